@@ -72,7 +72,7 @@ def posttrain(capfd: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture(scope="session")
-def turned_workspace(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_workspace(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace after two rounds; copy it to write to it."""
     root: Path = small_anywhere(tmp_path_factory.mktemp("cli"))()
     with pytest.raises(SystemExit, match="0"):
@@ -88,13 +88,13 @@ def tree() -> Tree:
     """``tree(folder)``: every file and link with its content, but for the database and the lock."""
 
     def found_in(root: Path) -> dict[str, str]:
-        found = {}
+        result = {}
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
-                found[name] = f"-> {os.readlink(path)}"
+                result[name] = f"-> {os.readlink(path)}"
             elif path.is_file() and not name.startswith((".posttrain/store.db", ".posttrain/lock")):
-                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return found
+                result[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return result
 
     return found_in

@@ -31,10 +31,10 @@ def newer_database(root: Path) -> None:
 @pytest.mark.parametrize("breaks", [newer_folder, newer_database])
 @pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["models", "rollback"], ["eval"]])
 def test_a_workspace_of_a_newer_version(
-    tree: Tree, turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, verb: list[str]
+    tree: Tree, finished_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, verb: list[str]
 ) -> None:
     root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
+    shutil.copytree(finished_workspace, root, symlinks=True)
     breaks(root)
     before = tree(root), (root / ".posttrain" / "store.db").read_bytes()
     assert "newer version" in posttrain(*verb, "-w", root).mistake
@@ -75,7 +75,7 @@ def refusing(code: int, after: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
-def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, turned_workspace: Path, after: int) -> None:
+def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, finished_workspace: Path, after: int) -> None:
     root = small()
     with refusing(errno.ENOSPC, after):
         ended = posttrain("run", "-w", root)
@@ -85,13 +85,13 @@ def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, turned_w
     assert list((root / ".posttrain" / "tmp").rglob("*")) == []
     assert posttrain("run", "-w", root).code == 0
     champions = [
-        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
+        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, finished_workspace)
     ]
     assert champions[0] == champions[1]
 
 
 def test_a_disk_that_is_really_full(
-    small: Any, posttrain: Call, turned_workspace: Path, tmp_path: Path, mount: Mount
+    small: Any, posttrain: Call, finished_workspace: Path, tmp_path: Path, mount: Mount
 ) -> None:
     """Growing by little and little, until the run gets through."""
     disk = tmp_path / "workspace"
@@ -116,16 +116,16 @@ def test_a_disk_that_is_really_full(
             assert mount(disk, "-o", f"remount,size={kilobytes}k")
     assert failures >= 2
     champions = [
-        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
+        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, finished_workspace)
     ]
     assert champions[0] == champions[1]
 
 
 @pytest.fixture
-def read_only(turned_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Path:
+def read_only(finished_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace that cannot be written to, by a mount, by its rights, or else by what the system says of it."""
     root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
+    shutil.copytree(finished_workspace, root, symlinks=True)
     if not (mount(root, "--bind", str(root)) and mount(root, "-o", "remount,ro,bind")):
         access = os.access
         monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))

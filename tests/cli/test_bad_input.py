@@ -217,7 +217,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (control_character, "posttrain.yaml: broken YAML: "),
     (yaml_not_utf8, "posttrain.yaml: is not UTF-8 text"),
 ]
-mistakes = pytest.mark.parametrize(("breaks", "says"), [pytest.param(*one, id=one[0].__name__) for one in MISTAKES])
+mistakes = pytest.mark.parametrize(("breaks", "says"), [pytest.param(*item, id=item[0].__name__) for item in MISTAKES])
 
 
 @mistakes
@@ -234,10 +234,10 @@ def test_at_the_first_run(tree: Tree, small: Any, posttrain: Call, breaks: Break
 
 @mistakes
 def test_in_a_later_round(
-    tree: Tree, small: Any, turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, says: str
+    tree: Tree, small: Any, finished_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, says: str
 ) -> None:
     root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
+    shutil.copytree(finished_workspace, root, symlinks=True)
     right = {path: path.read_bytes() for path in root.iterdir() if path.is_file()}
     breaks(root)
     before = tree(root)
@@ -251,7 +251,7 @@ def test_in_a_later_round(
 
 
 def test_once_mended_the_run_goes_on_as_if_nothing_had_been(
-    small: Any, turned_workspace: Path, posttrain: Call
+    small: Any, finished_workspace: Path, posttrain: Call
 ) -> None:
     root = small()
     right = {path: path.read_bytes() for path in root.iterdir()}
@@ -261,7 +261,7 @@ def test_once_mended_the_run_goes_on_as_if_nothing_had_been(
         for path, content in right.items():
             path.write_bytes(content)
     assert posttrain("run", "-w", root).code == 0
-    states = [posttrain("status", "-w", where, "--json").json for where in (root, turned_workspace)]
+    states = [posttrain("status", "-w", where, "--json").json for where in (root, finished_workspace)]
     assert states[0]["champion"]["id"] == states[1]["champion"]["id"]
 
 

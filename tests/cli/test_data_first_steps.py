@@ -53,9 +53,9 @@ def test_check_leaves_with_2_only_for_what_add_refuses(tmp_path: Path, posttrain
     checked = posttrain("data", "check", file, "-w", tmp_path)
     assert checked.code == 0
     assert checked.out.splitlines()[-1].startswith("`data add` takes the files")
-    assert [one["blocking"] for one in posttrain("data", "check", file, "-w", tmp_path, "--json").json["problems"]] == [
-        False
-    ]
+    assert [
+        entry["blocking"] for entry in posttrain("data", "check", file, "-w", tmp_path, "--json").json["problems"]
+    ] == [False]
 
 
 def test_files_that_are_not_there_are_problems_like_others(tmp_path: Path, posttrain: Call) -> None:

@@ -78,12 +78,12 @@ def built(built_once: Path, tmp_path: Path) -> Path:
 def test_add_prints_the_funnel_and_the_version(root: Path, posttrain: Call) -> None:
     printed = posttrain("data", "add", root / "first.jsonl", "--name", "support", "--note", "the first", "-w", root).out
     for line in (["read", "in", "62"], ["exact", "exact", "duplicate", "1"], ["minhash", "near", "duplicate", "1"]):
-        assert any(line == found.split() for found in printed.splitlines()), line
+        assert any(line == result.split() for result in printed.splitlines()), line
     assert "support@v1.0.0  dataset-" in printed
-    found = posttrain("data", "add", root / "more.jsonl", *INLINE, "--name", "support", "-w", root, "--json").json
-    assert found["version"] == "support@v1.1.0"
-    assert [source["name"] for source in found["sources"]] == ["first.jsonl", "more.jsonl"]
-    assert sum(found["counts"]["splits"].values()) == found["counts"]["records"]
+    result = posttrain("data", "add", root / "more.jsonl", *INLINE, "--name", "support", "-w", root, "--json").json
+    assert result["version"] == "support@v1.1.0"
+    assert [source["name"] for source in result["sources"]] == ["first.jsonl", "more.jsonl"]
+    assert sum(result["counts"]["splits"].values()) == result["counts"]["records"]
 
 
 def test_versions_are_listed_and_told(built: Path, posttrain: Call) -> None:
@@ -125,8 +125,8 @@ def test_rejections_are_listed_by_step_and_explained(built: Path, posttrain: Cal
 def test_a_change_of_content_is_part_of_the_story(root: Path, posttrain: Call) -> None:
     write(root / "raw.jsonl", [*messages(0, 20), {"text": "a\u00a0word   \r\nand more", "label": "fee"}])
     assert posttrain("data", "add", root / "raw.jsonl", "--name", "raw", "--step", "normalise", "-w", root).code == 0
-    found = posttrain("data", "show", "raw", "--limit", "30", "-w", root, "--json").json["records"]
-    (changed,) = [row for row in found if row["line"] == 21]
+    result = posttrain("data", "show", "raw", "--limit", "30", "-w", root, "--json").json["records"]
+    (changed,) = [row for row in result if row["line"] == 21]
     assert changed["prompt"][0]["content"] == "a word\nand more"
     (story,) = posttrain("data", "why", changed["id"], "-w", root, "--json").json
     assert story["events"][0]["what"] == "read from raw.jsonl:21"
@@ -139,11 +139,11 @@ def test_what_was_cut_out_of_a_record_is_part_of_its_story(root: Path, posttrain
     data = {**CONFIG["data"], "steps": [{"substring": {"length": 12}}], "splits": None}
     (root / "posttrain.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}), encoding="utf-8")
     assert posttrain("data", "add", root / "runs.jsonl", "--name", "runs", "-w", root).code == 0
-    found = posttrain("data", "show", "runs", "--limit", "30", "-w", root, "--json").json["records"]
-    (cut,) = [row for row in found if row["line"] == 22]
+    result = posttrain("data", "show", "runs", "--limit", "30", "-w", root, "--json").json["records"]
+    (cut,) = [row for row in result if row["line"] == 22]
     assert cut["prompt"][0]["content"] == "Hello! Goodbye now."
-    told = f"words 2 to 17 of the prompt (16 words, `{' '.join(run.split()[:6])} …`) stand at runs.jsonl:21"
-    assert f"repeated_at {told}" in posttrain("data", "why", cut["id"], "-w", root).out
+    reported = f"words 2 to 17 of the prompt (16 words, `{' '.join(run.split()[:6])} …`) stand at runs.jsonl:21"
+    assert f"repeated_at {reported}" in posttrain("data", "why", cut["id"], "-w", root).out
 
 
 def test_versions_are_compared(built: Path, posttrain: Call) -> None:
@@ -157,8 +157,8 @@ def test_versions_are_compared(built: Path, posttrain: Call) -> None:
 def test_a_version_is_exported_and_read_back(built: Path, posttrain: Call) -> None:
     count = posttrain("data", "show", "support", "-w", built, "--json").json["counts"]["splits"]
     for name in ("out.jsonl", "out.parquet", "out.csv", "folder"):
-        said = posttrain("data", "export", "support", built / name, "--split", "train", "-w", built).out
-        assert said == f"wrote {count['train']} records to {built / name}\n"
+        output = posttrain("data", "export", "support", built / name, "--split", "train", "-w", built).out
+        assert output == f"wrote {count['train']} records to {built / name}\n"
         assert posttrain("data", "check", built / name).code == 0
     assert posttrain("data", "export", "support", built / "both", "-w", built).code == 0
     assert sorted(path.name for path in (built / "both").iterdir()) == ["dataset_dict.json", "test", "train"]
@@ -172,11 +172,11 @@ def test_old_versions_are_given_back(built: Path, posttrain: Call) -> None:
         posttrain("data", "add", built / "more.jsonl", *INLINE, "--name", "support", "--fresh", "-w", built).code == 0
     )
     before = posttrain("data", "show", "support", "-w", built, "--json").json
-    said = posttrain("data", "gc", "--keep", "1", "--dry-run", "-w", built, "--json").json
-    assert said["versions"] == ["support@v1.0.0", "support@v1.1.0"]
-    assert said["bytes"] > 0
+    output = posttrain("data", "gc", "--keep", "1", "--dry-run", "-w", built, "--json").json
+    assert output["versions"] == ["support@v1.0.0", "support@v1.1.0"]
+    assert output["bytes"] > 0
     assert len(posttrain("data", "list", "-w", built, "--json").json) == 3
-    assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json == said
+    assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json == output
     assert posttrain("data", "show", "support", "-w", built, "--json").json == before
     assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json["artifacts"] == []
     assert posttrain("data", "add", built / "first.jsonl", *INLINE, "--name", "support", "-w", built).code == 0
@@ -186,9 +186,9 @@ def test_a_report_of_one_version_and_of_two(built: Path, posttrain: Call) -> Non
     page = built / "report.html"
     assert posttrain("data", "report", "support", page, "--since", "support@v1.0.0", "-w", built).code == 0
     assert "support@v1.0.0" in page.read_text(encoding="utf-8")
-    found = posttrain("data", "report", "support@v1.0.0", "-w", built, "--json").json
-    assert found["drift"] is None
-    assert found["profile"]["records"] > 0
+    result = posttrain("data", "report", "support@v1.0.0", "-w", built, "--json").json
+    assert result["drift"] is None
+    assert result["profile"]["records"] > 0
 
 
 def test_a_version_trains(built: Path, posttrain: Call) -> None:
@@ -328,8 +328,8 @@ def test_a_column_that_is_missing_everywhere_is_said_once(tmp_path: Path, posttr
     (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     arguments = ("data", "check", tmp_path / "a.jsonl", "-w", tmp_path)
     printed = posttrain(*arguments).out
-    said = "a.jsonl:1: there is no column `user`; the columns are prompt, answer (the same in 39 more records)"
-    assert said in printed.splitlines()[0]
+    output = "a.jsonl:1: there is no column `user`; the columns are prompt, answer (the same in 39 more records)"
+    assert output in printed.splitlines()[0]
     assert len(printed.splitlines()) == 2, printed
     assert len(posttrain(*arguments, "--json").json["problems"]) == 40, "programs are told every line"
 

@@ -13,12 +13,12 @@ Call = Callable[..., Any]
 def own(small: Any, tmp_path: Path) -> Callable[..., Path]:
     """A CSV file of labelled messages whose columns have other names."""
 
-    def made(name: str = "own.csv", count: int = 168, columns: tuple[str, str] = ("message", "category")) -> Path:
+    def write_file(name: str = "own.csv", count: int = 168, columns: tuple[str, str] = ("message", "category")) -> Path:
         rows = [dict(zip(columns, row.values(), strict=True)) for row in small.rows()[:count]]
         small.write(tmp_path / name, rows, columns)
         return tmp_path / name
 
-    return made
+    return write_file
 
 
 def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_a_file_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("verb", [["init"], ["demo", "--quick", "--dir"]])
-@pytest.mark.parametrize("place", ["taken", "taken/below"])
-def test_a_file_where_a_folder_is_to_be_made(posttrain: Call, tmp_path: Path, verb: list[str], place: str) -> None:
+@pytest.mark.parametrize("location", ["taken", "taken/below"])
+def test_a_file_where_a_folder_is_to_be_made(posttrain: Call, tmp_path: Path, verb: list[str], location: str) -> None:
     (tmp_path / "taken").write_text("mine")
-    line = posttrain(*verb, tmp_path / place).mistake
-    assert line == f"{tmp_path / place}: a file has the folder's path; name another folder"
+    line = posttrain(*verb, tmp_path / location).mistake
+    assert line == f"{tmp_path / location}: a file has the folder's path; name another folder"
     assert (tmp_path / "taken").read_text() == "mine"

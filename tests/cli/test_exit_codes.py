@@ -58,19 +58,19 @@ def test_a_wrong_call(posttrain: Call, arguments: list[str], says: str) -> None:
 )
 def test_a_wrong_argument(
     posttrain: Call,
-    turned_workspace: Path,
+    finished_workspace: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert says in posttrain(*arguments, "-w", turned_workspace).mistake
+    assert says in posttrain(*arguments, "-w", finished_workspace).mistake
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_export_writes_over_nothing(posttrain: Call, turned_workspace: Path, tmp_path: Path) -> None:
-    assert "exists already" in posttrain("models", "export", "champion", tmp_path, "-w", turned_workspace).mistake
+def test_models_export_writes_over_nothing(posttrain: Call, finished_workspace: Path, tmp_path: Path) -> None:
+    assert "exists already" in posttrain("models", "export", "champion", tmp_path, "-w", finished_workspace).mistake
 
 
 @pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["config", "check"]])

@@ -31,25 +31,25 @@ def test_feedback_reaches_the_loops_sets_under_its_columns(small: Any, posttrain
     gather(root)
     added = posttrain("data", "add", "--inbox", "-w", root)
     assert added.code == 0, added
-    found = {path.parent.name: path for path in (root / "data").rglob("*.jsonl")}
-    assert set(found) == {"pool", "labelled"}
+    actual = {path.parent.name: path for path in (root / "data").rglob("*.jsonl")}
+    assert set(actual) == {"pool", "labelled"}
     rows = [
         json.loads(line)
         for path in sorted((root / "data").rglob("*.jsonl"))
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    told = {(row["text"], row["label"]) for row in rows}
-    assert told == {("is it here", "yes"), ("where is it", "at home"), ("what is it", None)}
-    assert posttrain("data", "check", *found.values(), "-w", root).code == 0
+    records = {(row["text"], row["label"]) for row in rows}
+    assert records == {("is it here", "yes"), ("where is it", "at home"), ("what is it", None)}
+    assert posttrain("data", "check", *actual.values(), "-w", root).code == 0
     assert posttrain("data", "add", "--inbox", "-w", root).out == "", "nothing is taken twice"
 
 
 def test_feedback_grows_a_version(tmp_path: Path, posttrain: Call) -> None:
     (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump({"model": "tiny", "data": {"steps": ["exact"]}}))
     gather(tmp_path)
-    found = posttrain("data", "add", "--inbox", "--name", "feedback", "-w", tmp_path, "--json").json
-    assert found["counts"]["records"] == 3
-    assert {row["name"].split("-")[-1] for row in found["sources"]} == {
+    actual = posttrain("data", "add", "--inbox", "--name", "feedback", "-w", tmp_path, "--json").json
+    assert actual["counts"]["records"] == 3
+    assert {row["name"].split("-")[-1] for row in actual["sources"]} == {
         "labelled.jsonl",
         "preferences.jsonl",
         "pool.jsonl",
@@ -84,7 +84,7 @@ def test_an_answer_outside_the_label_set_is_set_aside_alone(closed: Path, posttr
     [row] = [json.loads(line) for line in aside.read_text().splitlines()]
     assert (row["meta"]["feedback"]["id"], row["reason"][:15]) == ("d", "label `perhaps`")
     kept = [json.loads(line) for path in (closed / "data").rglob("*.jsonl") for line in path.read_text().splitlines()]
-    assert sorted(one["meta"]["feedback"]["id"] for one in kept) == ["a", "b"]
+    assert sorted(entry["meta"]["feedback"]["id"] for entry in kept) == ["a", "b"]
 
 
 def test_feedback_needs_no_config(tmp_path: Path, posttrain: Call) -> None:

@@ -60,22 +60,24 @@ def answers(tmp_path: Path) -> Path:
 def test_the_packaged_model(bones: Path, posttrain: Call) -> None:
     ended = posttrain("plan", "--model", "smollm2-135m", *FIXED)
     assert ended.code == 0, ended
-    for said in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
-        assert said in ended.out
-    found = posttrain("plan", "--model", bones, *FIXED, "--json").json
-    assert sum(found["memory"]["parts"].values()) == found["memory"]["total"] == max(found["memory"]["phases"].values())
-    assert found["memory"]["parts"]["parameters"] == 2 * 134_515_008
-    assert found["memory"]["parts"]["optimiser state"] == 8 * 134_515_008
-    assert not found["memory"]["fits"]
+    for phrase in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
+        assert phrase in ended.out
+    result = posttrain("plan", "--model", bones, *FIXED, "--json").json
+    assert (
+        sum(result["memory"]["parts"].values()) == result["memory"]["total"] == max(result["memory"]["phases"].values())
+    )
+    assert result["memory"]["parts"]["parameters"] == 2 * 134_515_008
+    assert result["memory"]["parts"]["optimiser state"] == 8 * 134_515_008
+    assert not result["memory"]["fits"]
     assert "DOES NOT FIT" in ended.out
-    work = found["work"]
+    work = result["work"]
     assert work["seconds"] == pytest.approx(work["flops"] / (1e12 * 0.3))
     assert work["tokens"] == 16 * 1024
 
 
 def test_settings_change_the_plan(bones: Path, posttrain: Call) -> None:
     def total(*settings: str) -> int:
-        options = [part for one in settings for part in ("--set", one)]
+        options = [part for entry in settings for part in ("--set", entry)]
         ended = posttrain("plan", "--model", bones, *FIXED, "--json", *options)
         assert ended.code == 0, ended
         return int(ended.json["memory"]["total"])
@@ -117,11 +119,11 @@ def test_auto_is_what_training_takes(
     monkeypatch.setattr(token_budget, "process_bytes", lambda: 0)
     monkeypatch.setattr(token_budget, "available_bytes", lambda device: int(memory * 2**30))
     options = ("--data", answers, "--set", "train.batch_size=64", "--device", "cpu", "--peak", "1", "--json")
-    found = posttrain("plan", "--model", tiny_model, *options, "--device-memory", str(memory)).json
+    result = posttrain("plan", "--model", tiny_model, *options, "--device-memory", str(memory)).json
     lm: Any = SimpleNamespace(model=AutoModelForCausalLM.from_pretrained(tiny_model), device=torch.device("cpu"))
     longest = 15 * 8 + 3 + 10
     config = token_budget.resolve_token_budget(TrainConfig(batch_size=64), lm, longest, tmp_path / "scratch")
-    assert found["micro_batch"]["budget"] == config.micro_batch_tokens
+    assert result["micro_batch"]["budget"] == config.micro_batch_tokens
 
 
 def test_the_stage_that_needs_the_most_is_planned_for(
@@ -132,20 +134,20 @@ def test_the_stage_that_needs_the_most_is_planned_for(
     def plan(stages: str, *options: str) -> dict[str, Any]:
         ended = posttrain("plan", "--model", bones, *FIXED, "--json", "--set", f"train.stages={stages}", *options)
         assert ended.code == 0, ended
-        found: dict[str, Any] = ended.json
-        return found
+        result: dict[str, Any] = ended.json
+        return result
 
     short, long = "{steps: 30, max_length: 64}", "{steps: 10, max_length: 512}"
     alone = [plan(f"[{stage}]") for stage in (short, long)]
-    found = plan(f"[{short}, {long}, {short}]")
-    totals = [one["memory"]["total"] for one in alone]
-    assert found["memory"]["stages"] == [totals[0], totals[1], totals[0]]
-    assert (found["memory"]["stage"], found["memory"]["total"]) == (1, totals[1])
+    result = plan(f"[{short}, {long}, {short}]")
+    totals = [entry["memory"]["total"] for entry in alone]
+    assert result["memory"]["stages"] == [totals[0], totals[1], totals[0]]
+    assert (result["memory"]["stage"], result["memory"]["total"]) == (1, totals[1])
     assert totals[1] > totals[0]
-    assert found["micro_batch"] == alone[1]["micro_batch"]
-    assert found["work"]["steps"] == 70
+    assert result["micro_batch"] == alone[1]["micro_batch"]
+    assert result["work"]["steps"] == 70
     work = 60 * alone[0]["work"]["flops"] + 10 * alone[1]["work"]["flops"]
-    assert found["work"]["flops"] * 70 == pytest.approx(work)
+    assert result["work"]["flops"] * 70 == pytest.approx(work)
     ended = posttrain("plan", "--model", bones, *FIXED, "--set", f"train.stages=[{short}, {long}]")
     assert "of 2 stages, train.stages.1 needs the most" in ended.out
     assert plan("[]")["memory"]["stage"] is None
@@ -198,21 +200,21 @@ def test_pairs_that_are_taken_apart(tmp_path: Path, posttrain: Call) -> None:
 
 
 def test_another_machine(bones: Path, posttrain: Call) -> None:
-    found = posttrain(
+    result = posttrain(
         "plan", "--model", bones, "--device", "cuda", "--device-memory", "80", "--peak", "400", "--json"
     ).json
-    assert found["memory"]["available"] == 80 * 2**30
-    assert "process" not in found["memory"]["parts"]
-    assert found["memory"]["host"] == 12 * 134_515_008  # what checkpoints are written from
-    assert found["micro_batch"]["auto"] == 32768
+    assert result["memory"]["available"] == 80 * 2**30
+    assert "process" not in result["memory"]["parts"]
+    assert result["memory"]["host"] == 12 * 134_515_008  # what checkpoints are written from
+    assert result["micro_batch"]["auto"] == 32768
     small = posttrain("plan", "--model", bones, *GIVEN[:3], "3", "--json").json
     assert small["micro_batch"]["auto"] is None or small["micro_batch"]["auto"] < 4096
 
 
 def test_this_machine(posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = posttrain("plan", "--model", "tiny", "--peak", "0.1", "--json").json
-    assert found["memory"]["available"] > found["memory"]["parts"]["process"] > 10**7
-    assert found["memory"]["fits"]
+    result = posttrain("plan", "--model", "tiny", "--peak", "0.1", "--json").json
+    assert result["memory"]["available"] > result["memory"]["parts"]["process"] > 10**7
+    assert result["memory"]["fits"]
 
 
 @pytest.mark.parametrize(

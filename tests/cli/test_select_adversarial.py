@@ -22,25 +22,27 @@ LOOSE = ["--similarity", "0.2", "--swaps", "6", "--n", "2", "--budget", "2000"]
 
 
 @pytest.fixture
-def turned(turned_workspace: Path, tmp_path: Path) -> Path:
-    root = tmp_path / "turned"
-    shutil.copytree(turned_workspace, root, symlinks=True)
+def root_copy(finished_workspace: Path, tmp_path: Path) -> Path:
+    root = tmp_path / "copy"
+    shutil.copytree(finished_workspace, root, symlinks=True)
     return root
 
 
-def test_the_written_file_fools_the_model_again(turned: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "adversarial.jsonl"
-    command = ["select", "adversarial", "-w", turned, *LOOSE, "--out", out]
-    found = posttrain(*command, "--json").json
-    assert found["counts"]["kept"] == len(found["examples"]) > 0
-    config = load_config(turned)
+    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--out", out]
+    result = posttrain(*command, "--json").json
+    assert result["counts"]["kept"] == len(result["examples"]) > 0
+    config = load_config(root_copy)
     records = concat(list(read(out, config.data.columns)))
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    lm = load_language_model((turned / ".posttrain" / "champion").resolve(), config.task)
+    lm = load_language_model((root_copy / ".posttrain" / "champion").resolve(), config.task)
     labels = config.task.label_set
     rows = records.to_pylist()
     scores = label_scores(lm, [record_turns(row) for row in rows], labels).log_probabilities
-    embedded = Embedder.load("minilm").embed([line["text"] for line in lines] + [one["original_text"] for one in lines])
+    embedded = Embedder.load("minilm").embed(
+        [line["text"] for line in lines] + [entry["original_text"] for entry in lines]
+    )
     for row, (record, line) in enumerate(zip(rows, lines, strict=True)):
         assert labels[scores[row].argmax()] == line["answer_after"] != line["answer_before"]
         assert record["completion"] == line["label"] == line["answer_before"]
@@ -49,30 +51,30 @@ def test_the_written_file_fools_the_model_again(turned: Path, posttrain: Call, t
         assert embedded[row] @ embedded[len(lines) + row] == pytest.approx(line["similarity"], abs=1e-3)
         assert line["similarity"] >= 0.2
     assert "the file exists already" in posttrain(*command).mistake
-    assert posttrain("data", "add", out, "-w", turned).code == 0
-    assert posttrain("data", "add", out, "--to", "labelled", "-w", turned).code == 0
-    assert posttrain("config", "check", "-w", turned).code == 0
+    assert posttrain("data", "add", out, "-w", root_copy).code == 0
+    assert posttrain("data", "add", out, "--to", "labelled", "-w", root_copy).code == 0
+    assert posttrain("config", "check", "-w", root_copy).code == 0
 
 
-def test_records_that_models_are_measured_on_are_taken_only_when_asked_for(turned: Path, posttrain: Call) -> None:
-    command = ["select", "adversarial", "-w", turned, *LOOSE, "--method", "fgsm"]
-    assert "no labelled records to start from" in posttrain(*command, "--records", turned / "test.csv").mistake
-    said = posttrain(*command, "--suite", "test")
-    assert said.code == 0
-    assert "train on none" in said.out or "0 kept" in said.out
+def test_records_that_models_are_measured_on_are_taken_only_when_asked_for(root_copy: Path, posttrain: Call) -> None:
+    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "fgsm"]
+    assert "no labelled records to start from" in posttrain(*command, "--records", root_copy / "test.csv").mistake
+    output = posttrain(*command, "--suite", "test")
+    assert output.code == 0
+    assert "train on none" in output.out or "0 kept" in output.out
 
 
-def test_it_says_what_its_examples_are_for(turned: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_it_says_what_its_examples_are_for(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
-    command = ["select", "adversarial", "-w", turned, *LOOSE, "--method", "hotflip"]
-    said = posttrain(*command, "--records", turned / "answers.csv", "--out", out)
-    assert f"to learn from them with the old answers: posttrain data add {out} --to labelled" in said.out
-    assert "records were left out: models are measured on them" in said.out
+    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "hotflip"]
+    output = posttrain(*command, "--records", root_copy / "answers.csv", "--out", out)
+    assert f"to learn from them with the old answers: posttrain data add {out} --to labelled" in output.out
+    assert "records were left out: models are measured on them" in output.out
 
 
-def test_mistakes_end_in_one_line(small: Any, turned: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line(small: Any, root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     def mistake(*arguments: object) -> str:
-        return str(posttrain("select", "adversarial", "-w", turned, *arguments).mistake)
+        return str(posttrain("select", "adversarial", "-w", root_copy, *arguments).mistake)
 
     assert "no method `hotflp`; did you mean `hotflip`?" in mistake("--method", "hotflp")
     assert "--n" in mistake("--n", "0")

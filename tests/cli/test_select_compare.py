@@ -14,13 +14,13 @@ def test_on_a_file(small: Any, posttrain: Call, tmp_path: Path) -> None:
     answers = small() / "answers.csv"
     command = ["select", "compare", answers, "--column", "prompt=text", "--column", "completion=label"]
     settings = ["--strategies", "margin,facility_location", "--seeds", "3", "--batch", "8", "--labels", "24"]
-    found = posttrain(*command, *settings, "--json").json
-    assert found["counts"] == [8, 16, 24]
-    assert {one["strategy"] for one in found["summaries"]} == {"random", "margin", "facility_location"}
-    assert found["summaries"] == sorted(found["summaries"], key=lambda one: -one["area"])
-    said = posttrain(*command, *settings).out
-    assert "facility_location" in said
-    assert found["advice"] in " ".join(said.split())
+    result = posttrain(*command, *settings, "--json").json
+    assert result["counts"] == [8, 16, 24]
+    assert {entry["strategy"] for entry in result["summaries"]} == {"random", "margin", "facility_location"}
+    assert result["summaries"] == sorted(result["summaries"], key=lambda entry: -entry["area"])
+    output = posttrain(*command, *settings).out
+    assert "facility_location" in output
+    assert result["advice"] in " ".join(output.split())
 
 
 def test_on_what_the_loop_has_labelled(small: Any, posttrain: Call) -> None:

@@ -33,22 +33,22 @@ def taught(request: Any, small_anywhere: Any, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def turned_copy(turned_workspace: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(turned_workspace, tmp_path / "copy", symlinks=True))
+def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True))
 
 
 @pytest.fixture
 def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]:
     """``records(workspace, round, set)``: what the round's pool, test or dataset holds."""
 
-    def found(root: Path, round: int, name: str) -> list[dict[str, Any]]:
+    def read_records(root: Path, round: int, name: str) -> list[dict[str, Any]]:
         id = posttrain("show", str(round), "-w", root, "--json").json["detail"][name]
         rows: list[dict[str, Any]] = parquet.read_table(
             root / ".posttrain" / "artifacts" / id / "records.parquet"
         ).to_pylist()
         return rows
 
-    return found
+    return read_records
 
 
 @pytest.mark.parametrize("method", ["ekfac", "conjugate_gradient", "less"])
@@ -57,72 +57,74 @@ def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
 ) -> None:
     asked = next(row for row in records(taught, 1, "test") if row["prompt"][0]["content"] == ODD)
     command = ["select", "explain", "-w", taught, "--method", method]
-    found = posttrain(*command, asked["id"], "--json").json
-    assert found["kind"] == "evaluated"
-    assert found["prediction"]["expected"] == "loan"
-    side = "towards" if found["prediction"]["predicted"] == "loan" else "against"
-    assert found[side][0]["input"] == f"{ODD} today"
-    assert found["looked_at"] == found["training"] == 31
-    said = posttrain(*command, asked["id"][:10]).out
-    assert f"the champion answers `{found['prediction']['predicted']}`" in said
-    assert f"{ODD} today" in said
-    assert found["parameters"] in said
+    result = posttrain(*command, asked["id"], "--json").json
+    assert result["kind"] == "evaluated"
+    assert result["prediction"]["expected"] == "loan"
+    side = "towards" if result["prediction"]["predicted"] == "loan" else "against"
+    assert result[side][0]["input"] == f"{ODD} today"
+    assert result["looked_at"] == result["training"] == 31
+    output = posttrain(*command, asked["id"][:10]).out
+    assert f"the champion answers `{result['prediction']['predicted']}`" in output
+    assert f"{ODD} today" in output
+    assert result["parameters"] in output
 
 
 def test_few_are_looked_at_when_told_the_likest(taught: Path, posttrain: Call, records: Any) -> None:
     asked = next(row for row in records(taught, 1, "test") if row["prompt"][0]["content"] == ODD)
     command = ["select", "explain", "-w", taught, asked["id"], "--method", "tracin", "--among", "4", "--n", "4"]
-    found = posttrain(*command, "--json").json
-    named = found["towards"] + found["against"]
-    assert found["looked_at"] == len(named) == 4
+    result = posttrain(*command, "--json").json
+    named = result["towards"] + result["against"]
+    assert result["looked_at"] == len(named) == 4
     assert f"{ODD} today" in {row["input"] for row in named}
     assert sum(abs(row["share"]) for row in named) == pytest.approx(1)
 
 
-def test_a_record_of_the_training_set(turned_copy: Path, posttrain: Call, records: Any) -> None:
-    rows = records(turned_copy, 2, "dataset")
+def test_a_record_of_the_training_set(finished_copy: Path, posttrain: Call, records: Any) -> None:
+    rows = records(finished_copy, 2, "dataset")
     first, last = (
-        posttrain("select", "explain", "-w", turned_copy, row["id"], "--json").json for row in rows[:: len(rows) - 1]
+        posttrain("select", "explain", "-w", finished_copy, row["id"], "--json").json for row in rows[:: len(rows) - 1]
     )
-    for found, row, round in ((first, rows[0], 1), (last, rows[-1], 2)):
-        assert found["kind"] == "training"
-        assert found["since"] == round
-        assert found["labelled_by"]["annotator"] == "oracle"
-        assert found["labelled_by"]["round"] == round
-        told = found["rounds"][-1]
-        assert told["round"] == round
-        assert told["labelled"]["label"] == row["completion"]
-        assert told["chosen"]["rank"] in range(1, 13)
+    for result, row, round in ((first, rows[0], 1), (last, rows[-1], 2)):
+        assert result["kind"] == "training"
+        assert result["since"] == round
+        assert result["labelled_by"]["annotator"] == "oracle"
+        assert result["labelled_by"]["round"] == round
+        recorded = result["rounds"][-1]
+        assert recorded["round"] == round
+        assert recorded["labelled"]["label"] == row["completion"]
+        assert recorded["chosen"]["rank"] in range(1, 13)
     assert first["rounds"][0]["chosen"]["reason"] == "cold_start"
     assert last["rounds"][0]["chosen"] is None
-    assert "labelled `" in posttrain("select", "explain", "-w", turned_copy, rows[0]["id"]).out
+    assert "labelled `" in posttrain("select", "explain", "-w", finished_copy, rows[0]["id"]).out
 
 
-def test_a_record_of_the_pool(turned_copy: Path, posttrain: Call, records: Any) -> None:
-    learned = {row["input_id"] for row in records(turned_copy, 2, "dataset")}
-    row = next(row for row in records(turned_copy, 2, "pool") if row["input_id"] not in learned)
-    found = posttrain("select", "explain", "-w", turned_copy, row["id"], "--json").json
-    assert found["kind"] == "pool"
-    assert [told["round"] for told in found["rounds"]] == [1, 2]
-    assert [told["chosen"] for told in found["rounds"]] == [None, None]
-    detail = posttrain("show", "2", "-w", turned_copy, "--json").json["detail"]
-    table = parquet.read_table(turned_copy / ".posttrain" / "artifacts" / detail["scores"] / "scores.parquet")
-    scores = next(one for one in table.to_pylist() if one["id"] == row["id"])
-    assert found["rounds"][1]["scores"]["entropy"] == scores["entropy"]
-    assert found["rounds"][1]["scores"]["predicted"] == scores["predicted"]
-    near = [one["similarity"] for one in found["nearest"]]
+def test_a_record_of_the_pool(finished_copy: Path, posttrain: Call, records: Any) -> None:
+    learned = {row["input_id"] for row in records(finished_copy, 2, "dataset")}
+    row = next(row for row in records(finished_copy, 2, "pool") if row["input_id"] not in learned)
+    result = posttrain("select", "explain", "-w", finished_copy, row["id"], "--json").json
+    assert result["kind"] == "pool"
+    assert [recorded["round"] for recorded in result["rounds"]] == [1, 2]
+    assert [recorded["chosen"] for recorded in result["rounds"]] == [None, None]
+    detail = posttrain("show", "2", "-w", finished_copy, "--json").json["detail"]
+    table = parquet.read_table(finished_copy / ".posttrain" / "artifacts" / detail["scores"] / "scores.parquet")
+    scores = next(entry for entry in table.to_pylist() if entry["id"] == row["id"])
+    assert result["rounds"][1]["scores"]["entropy"] == scores["entropy"]
+    assert result["rounds"][1]["scores"]["predicted"] == scores["predicted"]
+    near = [entry["similarity"] for entry in result["nearest"]]
     assert len(near) == 5
     assert near == sorted(near, reverse=True)
-    assert {one["id"] for one in found["nearest"]} <= {one["id"] for one in records(turned_copy, 2, "dataset")}
-    assert "labelled records nearest to it" in posttrain("select", "explain", "-w", turned_copy, row["id"]).out
+    assert {entry["id"] for entry in result["nearest"]} <= {
+        entry["id"] for entry in records(finished_copy, 2, "dataset")
+    }
+    assert "labelled records nearest to it" in posttrain("select", "explain", "-w", finished_copy, row["id"]).out
 
 
-def test_mistakes_end_in_one_line(turned_copy: Path, small: Any, posttrain: Call, records: Any) -> None:
-    def explain(*arguments: str, root: Path = turned_copy) -> str:
+def test_mistakes_end_in_one_line(finished_copy: Path, small: Any, posttrain: Call, records: Any) -> None:
+    def explain(*arguments: str, root: Path = finished_copy) -> str:
         mistake: str = posttrain("select", "explain", "-w", root, *arguments).mistake
         return mistake
 
-    ids = sorted(row["id"] for row in records(turned_copy, 2, "pool"))
+    ids = sorted(row["id"] for row in records(finished_copy, 2, "pool"))
     assert "no record here is called `ffffffff0000`" in explain("ffffffff0000")
     assert "is too short" in explain(ids[0][:3])
     assert "no method `ekfack`; did you mean `ekfac`?" in explain(ids[0], "--method", "ekfack")
@@ -134,11 +136,11 @@ def test_mistakes_end_in_one_line(turned_copy: Path, small: Any, posttrain: Call
 
 
 def test_a_beginning_that_names_several_is_refused(
-    turned_copy: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
+    finished_copy: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posttrain.inspect.explanation._MIN_PREFIX", 1)
-    said = [posttrain("select", "explain", "-w", turned_copy, digit) for digit in "0123456789abcdef"]
-    assert any("could be records of" in one.mistake for one in said if one.code == 2)
+    output = [posttrain("select", "explain", "-w", finished_copy, digit) for digit in "0123456789abcdef"]
+    assert any("could be records of" in entry.mistake for entry in output if entry.code == 2)
 
 
 def test_the_mean_eigenvalue_is_the_trace_over_the_size() -> None:

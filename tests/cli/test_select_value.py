@@ -22,8 +22,8 @@ COLUMNS = ["--column", "prompt=text", "--column", "completion=label"]
 
 
 @pytest.fixture
-def turned_copy(turned_workspace: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(turned_workspace, tmp_path / "copy", symlinks=True))
+def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True))
 
 
 def test_planted_wrong_labels_are_the_worst(small: Any, posttrain: Call, tmp_path: Path) -> None:
@@ -33,18 +33,18 @@ def test_planted_wrong_labels_are_the_worst(small: Any, posttrain: Call, tmp_pat
         rows[row]["label"] = small.labels[(small.labels.index(rows[row]["label"]) + 1) % 4]
     small.write(tmp_path / "noisy.csv", rows)
     out = tmp_path / "values.csv"
-    found = posttrain("select", "value", tmp_path / "noisy.csv", *COLUMNS, "--worst", "5", "--out", out, "--json").json
-    assert {row["line"] - 2 for row in found["worst"]} == set(wrong)
-    assert all(row["weight"] < 0.1 for row in found["worst"])
-    assert sum(row["harmful"] for row in found["worst"]) >= 3
-    assert found["harmful"] == len([row for row in csv.DictReader(out.open()) if row["harmful"] == "true"])
+    result = posttrain("select", "value", tmp_path / "noisy.csv", *COLUMNS, "--worst", "5", "--out", out, "--json").json
+    assert {row["line"] - 2 for row in result["worst"]} == set(wrong)
+    assert all(row["weight"] < 0.1 for row in result["worst"])
+    assert sum(row["harmful"] for row in result["worst"]) >= 3
+    assert result["harmful"] == len([row for row in csv.DictReader(out.open()) if row["harmful"] == "true"])
     written = list(csv.DictReader(out.open()))
     assert len(written) == len(rows)
-    assert [row["id"] for row in written[:5]] == [row["id"] for row in found["worst"]]
-    assert "no test record" in found["advice"][0]
+    assert [row["id"] for row in written[:5]] == [row["id"] for row in result["worst"]]
+    assert "no test record" in result["advice"][0]
     # A file of values is data again, for a training that weighs its records.
     again = posttrain("select", "value", out, "--column", "prompt=input", "--column", "completion=label", "--json").json
-    assert again["worst"][0]["id"] == found["worst"][0]["id"]
+    assert again["worst"][0]["id"] == result["worst"][0]["id"]
 
 
 def test_sources_and_labels_have_a_value_each(small: Any, posttrain: Call, tmp_path: Path) -> None:
@@ -54,26 +54,26 @@ def test_sources_and_labels_have_a_value_each(small: Any, posttrain: Call, tmp_p
     small.write(tmp_path / "good.csv", rows[:84])
     small.write(tmp_path / "noise.csv", rows[84:])
     files = [tmp_path / "good.csv", tmp_path / "noise.csv"]
-    said = posttrain("select", "value", *files, *COLUMNS, "--by", "source", "--json").json
-    assert said["folds"] == 10
-    assert "measured on each of 10 parts of the records in turn" in said["advice"][0]
-    found = said["worst"]
-    assert [Path(row["name"]).name for row in found] == ["noise.csv", "good.csv"]
-    assert [row["records"] for row in found] == [84, 84]
-    assert found[1]["total"] == pytest.approx(84 * found[1]["value"])
+    output = posttrain("select", "value", *files, *COLUMNS, "--by", "source", "--json").json
+    assert output["folds"] == 10
+    assert "measured on each of 10 parts of the records in turn" in output["advice"][0]
+    result = output["worst"]
+    assert [Path(row["name"]).name for row in result] == ["noise.csv", "good.csv"]
+    assert [row["records"] for row in result] == [84, 84]
+    assert result[1]["total"] == pytest.approx(84 * result[1]["value"])
     labels = posttrain("select", "value", *files, *COLUMNS, "--by", "label", "--method", "data_oob", "--json").json
     assert {row["name"] for row in labels["worst"]} == set(small.labels)
 
 
-def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(turned_copy: Path, posttrain: Call) -> None:
-    command = ["select", "value", "-w", turned_copy, "--worst", "100", "--json"]
-    found = posttrain(*command).json
-    pools = {row["source"] for row in found["worst"]}
-    assert found["valued"] == len(found["worst"]) == 24
+def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(finished_copy: Path, posttrain: Call) -> None:
+    command = ["select", "value", "-w", finished_copy, "--worst", "100", "--json"]
+    result = posttrain(*command).json
+    pools = {row["source"] for row in result["worst"]}
+    assert result["valued"] == len(result["worst"]) == 24
     assert pools == {"pool.csv"}
-    before = set((turned_copy / ".posttrain" / "artifacts").iterdir())
-    assert posttrain(*command).json == found
-    assert set((turned_copy / ".posttrain" / "artifacts").iterdir()) == before
+    before = set((finished_copy / ".posttrain" / "artifacts").iterdir())
+    assert posttrain(*command).json == result
+    assert set((finished_copy / ".posttrain" / "artifacts").iterdir()) == before
 
 
 SLOW = ["--method", "tmc_shapley", "--draws", "500", "--folds", "3", "--worst", "100", "--json"]
@@ -108,12 +108,12 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_a_killed_call_goes_on_where_it_was(
-    turned_copy: Path, posttrain: Call, tmp_path: Path, written: list[Path]
+    finished_copy: Path, posttrain: Call, tmp_path: Path, written: list[Path]
 ) -> None:
-    other = Path(shutil.copytree(turned_copy, tmp_path / "other", symlinks=True))
-    scratch = turned_copy / ".posttrain" / "scratch"
-    kept = killed(["select", "value", "-w", str(turned_copy), *SLOW], scratch)
-    resumed = posttrain("select", "value", "-w", turned_copy, *SLOW).json
+    other = Path(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True))
+    scratch = finished_copy / ".posttrain" / "scratch"
+    kept = killed(["select", "value", "-w", str(finished_copy), *SLOW], scratch)
+    resumed = posttrain("select", "value", "-w", finished_copy, *SLOW).json
     assert written
     assert not kept & set(written)
     assert not list(scratch.rglob("*.block"))
@@ -135,20 +135,20 @@ def test_a_killed_call_on_files_goes_on_beside_its_output(
     assert (tmp_path / "values.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
-def test_what_does_harm_is_left_out_of_training_and_not_asked_again(turned_copy: Path, posttrain: Call) -> None:
+def test_what_does_harm_is_left_out_of_training_and_not_asked_again(finished_copy: Path, posttrain: Call) -> None:
     names = ["id", "input_id", "harmful"]
-    worst = posttrain("select", "value", "-w", turned_copy, "--json").json["worst"]
-    with (turned_copy / "values.csv").open("w", newline="") as file:
+    worst = posttrain("select", "value", "-w", finished_copy, "--json").json["worst"]
+    with (finished_copy / "values.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows({**{name: row[name] for name in names[:2]}, "harmful": at < 2} for at, row in enumerate(worst))
-    config = yaml.safe_load((turned_copy / "posttrain.yaml").read_text())
+    config = yaml.safe_load((finished_copy / "posttrain.yaml").read_text())
     config["data"]["steps"].insert(0, {"drop": {"file": "values.csv"}})
     config["rounds"] = 3
-    (turned_copy / "posttrain.yaml").write_text(yaml.safe_dump(config))
-    assert posttrain("run", "-w", turned_copy).code == 0
-    round_3 = posttrain("show", "3", "-w", turned_copy, "--json").json["detail"]
-    artifacts = turned_copy / ".posttrain" / "artifacts"
+    (finished_copy / "posttrain.yaml").write_text(yaml.safe_dump(config))
+    assert posttrain("run", "-w", finished_copy).code == 0
+    round_3 = posttrain("show", "3", "-w", finished_copy, "--json").json["detail"]
+    artifacts = finished_copy / ".posttrain" / "artifacts"
     dropped = {row["input_id"] for row in worst[:2]}
     train = parquet.read_table(artifacts / round_3["dataset"] / "records.parquet")
     assert len(train) == 24 - 2 + 12
@@ -156,13 +156,15 @@ def test_what_does_harm_is_left_out_of_training_and_not_asked_again(turned_copy:
     assert not dropped & set(
         parquet.read_table(artifacts / round_3["pool"] / "records.parquet")["input_id"].to_pylist()
     )
-    gone = parquet.read_table(artifacts / round_3["dataset"] / "rejected.parquet").to_pylist()
-    assert {(row["step"], row["reason"], row["input_id"]) for row in gone} == {("drop", "named", id) for id in dropped}
+    removed = parquet.read_table(artifacts / round_3["dataset"] / "rejected.parquet").to_pylist()
+    assert {(row["step"], row["reason"], row["input_id"]) for row in removed} == {
+        ("drop", "named", id) for id in dropped
+    }
     # Another content of the same file is other data.
-    text = (turned_copy / "values.csv").read_text().replace("True", "False")
-    (turned_copy / "values.csv").write_text(text)
-    assert posttrain("run", "-w", turned_copy, "--rounds", "4").code == 0
-    pool = posttrain("show", "4", "-w", turned_copy, "--json").json["detail"]["pool"]
+    text = (finished_copy / "values.csv").read_text().replace("True", "False")
+    (finished_copy / "values.csv").write_text(text)
+    assert posttrain("run", "-w", finished_copy, "--rounds", "4").code == 0
+    pool = posttrain("show", "4", "-w", finished_copy, "--json").json["detail"]["pool"]
     assert dropped <= set(parquet.read_table(artifacts / pool / "records.parquet")["input_id"].to_pylist())
 
 

@@ -42,13 +42,13 @@ def test_nothing_heavy_is_loaded(tmp_path: Path, statement: str) -> None:
 
 def _listed(group: Any, path: tuple[str, ...] = ()) -> list[Any]:
     """Every verb with the line that a list of verbs has of it, and itself."""
-    found = []
+    result = []
     for name, verb in group.verbs.items():
         command = group.load(name)
-        found.append(((*path, name), verb.help, command))
+        result.append(((*path, name), verb.help, command))
         if hasattr(command, "verbs"):
-            found += _listed(command, (*path, name))
-    return found
+            result += _listed(command, (*path, name))
+    return result
 
 
 def test_lists_say_what_verbs_say() -> None:

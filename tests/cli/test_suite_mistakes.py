@@ -23,7 +23,7 @@ BROKEN = {"scorer": "python", "function": "broken_for_this_test:score"}
 )
 def test_a_suite_that_cannot_be_measured(
     small: Any,
-    turned_workspace: Path,
+    finished_workspace: Path,
     posttrain: Call,
     tree: Tree,
     tmp_path: Path,
@@ -35,7 +35,7 @@ def test_a_suite_that_cannot_be_measured(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
+    shutil.copytree(finished_workspace, root, symlinks=True)
     small.configure(root, evaluate={"suites": {"test": {}, "extra": suite}})
     (root / "broken_for_this_test.py").write_text("limit = 3\nscore = undefined\n")
     before = tree(root)
@@ -44,11 +44,11 @@ def test_a_suite_that_cannot_be_measured(
 
 
 def test_a_function_of_the_workspace_measures(
-    small: Any, turned_workspace: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Any, finished_workspace: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
+    shutil.copytree(finished_workspace, root, symlinks=True)
     suite = {"scorer": "python", "function": "scores_in_the_workspace:length"}
     small.configure(root, evaluate={"suites": {"test": {}, "extra": suite}})
     (root / "scores_in_the_workspace.py").write_text("def length(answer, expected, prompt):\n    return len(answer)\n")

@@ -20,7 +20,7 @@ SMALL = ("--model", "tiny", "--set", "train.epochs=2", "--set", "train.batch_siz
 def answers(tmp_path: Path) -> Path:
     path = tmp_path / "answers.jsonl"
     rows = [("my card is gone", "card lost"), ("where is my money", "refund"), ("how do i top up", "top up")]
-    path.write_text("".join(json.dumps({"prompt": asked, "completion": said}) + "\n" for asked, said in rows))
+    path.write_text("".join(json.dumps({"prompt": asked, "completion": answer}) + "\n" for asked, answer in rows))
     return path
 
 
@@ -48,7 +48,7 @@ def test_a_profile_beside_the_model(answers: Path, tmp_path: Path, posttrain: Ca
     assert ended.code == 0, ended
     text = (out / "profile" / "profile.txt").read_text()
     assert "forward: linear layers" in text
-    assert "output head and loss" in text
+    assert "answer head and loss" in text
     assert "optimiser" in text
     assert text.splitlines()[0] in ended.err
     assert json.loads(gzip.decompress((out / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]

@@ -49,7 +49,7 @@ def test_a_reward(inspect: Callable[..., list[str]]) -> None:
     shown = inspect(PAIR, "--objective", "reward")
     assert ["trained" in line for line in shown] == [False] * 4
     assert ["tokens, read to its end for one reward " in line for line in shown] == [True, False, True, False]
-    assert shown[1::2] == [f"[context] <|user|>hi<|end|><|assistant|>{said}<|end|>" for said in ("good", "bad")]
+    assert shown[1::2] == [f"[context] <|user|>hi<|end|><|assistant|>{output}<|end|>" for output in ("good", "bad")]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,6 @@ def test_a_class(inspect: Callable[..., list[str]], prompt: str, shown: list[str
     """Of 8 tokens, one is left for what is predicted behind the text."""
     settings = ("--set", "task.labels=[greeting, other]", "--set", "train.max_length=8")
     row = {"prompt": prompt, "completion": "greeting"}
-    title, *found = inspect(row, "--objective", "classification", *settings)
+    title, *result = inspect(row, "--objective", "classification", *settings)
     assert f"  {len(prompt) + 3} tokens, read to its end for its class " in title
-    assert found == shown
+    assert result == shown

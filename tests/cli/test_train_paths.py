@@ -18,8 +18,8 @@ Call = Callable[..., Any]
 @pytest.fixture
 def places(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a config and all that it names, and the current folder beside it with the same names."""
-    for place, label in (("conf", "card"), ("here", "loan")):
-        folder = tmp_path / place
+    for parent, label in (("conf", "card"), ("here", "loan")):
+        folder = tmp_path / parent
         folder.mkdir()
         for model in ("student", "teacher"):
             shutil.copytree(tiny_model, folder / model)
@@ -39,15 +39,15 @@ def places(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_paths_of_a_config_are_relative_to_its_folder(places: Path) -> None:
     conf, here = places / "conf", places / "here"
-    found = read_settings(Path("../conf/config.yaml"), {}, [])
-    assert (found.model, found.data) == (str(conf / "student"), str(conf / "data.jsonl"))
-    assert found.train.distill.teacher == str(conf / "teacher")
-    assert found.task.labels == ["card", "other"]
+    result = read_settings(Path("../conf/config.yaml"), {}, [])
+    assert (result.model, result.data) == (str(conf / "student"), str(conf / "data.jsonl"))
+    assert result.train.distill.teacher == str(conf / "teacher")
+    assert result.task.labels == ["card", "other"]
     changes = ["train.distill={teacher: teacher}", "task.labels=labels.txt", "data=data.jsonl"]
-    found = read_settings(Path("../conf/config.yaml"), {"model": "student"}, changes)
-    assert (found.model, found.data) == (str(here / "student"), str(here / "data.jsonl"))
-    assert found.train.distill.teacher == str(here / "teacher")
-    assert found.task.labels == ["loan", "other"]
+    result = read_settings(Path("../conf/config.yaml"), {"model": "student"}, changes)
+    assert (result.model, result.data) == (str(here / "student"), str(here / "data.jsonl"))
+    assert result.train.distill.teacher == str(here / "teacher")
+    assert result.task.labels == ["loan", "other"]
 
 
 def test_who_is_wrong_is_named(places: Path, posttrain: Call) -> None:
@@ -60,8 +60,8 @@ def test_who_is_wrong_is_named(places: Path, posttrain: Call) -> None:
 
 def test_what_has_no_path_keeps_its_name(places: Path) -> None:
     for model, data in (("tiny", "train@v2"), ("smollm2-135m", "train"), ("somebody/something", "dataset-12ab")):
-        found = read_settings(Path("../conf/config.yaml"), {"model": model, "data": data}, ["train.objective=sft"])
-        assert (found.model, found.data) == (model, data)
+        result = read_settings(Path("../conf/config.yaml"), {"model": model, "data": data}, ["train.objective=sft"])
+        assert (result.model, result.data) == (model, data)
 
 
 def test_what_is_not_in_the_configs_folder_is_not_looked_for_elsewhere(places: Path, posttrain: Call) -> None:

@@ -146,8 +146,8 @@ def test_inspecting_stops_where_training_does(answers: Path, tiny_model: Path, t
     assert ended.out.splitlines()[-2] == "[trained] car"
 
 
-def test_a_dataset_version_of_a_workspace(turned_workspace: Path, tmp_path: Path, posttrain: Call) -> None:
-    ended = posttrain("train", *SMALL, "--data", "train", "-w", turned_workspace, "--out", tmp_path / "out")
+def test_a_dataset_version_of_a_workspace(finished_workspace: Path, tmp_path: Path, posttrain: Call) -> None:
+    ended = posttrain("train", *SMALL, "--data", "train", "-w", finished_workspace, "--out", tmp_path / "out")
     assert ended.code == 0, ended
     assert lines(tmp_path / "out")
 

@@ -20,9 +20,9 @@ Call = Callable[..., Any]
 
 
 @pytest.fixture
-def root(turned_workspace: Path, tmp_path: Path) -> Path:
+def root(finished_workspace: Path, tmp_path: Path) -> Path:
     """A workspace of one's own after two rounds."""
-    shutil.copytree(turned_workspace, tmp_path / "mine", symlinks=True)
+    shutil.copytree(finished_workspace, tmp_path / "mine", symlinks=True)
     return tmp_path / "mine"
 
 
@@ -72,9 +72,9 @@ def test_status(root: Path, posttrain: Call) -> None:
     assert state["champion"].keys() >= {"id", "round", "metrics"}
     assert all(entry.keys() >= {"round", "labels", "metrics", "decision", "seconds"} for entry in state["rounds"])
     assert (state["round"], state["waiting"]) == (2, None)
-    said = posttrain("status", "-w", root)
-    assert f"champion: {state['champion']['id']} of round 2, at " in said.out
-    assert said.err == ""
+    output = posttrain("status", "-w", root)
+    assert f"champion: {state['champion']['id']} of round 2, at " in output.out
+    assert output.err == ""
 
 
 def test_status_shows_the_score_of_a_function(small: Any, posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,20 +94,20 @@ def test_here_is_the_default(root: Path, posttrain: Call, monkeypatch: pytest.Mo
 def test_show(root: Path, posttrain: Call) -> None:
     champion = posttrain("show", "champion", "-w", root, "--json").json
     assert champion["kind"] == "model"
-    said = posttrain("show", "champion", "-w", root).out
-    assert "trained on 24 records" in said
+    output = posttrain("show", "champion", "-w", root).out
+    assert "trained on 24 records" in output
     record = champion["trained_on"]["records"][0]
-    assert record["id"] in said
-    found = posttrain("show", record["id"], "-w", root, "--json").json
-    assert champion["id"] in found["models"]
+    assert record["id"] in output
+    result = posttrain("show", record["id"], "-w", root, "--json").json
+    assert champion["id"] in result["models"]
     assert f"trained {champion['id']}" in posttrain("show", record["id"], "-w", root).out
     run = champion["runs"][0]["id"]
     assert posttrain("show", run, "-w", root, "--json").json["stage"] == "train"
     assert "stage: train" in posttrain("show", run, "-w", root).out
     assert posttrain("show", "2", "-w", root, "--json").json["number"] == 2
-    said = posttrain("show", "2", "-w", root).out
-    assert "holds: deploy: accuracy >= 0" in said
-    assert "gain in accuracy: " in said
+    output = posttrain("show", "2", "-w", root).out
+    assert "holds: deploy: accuracy >= 0" in output
+    assert "gain in accuracy: " in output
     assert posttrain("show", "train@v1", "-w", root, "--json").json["names"] == ["train@v1"]
     assert "made from" in posttrain("show", "train@v1", "-w", root).out
 
@@ -195,13 +195,13 @@ def test_data_check(posttrain: Call, tmp_path: Path, small: Any) -> None:
     assert posttrain("data", "check", root / "answers.csv", "-w", root).out == "no problem found\n"
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{"text": \n{"txt": "b"}\n{"text": "a"}\n')
-    said = posttrain("data", "check", bad, "-w", tmp_path)
-    assert said.code == 2
-    assert [line.split(": ")[0] for line in said.out.splitlines()[:-1]] == [f"{bad}:{line}" for line in (2, 3, 4)]
-    found = posttrain("data", "check", bad, "-w", tmp_path, "--json")
-    assert found.code == 2
-    assert [problem["line"] for problem in found.json["problems"]] == [2, 3, 4]
-    assert sum(found.json["counts"].values()) == 3
+    output = posttrain("data", "check", bad, "-w", tmp_path)
+    assert output.code == 2
+    assert [line.split(": ")[0] for line in output.out.splitlines()[:-1]] == [f"{bad}:{line}" for line in (2, 3, 4)]
+    result = posttrain("data", "check", bad, "-w", tmp_path, "--json")
+    assert result.code == 2
+    assert [problem["line"] for problem in result.json["problems"]] == [2, 3, 4]
+    assert sum(result.json["counts"].values()) == 3
 
 
 def test_answers_in_a_pool_are_hidden_and_need_not_fit(posttrain: Call, tmp_path: Path, small: Any) -> None:
@@ -278,8 +278,8 @@ def test_models(root: Path, posttrain: Call, tmp_path: Path) -> None:
     def champion() -> Any:
         return posttrain("status", "-w", root, "--json").json["champion"]["id"]
 
-    said = posttrain("models", "rollback", "-w", root, "--reason", "too slow")
-    assert said.out == f"champion: {by_round[1]}, at {root}/.posttrain/champion\n"
+    output = posttrain("models", "rollback", "-w", root, "--reason", "too slow")
+    assert output.out == f"champion: {by_round[1]}, at {root}/.posttrain/champion\n"
     assert champion() == by_round[1] == (root / ".posttrain" / "champion").resolve().name
     assert posttrain("models", "promote", by_round[2][:10], "-w", root).code == 0
     assert champion() == by_round[2]
@@ -296,10 +296,10 @@ def test_models(root: Path, posttrain: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", [None, "classify", "answer"])
 def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "new" / "place"
-    made = posttrain("init", root, *(["--template", template] if template else []))
-    assert made.code == 0
+    created = posttrain("init", root, *(["--template", template] if template else []))
+    assert created.code == 0
     files = "inputs.jsonl, test.jsonl" if template == "answer" else "labels.txt, inputs.csv, test.csv"
-    assert made.out == f"made {root}; put {files} in it as posttrain.yaml says, then: posttrain run -w {root}\n"
+    assert created.out == f"made {root}; put {files} in it as posttrain.yaml says, then: posttrain run -w {root}\n"
     text = (root / "posttrain.yaml").read_text()
     assert len(text.splitlines()) < 25
     assert "here already" in posttrain("init", root).mistake
@@ -313,25 +313,25 @@ def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch
 def test_version_and_help(posttrain: Call) -> None:
     assert posttrain("--version").out == f"{__version__}\n"
     verbs = ["demo", "init", "run", "status", "show", "report", "config", "data", "select", "label", "eval", "models"]
-    said = posttrain("--help")
-    assert said.code == 0
-    assert all(re.search(rf"\b{verb}\b", said.out) for verb in verbs)
+    output = posttrain("--help")
+    assert output.code == 0
+    assert all(re.search(rf"\b{verb}\b", output.out) for verb in verbs)
     for verb in verbs:
         assert posttrain(verb, "--help").code == 0
     for words in ((), ("config",), ("data",), ("label",), ("models",)):
-        said = posttrain(*words)
-        assert said.code == 2
-        assert "Usage:" in said.out
-        assert said.err == ""
+        output = posttrain(*words)
+        assert output.code == 2
+        assert "Usage:" in output.out
+        assert output.err == ""
 
 
-def test_the_installed_command(turned_workspace: Path) -> None:
+def test_the_installed_command(finished_workspace: Path) -> None:
     command = Path(sys.executable).parent / "posttrain"
-    said = subprocess.run(
-        [command, "status", "--json", "-w", turned_workspace], capture_output=True, text=True, check=True
+    output = subprocess.run(
+        [command, "status", "--json", "-w", finished_workspace], capture_output=True, text=True, check=True
     )
-    assert json.loads(said.stdout)["round"] == 2
-    assert said.stderr == ""
+    assert json.loads(output.stdout)["round"] == 2
+    assert output.stderr == ""
 
 
 def test_a_roll_back_does_not_wait_for_a_run(root: Path, posttrain: Call) -> None:
@@ -367,8 +367,8 @@ def test_two_at_once(small: Any, posttrain: Call, tmp_path: Path) -> None:
         assert posttrain("status", "-w", root).code == 0
     finally:
         (root / "go").touch()
-        _, said = first.communicate(timeout=60)
+        _, output = first.communicate(timeout=60)
         assert first.returncode == 0
-        assert said.splitlines()[0] == b"round 0: baseline"
-        assert b"it/s" not in said, "no other library's progress bars"
+        assert output.splitlines()[0] == b"round 0: baseline"
+        assert b"it/s" not in output, "no other library's progress bars"
     assert posttrain("run", "-w", root).code == 0

@@ -79,8 +79,8 @@ def test_what_a_model_has_learnt_from_is_kept(root: Path, posttrain: Call) -> No
     with Workspace.open(root) as store:
         (run,) = store.metadata.consumers(store.metadata.resolve("x@v1"))
         assert (run.status, run.config["out"], run.round) == ("done", str(out), None)
-    said = posttrain("data", "gc", "--keep", "1", "-w", root, "--json").json
-    assert said["versions"] == ["x@v2.0.0"] or said["versions"] == ["x@v1.0.1"], said
+    output = posttrain("data", "gc", "--keep", "1", "-w", root, "--json").json
+    assert output["versions"] == ["x@v2.0.0"] or output["versions"] == ["x@v1.0.1"], output
     assert posttrain("data", "show", "x@v1", "-w", root, "--json").code == 0
 
 

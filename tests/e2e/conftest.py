@@ -47,12 +47,12 @@ def _uninterrupted(factory: pytest.TempPathFactory, name: str, loop: Callable[[P
     """The outcome of the command when nobody interrupts it, and its ``seconds``; one for all workers."""
     base = factory.getbasetemp()
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    said = run / f"{name} reference.json"
+    output = run / f"{name} reference.json"
     with FileLock(run / f"{name} reference.lock"):
-        if not said.exists():
+        if not output.exists():
             whole = loop(factory.mktemp(name))
             whole.finish()
             whole.check_the_store()
-            said.write_text(json.dumps({**whole.outcome(), "seconds": whole.seconds()}))
-    found: dict[str, Any] = json.loads(said.read_text())
-    return found
+            output.write_text(json.dumps({**whole.outcome(), "seconds": whole.seconds()}))
+    result: dict[str, Any] = json.loads(output.read_text())
+    return result

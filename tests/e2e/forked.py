@@ -12,7 +12,9 @@ from pathlib import Path
 import posttrain
 
 _NOT_IMPORTED = ("posttrain.__main__", "posttrain.store.migrations.env")
-_OURS = [one.name for one in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if one.name not in _NOT_IMPORTED]
+_OURS = [
+    entry.name for entry in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if entry.name not in _NOT_IMPORTED
+]
 _THEIRS = ["pyarrow.dataset", "sklearn.cluster", "sklearn.manifold", "transformers.models.llama.modeling_llama"]
 
 _FORKS = multiprocessing.get_context("forkserver")

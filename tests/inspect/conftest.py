@@ -1,5 +1,5 @@
 """Questions are asked about the loops that the tests of the loop run."""
 
-from open_loops import quick, turned, turned_class
+from open_loops import loop_class, open_loop, quick
 
-__all__ = ["quick", "turned", "turned_class"]
+__all__ = ["loop_class", "open_loop", "quick"]

@@ -19,7 +19,7 @@ Open = Callable[[Path], Any]
 def done(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A loop of two rounds that every test here reads."""
     small = request.getfixturevalue("small_anywhere")(tmp_path_factory.mktemp("done"))
-    loop = request.getfixturevalue("turned_class")(small())
+    loop = request.getfixturevalue("loop_class")(small())
     loop.run()
     yield loop
     loop.store.close()
@@ -42,8 +42,8 @@ def test_status(done: Any) -> None:
         assert entry["model_seconds"] <= sum(entry["stages"].values())
 
 
-def test_status_of_nothing(small: Any, turned: Open) -> None:
-    state = turned(small()).status
+def test_status_of_nothing(small: Any, open_loop: Open) -> None:
+    state = open_loop(small()).status
     assert state == {
         "round": None,
         "rounds_wanted": 2,
@@ -54,8 +54,8 @@ def test_status_of_nothing(small: Any, turned: Open) -> None:
     }
 
 
-def test_status_in_the_middle_of_a_round(small: Any, turned: Open) -> None:
-    loop = turned(small())
+def test_status_in_the_middle_of_a_round(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small())
     loop.run(until="train")
     state = loop.status
     assert state["round"] == 1
@@ -66,13 +66,13 @@ def test_status_in_the_middle_of_a_round(small: Any, turned: Open) -> None:
 
 
 def test_the_champion_reaches_its_records(done: Any, small: Any) -> None:
-    found = show(done.store, "champion")
-    assert found["type"] == "artifact"
-    assert found["id"] == done.champion
-    assert [entry["action"] for entry in found["deployments"]] == ["promote"]
-    trained = found["trained_on"]
+    result = show(done.store, "champion")
+    assert result["type"] == "artifact"
+    assert result["id"] == done.champion
+    assert [entry["action"] for entry in result["deployments"]] == ["promote"]
+    trained = result["trained_on"]
     assert trained["dataset"] == done.metadata.rounds()[2].detail["dataset"]
-    assert {record["input_id"] for record in trained["records"]} == {*done.asked(1), *done.asked(2)}
+    assert {record["input_id"] for record in trained["records"]} == {*done.labelled_inputs(1), *done.labelled_inputs(2)}
     pool = [row["text"] for row in small.rows()[:60]]
     truth = {row["text"]: row["label"] for row in small.rows()}
     for record in trained["records"]:
@@ -81,36 +81,36 @@ def test_the_champion_reaches_its_records(done: Any, small: Any) -> None:
         text = pool[record["line"] - 2]
         assert truth[text] == record["completion"]
         assert record["meta"]["labelled_by"]["annotator"] == "oracle"
-    stages = {relative["run"]["stage"] for relative in found["ancestors"] if relative["run"]}
+    stages = {relative["run"]["stage"] for relative in result["ancestors"] if relative["run"]}
     assert {"train", "dataset", "label", "select", "score", "collect pool", "fetch"} <= stages
 
 
 def test_a_record_reaches_the_models_that_saw_it(done: Any) -> None:
     models = [entry.candidate for entry in done.metadata.rounds()]
     for round, seen_by in ((1, models[1:]), (2, models[2:])):
-        (pool_id,) = _pool_ids(done, done.asked(round)[:1])
-        for text in (done.asked(round)[0], done.asked(round)[0][:10], pool_id, pool_id[:10]):
-            found = show(done.store, text)
-            assert found["type"] == "record"
-            assert found["record"]["input_id"] == done.asked(round)[0]
-            assert found["record"]["completion"] is not None
-            assert found["models"] == seen_by
-            assert {place["name"] for place in found["in"]} == {"pool", "train"}
+        (pool_id,) = _pool_ids(done, done.labelled_inputs(round)[:1])
+        for text in (done.labelled_inputs(round)[0], done.labelled_inputs(round)[0][:10], pool_id, pool_id[:10]):
+            result = show(done.store, text)
+            assert result["type"] == "record"
+            assert result["record"]["input_id"] == done.labelled_inputs(round)[0]
+            assert result["record"]["completion"] is not None
+            assert result["models"] == seen_by
+            assert {entry["name"] for entry in result["in"]} == {"pool", "train"}
 
 
-def test_of_several_answers_to_an_input_the_one_asked_for_is_shown(small: Any, turned: Open) -> None:
+def test_of_several_answers_to_an_input_the_one_asked_for_is_shown(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, data={"labelled": ["more.csv"]}, task={"labels": None}, label={"per_round": 2})
     text = small.rows()[0]["text"]
     small.write(root / "more.csv", [{"text": text, "label": answer} for answer in ("cash", "a loan")])
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     labelled = loop.store.artifacts.path(loop.metadata.named("labelled")) / "records.parquet"
     import pyarrow.parquet as parquet
 
     for record in parquet.read_table(labelled).to_pylist():
-        found = show(loop.store, record["id"])
-        assert (found["record"]["id"], found["record"]["completion"]) == (record["id"], record["completion"])
-        assert found["models"] == [loop.metadata.rounds()[1].candidate]
+        result = show(loop.store, record["id"])
+        assert (result["record"]["id"], result["record"]["completion"]) == (record["id"], record["completion"])
+        assert result["models"] == [loop.metadata.rounds()[1].candidate]
 
 
 def test_a_record_nobody_labelled_has_no_models(done: Any) -> None:
@@ -118,24 +118,24 @@ def test_a_record_nobody_labelled_has_no_models(done: Any) -> None:
 
     pool = done.metadata.rounds()[2].detail["pool"]
     inputs = parquet.read_table(done.store.artifacts.path(pool) / "records.parquet")["input_id"].to_pylist()
-    free = next(input for input in inputs if input not in {*done.asked(1), *done.asked(2)})
-    found = show(done.store, free)
-    assert found["models"] == []
-    assert found["record"]["completion"] is None
+    free = next(input for input in inputs if input not in {*done.labelled_inputs(1), *done.labelled_inputs(2)})
+    result = show(done.store, free)
+    assert result["models"] == []
+    assert result["record"]["completion"] is None
 
 
-def test_a_rejected_record_says_why(small: Any, turned: Open) -> None:
+def test_a_rejected_record_says_why(small: Any, open_loop: Open) -> None:
     root = small(rounds=0 + 1)
     rows = small.rows()
     small.write(root / "pool.csv", [*rows[:60], rows[0]], ["text"])
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(0)
     import pyarrow.parquet as parquet
 
     pool = loop.metadata.rounds()[0].detail["pool"]
     (rejected,) = parquet.read_table(loop.store.artifacts.path(pool) / "rejected.parquet").to_pylist()
-    found = show(loop.store, rejected["id"])
-    assert [(place["name"], place["step"]) for place in found["rejected_from"]] == [("pool", rejected["step"])]
+    result = show(loop.store, rejected["id"])
+    assert [(entry["name"], entry["step"]) for entry in result["rejected_from"]] == [("pool", rejected["step"])]
 
 
 @pytest.mark.parametrize(
@@ -143,26 +143,26 @@ def test_a_rejected_record_says_why(small: Any, turned: Open) -> None:
     [("champion", "model"), ("pool@v1", "dataset"), ("train@v2", "dataset"), ("test@v1", "dataset")],
 )
 def test_names(done: Any, text: str, kind: str) -> None:
-    found = show(done.store, text)
-    assert (found["type"], found["kind"]) == ("artifact", kind)
-    assert text in [*found["names"], "champion"]
+    result = show(done.store, text)
+    assert (result["type"], result["kind"]) == ("artifact", kind)
+    assert text in [*result["names"], "champion"]
 
 
 def test_everything_can_be_shown(done: Any) -> None:
     for row in done.metadata.artifacts():
         for text in (row.id, row.id.partition("-")[2]):
-            found = show(done.store, text)
-            assert (found["type"], found["id"]) == ("artifact", row.id)
-            json.dumps(found)
+            result = show(done.store, text)
+            assert (result["type"], result["id"]) == ("artifact", row.id)
+            json.dumps(result)
     for run in done.metadata.runs():
-        found = show(done.store, run.id)
-        assert (found["type"], found["stage"], found["status"]) == ("run", run.stage, "done")
-        json.dumps(found)
+        result = show(done.store, run.id)
+        assert (result["type"], result["stage"], result["status"]) == ("run", run.stage, "done")
+        json.dumps(result)
     for number in range(3):
         for text in (str(number), f"round {number}", f"round{number}"):
-            found = show(done.store, text)
-            assert (found["type"], found["number"]) == ("round", number)
-            json.dumps(found)
+            result = show(done.store, text)
+            assert (result["type"], result["number"]) == ("round", number)
+            json.dumps(result)
 
 
 @pytest.mark.parametrize(
@@ -173,30 +173,30 @@ def test_what_cannot_be_shown(done: Any, text: str) -> None:
         show(done.store, text)
 
 
-def test_no_champion_to_show(small: Any, turned: Open) -> None:
+def test_no_champion_to_show(small: Any, open_loop: Open) -> None:
     with pytest.raises(UserError, match="no champion yet; posttrain run"):
-        show(turned(small()).store, "champion")
+        show(open_loop(small()).store, "champion")
 
 
-def test_a_preview_is_what_the_next_round_then_labels(small: Any, turned: Open) -> None:
+def test_a_preview_is_what_the_next_round_then_labels(small: Any, open_loop: Open) -> None:
     root = small()
-    loop = turned(root)
+    loop = open_loop(root)
     with pytest.raises(UserError, match="no champion yet"):
         preview_selection(loop.store, load_config(root))
     loop.run(1)
     before = loop.metadata.rounds(), loop.metadata.deployments()
-    found = preview_selection(loop.store, load_config(root))
-    chosen = found.records
-    assert found.outlook is not None
-    assert found.outlook.sentence.startswith("12 labels are expected to bring")
+    result = preview_selection(loop.store, load_config(root))
+    chosen = result.records
+    assert result.outlook is not None
+    assert result.outlook.sentence.startswith("12 labels are expected to bring")
     assert (loop.metadata.rounds(), loop.metadata.deployments()) == before
     texts = {row["text"] for row in small.rows()[:60]}
     assert [row["rank"] for row in chosen] == list(range(1, 13))
     assert all(row["input"] in texts for row in chosen)
-    made = len(loop.stages())
+    runs_before = len(loop.stages())
     loop.run(2)
-    assert {row["id"] for row in chosen} == set(_pool_ids(loop, loop.asked(2)))
-    assert {"2 score", "2 select"}.isdisjoint(loop.stages(after=made)), "the preview's work is used"
+    assert {row["id"] for row in chosen} == set(_pool_ids(loop, loop.labelled_inputs(2)))
+    assert {"2 score", "2 select"}.isdisjoint(loop.stages(after=runs_before)), "the preview's work is used"
 
 
 def _pool_ids(loop: Any, inputs: list[str]) -> list[str]:

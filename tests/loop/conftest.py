@@ -1,5 +1,5 @@
 """A loop that reads its config anew at every run."""
 
-from open_loops import quick, turned, turned_class
+from open_loops import loop_class, open_loop, quick
 
-__all__ = ["quick", "turned", "turned_class"]
+__all__ = ["loop_class", "open_loop", "quick"]

@@ -47,7 +47,7 @@ class OpenLoop:
         """``round stage`` of all runs of a status in the order of their start, without the first ``after``."""
         return [f"{run.round} {run.stage}" for run in self.metadata.runs(status=status)][after:]
 
-    def asked(self, round: int) -> list[str]:
+    def labelled_inputs(self, round: int) -> list[str]:
         """Input ids of the records that were labelled in a round."""
         import pyarrow.parquet as parquet
 
@@ -64,19 +64,20 @@ class OpenLoop:
 
 
 @pytest.fixture
-def turned() -> Iterator[Callable[[Path], OpenLoop]]:
+def open_loop() -> Iterator[Callable[[Path], OpenLoop]]:
+    """Opens the loop of a workspace, and closes its store after the test."""
     opened: list[OpenLoop] = []
 
-    def turn(root: Path) -> OpenLoop:
+    def open_root(root: Path) -> OpenLoop:
         opened.append(OpenLoop(root))
         return opened[-1]
 
-    yield turn
-    for one in opened:
-        one.store.close()
+    yield open_root
+    for loop in opened:
+        loop.store.close()
 
 
 @pytest.fixture(scope="session")
-def turned_class() -> type[OpenLoop]:
+def loop_class() -> type[OpenLoop]:
     """For fixtures that outlive a test."""
     return OpenLoop

@@ -30,9 +30,9 @@ def chosen_lines(loop: Any) -> set[int]:
     return {row["line"] for row in pool if row["id"] in batch}
 
 
-def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, turned: Open) -> None:
+def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, open_loop: Open) -> None:
     root = with_minutes(small, lambda row: 1 if row % 2 else 1000, options={"budget": 50})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     assert len(chosen_lines(loop)) == 12
     assert {line % 2 for line in chosen_lines(loop)} == {1}, "the first record is on line 2, and dear"
@@ -53,18 +53,18 @@ def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, turned: Open
     ],
 )
 def test_a_cost_that_is_none_is_said_before_a_model_is_loaded(
-    small: Any, turned: Open, minutes: Callable[[int], object], column: str, says: str
+    small: Any, open_loop: Open, minutes: Callable[[int], object], column: str, says: str
 ) -> None:
     root = with_minutes(small, minutes, cost=column)
-    loop = turned(root)
+    loop = open_loop(root)
     with pytest.raises(UserError, match=says):
         loop.run()
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool", "collect test", "collect labelled"]
 
 
-def test_a_batch_that_is_looked_at_knows_the_costs(small: Any, turned: Open) -> None:
+def test_a_batch_that_is_looked_at_knows_the_costs(small: Any, open_loop: Open) -> None:
     root = with_minutes(small, lambda row: 1, cost=None)
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     small.configure(root, select={**SELECT, "cost": "hours"})
     with pytest.raises(UserError, match="it has no number `hours`"):

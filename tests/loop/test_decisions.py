@@ -19,37 +19,37 @@ LEARNS: dict[str, Any] = {"epochs": 20, "learning_rate": 4.0e-3, "precision": "f
 def planted(small: Any) -> Callable[..., Path]:
     """A workspace whose second round is labelled wrongly throughout."""
 
-    def made(name: str = "workspace", **changes: Any) -> Path:
+    def create(name: str = "workspace", **changes: Any) -> Path:
         label = {"per_round": 20, "error_rate": {2: 1.0}} | changes.pop("label", {})
         gate = {"deploy": ["accuracy > champion.accuracy"]}
         root: Path = small(name, rounds=3, label=label, train=LEARNS, **({"gate": gate} | changes))
         small.write(root / "test.csv", small.rows()[60:160])  # enough for a surely lower accuracy
         return root
 
-    return made
+    return create
 
 
 @pytest.fixture(scope="module")
-def two_rounds(small_anywhere: Any, turned_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_rounds(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace after two of its three rounds; both candidates were deployed."""
     root: Path = small_anywhere(tmp_path_factory.mktemp("decisions"))(rounds=3)
-    loop = turned_class(root)
+    loop = loop_class(root)
     loop.run(2)
     loop.store.close()
     return root
 
 
 @pytest.fixture
-def after_two(two_rounds: Path, turned: Open, tmp_path: Path) -> Any:
+def after_two(two_rounds: Path, open_loop: Open, tmp_path: Path) -> Any:
     """The loop of a copy of `two_rounds` in the folder ``workspace``."""
     shutil.copytree(two_rounds, tmp_path / "workspace", symlinks=True)
-    return turned(tmp_path / "workspace")
+    return open_loop(tmp_path / "workspace")
 
 
 def test_a_bad_round_is_refused_and_its_labels_set_aside(
-    planted: Callable[..., Path], turned: Open, small: Any
+    planted: Callable[..., Path], open_loop: Open, small: Any
 ) -> None:
-    loop = turned(planted())
+    loop = open_loop(planted())
     loop.run()
     good, bad, after = loop.metadata.rounds()[1:]
     assert good.detail["metrics"]["accuracy"] >= 0.9
@@ -59,7 +59,7 @@ def test_a_bad_round_is_refused_and_its_labels_set_aside(
     assert interval["high"] < 0
     assert bad.detail["set_aside"]
     assert bad.detail["carry"] == good.detail["dataset"]
-    first, spoiled, third = (loop.asked(round) for round in (1, 2, 3))
+    first, spoiled, third = (loop.labelled_inputs(round) for round in (1, 2, 3))
     assert set(loop.trained_on(2)) == {*first, *spoiled}
     assert set(loop.trained_on(3)) == {*first, *third}
     assert after.detail["labels"] == 40
@@ -80,8 +80,8 @@ def _records(loop: Any, round: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("policy", "aside"), [("keep", False), ("set_aside", True)])
-def test_what_becomes_of_refused_labels_can_be_said(small: Any, turned: Open, policy: str, aside: bool) -> None:
-    loop = turned(small(gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy}))
+def test_what_becomes_of_refused_labels_can_be_said(small: Any, open_loop: Open, policy: str, aside: bool) -> None:
+    loop = open_loop(small(gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy}))
     loop.run()
     first, second = loop.metadata.rounds()[1:]
     assert [first.decision["action"], second.decision["action"]] == ["refuse", "refuse"]
@@ -164,9 +164,9 @@ def test_a_roll_back_during_the_judgement_counts(after_two: Any, monkeypatch: py
 
 
 def test_what_was_rolled_back_before_the_round_ended_stays_back(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = turned(small(rounds=1))
+    loop = open_loop(small(rounds=1))
     promote = Registry.promote
 
     def killed(self: Registry, *arguments: Any, **options: Any) -> Any:
@@ -184,9 +184,9 @@ def test_what_was_rolled_back_before_the_round_ended_stays_back(
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_good_enough(small: Any, turned: Open) -> None:
+def test_good_enough(small: Any, open_loop: Open) -> None:
     root = small(rounds=4, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 0"]})
-    loop = turned(root)
+    loop = open_loop(root)
     assert loop.run() is None
     assert len(loop.metadata.rounds()) == 2
     assert loop.run() is None
@@ -197,10 +197,10 @@ def test_good_enough(small: Any, turned: Open) -> None:
     assert len(loop.metadata.rounds()) == 4
 
 
-def test_hooks_of_a_loop(small: Any, turned: Open) -> None:
+def test_hooks_of_a_loop(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, deploy={"command": "sh hook.sh"})
     (root / "hook.sh").write_text('echo "$POSTTRAIN_ACTION" >> told; test -e works\n')
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     assert [entry.hook for entry in loop.metadata.deployments()] == ["failed", "failed"]
     (root / "works").touch()

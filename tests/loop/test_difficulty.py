@@ -19,47 +19,49 @@ CURRICULUM = {"name": "fixed", "duration": 0.6, "start": 0.3}
 @pytest.fixture
 def hard(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """For each training: the difficulty of each record by its input id, and the curriculum."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     train = training.train
 
     def noted(source: Path, records: Any, config: Any, task: Any, **given: Any) -> Any:
         values = given["difficulties"]
         inputs = records["input_id"].to_pylist()
         known = {} if values is None else dict(zip(inputs, values.tolist(), strict=True))
-        found.append({"values": known, "curriculum": config.curriculum.name})
+        result.append({"values": known, "curriculum": config.curriculum.name})
         return train(source, records, config, task, **given)
 
     monkeypatch.setattr(training, "train", noted)
-    return found
+    return result
 
 
-def said(loop: Any, round: int, name: str) -> dict[str, float]:
+def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
     """By input id what the champion said of a round's batch."""
     detail = loop.metadata.rounds()[round].detail
     pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet")
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
     scores = parquet.read_table(loop.store.artifacts.path(detail["scores"]) / "scores.parquet")
-    chosen = set(loop.asked(round))
+    chosen = set(loop.labelled_inputs(round))
     values = zip(scores["id"].to_pylist(), scores[name].to_pylist(), strict=True)
     return {inputs[id]: value for id, value in values if inputs[id] in chosen}
 
 
 @pytest.mark.parametrize(("name", "sign"), [("entropy", 1), ("margin", -1), ("confidence", -1)])
 def test_hard_is_what_the_champion_was_unsure_of(
-    small: Any, turned: Open, hard: list[dict[str, Any]], name: str, sign: int
+    small: Any, open_loop: Open, hard: list[dict[str, Any]], name: str, sign: int
 ) -> None:
     curriculum = CURRICULUM | {"difficulty": name}
-    loop = turned(small(rounds=3, train={"curriculum": curriculum}, label={"when_refused": "keep"}))
+    loop = open_loop(small(rounds=3, train={"curriculum": curriculum}, label={"when_refused": "keep"}))
     loop.run()
     assert hard[0] == {"values": {}, "curriculum": "none"}, "no champion was asked before the first training"
-    for number, one in enumerate(hard[1:], 2):
-        known = {id: sign * value for round in range(2, number + 1) for id, value in said(loop, round, name).items()}
+    for number, item in enumerate(hard[1:], 2):
+        known = {
+            id: sign * value for round in range(2, number + 1) for id, value in scores_of(loop, round, name).items()
+        }
         assert len(known) == 12 * (number - 1)
-        assert one["curriculum"] == "fixed"
-        assert one["values"] == {**dict.fromkeys(loop.asked(1), -math.inf), **known}
-    unsure = said(loop, 2, "entropy")
-    mine = [hard[1]["values"][id] for id in unsure]
-    assert np.argmax(mine) == np.argmax(list(unsure.values())), "whatever the score, hard is where the model doubts"
+        assert item["curriculum"] == "fixed"
+        assert item["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **known}
+    unsure = scores_of(loop, 2, "entropy")
+    own = [hard[1]["values"][id] for id in unsure]
+    assert np.argmax(own) == np.argmax(list(unsure.values())), "whatever the score, hard is where the model doubts"
     rounds = loop.metadata.rounds()
     inputs = loop.metadata.runs(stage="train")[-1].inputs
     assert {role: id for role, id in inputs.items() if role[-1] in "23"} == {
@@ -67,9 +69,9 @@ def test_hard_is_what_the_champion_was_unsure_of(
     }
 
 
-def test_a_loop_that_is_stopped_everywhere_ends_the_same(small: Any, turned: Open) -> None:
+def test_a_loop_that_is_stopped_everywhere_ends_the_same(small: Any, open_loop: Open) -> None:
     changes = {"train": {"curriculum": CURRICULUM | {"difficulty": "least_confidence"}}}
-    whole, parts = turned(small("whole", **changes)), turned(small("parts", **changes))
+    whole, parts = open_loop(small("whole", **changes)), open_loop(small("parts", **changes))
     whole.run()
     for until in ("score", "select", "label", "dataset", "train", "decide", "deploy") * 2:
         parts.run(until=until)
@@ -83,17 +85,17 @@ def test_a_loop_that_is_stopped_everywhere_ends_the_same(small: Any, turned: Ope
 
 
 def test_scores_that_are_gone_count_as_never_given(
-    small: Any, turned: Open, hard: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    small: Any, open_loop: Open, hard: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     root = small(rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}}, label={"when_refused": "keep"})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(2)
     scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"])
     (scores / "scores.parquet").unlink()
-    turned(root).run(3)
+    open_loop(root).run(3)
     assert "the records that round 2 chose count as unscored" in caplog.text
     known = {id for id, value in hard[-1]["values"].items() if math.isfinite(value)}
-    assert known == set(loop.asked(3))
+    assert known == set(loop.labelled_inputs(3))
 
 
 @pytest.mark.parametrize(
@@ -116,26 +118,26 @@ def test_scores_that_are_gone_count_as_never_given(
     ],
 )
 def test_what_is_not_there_is_said_before_a_model_is_loaded(
-    small: Any, turned: Open, changes: dict[str, Any], says: str
+    small: Any, open_loop: Open, changes: dict[str, Any], says: str
 ) -> None:
     root = with_worth(small, 0, **changes)
-    loop = turned(root)
+    loop = open_loop(root)
     with pytest.raises(UserError, match=says) as caught:
         loop.run()
     assert "\n" not in str(caught.value)
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool", "collect test", "collect labelled"]
 
 
-def test_a_score_and_a_column_of_one_name(small: Any, turned: Open) -> None:
+def test_a_score_and_a_column_of_one_name(small: Any, open_loop: Open) -> None:
     root = small(train={"curriculum": CURRICULUM | {"difficulty": "entropy"}})
     rows = [{**row, "entropy": str(number)} for number, row in enumerate(small.rows()[:60])]
     small.write(root / "pool.csv", rows, ["text", "entropy"])
     with pytest.raises(UserError, match="`entropy` is a score of the loop and a column of the data"):
-        turned(root).run()
+        open_loop(root).run()
 
 
-def test_records_count_by_a_column_of_the_pool(small: Any, turned: Open) -> None:
-    loop = turned(with_worth(small, 30, train={"weight": "worth"}, rounds=1))
+def test_records_count_by_a_column_of_the_pool(small: Any, open_loop: Open) -> None:
+    loop = open_loop(with_worth(small, 30, train={"weight": "worth"}, rounds=1))
     loop.run()
     model = loop.metadata.runs(stage="train")[-1].output
     meta = loop.store.artifacts.get(model).meta

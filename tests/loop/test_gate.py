@@ -144,7 +144,7 @@ print(load_config(root).gate.deploy)
         "model: tiny\ntask: {labels: [x, y]}\ndata: {pool: p.csv}\n"
         "evaluate: {suites: {a: {scorer: perplexity}, b: {}, c: {}}}\n"
     )
-    said = {
+    output = {
         subprocess.run(
             [sys.executable, "-c", program, str(tmp_path)],
             env={"PYTHONHASHSEED": str(seed), "PATH": ""},
@@ -154,7 +154,7 @@ print(load_config(root).gate.deploy)
         ).stdout
         for seed in range(3)
     }
-    assert said == {"['gain.log_likelihood.low > 0']\n"}
+    assert output == {"['gain.log_likelihood.low > 0']\n"}
 
 
 def test_default() -> None:

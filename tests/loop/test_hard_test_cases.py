@@ -18,8 +18,8 @@ from posttrain.store.workspace import Workspace
 
 
 def predictions_by_id(store: Workspace, evaluation: str) -> dict[str, dict[str, Any]]:
-    found = read_evaluation(store.artifacts.path(evaluation))["test"].predictions
-    return {row["id"]: row for row in found.to_pylist()}
+    result = read_evaluation(store.artifacts.path(evaluation))["test"].predictions
+    return {row["id"]: row for row in result.to_pylist()}
 
 
 def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., Path]) -> None:
@@ -28,7 +28,7 @@ def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., 
     with Workspace.create(root) as store:
         Loop(store, config).run()
         detail = store.metadata.round(2).detail  # type: ignore[union-attr]
-        [scored] = [one for one in store.metadata.runs(stage="score") if one.output == detail["scores"]]
+        [scored] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
         assert {"previous", "other"} <= set(scored.inputs)
         folder = store.artifacts.path(detail["scores"])
         cases = cases_from_rows(json.loads((folder / CASES).read_text(encoding="utf-8")))
@@ -49,7 +49,7 @@ def test_by_default_no_other_model_is_asked(small: Callable[..., Path]) -> None:
     with Workspace.create(root) as store:
         Loop(store, config).run()
         detail = store.metadata.round(2).detail  # type: ignore[union-attr]
-        [scored] = [one for one in store.metadata.runs(stage="score") if one.output == detail["scores"]]
+        [scored] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
         assert not {"previous", "other"} & set(scored.inputs)
         cases = json.loads((store.artifacts.path(detail["scores"]) / CASES).read_text(encoding="utf-8"))
         now = predictions_by_id(store, scored.inputs["evaluation"])
@@ -64,11 +64,11 @@ def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> N
         done = store.metadata.round(1)
         assert done is not None
         test = store.artifacts.get(done.detail["test"])
-        turn = RoundContext(store, config, 2, in_round=False)
-        others = evaluations_to_compare(turn, str(done.champion_before), test.id)
+        context = RoundContext(store, config, 2, in_round=False)
+        others = evaluations_to_compare(context, str(done.champion_before), test.id)
         assert others == {"other": done.detail["evaluation"]}
-        records = turn.dataset(test.id).records
-        cases, rows = hard_test_cases(turn, done.detail["champion_evaluation"], others, records)
+        records = context.dataset(test.id).records
+        cases, rows = hard_test_cases(context, done.detail["champion_evaluation"], others, records)
         assert rows["id"].to_pylist() == [case.id for case in cases]
         base = predictions_by_id(store, done.detail["champion_evaluation"])
         refused = predictions_by_id(store, done.detail["evaluation"])

@@ -29,9 +29,9 @@ def leaking(small: Any, ends: str, pool: int = 12, **changes: Any) -> Path:
     return root
 
 
-def test_an_equal_input_is_refused_before_any_work(small: Any, turned: Open) -> None:
+def test_an_equal_input_is_refused_before_any_work(small: Any, open_loop: Open) -> None:
     root = leaking(small, "week", data=BY_HAND)
-    loop = turned(root)
+    loop = open_loop(root)
     says = r"^data\.steps: 1 training record has an input that .*pool\.csv:5 and test\.csv:22; .*`decontaminate`"
     with pytest.raises(UserError, match=says):
         loop.run()
@@ -40,9 +40,9 @@ def test_an_equal_input_is_refused_before_any_work(small: Any, turned: Open) -> 
     loop.run(0)
 
 
-def test_a_shared_run_of_words_is_refused_before_training(small: Any, turned: Open) -> None:
+def test_a_shared_run_of_words_is_refused_before_training(small: Any, open_loop: Open) -> None:
     root = leaking(small, "month", data=BY_HAND)
-    loop = turned(root)
+    loop = open_loop(root)
     with pytest.raises(UserError, match=r"^the training set of round 1: 12 records of train give test away") as error:
         loop.run()
     assert "pool.csv:" in str(error.value)
@@ -50,8 +50,8 @@ def test_a_shared_run_of_words_is_refused_before_training(small: Any, turned: Op
     assert not [run for run in loop.metadata.runs() if run.stage == "train"]
 
 
-def test_the_default_steps_let_the_same_files_train(small: Any, turned: Open) -> None:
-    loop = turned(leaking(small, "month", pool=60, data={"steps": [*BY_HAND["steps"], "decontaminate"]}))
+def test_the_default_steps_let_the_same_files_train(small: Any, open_loop: Open) -> None:
+    loop = open_loop(leaking(small, "month", pool=60, data={"steps": [*BY_HAND["steps"], "decontaminate"]}))
     loop.run(1)
     assert loop.stages("failed") == []
 
@@ -72,17 +72,17 @@ def apart(small: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_suite_s_records_are_taken_from_the_pool(small: Any, turned: Open) -> None:
+def test_a_suite_s_records_are_taken_from_the_pool(small: Any, open_loop: Open) -> None:
     rows = small.rows()
-    loop = turned(with_suite(small, [*apart(small), rows[3]]))
+    loop = open_loop(with_suite(small, [*apart(small), rows[3]]))
     loop.run(1)
-    (gone,) = [row for row in dataset(loop, "pool").rejected.to_pylist() if row["step"] == "decontaminate"]
-    assert (gone["line"], gone["reason"]) == (5, "equals a test input")
-    assert "extra.csv:4" in gone["detail"]
+    (removed,) = [row for row in dataset(loop, "pool").rejected.to_pylist() if row["step"] == "decontaminate"]
+    assert (removed["line"], removed["reason"]) == (5, "equals a test input")
+    assert "extra.csv:4" in removed["detail"]
     assert loop.stages("failed") == []
 
 
-def test_a_suite_is_wholly_shared_though_a_step_took_some_of_it_out(small: Any, turned: Open) -> None:
+def test_a_suite_is_wholly_shared_though_a_step_took_some_of_it_out(small: Any, open_loop: Open) -> None:
     rows = small.rows()[:60]
     rows[5] = {**rows[4], "text": f"{rows[4]['text']} {LONG}"}
     rows[4] = {**rows[4], "text": f"{rows[4]['text']} {LONG}!"}
@@ -90,43 +90,43 @@ def test_a_suite_is_wholly_shared_though_a_step_took_some_of_it_out(small: Any, 
     root = with_suite(small, rows, data={"steps": steps})
     small.write(root / "pool.csv", rows, ["text"])
     with pytest.raises(UserError, match=r"^extra\.csv: all 60 records of the suite stand in the training files"):
-        turned(root).run()
+        open_loop(root).run()
 
 
 @pytest.mark.parametrize("steps", [BY_HAND["steps"], [*BY_HAND["steps"], "decontaminate"]])
-def test_a_suite_that_training_holds_is_refused_before_any_work(small: Any, turned: Open, steps: list[str]) -> None:
-    loop = turned(with_suite(small, small.rows()[3:6], data={"steps": steps}))
+def test_a_suite_that_training_holds_is_refused_before_any_work(small: Any, open_loop: Open, steps: list[str]) -> None:
+    loop = open_loop(with_suite(small, small.rows()[3:6], data={"steps": steps}))
     with pytest.raises(UserError, match=r"^extra\.csv: all 3 records of the suite stand in the training files"):
         loop.run()
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool"]
 
 
-def test_a_suite_of_which_something_is_shared_is_refused_without_the_step(small: Any, turned: Open) -> None:
-    loop = turned(with_suite(small, [*apart(small), small.rows()[3]], data=BY_HAND))
+def test_a_suite_of_which_something_is_shared_is_refused_without_the_step(small: Any, open_loop: Open) -> None:
+    loop = open_loop(with_suite(small, [*apart(small), small.rows()[3]], data=BY_HAND))
     with pytest.raises(UserError, match=r"^extra\.csv: 1 training record has .*pool\.csv:5 and extra\.csv:4"):
         loop.run()
 
 
-def test_a_run_of_words_shared_with_a_suite_is_refused_before_training(small: Any, turned: Open) -> None:
+def test_a_run_of_words_shared_with_a_suite_is_refused_before_training(small: Any, open_loop: Open) -> None:
     root = with_suite(small, apart(small), data=BY_HAND)
     rows = [{**row, "text": f"{row['text']} {LONG}"} for row in small.rows()[:12]]
     small.write(root / "pool.csv", rows, ["text"])
     small.write(root / "answers.csv", rows)
     small.write(root / "extra.csv", [*apart(small), {**rows[3], "text": f"have you heard {LONG}"}])
-    loop = turned(root)
+    loop = open_loop(root)
     with pytest.raises(
         UserError, match=r"^the training set of round 1: 12 records of train give extra\.csv away.*extra\.csv:4"
     ):
         loop.run()
 
 
-def test_a_suite_that_comes_later_is_kept_out_of_what_was_labelled_before(small: Any, turned: Open) -> None:
+def test_a_suite_that_comes_later_is_kept_out_of_what_was_labelled_before(small: Any, open_loop: Open) -> None:
     root = with_suite(small, apart(small))
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     known = dataset(loop, "train").records
     text, label = known["prompt"][0][0]["content"].as_py(), known["completion"][0].as_py()
     small.write(root / "extra.csv", [*apart(small), {"text": text, "label": label}])
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     assert known["id"][0].as_py() not in dataset(loop, "train").records["id"].to_pylist()

@@ -31,14 +31,14 @@ def store(tmp_path: Path) -> Iterator[Workspace]:
 def model(store: Workspace) -> dict[str, str]:
     """Ids of models that hold nothing but their name."""
 
-    def made(name: str) -> str:
+    def create(name: str) -> str:
         def work(out: Path, scratch: Path) -> dict[str, Any]:
             (out / "name").write_text(name)
             return {}
 
         return run_stage(store, name, 1, kind="model", inputs={}, config={}, seed=0, round=None, work=work).id
 
-    return {name: made(name) for name in "abc"}
+    return {name: create(name) for name in "abc"}
 
 
 def in_service(store: Workspace) -> str:
@@ -166,24 +166,24 @@ def hook(root: Path, body: str) -> DeployConfig:
 
 
 TELLS = """
-told = {name: value for name, value in os.environ.items() if name.startswith("POSTTRAIN_")}
+variables = {name: value for name, value in os.environ.items() if name.startswith("POSTTRAIN_")}
 with open("told.jsonl", "a") as file:
     sees = open(told["POSTTRAIN_CHAMPION"] + "/name").read()
-    print(json.dumps({**told, "cwd": os.getcwd(), "sees": sees}), file=file)
+    print(json.dumps({**variables, "cwd": os.getcwd(), "sees": sees}), file=file)
 """
 
 
-def told(store: Workspace) -> list[dict[str, str]]:
+def hook_calls(store: Workspace) -> list[dict[str, str]]:
     return [json.loads(line) for line in (store.root / "told.jsonl").read_text().splitlines()]
 
 
-def test_a_command_is_told(store: Workspace, model: dict[str, str]) -> None:
+def test_a_command_is_run(store: Workspace, model: dict[str, str]) -> None:
     registry = Registry(store, hook(store.root, TELLS))
     registry.promote(model[A], round=0)
     registry.promote(model[B], round=1)
     registry.rollback()
     registry.settle()
-    assert told(store) == [
+    assert hook_calls(store) == [
         {
             "POSTTRAIN_CHAMPION": str(store.champion_path),
             "POSTTRAIN_MODEL": model[name],
@@ -210,12 +210,12 @@ def test_a_command_that_fails_is_called_again(
     mended = Registry(store, hook(store.root, TELLS))
     mended.settle()
     mended.settle()
-    assert [entry["POSTTRAIN_MODEL"] for entry in told(store)] == [model[A]]
+    assert [entry["POSTTRAIN_MODEL"] for entry in hook_calls(store)] == [model[A]]
     assert mended.champion is not None
     assert mended.champion.hook == "done"
 
 
-def test_a_command_is_told_after_a_kill(
+def test_a_command_is_run_after_a_kill(
     store: Workspace, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hooks = hook(store.root, TELLS)
@@ -228,7 +228,7 @@ def test_a_command_is_told_after_a_kill(
         with pytest.raises(KeyboardInterrupt):
             Registry(store, hooks).promote(model[A], round=0)
     Registry(store, hooks).settle()
-    assert len(told(store)) == 1
+    assert len(hook_calls(store)) == 1
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def listener() -> Iterator[tuple[str, list[Any], list[int]]]:
     server.server_close()
 
 
-def test_a_webhook_is_told_until_it_takes_note(
+def test_a_webhook_is_called_until_it_succeeds(
     store: Workspace, model: dict[str, str], listener: tuple[str, list[Any], list[int]]
 ) -> None:
     address, posted, answers = listener

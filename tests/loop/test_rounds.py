@@ -23,8 +23,8 @@ def without_times(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("latency")}
 
 
-def test_two_rounds(small: Any, turned: Open) -> None:
-    loop = turned(small())
+def test_two_rounds(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small())
     assert loop.run() is None
     # Nothing is evaluated twice: each candidate once, though it is the next round's champion.
     assert loop.stages() == expected(2)
@@ -34,7 +34,7 @@ def test_two_rounds(small: Any, turned: Open) -> None:
     assert [entry.decision["action"] for entry in rounds] == ["baseline", "deploy", "deploy"]
     assert [entry.detail["labels"] for entry in rounds] == [0, 12, 24]
     assert loop.champion == rounds[2].candidate
-    first, second = loop.asked(1), loop.asked(2)
+    first, second = loop.labelled_inputs(1), loop.labelled_inputs(2)
     assert len(set(first)) == len(set(second)) == 12
     assert not set(first) & set(second)
     assert set(loop.trained_on(2)) == {*first, *second}
@@ -47,18 +47,18 @@ def test_two_rounds(small: Any, turned: Open) -> None:
     ]
 
 
-def test_a_second_run_does_nothing(small: Any, turned: Open) -> None:
+def test_a_second_run_does_nothing(small: Any, open_loop: Open) -> None:
     root = small()
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     before = loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()
     assert loop.run() is None
-    assert turned(root).run() is None
+    assert open_loop(root).run() is None
     assert (loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()) == before
 
 
-def test_more_rounds_go_on_from_there(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=1))
+def test_more_rounds_go_on_from_there(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=1))
     loop.run(0)
     assert loop.stages() == expected(0)
     loop.run()
@@ -70,30 +70,34 @@ def test_more_rounds_go_on_from_there(small: Any, turned: Open) -> None:
 
 
 def test_the_same_config_gives_the_same_models_and_labels_anywhere(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, two, other = turned(small("one")), turned(small("another/place")), turned(small("three", seed=18))
-    one.run()
+    first, second, other = (
+        open_loop(small("one")),
+        open_loop(small("another/place")),
+        open_loop(small("three", seed=18)),
+    )
+    first.run()
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "tiny").mkdir(parents=True)  # a folder with the model's name changes nothing
     (elsewhere / "tiny" / "x").write_text("x")
     monkeypatch.chdir(elsewhere)
-    two.run(1)
-    two.run()
+    second.run(1)
+    second.run()
     other.run()
-    assert one.champion == two.champion != other.champion
-    assert one.asked(2) == two.asked(2) != other.asked(2)
-    for ours, theirs in zip(one.metadata.rounds(), two.metadata.rounds(), strict=True):
-        assert without_times(ours.detail["metrics"]) == without_times(theirs.detail["metrics"])
-        assert ours.candidate == theirs.candidate
+    assert first.champion == second.champion != other.champion
+    assert first.labelled_inputs(2) == second.labelled_inputs(2) != other.labelled_inputs(2)
+    for row, same_row in zip(first.metadata.rounds(), second.metadata.rounds(), strict=True):
+        assert without_times(row.detail["metrics"]) == without_times(same_row.detail["metrics"])
+        assert row.candidate == same_row.candidate
     timed = ("latency", "decision")
-    ids = [{row.id for row in loop.metadata.artifacts() if row.kind not in timed} for loop in (one, two)]
+    ids = [{row.id for row in loop.metadata.artifacts() if row.kind not in timed} for loop in (first, second)]
     assert ids[0] == ids[1]
 
 
-def test_a_changed_config_affects_the_open_round_alone(small: Any, turned: Open) -> None:
+def test_a_changed_config_affects_the_open_round_alone(small: Any, open_loop: Open) -> None:
     root = small()
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     loop.run(2, until="evaluate")
     done = loop.stages()
@@ -126,8 +130,8 @@ def test_a_changed_config_affects_the_open_round_alone(small: Any, turned: Open)
         ("decide", 1, "1 decide"),
     ],
 )
-def test_until(small: Any, turned: Open, until: str, rounds_done: int, last: str) -> None:
-    loop = turned(small(rounds=1))
+def test_until(small: Any, open_loop: Open, until: str, rounds_done: int, last: str) -> None:
+    loop = open_loop(small(rounds=1))
     assert loop.run(until=until) is None
     assert loop.stages()[-1] == last
     assert sum(entry.status == "done" for entry in loop.metadata.rounds()) == rounds_done
@@ -135,22 +139,22 @@ def test_until(small: Any, turned: Open, until: str, rounds_done: int, last: str
     assert loop.stages() == expected(1)
 
 
-def test_until_deploy_stops_after_each_round(small: Any, turned: Open) -> None:
-    loop = turned(small())
+def test_until_deploy_stops_after_each_round(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small())
     for done in (1, 2, 3, 3):
         loop.run(until="deploy")
         assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * done
 
 
-def test_until_what(small: Any, turned: Open) -> None:
+def test_until_what(small: Any, open_loop: Open) -> None:
     with pytest.raises(UserError, match="--until: no stage `trian`; one of collect, score"):
-        turned(small()).run(until="trian")
+        open_loop(small()).run(until="trian")
 
 
-def test_the_champion_is_a_model_for_transformers(small: Any, turned: Open) -> None:
+def test_the_champion_is_a_model_for_transformers(small: Any, open_loop: Open) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loop = turned(small(rounds=1))
+    loop = open_loop(small(rounds=1))
     loop.run()
     tokenizer = AutoTokenizer.from_pretrained(loop.store.champion_path, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(loop.store.champion_path, local_files_only=True)
@@ -164,9 +168,9 @@ def test_the_champion_is_a_model_for_transformers(small: Any, turned: Open) -> N
     assert any((weight != trained[name]).any() for name, weight in base.named_parameters())
 
 
-def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, turned: Open) -> None:
+def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_loop: Open) -> None:
     root = small(evaluate={"suites": {"test": {"sample": 8}}, "latency": {"prompts": 0}})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
 
     def scored(evaluation: str) -> int:
@@ -194,10 +198,10 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, turne
     assert loop.stages(after=before) == ["None evaluate"], "it is none of round 2's time"
 
 
-def test_the_order_of_the_suites_decides_which_needs_no_prefix(small: Any, turned: Open) -> None:
+def test_the_order_of_the_suites_decides_which_needs_no_prefix(small: Any, open_loop: Open) -> None:
     likely, exact = {"scorer": "label_likelihood"}, {"scorer": "exact_match"}
     root = small(rounds=1, evaluate={"suites": {"one": likely, "two": exact}, "latency": {"prompts": 0}})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(0)
     before = loop.metadata.rounds()[0].detail["metrics"]
     small.configure(root, rounds=1, evaluate={"suites": {"two": exact, "one": likely}, "latency": {"prompts": 0}})
@@ -206,18 +210,18 @@ def test_the_order_of_the_suites_decides_which_needs_no_prefix(small: Any, turne
     evaluations = loop.metadata.runs(stage="evaluate", status="done")
     metrics = [loop.metadata.artifact(run.output).meta["metrics"] for run in evaluations]
     assert "one.accuracy" not in metrics[0]
-    assert all("two.accuracy" not in found and "one.accuracy" in found for found in metrics[1:])
+    assert all("two.accuracy" not in result and "one.accuracy" in result for result in metrics[1:])
 
 
-def test_the_final_evaluation_can_be_switched_off(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=1, evaluate={"suites": {"test": {"sample": 8}}, "final": False}))
+def test_the_final_evaluation_can_be_switched_off(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=1, evaluate={"suites": {"test": {"sample": 8}}, "final": False}))
     loop.run()
     assert loop.status["final"] is None
 
 
-def test_a_new_pool_file_is_picked_up_by_the_next_round(small: Any, turned: Open) -> None:
+def test_a_new_pool_file_is_picked_up_by_the_next_round(small: Any, open_loop: Open) -> None:
     root = small()
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     small.write(root / "data" / "pool" / "more.csv", small.rows()[80:120], ["text"])
     loop.run(2)
@@ -228,10 +232,10 @@ def test_a_new_pool_file_is_picked_up_by_the_next_round(small: Any, turned: Open
     assert loop.metadata.artifact(loop.metadata.rounds()[2].detail["scores"]).meta["pool"] == 88
 
 
-def test_labelled_files_are_trained_on_from_round_one(small: Any, turned: Open) -> None:
+def test_labelled_files_are_trained_on_from_round_one(small: Any, open_loop: Open) -> None:
     root = small(data={"labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[80:90])
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     assert [entry.detail["labels"] for entry in loop.metadata.rounds()] == [10, 22]
     small.write(root / "data" / "labelled" / "more.csv", small.rows()[90:95])
@@ -239,9 +243,9 @@ def test_labelled_files_are_trained_on_from_round_one(small: Any, turned: Open) 
     assert loop.metadata.rounds()[2].detail["labels"] == 39
 
 
-def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, turned: Open) -> None:
+def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, open_loop: Open) -> None:
     root = small(rounds=3, label={"per_round": 50})
-    loop = turned(root)
+    loop = open_loop(root)
     waits = loop.run()
     assert waits == "new inputs: every record of the pool is labelled (posttrain data add FILE)"
     assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 50, 60, None]
@@ -254,16 +258,16 @@ def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, t
 
 
 def test_an_interrupted_round_goes_on_with_the_stage_it_was_in(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception at each stage's end in turn, as a kill would be; no finished work is done again."""
     from posttrain.loop.context import RoundContext
     from posttrain.loop.stage import Stage
     from posttrain.store.artifacts import Artifact
 
-    reference = turned(small("reference", rounds=1))
+    reference = open_loop(small("reference", rounds=1))
     reference.run()
-    loop = turned(small("broken", rounds=1))
+    loop = open_loop(small("broken", rounds=1))
     run = RoundContext.run
     seen: set[str] = set()
 
@@ -285,18 +289,18 @@ def test_an_interrupted_round_goes_on_with_the_stage_it_was_in(
     assert interruptions == len(seen) == len(expected(1)) + 4  # round 1 finds its data and its base done
     assert loop.stages() == expected(1)
     assert loop.champion == reference.champion
-    assert loop.asked(1) == reference.asked(1)
+    assert loop.labelled_inputs(1) == reference.labelled_inputs(1)
 
 
 def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed round still compares with the champion of before, which it has itself replaced."""
     from posttrain.loop.registry import Registry
 
-    reference = turned(small("reference", rounds=1))
+    reference = open_loop(small("reference", rounds=1))
     reference.run()
-    loop = turned(small("broken", rounds=1))
+    loop = open_loop(small("broken", rounds=1))
     promote = Registry.promote
 
     def killed(self: Registry, model_id: str, *, round: int | None, **options: Any) -> Any:
@@ -319,16 +323,16 @@ def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
 
 
 @pytest.mark.parametrize("method", ["lora", "champion"])
-def test_other_ways_to_train(small: Any, turned: Open, method: str) -> None:
+def test_other_ways_to_train(small: Any, open_loop: Open, method: str) -> None:
     train = {"method": "lora", "lora": {"rank": 4}} if method == "lora" else {"start": "champion"}
-    loop = turned(small(train=train))
+    loop = open_loop(small(train=train))
     loop.run()
     rounds = loop.metadata.rounds()
     (run,) = [run for run in loop.metadata.runs(stage="train") if run.round == 2]
     assert run.inputs["source"] == rounds[0 if method == "lora" else 1].candidate
 
 
-def test_plain_text_is_scored_by_perplexity(small: Any, turned: Open) -> None:
+def test_plain_text_is_scored_by_perplexity(small: Any, open_loop: Open) -> None:
     root = small(
         task={"labels": None},
         data={"pool": ["pool.jsonl"], "test": ["text.jsonl"], "labelled": ["more.jsonl"], "columns": None},
@@ -343,7 +347,7 @@ def test_plain_text_is_scored_by_perplexity(small: Any, turned: Open) -> None:
     rows = [{"prompt": row["text"], "completion": row["label"]} for row in small.rows()[30:60]]
     (root / "answers.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     (root / "pool.jsonl").write_text("\n".join(json.dumps({"prompt": row["prompt"]}) for row in rows))
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1)
     assert loop.metadata.rounds()[1].decision["action"] == "deploy"
     assert {"perplexity", "latency_p99"} <= loop.metadata.rounds()[1].detail["metrics"].keys()

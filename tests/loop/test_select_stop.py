@@ -23,16 +23,16 @@ def _selections(loop: Any) -> list[dict[str, Any]]:
     return [loop.store.artifacts.get(entry.detail["selection"]).meta for entry in rounds if "selection" in entry.detail]
 
 
-def test_a_strategy_a_round(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=3, select={"strategy": ["k_center", "margin"], "options": {}}))
+def test_a_strategy_a_round(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=3, select={"strategy": ["k_center", "margin"], "options": {}}))
     loop.run()
-    assert [one["strategy"] for one in _selections(loop)] == ["k_center", "margin", "margin"]
+    assert [item["strategy"] for item in _selections(loop)] == ["k_center", "margin", "margin"]
 
 
-def test_auto_covers_until_doubts_tell_errors(small: Any, turned: Open) -> None:
+def test_auto_covers_until_doubts_tell_errors(small: Any, open_loop: Open) -> None:
     """An epoch at a rate of zero teaches nothing, so that what the model is unsure of is noise."""
     train = {"epochs": 1, "learning_rate": 1.0e-12}
-    loop = turned(small(rounds=2, select={"strategy": "auto"}, train=train))
+    loop = open_loop(small(rounds=2, select={"strategy": "auto"}, train=train))
     loop.run()
     first, second = _selections(loop)
     assert first["strategy"] == "facility_location"
@@ -40,58 +40,58 @@ def test_auto_covers_until_doubts_tell_errors(small: Any, turned: Open) -> None:
     assert set(second["reasons"]) <= {"cold_start", "explore"}
 
 
-def test_auto_covers_while_no_answer_is_right(small: Any, turned: Open) -> None:
+def test_auto_covers_while_no_answer_is_right(small: Any, open_loop: Open) -> None:
     """Free text of the tiny model: nothing that it writes is right, so no doubt can tell what is wrong."""
-    loop = turned(small(rounds=2, task={"labels": None}, label={"per_round": 6}))
+    loop = open_loop(small(rounds=2, task={"labels": None}, label={"per_round": 6}))
     loop.run()
-    first, second = (set(one["reasons"]) for one in _selections(loop))
+    first, second = (set(item["reasons"]) for item in _selections(loop))
     assert first == {"cold_start"}
     assert second <= {"cold_start", "explore"}
 
 
 def test_auto_covers_nothing_where_neighbours_do_not_share_labels(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
     monkeypatch.setattr(
         "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
     )
-    loop = turned(small(select={"strategy": "auto"}))
+    loop = open_loop(small(select={"strategy": "auto"}))
     loop.run()
-    assert [one["strategy"] for one in _selections(loop)] == ["random", "margin"]
+    assert [item["strategy"] for item in _selections(loop)] == ["random", "margin"]
     scores = [loop.store.artifacts.get(entry.detail["scores"]).meta for entry in loop.metadata.rounds()[1:]]
-    assert [one["neighbours_kappa"] for one in scores] == [0.01, 0.01]
-    assert all(one["unasked"] == 0 for one in scores)
+    assert [item["neighbours_kappa"] for item in scores] == [0.01, 0.01]
+    assert all(item["unasked"] == 0 for item in scores)
     batches = [
         parquet.read_table(loop.store.artifacts.path(entry.detail["selection"]) / BATCH)
         for entry in loop.metadata.rounds()[1:]
     ]
     assert set(batches[0]["why"].to_pylist()) == {"drawn at random, as neighbours hardly share labels (kappa 0.01)"}
-    last, first = (one.summary for one in selections_view(read_selections(loop.store)).rounds)
+    last, first = (item.summary for item in selections_view(read_selections(loop.store)).rounds)
     assert first.endswith("by random, as neighbours hardly share labels (kappa 0.01)")
     assert last.endswith("by margin, as neighbours hardly share labels (kappa 0.01)")
 
 
 def test_a_cold_start_that_is_named_stays_where_neighbours_do_not_share_labels(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: False)
     monkeypatch.setattr(
         "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
     )
-    loop = turned(small(select={"strategy": "auto", "cold_start": "typiclust"}))
+    loop = open_loop(small(select={"strategy": "auto", "cold_start": "typiclust"}))
     loop.run()
-    assert [one["strategy"] for one in _selections(loop)] == ["typiclust", "typiclust"]
-    assert all(one.summary.endswith("by typiclust") for one in selections_view(read_selections(loop.store)).rounds)
+    assert [item["strategy"] for item in _selections(loop)] == ["typiclust", "typiclust"]
+    assert all(item.summary.endswith("by typiclust") for item in selections_view(read_selections(loop.store)).rounds)
 
 
-def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
-    loop = turned(
+    loop = open_loop(
         small(select={"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}})
     )
     loop.run()
-    assert [one["strategy"] for one in _selections(loop)] == ["k_center", "facility_location"]
+    assert [item["strategy"] for item in _selections(loop)] == ["k_center", "facility_location"]
     assert "strategy" in _selections(loop)[1]["reasons"]
 
 
@@ -113,9 +113,9 @@ def test_mistakes_are_found_before_any_work(small: Any, select: dict[str, Any], 
         load_config(small(select=select))
 
 
-def test_the_loop_stops_where_labels_no_longer_pay(small: Any, turned: Open) -> None:
+def test_the_loop_stops_where_labels_no_longer_pay(small: Any, open_loop: Open) -> None:
     root = small(rounds=3, select={"stop": {"action": "stop", "gain": 1.0}})
-    loop = turned(root)
+    loop = open_loop(root)
     waits = loop.run()
     assert waits is not None
     assert "a reason to label more" in waits
@@ -131,22 +131,22 @@ def test_the_loop_stops_where_labels_no_longer_pay(small: Any, turned: Open) -> 
     assert "can hardly bring" in outlook["why_stop"]
 
 
-def test_the_budget_is_kept(small: Any, turned: Open) -> None:
+def test_the_budget_is_kept(small: Any, open_loop: Open) -> None:
     root = small(rounds=3, label={"per_round": 12, "budget": 20})
-    loop = turned(root)
+    loop = open_loop(root)
     waits = loop.run()
     assert waits == "a larger label.budget: all 20 labels have been given"
-    assert [len(loop.asked(number)) for number in (1, 2)] == [12, 8]
+    assert [len(loop.labelled_inputs(number)) for number in (1, 2)] == [12, 8]
 
 
-def test_drawn_records_say_how_often_the_champion_is_right(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=2, select={"explore": 0.5}))
+def test_drawn_records_say_how_often_the_champion_is_right(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=2, select={"explore": 0.5}))
     loop.run()
     first, second = label_reports(loop.store)
     assert first["pool_agreement"] is None, "nothing is drawn for a model that knows nothing"
-    found = second["pool_agreement"]
-    assert found["drawn"] == 6
-    assert found["low"] <= found["value"] <= found["high"]
+    result = second["pool_agreement"]
+    assert result["drawn"] == 6
+    assert result["low"] <= result["value"] <= result["high"]
     detail = loop.metadata.rounds()[2].detail
     batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet").to_pylist()
     drawn = [row for row in batch if row["reason"] == "explore"]
@@ -155,21 +155,23 @@ def test_drawn_records_say_how_often_the_champion_is_right(small: Any, turned: O
     assert all(row["why"] for row in batch)
 
 
-def test_a_champion_does_not_agree_with_itself(small: Any, turned: Open) -> None:
+def test_a_champion_does_not_agree_with_itself(small: Any, open_loop: Open) -> None:
     """Every candidate is refused, so that one model scores every round: that says nothing of stable predictions."""
-    loop = turned(small(rounds=5, gate={"deploy": ["accuracy > 2"]}, label={"per_round": 4}))
+    loop = open_loop(small(rounds=5, gate={"deploy": ["accuracy > 2"]}, label={"per_round": 4}))
     loop.run()
     outlooks = [entry.detail["outlook"] for entry in loop.metadata.rounds()[1:]]
-    assert [one["agreements"] for one in outlooks] == [[]] * 5
+    assert [item["agreements"] for item in outlooks] == [[]] * 5
 
 
-def test_successive_champions_are_compared(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=4, gate={"deploy": ["accuracy >= 0"]}, label={"per_round": 4}))
+def test_successive_champions_are_compared(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=4, gate={"deploy": ["accuracy >= 0"]}, label={"per_round": 4}))
     loop.run()
     assert [len(entry.detail["outlook"]["agreements"]) for entry in loop.metadata.rounds()[1:]] == [0, 0, 1, 2]
 
 
-def test_of_written_answers_no_share_of_the_pool_is_said_to_be_right(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=2, task={"labels": None}, label={"per_round": 6}, select={"explore": 1.0, "focus": 0.0}))
+def test_of_written_answers_no_share_of_the_pool_is_said_to_be_right(small: Any, open_loop: Open) -> None:
+    loop = open_loop(
+        small(rounds=2, task={"labels": None}, label={"per_round": 6}, select={"explore": 1.0, "focus": 0.0})
+    )
     loop.run()
     assert [report["pool_agreement"] for report in label_reports(loop.store)] == [None, None]

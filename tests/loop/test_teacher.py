@@ -24,12 +24,12 @@ def trained(loop: Any) -> Any:
 
 
 def test_a_teacher_is_told_apart_by_what_it_is(
-    small: Any, turned: Open, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = small(rounds=1, train=settings("teacher"))
     write_tiny_model(root / "teacher", seed=3)
     monkeypatch.chdir(tmp_path)  # relative to the workspace, wherever one is
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     first = trained(loop)
     teacher = loop.metadata.artifact(first.inputs["teacher"])
@@ -38,10 +38,10 @@ def test_a_teacher_is_told_apart_by_what_it_is(
     assert kept.read_bytes() == (root / "teacher" / "model.safetensors").read_bytes()
     assert str(tmp_path) not in str(first.config)
 
-    def again(place: str, seed: int) -> str:
-        other = small(place, rounds=1, train=settings("./at/last" if seed == 3 else "teacher"))
+    def again(name: str, seed: int) -> str:
+        other = small(name, rounds=1, train=settings("./at/last" if seed == 3 else "teacher"))
         write_tiny_model(other / ("at/last" if seed == 3 else "teacher"), seed=seed)
-        there = turned(other)
+        there = open_loop(other)
         there.run()
         return str(trained(there).key)
 
@@ -49,10 +49,10 @@ def test_a_teacher_is_told_apart_by_what_it_is(
     assert again("other", 4) != first.key
 
 
-def test_another_teacher_under_the_same_path_is_not_taken_for_the_same(small: Any, turned: Open) -> None:
+def test_another_teacher_under_the_same_path_is_not_taken_for_the_same(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, train=settings("teacher"))
     write_tiny_model(root / "teacher", seed=3)
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(until="dataset")
     loop.run(until="train")
     first = trained(loop)

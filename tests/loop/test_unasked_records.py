@@ -21,8 +21,8 @@ SELECT = {"pool_sample": 15, "strategy": "facility_location", "options": {"by": 
 
 def selection_of(loop: Any, round: int) -> Path:
     """The folder of what a round chose."""
-    found: Path = loop.store.artifacts.path(loop.metadata.rounds()[round].detail["selection"])
-    return found
+    result: Path = loop.store.artifacts.path(loop.metadata.rounds()[round].detail["selection"])
+    return result
 
 
 def parts(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
@@ -33,8 +33,8 @@ def parts(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[dict[str, A
     return scores.get(detail["scores"]).meta, scores.path(detail["scores"]), batch
 
 
-def test_the_champion_is_asked_some_and_chooses_from_all(small: Any, turned: Open) -> None:
-    loop = turned(small(select=SELECT))
+def test_the_champion_is_asked_some_and_chooses_from_all(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select=SELECT))
     loop.run()
     cold, _, _ = parts(loop, 1)
     assert (cold["sampled"], cold["pool"], cold["unasked"]) == (60, 60, 0)
@@ -51,70 +51,70 @@ def test_the_champion_is_asked_some_and_chooses_from_all(small: Any, turned: Ope
     since = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet")
     assert since.schema.equals(asked.schema)
     assert set(since["id"].to_pylist()) == {row["id"] for row in batch} & set(unasked["id"].to_pylist()) != set()
-    said = {row["id"]: row for row in [*asked.to_pylist(), *since.to_pylist()]}
+    output = {row["id"]: row for row in [*asked.to_pylist(), *since.to_pylist()]}
     for row in batch:
-        assert (row["predicted"], row["uncertainty"]) == (said[row["id"]]["predicted"], said[row["id"]]["entropy"])
+        assert (row["predicted"], row["uncertainty"]) == (output[row["id"]]["predicted"], output[row["id"]]["entropy"])
     places = parquet.read_table(selection_of(loop, 2) / "map.parquet")
     kinds = places["kind"].to_pylist()
     assert (kinds.count("chosen"), kinds.count("pool"), kinds.count("labelled")) == (12, 36, 12)
 
 
 def test_a_curriculum_knows_what_the_champion_said_of_the_batch(
-    small: Any, turned: Open, caplog: pytest.LogCaptureFixture
+    small: Any, open_loop: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     curriculum = {"name": "fixed", "duration": 0.5, "start": 0.5, "difficulty": "entropy"}
-    loop = turned(small(select=SELECT, train={"curriculum": curriculum}))
+    loop = open_loop(small(select=SELECT, train={"curriculum": curriculum}))
     loop.run()
     assert "`entropy` is known of 12 of 24 records" in caplog.text
 
 
-def test_the_report_tells_how_many_were_asked(small: Any, turned: Open) -> None:
-    loop = turned(small(select=SELECT))
+def test_the_report_tells_how_many_were_asked(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select=SELECT))
     loop.run()
     cold, warm = read_selections(loop.store)
     assert (cold.scored, cold.embedded, cold.pool) == (0, 60, 60)
     assert (warm.scored, warm.embedded, warm.pool) == (15, 48, 48)
     assert len(warm.scores) == 15
-    assert all(one.score is not None for one in warm.chosen)
-    scored_before = len({one.id for one in warm.chosen}) - len(warm.scored_since)
+    assert all(entry.score is not None for entry in warm.chosen)
+    scored_before = len({entry.id for entry in warm.chosen}) - len(warm.scored_since)
     assert 0 < scored_before < 12
-    said = [one.summary for one in selections_view([cold, warm]).rounds]
-    assert said == [
+    output = [entry.summary for entry in selections_view([cold, warm]).rounds]
+    assert output == [
         "12 of 48 embedded, 15 of them scored, by facility_location",
         "12 of 60 embedded, by facility_location",
     ]
 
 
-def test_one_records_story_tells_what_was_asked_of_it(small: Any, turned: Open) -> None:
-    loop = turned(small(select=SELECT))
+def test_one_records_story_tells_what_was_asked_of_it(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select=SELECT))
     loop.run()
     _, folder, batch = parts(loop, 2)
-    turn = RoundContext(loop.store, load_config(loop.root), 3, in_round=False)
-    pool = turn.dataset(loop.metadata.rounds()[2].detail["asked"]).records
+    context = RoundContext(loop.store, load_config(loop.root), 3, in_round=False)
+    pool = context.dataset(loop.metadata.rounds()[2].detail["asked"]).records
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
     since = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet").to_pylist()
     unasked = set(parquet.read_table(folder / "unasked.parquet")["id"].to_pylist())
-    told = record_rounds(turn, inputs[since[0]["id"]])[-1]
-    assert (told["round"], told["chosen"] is not None) == (2, True)
-    assert told["scores"]["entropy"] == since[0]["entropy"]
-    told = record_rounds(turn, inputs[min(unasked - {row["id"] for row in batch})])[-1]
-    assert (told["round"], told["chosen"]) == (2, None)
-    assert told["scores"]["predicted"] is None
+    recorded = record_rounds(context, inputs[since[0]["id"]])[-1]
+    assert (recorded["round"], recorded["chosen"] is not None) == (2, True)
+    assert recorded["scores"]["entropy"] == since[0]["entropy"]
+    recorded = record_rounds(context, inputs[min(unasked - {row["id"] for row in batch})])[-1]
+    assert (recorded["round"], recorded["chosen"]) == (2, None)
+    assert recorded["scores"]["predicted"] is None
 
 
-def test_no_more_is_embedded_where_the_config_says_so(small: Any, turned: Open) -> None:
-    loop = turned(small(select={**SELECT, "pool_embedded": 0}))
+def test_no_more_is_embedded_where_the_config_says_so(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select={**SELECT, "pool_embedded": 0}))
     loop.run()
     for round, left in ((1, 60), (2, 48)):
-        told, folder, _ = parts(loop, round)
-        assert (told["sampled"], told["pool"], told["unasked"]) == (15, left, 0)
+        meta, folder, _ = parts(loop, round)
+        assert (meta["sampled"], meta["pool"], meta["unasked"]) == (15, left, 0)
         assert not (folder / "unasked.parquet").exists()
 
 
-def test_the_next_batch_is_what_a_round_would_choose(small: Any, turned: Open) -> None:
+def test_the_next_batch_is_what_a_round_would_choose(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, select=SELECT)
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     shown = preview_selection(loop.store, load_config(root)).records
     small.configure(root, rounds=2, select=SELECT)
@@ -123,8 +123,8 @@ def test_the_next_batch_is_what_a_round_would_choose(small: Any, turned: Open) -
     assert all(row["predicted"] is not None for row in shown)
 
 
-def test_written_answers_are_asked_for_too(small: Any, turned: Open) -> None:
-    loop = turned(small(select={**SELECT, "explore": 0}, task={"labels": None}, label={"per_round": 6}))
+def test_written_answers_are_asked_for_too(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select={**SELECT, "explore": 0}, task={"labels": None}, label={"per_round": 6}))
     loop.run()
     meta, folder, batch = parts(loop, 2)
     asked = set(parquet.read_table(folder / "scores.parquet")["id"].to_pylist())

@@ -33,9 +33,9 @@ def fill(small: Any) -> Callable[..., Path]:
     return filled
 
 
-def test_a_round_labelled_in_the_file_that_was_written(small: Any, turned: Open, fill: Callable[..., Path]) -> None:
+def test_a_round_labelled_in_the_file_that_was_written(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"})
-    loop = turned(root)
+    loop = open_loop(root)
     batch = root / "labels" / "round-1.csv"
     waits = "labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
     assert loop.run() == waits
@@ -55,9 +55,9 @@ def test_a_round_labelled_in_the_file_that_was_written(small: Any, turned: Open,
     assert (report["round"], report["labels"], report["annotators"]) == (1, 12, {"file": 12})
 
 
-def test_export_and_import(small: Any, turned: Open, fill: Callable[..., Path], tmp_path: Path) -> None:
+def test_export_and_import(small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path) -> None:
     root = small(rounds=2, label={"annotator": "file"})
-    loop, config = turned(root), load_config(root)
+    loop, config = open_loop(root), load_config(root)
     loop.run()
     out = tmp_path / "batch.csv"
     assert export_batch(loop.store, config, out) == 12
@@ -70,20 +70,20 @@ def test_export_and_import(small: Any, turned: Open, fill: Callable[..., Path], 
     assert "3 of 12" in loop.run()
     assert import_batch(loop.store, config, fill(out)) == (12, 12)
     assert "round 2" in loop.run()
-    assert len(loop.asked(1)) == 12
+    assert len(loop.labelled_inputs(1)) == 12
     # The second batch comes with the champion's answers.
     export_batch(loop.store, config, tmp_path / "second.csv")
     with (tmp_path / "second.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert all(row["suggestion"] in small.labels for row in rows)
-    assert not {row["id"] for row in rows} & set(loop.asked(1))
+    assert not {row["id"] for row in rows} & set(loop.labelled_inputs(1))
     with pytest.raises(UserError, match="no record of the batch has the id"):
         import_batch(loop.store, config, out)
 
 
-def test_nothing_to_export_or_import(small: Any, turned: Open, tmp_path: Path) -> None:
+def test_nothing_to_export_or_import(small: Any, open_loop: Open, tmp_path: Path) -> None:
     root = small(rounds=1)
-    loop, config = turned(root), load_config(root)
+    loop, config = open_loop(root), load_config(root)
     for _ in range(2):
         with pytest.raises(UserError, match="no round waits for labels"):
             export_batch(loop.store, config, tmp_path / "batch.csv")
@@ -93,10 +93,10 @@ def test_nothing_to_export_or_import(small: Any, turned: Open, tmp_path: Path) -
 
 
 def test_a_filled_file_that_is_wrong_can_be_replaced(
-    small: Any, turned: Open, fill: Callable[..., Path], tmp_path: Path
+    small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     batch = root / "labels" / "round-1.csv"
     right = fill(batch, tmp_path / "right.csv")
@@ -109,10 +109,10 @@ def test_a_filled_file_that_is_wrong_can_be_replaced(
 
 
 def test_a_round_that_goes_on_waits_no_longer(
-    small: Any, turned: Open, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    small: Any, open_loop: Open, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     fill(root / "labels" / "round-1.csv")
     seen = []
@@ -127,9 +127,9 @@ def test_a_round_that_goes_on_waits_no_longer(
     assert seen == [None]
 
 
-def test_a_batch_that_is_out_stays_as_it_is(small: Any, turned: Open, fill: Callable[..., Path]) -> None:
+def test_a_batch_that_is_out_stays_as_it_is(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     batch = root / "labels" / "round-1.csv"
     asked = batch.read_text()
@@ -145,15 +145,15 @@ def test_a_batch_that_is_out_stays_as_it_is(small: Any, turned: Open, fill: Call
     assert [row.split(",")[0] for row in asked.splitlines()] == [
         row.split(",")[0] for row in batch.read_text().splitlines()
     ]
-    assert len(loop.asked(1)) == 12
+    assert len(loop.labelled_inputs(1)) == 12
     assert loop.status["rounds"][1]["labels"] == 12
 
 
 def test_a_failed_round_says_what_it_waits_for(
-    small: Any, turned: Open, fill: Callable[..., Path], tmp_path: Path
+    small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     batch = root / "labels" / "round-1.csv"
     right = fill(batch, tmp_path / "right.csv")
@@ -166,10 +166,10 @@ def test_a_failed_round_says_what_it_waits_for(
     assert loop.status["waiting"] is None
 
 
-def test_labelled_records_alone_turn_a_round(small: Any, turned: Open) -> None:
+def test_labelled_records_alone_turn_a_round(small: Any, open_loop: Open) -> None:
     root = small(rounds=5, train={"epochs": 1}, data={"pool": [], "labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[:20])
-    loop = turned(root)
+    loop = open_loop(root)
     waits = "new inputs: every record of the pool is labelled (posttrain data add FILE)"
     assert loop.run() == waits
     assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done", "waiting"]
@@ -180,15 +180,15 @@ def test_labelled_records_alone_turn_a_round(small: Any, turned: Open) -> None:
     assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [20, 20, 30, None]
 
 
-def test_a_pool_that_is_used_up_ends_with_the_final_score(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=9, train={"epochs": 1}, label={"per_round": 60}, evaluate=SAMPLED))
+def test_a_pool_that_is_used_up_ends_with_the_final_score(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=9, train={"epochs": 1}, label={"per_round": 60}, evaluate=SAMPLED))
     assert "every record of the pool is labelled" in loop.run()
     assert loop.status["final"]["model"] == loop.champion
 
 
-def test_a_trigger_waits_for_new_records(small: Any, turned: Open) -> None:
+def test_a_trigger_waits_for_new_records(small: Any, open_loop: Open) -> None:
     root = small(triggers={"any": ["new_records >= 10", "urgent"]})
-    loop = turned(root)
+    loop = open_loop(root)
     waits = "a trigger for round 1: new_records >= 10 (new_records = 0); urgent (urgent = 0)"
     assert loop.run() == waits
     assert loop.status["waiting"] == waits
@@ -203,8 +203,8 @@ def test_a_trigger_waits_for_new_records(small: Any, turned: Open) -> None:
     assert "waits" not in loop.metadata.rounds()[0].detail or loop.metadata.rounds()[0].detail["waits"] is None
 
 
-def test_an_urgent_fix_starts_one_round(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=3, triggers={"any": ["new_records >= 10", "urgent"]}))
+def test_an_urgent_fix_starts_one_round(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=3, triggers={"any": ["new_records >= 10", "urgent"]}))
     loop.run()
     assert "round 2" in loop.run(urgent=True)
     assert len(loop.metadata.rounds()) == 2
@@ -212,24 +212,24 @@ def test_an_urgent_fix_starts_one_round(small: Any, turned: Open) -> None:
     assert len(loop.metadata.rounds()) == 3
 
 
-def test_urgency_counts_only_where_a_rule_says_so(small: Any, turned: Open) -> None:
-    loop = turned(small(triggers={"all": ["new_records >= 10"]}))
+def test_urgency_counts_only_where_a_rule_says_so(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(triggers={"all": ["new_records >= 10"]}))
     assert loop.run(urgent=True) is not None
     assert len(loop.metadata.rounds()) == 1
 
 
-def test_new_labels_start_a_round(small: Any, turned: Open) -> None:
+def test_new_labels_start_a_round(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, triggers={"all": ["new_labels >= 5"]}, data={"labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[80:84])
-    loop = turned(root)
+    loop = open_loop(root)
     assert "new_labels = 0" in loop.run()
     small.write(root / "data" / "labelled" / "more.csv", small.rows()[82:89])
     assert loop.run() is None
     assert loop.metadata.rounds()[1].detail["labels"] == 9 + 12
 
 
-def test_days_since_training(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = turned(small(triggers={"all": ["days_since_training > 7"]}))
+def test_days_since_training(small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = open_loop(small(triggers={"all": ["days_since_training > 7"]}))
     assert "round 2: days_since_training > 7 (days_since_training = " in loop.run()
 
     class Later(datetime.datetime):
@@ -242,10 +242,10 @@ def test_days_since_training(small: Any, turned: Open, monkeypatch: pytest.Monke
     assert len(loop.metadata.rounds()) == 3
 
 
-def test_degradation_is_measured_on_the_test_set_of_today(small: Any, turned: Open) -> None:
+def test_degradation_is_measured_on_the_test_set_of_today(small: Any, open_loop: Open) -> None:
     learns = {"epochs": 12, "learning_rate": 4.0e-3, "precision": "float32"}
     root = small(train=learns, label={"per_round": 30}, triggers={"any": ["degradation > 0.2", "urgent"]})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run()
     waits = loop.run(urgent=True)
     assert "degradation > 0.2 (degradation = 0)" in waits
@@ -257,11 +257,11 @@ def test_degradation_is_measured_on_the_test_set_of_today(small: Any, turned: Op
     assert len(loop.metadata.rounds()) == 3
 
 
-def test_a_champion_promoted_by_hand_out_of_an_open_round(small: Any, turned: Open) -> None:
+def test_a_champion_promoted_by_hand_out_of_an_open_round(small: Any, open_loop: Open) -> None:
     from posttrain.loop.registry import Registry
 
     root = small(train={"epochs": 1})
-    loop = turned(root)
+    loop = open_loop(root)
     loop.run(1, until="train")
     orphan = loop.metadata.runs(stage="train")[-1].output
     small.configure(root, triggers={"all": ["degradation > 0.5"]})

@@ -132,10 +132,10 @@ def _round(
 def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> list[dict[str, Any]]:
     """What a metrics file of a training holds."""
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for step in range(steps):
         norm = float(np.exp(0.3 * rng.standard_normal()))
-        found.append(
+        result.append(
             {
                 "step": step,
                 "epoch": 0,
@@ -156,7 +156,7 @@ def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> 
                 "phases": {"forward": 0.6, "head": 0.2, "backward": 1.0, "optimizer": 0.1},
             }
         )
-    return found
+    return result
 
 
 _REASONS = {"strategy": 60, "focus": 26, "explore": 10}
@@ -197,7 +197,7 @@ def _selection(number: int, gain: RoundGain | None = None) -> Selection:
         worst_classes=() if cold else tuple(labels[-6:]),
         chosen=tuple(chosen),
         map=PoolMap(
-            {one.id: (float(x), float(y)) for one, (x, y) in zip(chosen, places[:96].tolist(), strict=True)},
+            {entry.id: (float(x), float(y)) for entry, (x, y) in zip(chosen, places[:96].tolist(), strict=True)},
             places[96:300],
             places[300:],
         ),

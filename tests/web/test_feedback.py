@@ -59,8 +59,8 @@ def test_right_answers_outside_the_label_set_are_refused(inbox: Inbox) -> None:
     answer = client.post("/v1/feedback", json={**GOOD, "corrected_answer": "cards"})
     assert answer.status_code == 422
     assert answer.json() == {"error": "label `cards` is not in the label set; did you mean `card`?"}
-    for id, said in (("a", {"completion": "card"}), ("b", {"rating": "down"}), ("c", {"corrected_answer": "cash"})):
-        assert client.post("/v1/feedback", json={**GOOD, "id": id, **said}).status_code == 201
+    for id, output in (("a", {"completion": "card"}), ("b", {"rating": "down"}), ("c", {"corrected_answer": "cash"})):
+        assert client.post("/v1/feedback", json={**GOOD, "id": id, **output}).status_code == 201
     assert held(inbox.folder) == ["a", "b", "c"]
 
 
@@ -149,12 +149,12 @@ def test_health_and_counts(client: TestClient, inbox: Inbox) -> None:
 _FORKS = multiprocessing.get_context("fork")  # a fresh interpreter would spend seconds on imports
 
 
-def _run(folder: Path, log: Path, said: Any) -> None:
+def _run(folder: Path, log: Path, output: Any) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
     with Inbox(folder, segment_bytes=20_000) as inbox:
-        serve(feedback_app(inbox), "127.0.0.1", 0, said.send)
-    said.send("ended")
+        serve(feedback_app(inbox), "127.0.0.1", 0, output.send)
+    output.send("ended")
 
 
 def start(folder: Path, log: Path) -> tuple[BaseProcess, str, Any]:
@@ -238,7 +238,7 @@ def test_kill_again_and_again_under_concurrent_posts(tmp_path: Path) -> None:
 
 
 def test_sigterm_answers_what_is_under_way_and_ends_cleanly(tmp_path: Path) -> None:
-    process, address, said = start(tmp_path / "inbox", tmp_path / "log")
+    process, address, output = start(tmp_path / "inbox", tmp_path / "log")
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as hangs_up:
         hangs_up.sendall(
             b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
@@ -253,6 +253,6 @@ def test_sigterm_answers_what_is_under_way_and_ends_cleanly(tmp_path: Path) -> N
         process.join(20)
         ended.set()
     assert process.exitcode == 0
-    assert said.recv() == "ended"
+    assert output.recv() == "ended"
     assert (tmp_path / "log").read_text() == ""
     assert set(acknowledged) <= set(held(tmp_path / "inbox"))

@@ -44,13 +44,13 @@ class Gathered:
 def gathered(small: Any) -> Iterator[Gathered]:
     """A workspace whose first round is deployed and whose second is refused, with a roll-back by hand in between."""
     root = small(evaluate={"bootstrap": {"level": 0.8}}, **LEARNS)
-    found = Gathered(root)
-    found.run(1)
-    Registry(found.store).rollback("found bad in service")
+    result = Gathered(root)
+    result.run(1)
+    Registry(result.store).rollback("found bad in service")
     small.configure(root, evaluate={"bootstrap": {"level": 0.9}}, gate={"deploy": ["accuracy > 2"]}, **LEARNS)
-    found.run(2)
-    yield found
-    found.store.close()
+    result.run(2)
+    yield result
+    result.store.close()
 
 
 def test_the_models_in_use_are_those_that_were_deployed(gathered: Gathered) -> None:
@@ -79,11 +79,11 @@ def test_a_gain_keeps_the_level_and_the_metric_that_it_was_computed_with(gathere
 def test_each_rounds_training_is_drawn_from_what_is_at_hand(gathered: Gathered) -> None:
     runs = {run.round: run for run in gathered.store.metadata.runs(stage="train", status="done")}
     trainings = gathered.report.trainings
-    assert [one.name for one in trainings] == ["round 1", "round 2"]
-    for number, one in enumerate(trainings, 1):
+    assert [item.name for item in trainings] == ["round 1", "round 2"]
+    for number, item in enumerate(trainings, 1):
         model = gathered.store.artifacts.path(str(runs[number].output))
         lines = json.loads((model / "training.json").read_bytes())
-        assert one.values["loss"].tolist() == [line["loss"] for line in lines]
+        assert item.values["loss"].tolist() == [line["loss"] for line in lines]
     # With times, where the workspace has kept them.
     timed = gathered.store.home / "metrics" / f"{runs[2].key}.jsonl"
     timed.parent.mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ def test_each_rounds_training_is_drawn_from_what_is_at_hand(gathered: Gathered) 
     timed.unlink()
     (gathered.store.home / "artifacts" / str(runs[2].output) / "training.json").unlink()
     report = gathered.report
-    assert [one.name for one in report.trainings] == ["round 1"]
+    assert [item.name for item in report.trainings] == ["round 1"]
     assert "The record of its training is not at hand." in report.rounds[2].note
     assert "not at hand" not in report.rounds[0].note + report.rounds[1].note
 
@@ -109,16 +109,16 @@ def test_the_times_add_up_whatever_they_are(gathered: Gathered) -> None:
 
 def test_the_random_loop_is_drawn_with_what_came_of_it(small: Any) -> None:
     root = small(rounds=1, **LEARNS)
-    found = Gathered(root)
-    found.run()
-    assert found.report.baseline is None
-    assert "Against drawing at random" not in render_report(found.report)
-    compared = run_baseline(found.store, load_config(root))
+    result = Gathered(root)
+    result.run()
+    assert result.report.baseline is None
+    assert "Against drawing at random" not in render_report(result.report)
+    compared = run_baseline(result.store, load_config(root))
     assert compared is not None
-    assert found.report.baseline == compared
-    page = render_report(found.report)
+    assert result.report.baseline == compared
+    page = render_report(result.report)
     assert compared.conclusion in html.unescape(page)
     assert "round 1, drawn at random" in page
-    shutil.rmtree(found.store.artifacts.path(compared.random[-1].evaluation))
-    assert found.report.baseline is None, "what is damaged is left out, and the rest is shown"
-    found.store.close()
+    shutil.rmtree(result.store.artifacts.path(compared.random[-1].evaluation))
+    assert result.report.baseline is None, "what is damaged is left out, and the rest is shown"
+    result.store.close()

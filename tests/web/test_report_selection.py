@@ -23,7 +23,7 @@ _LEARNS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def turned(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workspace, Any]]:
+def finished_loop(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workspace, Any]]:
     """A workspace with two rounds, the second by margin; treat it as read-only."""
     small = small_anywhere(tmp_path_factory.mktemp("selection"))
     root = small(select={"strategy": "margin", "pool_sample": 40}, **_LEARNS)
@@ -34,9 +34,9 @@ def turned(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def reopened(turned: tuple[Workspace, Any]) -> Iterator[Workspace]:
+def reopened(finished_loop: tuple[Workspace, Any]) -> Iterator[Workspace]:
     """The same workspace as a new process sees it, with nothing verified yet."""
-    store = Workspace.open(turned[0].root, load_config(turned[0].root).store)
+    store = Workspace.open(finished_loop[0].root, load_config(finished_loop[0].root).store)
     yield store
     store.close()
 
@@ -45,14 +45,14 @@ def _artifact(store: Workspace, role: str, number: int = 2) -> Path:
     return store.artifacts.path(store.metadata.rounds()[number].detail[role])
 
 
-def test_each_record_has_its_reason_score_answer_label_and_text(turned: tuple[Workspace, Any]) -> None:
-    store, small = turned
+def test_each_record_has_its_reason_score_answer_label_and_text(finished_loop: tuple[Workspace, Any]) -> None:
+    store, small = finished_loop
     first, second = read_selections(store)
     truth = {row["text"]: row["label"] for row in small.rows()}
     batch = parquet.read_table(_artifact(store, "selection") / "batch.parquet").to_pylist()
     scores = parquet.read_table(_artifact(store, "scores") / "scores.parquet").to_pylist()
     margins = {row["id"]: row["margin"] for row in scores}
-    assert [one.round for one in (first, second)] == [1, 2]
+    assert [item.round for item in (first, second)] == [1, 2]
     assert (second.strategy, second.score, second.records, second.scored, second.pool) == (
         "margin",
         "margin",
@@ -60,26 +60,26 @@ def test_each_record_has_its_reason_score_answer_label_and_text(turned: tuple[Wo
         40,
         44,
     )
-    assert [(one.rank, one.id, one.reason) for one in second.chosen] == [
+    assert [(item.rank, item.id, item.reason) for item in second.chosen] == [
         (row["rank"], row["id"], row["reason"]) for row in batch
     ]
-    assert [one.score for one in second.chosen] == [margins[row["id"]] for row in batch]
-    assert [one.predicted for one in second.chosen] == [row["predicted"] for row in batch]
-    assert [one.label for one in second.chosen] == [truth[one.input] for one in second.chosen]
+    assert [item.score for item in second.chosen] == [margins[row["id"]] for row in batch]
+    assert [item.predicted for item in second.chosen] == [row["predicted"] for row in batch]
+    assert [item.label for item in second.chosen] == [truth[item.input] for item in second.chosen]
     assert sum(second.reasons.values()) == 16
     assert sorted(second.scores.tolist()) == sorted(margins.values())
     assert second.missing == ()
     # The map: all that was chosen, the rest of what was scored, and what the first round had labelled.
     assert second.map is not None
-    assert set(second.map.chosen) == {one.id for one in second.chosen}
+    assert set(second.map.chosen) == {item.id for item in second.chosen}
     assert (len(second.map.pool), len(second.map.labelled)) == (24, 16)
 
 
-def test_a_cold_round_has_a_map_and_says_why_it_has_no_scores(turned: tuple[Workspace, Any]) -> None:
-    first, _ = read_selections(turned[0])
+def test_a_cold_round_has_a_map_and_says_why_it_has_no_scores(finished_loop: tuple[Workspace, Any]) -> None:
+    first, _ = read_selections(finished_loop[0])
     assert (first.strategy, first.reasons) == ("facility_location", {"cold_start": 16})
-    assert {one.score for one in first.chosen} == {None}
-    assert {one.label for one in first.chosen} <= set(turned[1].labels)
+    assert {item.score for item in first.chosen} == {None}
+    assert {item.label for item in first.chosen} <= set(finished_loop[1].labels)
     assert first.missing == (
         "There are no scores: no model had been trained yet, so what it is unsure of says nothing.",
     )
@@ -96,16 +96,16 @@ def _with_outlook(monkeypatch: pytest.MonkeyPatch, store: Workspace, outlook: di
 
 
 def test_what_was_expected_is_held_against_what_came(
-    turned: tuple[Workspace, Any], monkeypatch: pytest.MonkeyPatch
+    finished_loop: tuple[Workspace, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _ = turned
+    store, _ = finished_loop
     _, before, now = store.metadata.rounds()
-    assert [one.decision and one.decision["action"] for one in (before, now)] == ["deploy", "deploy"]
+    assert [item.decision and item.decision["action"] for item in (before, now)] == ["deploy", "deploy"]
     first, second = read_selections(store)
     assert first.gain is None, "one measurement promises nothing"
     assert second.gain is not None
-    said = now.detail["outlook"]["expected_gain"]
-    assert dataclasses.astuple(second.gain)[:5] == (2, "accuracy", said["gain"], said["low"], said["high"])
+    output = now.detail["outlook"]["expected_gain"]
+    assert dataclasses.astuple(second.gain)[:5] == (2, "accuracy", output["gain"], output["low"], output["high"])
     achieved = now.detail["metrics"]["accuracy"] - before.detail["metrics"]["accuracy"]
     assert second.gain.achieved == pytest.approx(achieved)
     assert "Expected and achieved gain in accuracy, in points" in render_report(
@@ -113,7 +113,7 @@ def test_what_was_expected_is_held_against_what_came(
     )
     # A metric that was not measured in pairs, and a reason to stop: nothing is made up, and the reason is told.
     _with_outlook(
-        monkeypatch, store, {"expected_gain": {**said, "metric": "token_f1"}, "why_stop": "champions answer alike"}
+        monkeypatch, store, {"expected_gain": {**output, "metric": "token_f1"}, "why_stop": "champions answer alike"}
     )
     _, second = read_selections(store)
     assert second.gain is not None
@@ -140,7 +140,7 @@ def test_a_round_of_an_earlier_version_has_no_map(reopened: Workspace, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("role", "file", "said", "left"),
+    ("role", "file", "output", "left"),
     [
         ("selection", "batch.parquet", "The batch cannot be read: artifact selection-", "scores"),
         ("scores", "scores.parquet", "The scores cannot be read: artifact scores-", "chosen"),
@@ -148,7 +148,7 @@ def test_a_round_of_an_earlier_version_has_no_map(reopened: Workspace, monkeypat
     ],
 )
 def test_what_is_damaged_is_named_and_the_rest_is_shown(
-    reopened: Workspace, role: str, file: str, said: str, left: str
+    reopened: Workspace, role: str, file: str, output: str, left: str
 ) -> None:
     path = reopened.home / "artifacts" / reopened.metadata.rounds()[2].detail[role] / file
     whole, mode = path.read_bytes(), path.stat().st_mode
@@ -160,22 +160,22 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(
     finally:
         path.write_bytes(whole)
         path.chmod(mode)
-    assert [sentence.startswith(said) for sentence in second.missing] == [True]
+    assert [sentence.startswith(output) for sentence in second.missing] == [True]
     assert f"{file} differs from its checksum" in second.missing[0]
     assert len(getattr(second, left)) > 0
-    assert all(one.score is not None for one in second.chosen), "the batch has the entropy too"
+    assert all(item.score is not None for item in second.chosen), "the batch has the entropy too"
     assert (second.round, second.records) == (2, 16)
     assert len(first.chosen) == 16
-    assert said in page
+    assert output in page
 
 
 def test_a_batch_that_waits_for_labels_is_shown(small: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"})
     store = Workspace.create(root, load_config(root).store)
     Loop(store, load_config(root)).run()
-    (one,) = read_selections(store)
+    (item,) = read_selections(store)
     page = render_report(read_report(store, load_config(root)))
     store.close()
-    assert (len(one.chosen), {record.label for record in one.chosen}, one.gain) == (12, {None}, None)
-    assert all(record.input for record in one.chosen)
+    assert (len(item.chosen), {record.label for record in item.chosen}, item.gain) == (12, {None}, None)
+    assert all(record.input for record in item.chosen)
     assert "All 12 records" in page

@@ -65,9 +65,9 @@ def test_an_expectation_lies_in_its_interval_and_zero_is_on_the_axis(shapes: Sha
     rows = [Expectation("round 1", 4.0, 2.0, 6.0, 8.0), Expectation("round 2", 1.0, -2.0, 2.0)]
     svg = expectations(rows, "gains", "{:+g}".format)
     ranges = shapes(svg, "rect", "range")
-    ends = [(float(one.attrib["x"]), float(one.attrib["x"]) + float(one.attrib["width"])) for one in ranges]
-    marks = [float(one.attrib["x"]) + 1.5 for one in shapes(svg, "rect", "expected")[:2]]
-    achieved = [float(one.attrib["cx"]) for one in shapes(svg, "circle", "deploy")]
+    ends = [(float(entry.attrib["x"]), float(entry.attrib["x"]) + float(entry.attrib["width"])) for entry in ranges]
+    marks = [float(entry.attrib["x"]) + 1.5 for entry in shapes(svg, "rect", "expected")[:2]]
+    achieved = [float(entry.attrib["cx"]) for entry in shapes(svg, "circle", "deploy")]
     assert len(achieved) == 2, "one is the legend's: the second round is open"
     assert marks[0] == pytest.approx(sum(ends[0]) / 2, abs=0.2)
     unit = (ends[0][1] - ends[0][0]) / 4
@@ -88,5 +88,5 @@ def test_expectations_of_nothing_can_be_drawn(words: Words) -> None:
 
 def test_bars_may_each_have_a_colour(shapes: Shapes) -> None:
     svg = bars([("a", 2, "2"), ("b", 1, "1")], "reasons", classes=["series-0", "series-1"])
-    (one,), (other,) = shapes(svg, "rect", "series-0"), shapes(svg, "rect", "series-1")
-    assert float(one.attrib["width"]) == pytest.approx(2 * float(other.attrib["width"]), abs=0.2)
+    (entry,), (other,) = shapes(svg, "rect", "series-0"), shapes(svg, "rect", "series-1")
+    assert float(entry.attrib["width"]) == pytest.approx(2 * float(other.attrib["width"]), abs=0.2)

@@ -42,12 +42,12 @@ def test_thinning_keeps_every_spike_and_the_order(values: list[float], buckets: 
 @given(values_of, some.integers(0, 20))
 def test_a_mean_is_a_mean_of_what_is_around(values: list[float], half: int) -> None:
     held = np.array(values)
-    found = smooth(held, 2 * half + 1)
-    assert np.array_equal(np.isnan(found), np.isnan(held))
+    result = smooth(held, 2 * half + 1)
+    assert np.array_equal(np.isnan(result), np.isnan(held))
     for at in np.flatnonzero(~np.isnan(held)):
         reach = min(half, at, len(held) - 1 - at)
         around = held[at - reach : at + reach + 1]
-        assert found[at] == pytest.approx(np.nanmean(around), abs=1e-3)
+        assert result[at] == pytest.approx(np.nanmean(around), abs=1e-3)
 
 
 def test_smoothing_leaves_a_straight_line_as_it_is() -> None:
@@ -61,14 +61,14 @@ def test_a_curve_rises_where_its_values_do(shapes: Shapes) -> None:
     steps = np.arange(10, 20, dtype=np.float64)
     svg = curve(steps, np.array([4.0, 3, 2, 1, 0, 1, 2, 3, 4, 5]), "loss", PLAIN)
     (path,) = shapes(svg, "path", "mean-line")
-    found = points(path.attrib["d"])
-    xs, ys = [x for x, _ in found], [y for _, y in found]
+    result = points(path.attrib["d"])
+    xs, ys = [x for x, _ in result], [y for _, y in result]
     assert np.diff(xs) == pytest.approx(np.full(9, (xs[-1] - xs[0]) / 9), abs=0.2)
     assert ys[4] == max(ys)
     assert ys[0] == ys[8]
     assert ys[9] - ys[8] == pytest.approx(ys[3] - ys[4], abs=0.2)
-    told = ElementTree.fromstring(svg).findtext(f"{SVG}title")
-    assert told == "loss by step: 4 at step 10, 5 at step 19; lowest 0 at step 14, highest 5 at step 19"
+    title = ElementTree.fromstring(svg).findtext(f"{SVG}title")
+    assert title == "loss by step: 4 at step 10, 5 at step 19; lowest 0 at step 14, highest 5 at step 19"
 
 
 def test_noisy_steps_get_a_mean_and_single_steps_a_dot(shapes: Shapes) -> None:
@@ -150,7 +150,7 @@ def test_strips_darken_with_the_norm(shapes: Shapes, words: Words) -> None:
     assert len(light) == 2
     assert float(dark[2]) == pytest.approx(float(light[0][2]) / 2, rel=0.01), "half of the steps"
     assert dark[1] == light[1][1], "in the second row"
-    assert sum(len(found) for found in runs.values()) == 3, "what is dead stays empty"
+    assert sum(len(result) for result in runs.values()) == 3, "what is dead stays empty"
     assert {"layers.0", "layers.1", "dead", "0.001", "1"} <= set(words(svg))
     assert "layers.0: median 0.001, from 0.001 to 0.001" in svg
 

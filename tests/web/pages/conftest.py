@@ -75,12 +75,12 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Opened]]:
     def open_file(path: Path, width: int = 400, scheme: Any = "light") -> Opened:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         pages.append(page)
-        found = Opened(page, [], [])
-        page.on("request", lambda sent: found.requests.append(sent.url))
-        page.on("console", lambda message: found.complaints.append(message.text))
-        page.on("pageerror", lambda error: found.complaints.append(str(error)))
+        result = Opened(page, [], [])
+        page.on("request", lambda sent: result.requests.append(sent.url))
+        page.on("console", lambda message: result.complaints.append(message.text))
+        page.on("pageerror", lambda error: result.complaints.append(str(error)))
         page.goto(path.as_uri())
-        return found
+        return result
 
     yield open_file
     for page in pages:

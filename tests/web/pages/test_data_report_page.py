@@ -53,9 +53,9 @@ def _version(seed: int, weight: int) -> Profile:
     ids = kept["id"].to_pylist()
 
     def facts(step: str, name: str, values: list[Any]) -> pa.Table:
-        told = pa.array(values)
+        column = pa.array(values)
         nothing = pa.nulls(len(ids))
-        columns = [nothing, told] if pa.types.is_string(told.type) else [told, nothing]
+        columns = [nothing, column] if pa.types.is_string(column.type) else [column, nothing]
         table = pa.table(
             [pa.array(ids), pa.array([step] * len(ids)), pa.array([name] * len(ids)), *columns], FACT.names
         )

@@ -65,7 +65,7 @@ def test_the_headline_and_the_refused_round_can_be_read(opened: Any) -> None:
 def test_each_rounds_training_can_be_opened(opened: Any) -> None:
     rounds = opened.page.locator("#training .rounds > details")
     assert rounds.count() == 4
-    assert [one.get_attribute("open") is not None for one in rounds.all()] == [False, False, False, True]
+    assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [False, False, False, True]
     assert "Round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
     assert "1 decision" in rounds.last.locator("summary").first.inner_text()
     rounds.first.locator("summary").first.click()
@@ -76,10 +76,10 @@ def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
     section = opened.page.locator("#selection")
     rounds = section.locator(".rounds > details")
     assert rounds.count() == 4
-    assert [one.get_attribute("open") is not None for one in rounds.all()] == [True, False, False, False]
+    assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [True, False, False, False]
     newest = " ".join(rounds.first.inner_text().split())
     assert newest.startswith("Round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse")
-    for said in (
+    for output in (
         "Expected gain in accuracy, in points: +6.4 (+0.8 to +13.1); achieved: +9.0.",
         "Labelling more may have stopped to pay: the last 3 champions answer the pool alike",
         "96 chosen records among 204 others of the pool and 288 that had a label",
@@ -87,7 +87,7 @@ def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
         "cancel_membership",
         "All 96 records",
     ):
-        assert said in newest
+        assert output in newest
     rounds.first.locator(".fold summary").click()
     rows = rounds.first.locator("tbody tr")
     assert rows.count() == 96
@@ -109,13 +109,13 @@ def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
 
 def test_a_long_history_of_large_batches_makes_no_huge_page(report: Report) -> None:
     def selection(number: int) -> Selection:
-        one = report.selections[-1]
-        assert one.map is not None
+        entry = report.selections[-1]
+        assert entry.map is not None
         rng = np.random.default_rng(number)
-        chosen = [dataclasses.replace(one.chosen[0], id=f"{rank}", rank=rank) for rank in range(1, 501)]
+        chosen = [dataclasses.replace(entry.chosen[0], id=f"{rank}", rank=rank) for rank in range(1, 501)]
         places = {record.id: (float(rank), float(rank % 7)) for rank, record in enumerate(chosen)}
         plane = PoolMap(places, 100 * rng.random((1500, 2)), 100 * rng.random((1000, 2)))
-        return dataclasses.replace(one, round=number, records=500, chosen=tuple(chosen), map=plane)
+        return dataclasses.replace(entry, round=number, records=500, chosen=tuple(chosen), map=plane)
 
     few = render_report(dataclasses.replace(report, selections=()))
     page = render_report(dataclasses.replace(report, selections=tuple(map(selection, range(1, 31)))))

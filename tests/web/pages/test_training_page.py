@@ -38,20 +38,20 @@ def folder(tmp_path: Path, training_lines: MakeLines) -> Path:
 
 
 def test_a_training_is_read_from_its_folder(folder: Path) -> None:
-    found = read_training_folder(folder)
-    assert found.name == "support <b>"
-    assert list(found.steps) == list(range(200))
-    assert math.isnan(found.values["loss"][150])
-    assert list(found.groups) == [f"layers.{at}" for at in range(6)]
-    assert found.objective["rewards/margins"][100] == 0.5
+    result = read_training_folder(folder)
+    assert result.name == "support <b>"
+    assert list(result.steps) == list(range(200))
+    assert math.isnan(result.values["loss"][150])
+    assert list(result.groups) == [f"layers.{at}" for at in range(6)]
+    assert result.objective["rewards/margins"][100] == 0.5
     # Once each, though one stands in both files; the other's step was trained again.
-    assert [(one.step, one.kind, one.action) for one in found.decisions] == [
+    assert [(entry.step, entry.kind, entry.action) for entry in result.decisions] == [
         (40, "explosion", "skip"),
         (90, "divergence", "rollback"),
     ]
-    assert found.phases["backward"] == pytest.approx(200)
-    assert found.phases["everything else"] == pytest.approx(20)
-    assert found.settings == {"model": "smollm2-135m", "data": "<i>pairs</i>.jsonl", "objective": "dpo"}
+    assert result.phases["backward"] == pytest.approx(200)
+    assert result.phases["everything else"] == pytest.approx(20)
+    assert result.settings == {"model": "smollm2-135m", "data": "<i>pairs</i>.jsonl", "objective": "dpo"}
 
 
 def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
@@ -62,10 +62,10 @@ def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
     (work / "notes.json").write_text(json.dumps({"steps": [], "decisions": [ROLLED_BACK.to_json()]}))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 200, "lo')
-    found = read_training_folder(folder)
-    assert len(found.steps) == 200
-    assert [one.kind for one in found.decisions] == ["explosion", "divergence"]
-    assert "posttrain" in render_training(found)
+    result = read_training_folder(folder)
+    assert len(result.steps) == 200
+    assert [entry.kind for entry in result.decisions] == ["explosion", "divergence"]
+    assert "posttrain" in render_training(result)
 
 
 def test_what_older_versions_wrote_has_a_page_too() -> None:
@@ -84,10 +84,10 @@ def test_a_folder_without_a_training(tmp_path: Path, content: str | None, says: 
 
 
 def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_lines: MakeLines) -> None:
-    one = training_lines(1000, groups=30)
+    entry = training_lines(1000, groups=30)
     steps = np.arange(100_000, dtype=np.float64)
     rng = np.random.default_rng(1)
-    short = training_from_steps("long", one)
+    short = training_from_steps("long", entry)
     long = dataclasses.replace(
         short,
         steps=steps,
@@ -116,8 +116,8 @@ def test_the_page_is_sound(opened: Any) -> None:
 
 def test_every_curve_is_there_with_a_name(opened: Any) -> None:
     charts = opened.page.locator("#curves svg.chart:visible")
-    told = [str(chart.locator("> title").text_content()).split(" by step")[0] for chart in charts.all()]
-    assert told == [
+    titles = [str(chart.locator("> title").text_content()).split(" by step")[0] for chart in charts.all()]
+    assert titles == [
         "loss",
         "gradient norm",
         "learning rate",
@@ -165,8 +165,8 @@ def test_what_users_write_stays_text(folder: Path) -> None:
 
 
 def test_a_training_of_one_step(open_page: Callable[..., Any], tmp_path: Path, training_lines: MakeLines) -> None:
-    one: Training = training_from_steps("short", training_lines(1, metrics=False))
-    write_training(one, tmp_path / "page.html")
+    entry: Training = training_from_steps("short", training_lines(1, metrics=False))
+    write_training(entry, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html").page
     assert page.locator("#curves svg:visible").count() == 8
     assert "The monitor detected no problem." in page.locator("#decisions").inner_text()
