@@ -38,7 +38,7 @@ def show(
     if defaults:
         typer.echo(reference(Config))
         return
-    # Checked with everything that it names, but printed as the file has it: without the labels and defaults filled in.
+    # Checked with everything that it names, but printed as the file has it: labels in a file stay a file.
     load_config(workspace)
     values = Config.read(read_yaml(workspace / CONFIG_FILE), CONFIG_FILE).model_dump(mode="json")
     if json:

@@ -117,7 +117,7 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
         others = [intent for intent in intents() if intent != rows[at]["intent"]]
         rows[at]["intent"] = others[rng.integers(len(others))]
 
-    # Shuffled last, so that no fault can be told by its position.
+    # Shuffled last, so that no fault is recognised by its position.
     order = rng.permutation(pool)
     planted_rows = {fault: [new for new, old in enumerate(order) if faults[old] == fault] for fault in counts}
     planted_rows["wrong_labels"] = [new for new, old in enumerate(order) if int(old) in wrong]

@@ -133,8 +133,8 @@ class ScoreInfluence(Stage):
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """The prompt, the answers and the method."""
         # Of the record only the prompt counts: another record with the same prompt has the same influences.
-        asked = json.dumps(record_turns(self.record), ensure_ascii=False)
-        answers = {"asked": asked, "answer": self.answer, "instead": self.instead}
+        prompt = json.dumps(record_turns(self.record), ensure_ascii=False)
+        answers = {"asked": prompt, "answer": self.answer, "instead": self.instead}
         return {"method": self.method, "among": self.among, **answers, **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:

@@ -22,9 +22,9 @@ _SELECTION_REASONS = {
     "strategy": "chosen by {} from the whole pool",
     "focus": "chosen by {} among records near what evaluation found weakest",
     "explore": "drawn at random from the whole pool, whatever the model says",
-    "cold_start": "chosen by {} to cover the pool, as what the model is unsure of said nothing yet",
+    "cold_start": "chosen by {} to cover the pool, as the confidence of an untrained model says nothing",
 }
-_RANDOM_COLD_START = "drawn at random, as what the model is unsure of said nothing yet"
+_RANDOM_COLD_START = "drawn at random, as the confidence of an untrained model says nothing"
 _SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 

@@ -31,7 +31,7 @@ _CALIBRATION = ("temperature", "ece_before", "ece_after")
 class ChosenRecord:
     """A record selected for labelling.
 
-    ``score`` is None where the model said nothing yet, ``label`` while nobody has answered; ``why`` is more than the
+    ``score`` is None where no model has scored it, ``label`` while nobody has labelled it; ``why`` is more than the
     reason says, and ``inclusion`` the probability with which it was drawn, where the batch has them.
     """
 

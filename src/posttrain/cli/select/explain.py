@@ -104,7 +104,7 @@ def _show_rounds(rounds: list[dict[str, Any]]) -> None:
         label = entry["labelled"]["label"] if entry["labelled"] else None
         why = chosen["why"] if chosen else None
         rows.append([entry["round"], choice, label, *(_nan_to_none(scores.get(name)) for name in names), why])
-    print_table("what the rounds said of it", ["round", "chosen", "label", *names, "why"], rows)
+    print_table("what the rounds recorded of it", ["round", "chosen", "label", *names, "why"], rows)
     for name in names:
         if name in SCORES:
             print_line(f"{name}: {SCORES[name].meaning}")

@@ -48,7 +48,7 @@ def curve(
 ) -> str:
     """Draws one measure of a training; returns "" if nothing was measured.
 
-    Values far above all others are cut off at the top, and said so, or a single spike would flatten all else.
+    Values far above all others are cut off at the top and counted, or a single spike would flatten all else.
 
     Args:
         steps: float64 [N], rising.
