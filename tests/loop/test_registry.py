@@ -165,20 +165,20 @@ def hook(root: Path, body: str) -> DeployConfig:
     return DeployConfig(command=shlex.join([sys.executable, str(script)]))
 
 
-TELLS = """
+APPENDS_A_CALL = """
 variables = {name: value for name, value in os.environ.items() if name.startswith("POSTTRAIN_")}
-with open("told.jsonl", "a") as file:
-    sees = open(told["POSTTRAIN_CHAMPION"] + "/name").read()
+with open("calls.jsonl", "a") as file:
+    sees = open(variables["POSTTRAIN_CHAMPION"] + "/name").read()
     print(json.dumps({**variables, "cwd": os.getcwd(), "sees": sees}), file=file)
 """
 
 
 def hook_calls(store: Workspace) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (store.root / "told.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (store.root / "calls.jsonl").read_text().splitlines()]
 
 
 def test_a_command_is_run(store: Workspace, model: dict[str, str]) -> None:
-    registry = Registry(store, hook(store.root, TELLS))
+    registry = Registry(store, hook(store.root, APPENDS_A_CALL))
     registry.promote(model[A], round=0)
     registry.promote(model[B], round=1)
     registry.rollback()
@@ -207,7 +207,7 @@ def test_a_command_that_fails_is_called_again(
     assert deployment.hook == "failed"
     assert in_service(store) == A
     assert "deploy.command" in caplog.text
-    mended = Registry(store, hook(store.root, TELLS))
+    mended = Registry(store, hook(store.root, APPENDS_A_CALL))
     mended.settle()
     mended.settle()
     assert [entry["POSTTRAIN_MODEL"] for entry in hook_calls(store)] == [model[A]]
@@ -218,7 +218,7 @@ def test_a_command_that_fails_is_called_again(
 def test_a_command_is_run_after_a_kill(
     store: Workspace, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hooks = hook(store.root, TELLS)
+    hooks = hook(store.root, APPENDS_A_CALL)
 
     def killed(*arguments: Any) -> bool:
         raise KeyboardInterrupt

@@ -68,6 +68,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
 
 def setup_logging(debug: bool) -> None:
     """Sends the program's log lines to standard error, and silences other libraries unless something is wrong."""
+    # In the environment and now, since these libraries read it once when they are imported.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # Otherwise tokenizers print a warning when a process forks after using them.

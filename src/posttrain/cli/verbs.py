@@ -27,6 +27,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        # Placeholders with a line of help: to list the verbs, none of their modules is imported.
         for name, verb in self.verbs.items():
             self.add_command(TyperCommand(name, help=verb.help))
 

@@ -187,6 +187,7 @@ def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
     runs = [run for run in context.workspace.metadata.producers(model) if run.stage == "train" and run.status == "done"]
     if not runs:
         return None
+    # The last, where several trainings gave the same weights.
     trained = TrainingRun(model, runs[-1])
     if OBJECTIVES[trained.train["objective"]].shape not in ("completion", "teacher"):
         raise UserError(
@@ -233,6 +234,7 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
 
 def _last_layers(names: list[str]) -> tuple[set[str], int]:
     """Return the names in the last `_LAST_LAYERS` of a model's numbered layers, and the number of layers."""
+    # Parameters outside of the layers, such as the head's, count as those of the first.
     numbers = [next((int(word) for word in name.split(".") if word.isdecimal()), 0) for name in names]
     depth = max(numbers) + 1
     return {name for name, number in zip(names, numbers, strict=True) if number >= depth - _LAST_LAYERS}, depth

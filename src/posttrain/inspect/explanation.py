@@ -268,6 +268,7 @@ def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str
     if not labelled.num_rows:
         return []
     similarity = cosine_similarities(context, record, dataset)
+    # Stable: of equally similar records the earlier one, on every machine.
     rows = np.argsort(-similarity, kind="stable")[:count]
     near = labelled.take(pa.array(rows))
     columns = zip(near.to_pylist(), inputs(near), similarity[rows].tolist(), strict=True)
@@ -280,6 +281,7 @@ def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str
 
 def _find_row(table: pa.Table, id: str, by: str = "id") -> dict[str, Any] | None:
     """Find the row of an id; returns it without columns that are lists."""
+    # Embeddings and probabilities have hundreds of numbers, which explain nothing to a reader.
     plain = [field.name for field in table.schema if field.name != "embedding" and not _is_list(field.type)]
     rows = table.filter(compute.equal(table[by], id)).select(plain).to_pylist()
     return rows[0] if rows else None

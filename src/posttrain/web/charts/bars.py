@@ -49,6 +49,7 @@ def bars(
     names = min(max(len(name) for name, _, _ in rows) * LETTER + 14, 0.46 * width)
     numbers = max(len(label) for _, _, label in rows) * LETTER + 14
     room, step = width - names - numbers, 24 if len(rows) <= 32 else 18
+    # 1.0 if all bars are zero, which have no length but must not divide by zero.
     most = full or max(value for _, value, _ in rows) or 1.0
     top = 22 if marks else 0
     colours = classes or [f"bar-{kind}"] * len(rows)

@@ -25,6 +25,7 @@ def heat_map(
     if not rows or not columns:
         return ""
     names = min(max(map(len, rows)) * LETTER + 10, 0.42 * width)
+    # Column names are turned by 55 degrees: upright ones would need a column as wide as the longest.
     slant = math.sin(math.radians(55))
     over = min(max(map(len, columns)) * LETTER, 160.0)
     head = over * slant + 14

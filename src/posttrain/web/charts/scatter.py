@@ -34,6 +34,7 @@ class ScatterLayer:
 
 
 def _dot(x: float, y: float) -> str:
+    # A line of no length with round caps: a third of the bytes of a circle, and a map has thousands.
     return f"M{x:.0f} {y:.0f}h0"
 
 
