@@ -35,7 +35,6 @@ from scipy.stats import rankdata
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
 from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
 from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
@@ -44,7 +43,7 @@ from posttrain.attribution.influence.ihvp.solver import Solution
 from posttrain.attribution.influence.influence_functions import influence_functions
 from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import less, tracin
+from posttrain.attribution.influence.tracin import AdamMoments, Checkpoint, less, tracin
 from posttrain.attribution.influence.trak import trak
 from posttrain.store.errors import UserError
 

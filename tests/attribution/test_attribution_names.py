@@ -20,5 +20,5 @@ import sys
 from posttrain.attribution import tmc_shapley
 print("sklearn" in sys.modules, "scipy" in sys.modules)
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "False"]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]

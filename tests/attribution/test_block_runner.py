@@ -41,11 +41,11 @@ class Logged:
 
 
 METHODS: dict[str, Callable[..., Values]] = {
-    "tmc": lambda utility, **place: tmc_shapley(utility, permutations=20, block_size=3, tolerance=0.5, **place),
-    "beta": lambda utility, **place: beta_shapley(utility, permutations=20, block_size=3, **place),
-    "banzhaf": lambda utility, **place: banzhaf(utility, samples=130, block_size=20, **place),
-    "one out": lambda utility, **place: leave_one_out(utility, block_size=2, **place),
-    "exact": lambda utility, **place: shapley(utility, block_size=100, **place),
+    "tmc": lambda utility, **options: tmc_shapley(utility, permutations=20, block_size=3, tolerance=0.5, **options),
+    "beta": lambda utility, **options: beta_shapley(utility, permutations=20, block_size=3, **options),
+    "banzhaf": lambda utility, **options: banzhaf(utility, samples=130, block_size=20, **options),
+    "one out": lambda utility, **options: leave_one_out(utility, block_size=2, **options),
+    "exact": lambda utility, **options: shapley(utility, block_size=100, **options),
 }
 
 
@@ -136,16 +136,16 @@ def ridge() -> RidgeUtility:
 
 
 def test_two_processes_give_the_same_digits(tmp_path: Path) -> None:
-    def stopped(**place: Any) -> Values:
-        return tmc_shapley(ridge(), permutations=400, block_size=4, standard_error=0.02, **place)
+    def stopped(**options: Any) -> Values:
+        return tmc_shapley(ridge(), permutations=400, block_size=4, standard_error=0.02, **options)
 
-    def of_sets(**place: Any) -> Values:
-        return banzhaf(ridge(), samples=110, block_size=25, **place)
+    def of_sets(**options: Any) -> Values:
+        return banzhaf(ridge(), samples=110, block_size=25, **options)
 
-    def of_bags(**place: Any) -> Values:
+    def of_bags(**options: Any) -> Values:
         labels = np.arange(90) % 3
         features = np.random.default_rng(1).normal(size=(90, 6)) + labels[:, None]
-        return data_oob(features, labels, bags=25, block_size=4, **place)
+        return data_oob(features, labels, bags=25, block_size=4, **options)
 
     for number, method in enumerate((stopped, of_sets, of_bags)):
         one = method()

@@ -22,13 +22,13 @@ def test_a_group_brings_all_its_rows() -> None:
         seen.append(rows.tolist())
         return float(2.0 ** rows.astype(float) @ np.ones(len(rows)))
 
-    found = shapley(group_utility(additive, SOURCES))
+    result = shapley(group_utility(additive, SOURCES))
     expected = [sum(2.0**row for row in np.flatnonzero(source == SOURCES)) for source in range(4)]
-    np.testing.assert_allclose(found.values, expected, rtol=1e-12)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-12)
     assert [] in seen
     assert list(range(12)) in seen
     assert [0, 3, 4, 7, 8, 11] in seen
-    assert found.evaluations == 16
+    assert result.evaluations == 16
 
 
 def test_groups_of_an_incremental_utility_grow() -> None:
@@ -54,15 +54,15 @@ def test_keys_tell_groups_apart() -> None:
 
 def test_sources_sum_values_and_propagate_errors() -> None:
     values = Values(np.arange(12.0) - 4, np.arange(1, 13) / 10, 77)
-    found = sum_by_group(values, SOURCES)
-    np.testing.assert_allclose(found.values, [-3 + 1 + 5, -2 + 2 + 6, -4 - 1 + 0 + 7, 3 + 4])
-    np.testing.assert_allclose(found.standard_errors[3], np.hypot(0.8, 0.9))
-    np.testing.assert_allclose(found.standard_errors[0], np.sqrt(0.04 + 0.36 + 1.0))
-    assert found.evaluations == 77
+    result = sum_by_group(values, SOURCES)
+    np.testing.assert_allclose(result.values, [-3 + 1 + 5, -2 + 2 + 6, -4 - 1 + 0 + 7, 3 + 4])
+    np.testing.assert_allclose(result.standard_errors[3], np.hypot(0.8, 0.9))
+    np.testing.assert_allclose(result.standard_errors[0], np.sqrt(0.04 + 0.36 + 1.0))
+    assert result.evaluations == 77
 
 
 @pytest.mark.parametrize("unknown", [np.nan])
 def test_what_is_not_known_of_a_record_is_not_known_of_its_source(unknown: float) -> None:
     errors = np.where(np.arange(12) == 0, unknown, 0.1)
-    found = sum_by_group(Values(np.ones(12), errors, 1), SOURCES)
-    assert np.isnan(found.standard_errors).tolist() == [False, False, True, False]
+    result = sum_by_group(Values(np.ones(12), errors, 1), SOURCES)
+    assert np.isnan(result.standard_errors).tolist() == [False, False, True, False]

@@ -14,7 +14,7 @@ def blobs(count: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_it_equals_a_direct_computation() -> None:
     features, labels = blobs()
-    found = data_oob(features, labels, bags=23, seed=9, block_size=5)
+    result = data_oob(features, labels, bags=23, seed=9, block_size=5)
     outcomes: list[list[float]] = [[] for _ in labels]
     for bag in range(23):
         generator = np.random.default_rng([9, bag])
@@ -23,28 +23,28 @@ def test_it_equals_a_direct_computation() -> None:
         for row in set(range(60)) - set(drawn.tolist()):
             outcomes[row].append(float(tree.predict(features[row : row + 1])[0] == labels[row]))
     assert min(map(len, outcomes)) > 1
-    np.testing.assert_allclose(found.values, [np.mean(one) for one in outcomes], rtol=1e-12)
+    np.testing.assert_allclose(result.values, [np.mean(one) for one in outcomes], rtol=1e-12)
     errors = [np.std([*one, 0, 1]) / np.sqrt(len(one) + 2) for one in outcomes]
-    np.testing.assert_allclose(found.standard_errors, errors, atol=1e-12)
-    assert found.evaluations == 23
-    assert 0 < found.standard_errors.max() < 0.5
+    np.testing.assert_allclose(result.standard_errors, errors, atol=1e-12)
+    assert result.evaluations == 23
+    assert 0 < result.standard_errors.max() < 0.5
 
 
 def test_a_record_that_every_bag_drew_has_no_value() -> None:
     features, labels = blobs()
-    found = data_oob(features, labels, bags=1)
+    result = data_oob(features, labels, bags=1)
     inside = np.isin(np.arange(60), np.random.default_rng([0, 0]).integers(0, 60, 60))
-    np.testing.assert_array_equal(np.isnan(found.values), inside)
-    np.testing.assert_array_equal(np.isnan(found.standard_errors), inside)
-    np.testing.assert_allclose(found.standard_errors[~inside], np.sqrt(2 / 9 / 3), rtol=1e-12)
+    np.testing.assert_array_equal(np.isnan(result.values), inside)
+    np.testing.assert_array_equal(np.isnan(result.standard_errors), inside)
+    np.testing.assert_allclose(result.standard_errors[~inside], np.sqrt(2 / 9 / 3), rtol=1e-12)
 
 
 def test_wrong_labels_are_worth_less() -> None:
     features, labels = blobs(150)
     given = labels.copy()
     given[:20] = (given[:20] + 1) % 3
-    found = data_oob(features, given, bags=60).values
-    assert found[:20].mean() < found[20:].mean() - 0.25
+    result = data_oob(features, given, bags=60).values
+    assert result[:20].mean() < result[20:].mean() - 0.25
 
 
 def test_another_learner_and_names_for_labels() -> None:
@@ -59,15 +59,15 @@ def test_another_learner_and_names_for_labels() -> None:
 @pytest.mark.parametrize("estimator", [LogisticRegression(), None])
 def test_a_bag_of_one_class_predicts_it(estimator: LogisticRegression | None) -> None:
     features, labels = np.arange(6.0)[:, None], np.array([0, 0, 0, 0, 0, 1])
-    found = data_oob(features, labels, estimator=estimator, bags=40)
-    assert (found.values[:5] > 0.5).all()
-    assert found.values[5] == 0
+    result = data_oob(features, labels, estimator=estimator, bags=40)
+    assert (result.values[:5] > 0.5).all()
+    assert result.values[5] == 0
 
 
 def test_it_stops_at_the_bound() -> None:
     features, labels = blobs()
-    found = data_oob(features, labels, bags=2000, standard_error=0.05, reduction="mean", block_size=20)
-    assert found.evaluations < 2000
-    assert np.mean(found.standard_errors) <= 0.05
-    fewer = data_oob(features, labels, bags=found.evaluations - 20)
+    result = data_oob(features, labels, bags=2000, standard_error=0.05, reduction="mean", block_size=20)
+    assert result.evaluations < 2000
+    assert np.mean(result.standard_errors) <= 0.05
+    fewer = data_oob(features, labels, bags=result.evaluations - 20)
     assert not np.mean(fewer.standard_errors) <= 0.05

@@ -19,8 +19,8 @@ class Counted:
 def test_values_sum_to_what_all_add_to_none() -> None:
     utility = Counted(cap=11.0)
     for permutations in (1, 7, 23):
-        found = tmc_shapley(utility, 30, permutations=permutations, tolerance=0, seed=permutations)
-        np.testing.assert_allclose(found.values.sum(), 11.0, rtol=1e-13)
+        result = tmc_shapley(utility, 30, permutations=permutations, tolerance=0, seed=permutations)
+        np.testing.assert_allclose(result.values.sum(), 11.0, rtol=1e-13)
 
 
 def test_evaluations_are_counted() -> None:
@@ -31,21 +31,21 @@ def test_evaluations_are_counted() -> None:
     utility = Counted()
     assert banzhaf(utility, 30, samples=64).evaluations == utility.calls == 64
     utility = Counted(cap=11.0)
-    found = tmc_shapley(utility, 30, permutations=5)
-    assert found.evaluations == utility.calls < 5 * 20
+    result = tmc_shapley(utility, 30, permutations=5)
+    assert result.evaluations == utility.calls < 5 * 20
 
 
 def test_truncation_leaves_a_permutation_within_the_tolerance_of_the_full_score() -> None:
     utility, tolerance = Counted(), 4.0
-    found = tmc_shapley(utility, 30, permutations=1, tolerance=tolerance, seed=3)
+    result = tmc_shapley(utility, 30, permutations=1, tolerance=tolerance, seed=3)
     order = np.random.default_rng([3, 0]).permutation(30)
     left = utility.worth.sum() - utility.worth[order].cumsum()
     come = int((left >= tolerance).sum()) + 1
     expected = np.zeros(30)
     expected[order[:come]] = utility.worth[order[:come]]
-    np.testing.assert_allclose(found.values, expected, atol=1e-12)
-    assert found.evaluations == come + 2
-    assert 0 < utility.worth.sum() - found.values.sum() < tolerance
+    np.testing.assert_allclose(result.values, expected, atol=1e-12)
+    assert result.evaluations == come + 2
+    assert 0 < utility.worth.sum() - result.values.sum() < tolerance
 
 
 def test_patience_does_not_fall_for_a_score_that_passes_by() -> None:
@@ -68,20 +68,20 @@ def test_it_stops_at_the_bound_and_not_before(reduction: str) -> None:
 
     settings = {"tolerance": 0.0, "seed": 5, "block_size": 4}
     bound = 0.12
-    found = tmc_shapley(Counted(11), 30, permutations=400, standard_error=bound, reduction=reduction, **settings)  # type: ignore[arg-type]
-    drawn = (found.evaluations - 2) // 30
+    result = tmc_shapley(Counted(11), 30, permutations=400, standard_error=bound, reduction=reduction, **settings)  # type: ignore[arg-type]
+    drawn = (result.evaluations - 2) // 30
     assert 8 <= drawn < 400
     assert drawn % 4 == 0
-    assert size(found.standard_errors) <= bound
+    assert size(result.standard_errors) <= bound
     shorter = tmc_shapley(Counted(11), 30, permutations=drawn - 4, **settings)  # type: ignore[arg-type]
     assert size(shorter.standard_errors) > bound
 
 
 def test_banzhaf_stops_and_says_what_it_does_not_know() -> None:
     utility = Counted(11)
-    found = banzhaf(utility, 30, samples=5000, standard_error=0.2, block_size=10)
-    assert found.evaluations < 5000
-    assert found.standard_errors.max() <= 0.2
+    result = banzhaf(utility, 30, samples=5000, standard_error=0.2, block_size=10)
+    assert result.evaluations < 5000
+    assert result.standard_errors.max() <= 0.2
     one = banzhaf(utility, 30, samples=1)
     assert np.isnan(one.values).all()
     assert np.isnan(one.standard_errors).all()

@@ -48,7 +48,7 @@ def gloves(rows: np.ndarray) -> float:
 def airport_values(absent: Absent) -> np.ndarray:
     """Each step of the costs goes to who joins a set in which nobody else needs it: ``absent(m)`` for m others."""
     steps = np.diff(COSTS, prepend=0)
-    return np.cumsum([step * absent(len(COSTS) - place - 1) for place, step in enumerate(steps)])
+    return np.cumsum([step * absent(len(COSTS) - position - 1) for position, step in enumerate(steps)])
 
 
 def absent_by_beta(alpha: float, beta: float) -> Absent:
@@ -63,10 +63,10 @@ def test_weighted_majority() -> None:
 
 
 def test_the_security_council() -> None:
-    found = shapley(security_council, 15)
-    np.testing.assert_allclose(found.values, [421 / 2145] * 5 + [4 / 2145] * 10, rtol=1e-10)
-    assert found.evaluations == 2**15
-    assert not found.standard_errors.any()
+    result = shapley(security_council, 15)
+    np.testing.assert_allclose(result.values, [421 / 2145] * 5 + [4 / 2145] * 10, rtol=1e-10)
+    assert result.evaluations == 2**15
+    assert not result.standard_errors.any()
 
 
 def test_the_airport_game() -> None:
@@ -76,20 +76,20 @@ def test_the_airport_game() -> None:
         semivalue(airport, banzhaf_weights(6)).values, airport_values(lambda others: 0.5**others), rtol=1e-12
     )
     for alpha, beta in [(1, 1), (16, 1), (1, 4), (2.5, 0.5)]:
-        found = semivalue(airport, beta_weights(6, alpha, beta)).values
-        np.testing.assert_allclose(found, airport_values(absent_by_beta(alpha, beta)), rtol=1e-12)
+        result = semivalue(airport, beta_weights(6, alpha, beta)).values
+        np.testing.assert_allclose(result, airport_values(absent_by_beta(alpha, beta)), rtol=1e-12)
 
 
 def test_the_glove_game() -> None:
     others, players = RIGHT_GLOVES, RIGHT_GLOVES + 1
     right = 1 / (others * (others + 1))
     np.testing.assert_allclose(shapley(gloves, players).values, [others / (others + 1)] + [right] * others, rtol=1e-12)
-    found = semivalue(gloves, banzhaf_weights(players)).values
-    np.testing.assert_allclose(found, [1 - 0.5**others] + [0.5**others] * others, rtol=1e-12)
+    result = semivalue(gloves, banzhaf_weights(players)).values
+    np.testing.assert_allclose(result, [1 - 0.5**others] + [0.5**others] * others, rtol=1e-12)
     alpha, beta = 3.0, 2.0
     pair = beta_function(beta + 1, alpha + others - 1) / beta_function(alpha, beta)
-    found = semivalue(gloves, beta_weights(players, alpha, beta)).values
-    np.testing.assert_allclose(found, [1 - absent_by_beta(alpha, beta)(others)] + [pair] * others, rtol=1e-12)
+    result = semivalue(gloves, beta_weights(players, alpha, beta)).values
+    np.testing.assert_allclose(result, [1 - absent_by_beta(alpha, beta)(others)] + [pair] * others, rtol=1e-12)
 
 
 def test_weights_sum_to_one_also_for_many_players() -> None:
@@ -108,18 +108,18 @@ def test_equal_players_are_worth_the_same_and_a_dummy_what_it_brings() -> None:
         return airport(rows[rows < 6]) + 0.25 * float((rows == 6).any())
 
     for weights in (shapley_weights(7), banzhaf_weights(7), beta_weights(7, 4, 1)):
-        found = semivalue(with_dummy, weights).values
-        np.testing.assert_allclose(found[6], 0.25, rtol=1e-12)
-        np.testing.assert_allclose(found[2], found[3], rtol=1e-12)
+        result = semivalue(with_dummy, weights).values
+        np.testing.assert_allclose(result[6], 0.25, rtol=1e-12)
+        np.testing.assert_allclose(result[2], result[3], rtol=1e-12)
     sampled = tmc_shapley(with_dummy, 7, permutations=20, tolerance=0)
     np.testing.assert_allclose(sampled.values[6], 0.25, rtol=1e-12)
     assert sampled.standard_errors[6] < 1e-12
 
 
 def test_leaving_one_out_is_what_is_lost() -> None:
-    found = leave_one_out(airport, 6)
-    np.testing.assert_array_equal(found.values, [0, 0, 0, 0, 0, 4])
-    assert found.evaluations == 8
+    result = leave_one_out(airport, 6)
+    np.testing.assert_array_equal(result.values, [0, 0, 0, 0, 0, 4])
+    assert result.evaluations == 8
     np.testing.assert_array_equal(leave_one_out(majority, 3).values, [1, 0, 0])
 
 
@@ -143,12 +143,12 @@ SAMPLED: dict[str, tuple[Method, np.ndarray]] = {
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_come_close_and_say_how_close(name: str) -> None:
     method, exact = SAMPLED[name]
-    found = method(3000, 7)
-    assert (found.standard_errors > 0).all()
-    assert (found.standard_errors < 0.2).all()
-    assert (np.abs(found.values - exact) < 4.5 * found.standard_errors).all()
+    result = method(3000, 7)
+    assert (result.standard_errors > 0).all()
+    assert (result.standard_errors < 0.2).all()
+    assert (np.abs(result.values - exact) < 4.5 * result.standard_errors).all()
     fewer = method(750, 7)
-    np.testing.assert_allclose(fewer.standard_errors / found.standard_errors, 2, rtol=0.25)
+    np.testing.assert_allclose(fewer.standard_errors / result.standard_errors, 2, rtol=0.25)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -158,7 +158,7 @@ def test_standard_errors_are_calibrated(name: str) -> None:
     inside = np.array([np.abs(run.values - exact) < 1.96 * run.standard_errors for run in runs])
     assert 0.91 < inside.mean() < 0.98
     spread = np.std([run.values for run in runs], axis=0, ddof=1)
-    told = np.sqrt(np.mean([run.standard_errors**2 for run in runs], axis=0))
-    np.testing.assert_allclose(told / spread, 1, atol=0.2)
+    reported = np.sqrt(np.mean([run.standard_errors**2 for run in runs], axis=0))
+    np.testing.assert_allclose(reported / spread, 1, atol=0.2)
     bias = np.mean([run.values for run in runs], axis=0) - exact
     assert (np.abs(bias) < 4.5 * spread / np.sqrt(len(runs))).all()

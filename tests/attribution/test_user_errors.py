@@ -57,10 +57,10 @@ CALLS: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("place", range(len(CALLS)))
-def test_mistakes_are_one_clear_line(place: int) -> None:
-    call, words = CALLS[place]
-    with pytest.raises(UserError, match=words) as caught:
+@pytest.mark.parametrize("case", range(len(CALLS)))
+def test_mistakes_are_one_clear_line(case: int) -> None:
+    call, message = CALLS[case]
+    with pytest.raises(UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
 

@@ -22,7 +22,7 @@ def test_values_are_means_over_the_parts_that_a_record_is_not_in() -> None:
     """Against the same by hand, in parts of different sizes, in exact arithmetic."""
     features, labels = blobs(31)
     fold = np.array([0] * 12 + [1] * 10 + [2] * 9)
-    found = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
+    result = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
     for row in range(31):
         seen = []
         for number in set(range(3)) - {int(fold[row])}:
@@ -32,9 +32,9 @@ def test_values_are_means_over_the_parts_that_a_record_is_not_in() -> None:
         weight = sum(size for size, _ in seen)
         mean = sum(size * value for size, value in seen) / weight
         squares = sum((Fraction(size, weight) * (value - mean)) ** 2 for size, value in seen)
-        assert found.values[row] == pytest.approx(float(mean), rel=1e-12)
+        assert result.values[row] == pytest.approx(float(mean), rel=1e-12)
         overlap = 1 + 2 * Fraction(31, 3) / (31 - Fraction(31, 3))
-        assert found.standard_errors[row] == pytest.approx(float(2 * squares * overlap) ** 0.5, rel=1e-9)
+        assert result.standard_errors[row] == pytest.approx(float(2 * squares * overlap) ** 0.5, rel=1e-9)
 
 
 def test_errors_over_equal_parts_are_the_usual_ones() -> None:
@@ -48,20 +48,20 @@ def test_errors_over_equal_parts_are_the_usual_ones() -> None:
         seen.append(len(seen))
         return Values(draws[seen[-1], rows], np.zeros(len(rows)), 2)
 
-    found = cross_validated_values(game, np.arange(60.0)[:, None], np.arange(60) % 2, fold)
+    result = cross_validated_values(game, np.arange(60.0)[:, None], np.arange(60) % 2, fold)
     for row in range(60):
         own = np.delete(draws[:, row], fold[row])
-        assert found.values[row] == pytest.approx(own.mean())
-        assert found.standard_errors[row] == pytest.approx(own.std(ddof=1) * np.sqrt(1 / 5 + 10 / 50))
-    assert found.evaluations == 12
+        assert result.values[row] == pytest.approx(own.mean())
+        assert result.standard_errors[row] == pytest.approx(own.std(ddof=1) * np.sqrt(1 / 5 + 10 / 50))
+    assert result.evaluations == 12
 
 
 def test_a_record_alone_with_its_label_has_no_value() -> None:
     features, labels = blobs(30)
     labels[7] = 9
-    found = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, np.arange(30) // 3 % 5)
-    assert np.flatnonzero(np.isnan(found.values)).tolist() == [7]
-    assert np.isnan(found.standard_errors[7])
+    result = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, np.arange(30) // 3 % 5)
+    assert np.flatnonzero(np.isnan(result.values)).tolist() == [7]
+    assert np.isnan(result.standard_errors[7])
 
 
 def test_no_order_of_the_records_matters() -> None:
@@ -81,8 +81,8 @@ def test_wrong_labels_are_worth_least(method: str) -> None:
     how = (
         ValuationMethod(method) if method == "knn_shapley" else ValuationMethod(method, learner="centroids", draws=300)
     )
-    found = cross_validated_values(how, features, labels, np.arange(60) // 3 % 5)
-    assert set(np.argsort(found.values)[:4].tolist()) == set(wrong)
+    result = cross_validated_values(how, features, labels, np.arange(60) // 3 % 5)
+    assert set(np.argsort(result.values)[:4].tolist()) == set(wrong)
 
 
 def test_wrong_labels_are_worth_less_by_banzhaf() -> None:
@@ -90,10 +90,10 @@ def test_wrong_labels_are_worth_less_by_banzhaf() -> None:
     features, labels = blobs(60, spread=2.0)
     wrong = np.isin(np.arange(60), [4, 17, 33, 50, 51, 52])
     labels[wrong] = (labels[wrong] + 1) % 3
-    found = cross_validated_values(
+    result = cross_validated_values(
         ValuationMethod("banzhaf", learner="centroids"), features, labels, np.arange(60) // 3 % 5
     )
-    assert found.values[wrong].mean() < found.values[~wrong].mean() - 0.002
+    assert result.values[wrong].mean() < result.values[~wrong].mean() - 0.002
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -108,8 +108,8 @@ def test_leaving_one_out_is_that_of_the_learner(learner: str) -> None:
 def test_out_of_bag_finds_them_too_and_takes_no_parts() -> None:
     features, labels = blobs(60)
     labels[[4, 17]] = (labels[[4, 17]] + 1) % 3
-    found = ValuationMethod("data_oob", draws=100).out_of_bag(features, labels.tolist())
-    assert set(np.argsort(found.values)[:2].tolist()) == {4, 17}
+    result = ValuationMethod("data_oob", draws=100).out_of_bag(features, labels.tolist())
+    assert set(np.argsort(result.values)[:2].tolist()) == {4, 17}
 
 
 @pytest.mark.parametrize("method", ["knn_shapley", "tmc_shapley", "beta_shapley"])
@@ -119,29 +119,29 @@ def test_a_source_of_noise_is_worth_least_a_record(method: str) -> None:
     noisy = groups == 1
     labels[noisy] = np.random.default_rng(0).integers(0, 3, noisy.sum())
     how = ValuationMethod(method, learner=None if method == "knn_shapley" else "centroids")
-    found = cross_validated_values(how, features, labels, np.arange(90) // 3 % 5, groups)
-    assert found.values.shape == (3,)
-    assert found.values.argmin() == 1
+    result = cross_validated_values(how, features, labels, np.arange(90) // 3 % 5, groups)
+    assert result.values.shape == (3,)
+    assert result.values.argmin() == 1
 
 
 @pytest.mark.parametrize(
-    ("fold", "labels", "says"),
+    ("fold", "labels", "message"),
     [
         ([0, 0, 0, 0], [0, 1, 0, 1], "1 folds of 4 records"),
-        ([0, 1, 0, 1], [0, 0, 0, 0], "no two labels stand with two records each"),
+        ([0, 1, 0, 1], [0, 0, 0, 0], "no two labels have two records each"),
         ([0, 1], [0, 1, 0, 1], "2 folds of 2 records"),
     ],
 )
-def test_mistakes_are_named(fold: list[int], labels: list[int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_mistakes_are_named(fold: list[int], labels: list[int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         cross_validated_values(ValuationMethod("knn_shapley"), np.eye(4), labels, np.array(fold))
 
 
 def test_methods_and_learners_are_checked() -> None:
-    for given, says in (
+    for settings, message in (
         ({"name": "tmc"}, "no method `tmc`"),
         ({"name": "banzhaf", "learner": "rigde"}, "did you mean `ridge`"),
         ({"name": "knn_shapley", "draws": 5}, "draws nothing at random"),
     ):
-        with pytest.raises(UserError, match=says):
-            ValuationMethod(**given)
+        with pytest.raises(UserError, match=message):
+            ValuationMethod(**settings)

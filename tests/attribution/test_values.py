@@ -10,10 +10,10 @@ def test_values_are_sums_and_their_errors_are_over_the_test_records() -> None:
     generator = np.random.default_rng(0)
     many = generator.normal(size=(3, 200_000)) * [[1], [2], [3]]
     sums = many.reshape(3, -1, 50).sum(2)
-    found = InfluenceScores.from_scores(many[:, :50], 7)
-    np.testing.assert_allclose(found.values, many[:, :50].sum(1))
-    np.testing.assert_allclose(found.standard_errors, sums.std(1), rtol=0.3)
-    assert found.evaluations == 7
+    result = InfluenceScores.from_scores(many[:, :50], 7)
+    np.testing.assert_allclose(result.values, many[:, :50].sum(1))
+    np.testing.assert_allclose(result.standard_errors, sums.std(1), rtol=0.3)
+    assert result.evaluations == 7
 
 
 def test_one_test_record_leaves_the_error_unknown() -> None:

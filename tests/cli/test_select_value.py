@@ -174,7 +174,7 @@ def test_what_does_harm_is_left_out_of_training_and_not_asked_again(finished_cop
         (["--method", "knn_shaply"], "--method: no method `knn_shaply`; did you mean `knn_shapley`?"),
         (["--by", "file"], "--by: nothing is valued by `file`"),
         (["--draws", "5"], "knn_shapley draws nothing at random"),
-        (["--learner", "ridge"], "knn_shapley has a learner of its own"),
+        (["--learner", "ridge"], "knn_shapley has its own learner"),
         (["--method", "banzhaf", "--learner", "trees"], "no learner `trees`"),
         (["--method", "data_oob", "--folds", "5"], "data_oob holds nothing out"),
         (["--out", "values.xls"], "`.xls` is not a supported format"),

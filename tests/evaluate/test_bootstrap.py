@@ -15,26 +15,26 @@ def right_or_wrong(
     """Paired 0/1 scores whose expected difference is better - worse."""
     draw = generator.random(n)
     both = generator.random(n) < 0.5
-    ours = np.where(draw < better, 1.0, np.where(draw < better + worse, 0.0, both))
-    theirs = np.where(draw < better, 0.0, np.where(draw < better + worse, 1.0, both))
-    return ours, theirs
+    actual = np.where(draw < better, 1.0, np.where(draw < better + worse, 0.0, both))
+    expected = np.where(draw < better, 0.0, np.where(draw < better + worse, 1.0, both))
+    return actual, expected
 
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_against_scipys_percentile_bootstrap(binary: bool) -> None:
     generator = np.random.default_rng(0)
-    ours, theirs = right_or_wrong(200, 0.15, 0.08, generator)
+    actual, expected = right_or_wrong(200, 0.15, 0.08, generator)
     if not binary:
-        ours = ours + generator.normal(size=200)
-    found = paired_bootstrap(ours, theirs, seed=1, resamples=20_000)
+        actual = actual + generator.normal(size=200)
+    result = paired_bootstrap(actual, expected, seed=1, resamples=20_000)
     reference = bootstrap(
-        (ours - theirs,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(2)
+        (actual - expected,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(2)
     ).confidence_interval
-    error = 0.05 * np.std(ours - theirs) / np.sqrt(200) * 4
-    assert found.difference == pytest.approx(np.mean(ours - theirs))
-    assert found.low == pytest.approx(reference.low, abs=error)
-    assert found.high == pytest.approx(reference.high, abs=error)
-    assert found.n == 200
+    error = 0.05 * np.std(actual - expected) / np.sqrt(200) * 4
+    assert result.difference == pytest.approx(np.mean(actual - expected))
+    assert result.low == pytest.approx(reference.low, abs=error)
+    assert result.high == pytest.approx(reference.high, abs=error)
+    assert result.n == 200
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -42,32 +42,32 @@ def test_interval_covers_the_truth_as_often_as_it_says(binary: bool) -> None:
     generator = np.random.default_rng(0)
     trials, covered = 500, 0
     for trial in range(trials):
-        ours, theirs = right_or_wrong(150, 0.2, 0.1, generator)
+        actual, expected = right_or_wrong(150, 0.2, 0.1, generator)
         if not binary:
-            ours = ours + generator.normal(size=150)
-        found = paired_bootstrap(ours, theirs, seed=trial, resamples=400, level=0.9)
-        covered += found.low <= 0.1 <= found.high
+            actual = actual + generator.normal(size=150)
+        result = paired_bootstrap(actual, expected, seed=trial, resamples=400, level=0.9)
+        covered += result.low <= 0.1 <= result.high
     # binomial(500, 0.9) lies within 0.9 +- 0.046 but for one in 2,000; the interval is a little short.
     assert 0.845 <= covered / trials <= 0.95
 
 
 def test_multinomial_counts_give_the_normal_limit() -> None:
-    ours, theirs = right_or_wrong(3080, 0.1, 0.05, np.random.default_rng(3))
-    found = paired_bootstrap(ours, theirs, seed=0)
-    wide = norm.ppf(0.975) * np.std(ours - theirs) / np.sqrt(3080)
-    assert found.high - found.low == pytest.approx(2 * wide, rel=0.04)
+    actual, expected = right_or_wrong(3080, 0.1, 0.05, np.random.default_rng(3))
+    result = paired_bootstrap(actual, expected, seed=0)
+    wide = norm.ppf(0.975) * np.std(actual - expected) / np.sqrt(3080)
+    assert result.high - result.low == pytest.approx(2 * wide, rel=0.04)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 200), st.integers(0, 100), st.booleans())
 def test_the_order_of_the_records_does_not_matter(n: int, seed: int, binary: bool) -> None:
     generator = np.random.default_rng(seed)
-    ours, theirs = (generator.integers(0, 2, n).astype(float) for _ in range(2))
+    actual, expected = (generator.integers(0, 2, n).astype(float) for _ in range(2))
     if not binary:
-        ours = ours + generator.normal(size=n)
+        actual = actual + generator.normal(size=n)
     order = generator.permutation(n)
-    first = paired_bootstrap(ours, theirs, seed=seed, resamples=200)
-    second = paired_bootstrap(ours[order], theirs[order], seed=seed, resamples=200)
+    first = paired_bootstrap(actual, expected, seed=seed, resamples=200)
+    second = paired_bootstrap(actual[order], expected[order], seed=seed, resamples=200)
     assert (first.low, first.high) == pytest.approx((second.low, second.high), abs=1e-12)
     assert first.low - 1e-12 <= first.difference <= first.high + 1e-12 or n < 30
 
@@ -81,11 +81,11 @@ def test_equal_models_and_one_record() -> None:
 
 
 def test_swapping_the_models_mirrors_the_difference() -> None:
-    ours, theirs = right_or_wrong(300, 0.2, 0.1, np.random.default_rng(0))
-    found = paired_bootstrap(ours, theirs, seed=0)
-    mirrored = paired_bootstrap(theirs, ours, seed=0)
-    assert mirrored.difference == -found.difference
-    assert mirrored.low == pytest.approx(-found.high, abs=0.01)
+    actual, expected = right_or_wrong(300, 0.2, 0.1, np.random.default_rng(0))
+    result = paired_bootstrap(actual, expected, seed=0)
+    mirrored = paired_bootstrap(expected, actual, seed=0)
+    assert mirrored.difference == -result.difference
+    assert mirrored.low == pytest.approx(-result.high, abs=0.01)
 
 
 def test_wrong_input_is_refused() -> None:
@@ -102,8 +102,8 @@ def table(scores: dict[str, float]) -> pa.Table:
 
 
 def test_scores_are_paired_by_id() -> None:
-    ours, theirs = paired_scores(table({"x": 1.0, "y": 0.0, "z": 1.0}), table({"z": 0.0, "w": 1.0, "x": 0.5}))
-    assert ours.tolist() == [1, 1]
-    assert theirs.tolist() == [0.5, 0]
+    actual, expected = paired_scores(table({"x": 1.0, "y": 0.0, "z": 1.0}), table({"z": 0.0, "w": 1.0, "x": 0.5}))
+    assert actual.tolist() == [1, 1]
+    assert expected.tolist() == [0.5, 0]
     with pytest.raises(WorkError, match="different records"):
         paired_scores(table({"x": 1.0}), table({"y": 1.0}))

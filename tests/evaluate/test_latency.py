@@ -31,34 +31,34 @@ def measure(machine: Machine, models: dict[str, float], repeats: int = 16) -> di
 
 
 def test_percentiles_of_a_quiet_machine_are_exact() -> None:
-    found = measure(Machine(), {"candidate": 1.0, "champion": 2.0})
+    result = measure(Machine(), {"candidate": 1.0, "champion": 2.0})
     seconds = (80 + np.arange(1, 33)) / 1000
     for name, speed in (("candidate", 1.0), ("champion", 2.0)):
-        assert found[name]["latency_p50"] == pytest.approx(speed * np.percentile(seconds, 50))
-        assert found[name]["latency_p90"] == pytest.approx(speed * np.percentile(seconds, 90))
-        assert found[name]["latency_p99"] == pytest.approx(speed * np.percentile(seconds, 99))
-        assert found[name]["n"] == 32
+        assert result[name]["latency_p50"] == pytest.approx(speed * np.percentile(seconds, 50))
+        assert result[name]["latency_p90"] == pytest.approx(speed * np.percentile(seconds, 90))
+        assert result[name]["latency_p99"] == pytest.approx(speed * np.percentile(seconds, 99))
+        assert result[name]["n"] == 32
 
 
 def test_equal_models_come_out_equal_on_a_noisy_machine() -> None:
     ratios = []
     for seed in range(40):
-        found = measure(Machine(seed, noise=0.05, stalls=0.02), {"candidate": 1.0, "champion": 1.0})
-        ratios.append(found["candidate"]["latency_p99"] / found["champion"]["latency_p99"])
+        result = measure(Machine(seed, noise=0.05, stalls=0.02), {"candidate": 1.0, "champion": 1.0})
+        ratios.append(result["candidate"]["latency_p99"] / result["champion"]["latency_p99"])
     assert np.abs(np.array(ratios) - 1).max() < 0.05
     assert abs(np.mean(ratios) - 1) < 0.01
 
 
 def test_a_machine_that_slows_down_costs_both_the_same() -> None:
-    found = measure(Machine(drift=0.02), {"candidate": 1.0, "champion": 1.0})
-    assert found["candidate"]["latency_p99"] == pytest.approx(found["champion"]["latency_p99"], rel=0.03)
-    assert found["candidate"]["latency_p50"] == pytest.approx(found["champion"]["latency_p50"], rel=0.03)
+    result = measure(Machine(drift=0.02), {"candidate": 1.0, "champion": 1.0})
+    assert result["candidate"]["latency_p99"] == pytest.approx(result["champion"]["latency_p99"], rel=0.03)
+    assert result["candidate"]["latency_p50"] == pytest.approx(result["champion"]["latency_p50"], rel=0.03)
 
 
 def test_a_slower_model_is_seen_through_the_noise() -> None:
     for seed in range(20):
-        found = measure(Machine(seed, noise=0.05, stalls=0.02), {"candidate": 1.2, "champion": 1.0})
-        assert 1.12 < found["candidate"]["latency_p99"] / found["champion"]["latency_p99"] < 1.28
+        result = measure(Machine(seed, noise=0.05, stalls=0.02), {"candidate": 1.2, "champion": 1.0})
+        assert 1.12 < result["candidate"]["latency_p99"] / result["champion"]["latency_p99"] < 1.28
 
 
 def test_models_are_asked_there_and_back_and_neither_is_always_first() -> None:

@@ -18,8 +18,8 @@ def test_per_class_against_scikit_learn(answers: list[tuple[str, str | None]]) -
     assert classes == sorted({*expected, *(got for got in predicted if got is not None)})
     shown = [got or "outside" for got in predicted]
     reference = precision_recall_fscore_support(expected, shown, labels=classes, zero_division=0)
-    ours = [(row.precision, row.recall, row.f1, row.support) for row in rows]
-    np.testing.assert_allclose(np.array(ours).T, np.array(reference))
+    actual = [(row.precision, row.recall, row.f1, row.support) for row in rows]
+    np.testing.assert_allclose(np.array(actual).T, np.array(reference))
     average = f1_score(expected, shown, labels=classes, average="macro", zero_division=0)
     assert macro_f1(rows) == pytest.approx(average)
 
@@ -27,10 +27,10 @@ def test_per_class_against_scikit_learn(answers: list[tuple[str, str | None]]) -
 @given(pairs)
 def test_confusion_pairs_count_every_wrong_answer_once(answers: list[tuple[str, str | None]]) -> None:
     expected, predicted = [want for want, _ in answers], [got for _, got in answers]
-    found = confusion_pairs(expected, predicted)
-    assert sum(pair["count"] for pair in found) == sum(want != got for want, got in answers)
-    assert all(pair["count"] == answers.count((pair["expected"], pair["predicted"])) for pair in found)
-    assert [pair["count"] for pair in found] == sorted((pair["count"] for pair in found), reverse=True)
+    result = confusion_pairs(expected, predicted)
+    assert sum(pair["count"] for pair in result) == sum(want != got for want, got in answers)
+    assert all(pair["count"] == answers.count((pair["expected"], pair["predicted"])) for pair in result)
+    assert [pair["count"] for pair in result] == sorted((pair["count"] for pair in result), reverse=True)
 
 
 def test_no_classes_have_no_macro_f1() -> None:

@@ -75,8 +75,8 @@ def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
     result = run_suite(classifier, records(expected), SuiteConfig(), "test")
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(12)]
     scores = label_scores(classifier, prompts, LABELS, exact=[row % 3 for row in range(12)])
-    found = scores.log_probabilities.astype(np.float64)
-    predicted = [LABELS[row] for row in found.argmax(axis=1)]
+    actual = scores.log_probabilities.astype(np.float64)
+    predicted = [LABELS[row] for row in actual.argmax(axis=1)]
     right = [want == got for want, got in zip(expected, predicted, strict=True)]
     assert result.scorer == "label_likelihood"
     assert result.predictions["predicted"].to_pylist() == predicted
@@ -84,7 +84,7 @@ def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
     np.testing.assert_array_equal(kept, scores.log_probabilities)
     assert result.metrics["accuracy"] == pytest.approx(np.mean(right))
     assert result.metrics["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
-    assert result.metrics["log_likelihood_sum"] == pytest.approx(sum(found[row, row % 3] for row in range(12)))
+    assert result.metrics["log_likelihood_sum"] == pytest.approx(sum(actual[row, row % 3] for row in range(12)))
     assert result.metrics["log_likelihood"] * 12 == pytest.approx(result.metrics["log_likelihood_sum"])
     assert result.metrics["invalid_rate"] == 0
     assert result.counts == {
@@ -376,8 +376,8 @@ def test_latency_of_a_real_model(kind: str, request: pytest.FixtureRequest) -> N
     model = request.getfixturevalue(kind)
     prompts = [[{"role": "user", "content": "hello " * size}] for size in (1, 3)]
     answer = predict_label if kind == "classifier" else generate_answer
-    found = measure_latency({"candidate": model, "champion": model}, prompts, 2, answer=answer)
-    for times in found.values():
+    actual = measure_latency({"candidate": model, "champion": model}, prompts, 2, answer=answer)
+    for times in actual.values():
         assert 0 < times["latency_p50"] <= times["latency_p90"] <= times["latency_p99"]
 
 

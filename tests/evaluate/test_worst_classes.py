@@ -6,8 +6,8 @@ def rows(*counts: tuple[str, int, int, int]) -> list[dict[str, object]]:
 
 
 def test_worst_first_and_only_below_the_average() -> None:
-    found = worst_classes(rows(("good", 50, 50, 48), ("bad", 50, 50, 10), ("worse", 50, 50, 2)))
-    assert found == ["worse", "bad"]
+    result = worst_classes(rows(("good", 50, 50, 48), ("bad", 50, 50, 10), ("worse", 50, 50, 2)))
+    assert result == ["worse", "bad"]
 
 
 def test_a_rare_class_is_not_worst_for_one_unlucky_answer() -> None:

@@ -14,7 +14,7 @@ def batch() -> Callable[..., pa.Table]:
     """``batch("text", ...)``: unlabelled records of a file ``pool.csv``, one a line."""
 
     def table(*prompts: str) -> pa.Table:
-        made = [
+        entries = [
             {
                 "id": "",
                 "input_id": "",
@@ -29,6 +29,6 @@ def batch() -> Callable[..., pa.Table]:
             }
             for line, prompt in enumerate(prompts, 1)
         ]
-        return assign_ids(records(made))
+        return assign_ids(records(entries))
 
     return table

@@ -117,11 +117,11 @@ def test_quotas_are_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None
 
 def test_what_a_cold_strategy_is_told_holds_but_for_doubts() -> None:
     scores = unanswered(score_table(80))
-    told, untold = (
+    with_answers, untold = (
         choose_batch(SelectConfig(strategy=["diverse", "margin"], options=options).of_round(1), scores, 8, 0, cold=True)
         for options in ({"diverse": {"dimensions": 2}}, {})
     )
-    assert not told.equals(untold)
+    assert not with_answers.equals(untold)
     doubtful = SelectConfig(options={"facility_location": {"by": "margin", "ground": 50}}).of_round(1)
     assert choose_batch(doubtful, scores, 8, 0, cold=True).num_rows == 8
 
@@ -221,7 +221,7 @@ def test_every_strategy_works_in_the_loop(strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "has_labels", "says"),
+    ("section", "has_labels", "message"),
     [
         ({"strategy": "top"}, True, "none is named"),
         ({"strategy": "badge"}, False, "`badge` needs the score column `probabilities`"),
@@ -232,8 +232,8 @@ def test_every_strategy_works_in_the_loop(strategy: str) -> None:
         ({"strategy": "cost_aware", "options": {"budget": "much"}}, True, "`budget` is 'much', and must be a number"),
     ],
 )
-def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: bool, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: bool, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         SelectConfig.model_validate(section).check(has_labels)
 
 

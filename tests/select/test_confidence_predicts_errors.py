@@ -27,11 +27,11 @@ def test_error_is_that_of_the_paper() -> None:
 
 
 def test_doubts_without_sense_are_uninformative() -> None:
-    found = [
+    result = [
         confidence_above_chance(generator.random(300), generator.random(300) < 0.5)
         for generator in (np.random.default_rng(seed) for seed in range(200))
     ]
-    assert 0.9 < found.count(False) / len(found) < 0.99  # 5% by chance
+    assert 0.9 < result.count(False) / len(result) < 0.99  # 5% by chance
 
 
 def test_doubts_that_tell_errors_are_informative() -> None:

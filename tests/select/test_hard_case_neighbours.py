@@ -8,7 +8,7 @@ from posttrain.select.selectors.similarity import whiten
 def test_each_record_is_near_the_closest_case_that_it_is_a_neighbour_of() -> None:
     generator = np.random.default_rng(3)
     pool, cases = generator.normal(size=(60, 7)), generator.normal(size=(5, 7))
-    found = nearest_hard_case(pool, cases, neighbours=8)
+    result = nearest_hard_case(pool, cases, neighbours=8)
     points = whiten(np.concatenate([pool, cases]))
     similarity = points[60:] @ points[:60].T
     expected = np.full(60, -1)
@@ -16,7 +16,7 @@ def test_each_record_is_near_the_closest_case_that_it_is_a_neighbour_of() -> Non
         near = [case for case in range(5) if (similarity[case] > similarity[case, row]).sum() < 8]
         if near:
             expected[row] = max(near, key=lambda case: similarity[case, row])
-    assert found.tolist() == expected.tolist()
+    assert result.tolist() == expected.tolist()
 
 
 def test_no_pool_and_no_cases() -> None:

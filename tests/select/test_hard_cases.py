@@ -55,11 +55,11 @@ def test_wrong_where_scores_are_log_likelihoods() -> None:
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(0, 100))
 def test_high_loss_is_what_lies_above_the_percentile(values: list[int], percentile: int) -> None:
     table = predictions(*((f"{row:03d}", float(row % 2), -float(value)) for row, value in enumerate(values)))
-    found = high_loss(table, percentile, n=1000)
+    result = high_loss(table, percentile, n=1000)
     bar = np.percentile(values, percentile)
-    assert set(found) == {f"{row:03d}" for row, value in enumerate(values) if value > bar}
-    assert [values[int(id)] for id in found] == sorted((values[int(id)] for id in found), reverse=True)
-    assert high_loss(table, percentile, n=2) == found[:2]
+    assert set(result) == {f"{row:03d}" for row, value in enumerate(values) if value > bar}
+    assert [values[int(id)] for id in result] == sorted((values[int(id)] for id in result), reverse=True)
+    assert high_loss(table, percentile, n=2) == result[:2]
 
 
 def test_high_loss_asks_not_who_was_right_and_of_equal_ones_none_is_high() -> None:
@@ -79,20 +79,20 @@ def test_regressions_were_right_before_and_are_wrong_now() -> None:
 
 
 def test_disagreement_is_of_answers_furthest_apart_in_loss_first() -> None:
-    ours = predictions(("a", 1.0, -0.1), ("b", 0.0, -3.0), ("c", 0.0, -3.0), ("d", 1.0, -0.1))
-    theirs = predictions(("d", 0.0, -8.1), ("c", 0.0, -3.0), ("b", 1.0, -1.0), ("a", 1.0, -7.0), predicted="c")
-    assert disagreement(ours, theirs) == ["d", "b", "c"]
-    assert set(disagreement(theirs, ours)) == {"d", "b", "c"}
-    assert disagreement(ours, ours) == []
-    assert disagreement(ours, predictions()) == disagreement(predictions(), ours) == []
+    actual = predictions(("a", 1.0, -0.1), ("b", 0.0, -3.0), ("c", 0.0, -3.0), ("d", 1.0, -0.1))
+    reference = predictions(("d", 0.0, -8.1), ("c", 0.0, -3.0), ("b", 1.0, -1.0), ("a", 1.0, -7.0), predicted="c")
+    assert disagreement(actual, reference) == ["d", "b", "c"]
+    assert set(disagreement(reference, actual)) == {"d", "b", "c"}
+    assert disagreement(actual, actual) == []
+    assert disagreement(actual, predictions()) == disagreement(predictions(), actual) == []
 
 
 def test_cases_know_all_their_kinds_and_come_by_loss() -> None:
     now = predictions(("a", 0.0, -1.0), ("b", 0.0, -3.0), ("c", 1.0, -0.1))
     before = predictions(("a", 1.0, -0.1), ("b", 0.0, -2.0), ("c", 1.0, -0.1))
-    found = hard_cases(["regressions", "wrong"], Evaluations(now, previous=before))
-    assert [(case.id, case.kinds) for case in found] == [("b", ("wrong",)), ("a", ("regressions", "wrong"))]
-    assert (found[0].expected, found[0].predicted) == ("a", "b")
+    result = hard_cases(["regressions", "wrong"], Evaluations(now, previous=before))
+    assert [(case.id, case.kinds) for case in result] == [("b", ("wrong",)), ("a", ("regressions", "wrong"))]
+    assert (result[0].expected, result[0].predicted) == ("a", "b")
     assert hard_cases(["regressions", "disagreement"], Evaluations(now)) == []
     assert hard_cases([], Evaluations(now, before, before)) == []
 

@@ -71,12 +71,12 @@ def test_one_class_only_is_always_predicted() -> None:
 
 def test_covering_the_pool_beats_chance() -> None:
     features, labels = records()
-    found = compare_strategies(features, labels, ["facility_location"], seeds=6, batch=12, most=48, workers=1)
-    best = found.summaries[0]
+    result = compare_strategies(features, labels, ["facility_location"], seeds=6, batch=12, most=48, workers=1)
+    best = result.summaries[0]
     assert best.strategy == "facility_location"
     assert best.p_value is not None
     assert best.p_value < 0.05
-    assert found.counts == [12, 24, 36, 48]
+    assert result.counts == [12, 24, 36, 48]
 
 
 def test_processes_change_nothing() -> None:

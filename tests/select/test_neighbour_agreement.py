@@ -26,13 +26,13 @@ def test_kappa_is_that_of_the_nearest_neighbours_labels(seed: int) -> None:
     pool, _ = clusters(400, 7, 2.0, seed)
     seen = whiten(np.concatenate([points, pool]))[:150]
     nearest = NearestNeighbors(n_neighbors=2).fit(seen).kneighbors(seen, return_distance=False)[:, 1]
-    found = neighbour_agreement(points, labels, pool)
-    assert found.kappa == pytest.approx(cohen_kappa_score(labels, labels[nearest]), abs=1e-12)
+    result = neighbour_agreement(points, labels, pool)
+    assert result.kappa == pytest.approx(cohen_kappa_score(labels, labels[nearest]), abs=1e-12)
     agreed = int((labels == labels[nearest]).sum())
-    chance = (agreed / 150 - found.kappa) / (1 - found.kappa)
+    chance = (agreed / 150 - result.kappa) / (1 - result.kappa)
     highest = binomtest(agreed, 150).proportion_ci(0.9, method="wilson").high
-    assert found.highest == pytest.approx((highest - chance) / (1 - chance), abs=1e-3)
-    assert found.records == 150
+    assert result.highest == pytest.approx((highest - chance) / (1 - chance), abs=1e-3)
+    assert result.records == 150
 
 
 def test_labels_that_lie_together_are_shared_and_drawn_ones_are_not() -> None:
@@ -69,10 +69,10 @@ def test_labels_of_one_record_are_left_out() -> None:
 
 @pytest.mark.parametrize("labels", [[], ["a"] * 5, ["a", "b", "c"], ["a", "a", "b"]])
 def test_nothing_can_be_told_of_fewer_than_two_labels(labels: list[str]) -> None:
-    found = neighbour_agreement(np.random.default_rng(0).normal(size=(len(labels), 4)), labels, np.eye(4))
-    assert math.isnan(found.kappa)
-    assert found.records == 0
-    assert found.shared
+    result = neighbour_agreement(np.random.default_rng(0).normal(size=(len(labels), 4)), labels, np.eye(4))
+    assert math.isnan(result.kappa)
+    assert result.records == 0
+    assert result.shared
 
 
 def test_auto_covers_only_where_labels_are_shared() -> None:

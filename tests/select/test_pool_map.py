@@ -45,14 +45,14 @@ def test_all_chosen_are_on_it_and_the_others_are_a_sample(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_MAX_LABELLED", 10)
     embeddings, _ = _clusters(4, 25)
     chosen = _chosen(3, 97, 50, 51, 52)
-    found = pool_map(_scores(embeddings), chosen, embeddings[:20], seed=1)
-    assert found.schema == MAP_SCHEMA
-    kinds = found["kind"].to_pylist()
+    result = pool_map(_scores(embeddings), chosen, embeddings[:20], seed=1)
+    assert result.schema == MAP_SCHEMA
+    kinds = result["kind"].to_pylist()
     assert [kinds.count(kind) for kind in ("pool", "chosen", "labelled")] == [25, 5, 10]
-    ids = dict(zip(found["id"].to_pylist(), kinds, strict=True))
+    ids = dict(zip(result["id"].to_pylist(), kinds, strict=True))
     assert {id for id, kind in ids.items() if kind == "chosen"} == set(chosen["id"].to_pylist())
-    assert found["id"].to_pylist()[30:] == [None] * 10
-    assert len(set(found["id"].to_pylist()[:30])) == 30
+    assert result["id"].to_pylist()[30:] == [None] * 10
+    assert len(set(result["id"].to_pylist()[:30])) == 30
     # More chosen than the sample is large: all of them, and no other.
     every = pool_map(_scores(embeddings), _chosen(*range(40)), None, seed=1)
     assert every["kind"].to_pylist() == ["chosen"] * 40
@@ -70,9 +70,9 @@ def test_small_pools_and_rows_that_are_all_one(count: int, known: int) -> None:
     varied = np.random.default_rng(0).standard_normal((count, 6))
     for embeddings in (varied, np.ones((count, 6)), np.zeros((count, 6))):
         labelled = embeddings[:1].repeat(known, axis=0) if known else None
-        found = pool_map(_scores(embeddings), _chosen(*range(min(count, 2))), labelled, 0)
-        assert found.num_rows == count + (known if count else 0)
-        assert np.isfinite(np.column_stack([found["x"].to_numpy(), found["y"].to_numpy()])).all()
+        result = pool_map(_scores(embeddings), _chosen(*range(min(count, 2))), labelled, 0)
+        assert result.num_rows == count + (known if count else 0)
+        assert np.isfinite(np.column_stack([result["x"].to_numpy(), result["y"].to_numpy()])).all()
 
 
 _PROGRAM = """

@@ -8,12 +8,12 @@ from posttrain.select.pool_sample import estimate_pool_share
 
 def test_wilson_interval_of_a_plain_sample() -> None:
     """Of 10 drawn alike, 8 are true; the interval is the quadratic's roots, (p - x)^2 = z^2 x (1 - x) / n."""
-    found = estimate_pool_share(np.arange(10) < 8, np.full(10, 0.05))
-    assert found is not None
+    result = estimate_pool_share(np.arange(10) < 8, np.full(10, 0.05))
+    assert result is not None
     z = 1.959964
     roots = np.sort(np.roots([1 + z**2 / 10, -(2 * 0.8 + z**2 / 10), 0.8**2]))
-    assert (found.value, found.drawn) == (0.8, 10)
-    assert [found.low, found.high] == pytest.approx(roots.tolist(), abs=1e-9)
+    assert (result.value, result.drawn) == (0.8, 10)
+    assert [result.low, result.high] == pytest.approx(roots.tolist(), abs=1e-9)
 
 
 def test_weights_undo_what_the_draw_preferred() -> None:
@@ -24,10 +24,10 @@ def test_weights_undo_what_the_draw_preferred() -> None:
     values, inside = [], []
     for _ in range(400):
         drawn = generator.random(4000) < inclusion
-        found = estimate_pool_share(true[drawn], inclusion[drawn])
-        assert found is not None
-        values.append(found.value)
-        inside.append(found.low <= 0.5 <= found.high)
+        result = estimate_pool_share(true[drawn], inclusion[drawn])
+        assert result is not None
+        values.append(result.value)
+        inside.append(result.low <= 0.5 <= result.high)
     assert np.mean(values) == pytest.approx(0.5, abs=0.01)
     assert np.mean(inside) > 0.9
 

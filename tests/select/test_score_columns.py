@@ -18,8 +18,8 @@ WIDTH = 6
 
 
 def points(rows: int, seed: int = 0) -> np.ndarray:
-    found = np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    result = np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)
+    return result / np.linalg.norm(result, axis=1, keepdims=True)
 
 
 def columns(rows: int) -> dict[str, np.ndarray]:
@@ -39,24 +39,24 @@ def test_neighbours_speak_for_those_that_were_not_asked(known: int) -> None:
     given, where = columns(60), points(60)
     asked = np.zeros(60, bool)
     asked[np.random.default_rng(2).permutation(60)[:known]] = True
-    found = knn_impute(given, asked, where)
+    result = knn_impute(given, asked, where)
     rows = np.flatnonzero(asked)
     for row in range(60):
         order = rows[np.argsort(cdist(where[[row]], where[rows], "cosine")[0])][:KNN_NEIGHBOURS]
         if asked[row]:
             order = np.array([row])
-        assert found["entropy"][row] == pytest.approx(given["entropy"][order].mean())
-        assert found["probabilities"][row] == pytest.approx(given["probabilities"][order].mean(axis=0))
-        assert found["predicted"][row] == given["predicted"][order[0]]
-        assert (found["source"][row], found["cost"][row]) == (given["source"][row], given["cost"][row])
+        assert result["entropy"][row] == pytest.approx(given["entropy"][order].mean())
+        assert result["probabilities"][row] == pytest.approx(given["probabilities"][order].mean(axis=0))
+        assert result["predicted"][row] == given["predicted"][order[0]]
+        assert (result["source"][row], result["cost"][row]) == (given["source"][row], given["cost"][row])
 
 
 def test_a_neighbour_without_a_number_is_left_out_of_the_mean() -> None:
     given = columns(8)
     given["entropy"] = np.array([0.2, np.nan, 0.6, np.nan, 0.1, 0.1, np.nan, np.nan])
     where = np.array([[0, 1], [0, 1], [0, 1], [0, 1], [0, 1], [1, 0], [0, 1], [1, 0]], np.float32)
-    told = knn_impute(given, np.arange(8) < 5, where)
-    assert told["entropy"][6] == pytest.approx(0.3)
+    imputed = knn_impute(given, np.arange(8) < 5, where)
+    assert imputed["entropy"][6] == pytest.approx(0.3)
     given["entropy"][:5] = np.nan
     assert np.isnan(knn_impute(given, np.arange(8) < 5, where)["entropy"][6])
 
@@ -93,9 +93,9 @@ def table(ids: list[str], where: np.ndarray, doubt: np.ndarray | None) -> pa.Tab
 
 def apart() -> np.ndarray:
     """Two heaps on both sides of the first axis."""
-    found = points(200)
-    found[:, 0] += 2 * np.sign(found[:, 0])
-    return found
+    result = points(200)
+    result[:, 0] += 2 * np.sign(result[:, 0])
+    return result
 
 
 @pytest.fixture

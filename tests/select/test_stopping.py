@@ -14,11 +14,11 @@ def _curve(labels: np.ndarray, top: float, start: float, scale: float, power: fl
 @pytest.mark.parametrize(("top", "start", "scale", "power"), [(0.9, 0.1, 40, 1.0), (0.8, 0.5, 200, 0.5)])
 def test_the_gain_of_a_known_curve_is_found(top: float, start: float, scale: float, power: float) -> None:
     labels = np.arange(0, 501, 100)
-    found = expected_gain(labels.tolist(), _curve(labels, top, start, scale, power).tolist(), 10_000, 600)
-    assert found is not None
+    result = expected_gain(labels.tolist(), _curve(labels, top, start, scale, power).tolist(), 10_000, 600)
+    assert result is not None
     true = _curve(np.array([500, 600]), top, start, scale, power)
-    assert found.low < true[1] - true[0] < found.hope < found.high
-    assert found.gain == pytest.approx(true[1] - true[0], abs=0.01)
+    assert result.low < true[1] - true[0] < result.hope < result.high
+    assert result.gain == pytest.approx(true[1] - true[0], abs=0.01)
 
 
 def test_the_interval_holds_what_it_says() -> None:
@@ -32,9 +32,9 @@ def test_the_interval_holds_what_it_says() -> None:
         true = _curve(np.append(labels, 256), top, start, scale, power)
         of_records, of_trainings = generator.normal(), generator.normal(size=5)
         seen = np.clip(true + of_records * np.sqrt(true * (1 - true) / 300) + of_trainings * 0.02, 0, 1)
-        found = expected_gain(labels.tolist(), seen[:4].tolist(), 300, 256)
-        assert found is not None
-        inside.append((found.low <= seen[4] - seen[3] <= found.high, true[4] - true[3] <= found.hope + 1e-9))
+        result = expected_gain(labels.tolist(), seen[:4].tolist(), 300, 256)
+        assert result is not None
+        inside.append((result.low <= seen[4] - seen[3] <= result.high, true[4] - true[3] <= result.hope + 1e-9))
     measured, hoped = np.mean(inside, axis=0)
     assert 0.82 < measured < 0.98
     assert hoped > 0.88
@@ -75,12 +75,12 @@ def test_kappa_is_that_of_scikit_learn() -> None:
     generator = np.random.default_rng(1)
     before, now = ([f"label {one}" for one in generator.integers(4, size=300)] for _ in range(2))
     now[:200] = before[:200]
-    found = cohen_kappa(dict(enumerate_text(before)), dict(enumerate_text(now)))
-    assert found == pytest.approx(cohen_kappa_score(before, now), abs=1e-12)
+    result = cohen_kappa(dict(enumerate_text(before)), dict(enumerate_text(now)))
+    assert result == pytest.approx(cohen_kappa_score(before, now), abs=1e-12)
 
 
 def enumerate_text(values: list[str]) -> list[tuple[str, str]]:
-    return [(f"{place}", value) for place, value in enumerate(values)]
+    return [(f"{number}", value) for number, value in enumerate(values)]
 
 
 def test_kappa_is_of_the_records_that_both_have() -> None:

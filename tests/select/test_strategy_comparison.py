@@ -50,16 +50,16 @@ def test_the_best_strategy_is_advised_if_it_is_surely_better() -> None:
         "good": base + 0.1,
         "lucky": base + np.array([[0.3], [-0.1], [0.4], [-0.2], [0.3], [0.0]]),
     }
-    found = summarise(counts, curves, targets, "random")
-    assert [one.strategy for one in found] == ["lucky", "good", "random"]
-    good = found[1]
+    result = summarise(counts, curves, targets, "random")
+    assert [one.strategy for one in result] == ["lucky", "good", "random"]
+    good = result[1]
     assert (good.gain, good.p_value) == (pytest.approx(0.1), pytest.approx(2 / 64))
     assert good.labels == pytest.approx(15)
-    assert recommendation(found[1:], "random") == (
+    assert recommendation(result[1:], "random") == (
         "use good: +0.100 of area over random (p = 0.031), and 86% of its labels to the target"
     )
-    assert "may be chance" in recommendation(found, "random")
-    assert "no strategy beats random" in recommendation(found[2:], "random")
+    assert "may be chance" in recommendation(result, "random")
+    assert "no strategy beats random" in recommendation(result[2:], "random")
 
 
 def test_a_target_that_one_seed_misses_has_no_count() -> None:

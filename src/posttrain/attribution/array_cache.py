@@ -31,6 +31,7 @@ def read_checked(file: Path) -> bytes | None:
         whole = file.read_bytes()
     except FileNotFoundError:
         return None
+    # A checksum and not only an atomic write: a disk can return other bytes than it was given.
     content = whole[_CHECKSUM_BYTES:]
     if hashlib.sha256(content).digest() == whole[:_CHECKSUM_BYTES]:
         return content
@@ -47,7 +48,7 @@ def cached_array(
         file: written whole or not at all.
         shape: of the array; a file with another shape counts as damaged.
         compute: returns the array.
-        wait: wait for another process that is computing it; otherwise return None.
+        wait: wait for another process that is computing it; otherwise return None at once.
     """
     lock_file = file.with_suffix(".lock")
     if (array := _read_array(file, shape)) is not None:

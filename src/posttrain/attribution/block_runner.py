@@ -46,6 +46,7 @@ class BlockRunner:
             raise UserError(f"{self.workers} workers cannot work", fix="give at least 1")
         if self.folder is None:
             return self
+        # By everything that the numbers depend on: a block of other data or settings is never taken for this one's.
         folder = self.folder / digest({"key": key(), "settings": settings})
         make_folder(folder)
         return BlockRunner(self.workers, folder)
@@ -62,6 +63,7 @@ class BlockRunner:
             block_size: the numbers that a worker takes at a time, and that are lost at most when it is killed.
         """
         blocks = [range(start, min(start + block_size, total)) for start in range(0, total, block_size)]
+        # Starting processes costs more than a single block.
         name: EngineName = "inline" if self.workers == 1 or len(blocks) == 1 else "processes"
         with (
             open_engine(name, self.workers) as engine,
@@ -125,6 +127,7 @@ class _EmptyAndGrandCoalition:
 
 def empty_and_grand_scores(utility: Utility, players: int, runner: BlockRunner) -> tuple[float, float]:
     """Scores the set of no players and the set of all: two evaluations, which all methods share in one folder."""
+    # A folder of its own: every method needs the two, and each may cost a training.
     shared = runner.for_method(lambda: utility_key(utility), method="ends", players=players)
     scores = coalition_scores(shared, CoalitionScores(utility, _EmptyAndGrandCoalition(players)), 2, 2, "whole set")
     return float(scores[0]), float(scores[1])

@@ -56,6 +56,7 @@ class Moments:
         """Adds all samples that another has seen."""
         count = self.count + other.count
         difference = other.mean - self.mean
+        # Means are moved by their weighted difference, not recomputed from sums, which would lose digits.
         share = other.count / np.maximum(count, 1)
         self.squares += other.squares + difference**2 * self.count * share
         self.mean += difference * share

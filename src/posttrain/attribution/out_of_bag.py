@@ -43,7 +43,7 @@ def data_oob(
             each bag.
         bags: weak learners, at most.
         standard_error: stop after the first block at which the standard errors are at most this.
-        reduction: ``max`` or ``mean``: which of the standard errors must be small.
+        reduction: the ``max`` or the ``mean`` of the standard errors must be small.
         seed: bag b is drawn from ``numpy.random.default_rng([seed, b])``.
         block_size: bags that a worker takes at a time.
         workers: processes; their number changes no digit.
@@ -66,6 +66,7 @@ def data_oob(
     classes = np.unique(check_labels("labels", labels, len(points)), return_inverse=True)[1].astype(np.int64)
     learner = DecisionTreeClassifier() if estimator is None else clone(estimator)
     work = _OutOfBagAccuracy(points, classes, learner, seed)
+    # The number of bags is not in the key, so that a run with more bags resumes from those that are there.
     runner = BlockRunner(workers, folder).for_method(work.key, method="data_oob", version=1, seed=seed)
     moments = Moments(len(points))
     with closing(runner.run(work, bags, block_size, "bags")) as results:
@@ -107,6 +108,7 @@ class _OutOfBagAccuracy:
         for number in block:
             generator = np.random.default_rng([self.seed, number])
             bag = generator.integers(0, len(self.labels), len(self.labels))
+            # About 37% of the records are in no bag of N draws: (1 - 1/N)^N is nearly 1/e.
             outside = np.ones(len(self.labels), dtype=bool)
             outside[bag] = False
             right = np.zeros(len(self.labels))

@@ -58,7 +58,7 @@ def tmc_shapley(
         patience: consecutive scores that must be that close; 1 is the paper's rule. A larger one guards against a
             score that only passes through the band.
         standard_error: stop after the first block at which the standard errors are at most this.
-        reduction: ``max`` or ``mean``: which of the standard errors must be small.
+        reduction: the ``max`` or the ``mean`` of the standard errors must be small.
         seed: permutation p is drawn from ``numpy.random.default_rng([seed, p])``.
         block_size: permutations that a worker takes at a time.
         workers: processes; their number changes no digit.
@@ -66,7 +66,7 @@ def tmc_shapley(
             needs a ``key``.
 
     Returns:
-        Values with the standard errors of means over permutations, which know nothing of the truncation's bias.
+        Values with the standard errors of means over permutations, without the truncation's bias.
         ``evaluations`` counts scores, in permutations that count and of none and all; each is a training unless the
         utility is incremental.
 
@@ -79,6 +79,7 @@ def tmc_shapley(
     runner = BlockRunner(workers, folder)
     settings: KeySettings = {"method": "tmc_shapley", "version": 1, "tolerance": float(tolerance), "patience": patience}
     players = resolve_players(utility, players)
+    # Times N, as in `beta_shapley`: all weights are 1.
     weights = shapley_weights(players) * players
     truncation = _Truncation(tolerance, patience)
     stop = StoppingRule(standard_error, reduction)
@@ -182,6 +183,7 @@ def _sample_permutations(
     empty, grand = empty_and_grand_scores(utility, players, runner)
     work = _PermutationMarginals(utility, weights, truncation, seed, empty, grand)
     moments, evaluations = Moments(players), 2
+    # Closed on an early stop, which ends the processes that compute blocks nobody needs.
     with closing(own_runner.run(work, permutations, block_size, "permutations")) as results:
         for _, result in results:
             moments.merge(Moments.from_arrays(result))
@@ -213,7 +215,7 @@ def banzhaf(
         players: N; the utility's own ``players`` where None.
         samples: sets to draw, at most.
         standard_error: stop after the first block at which the standard errors are at most this.
-        reduction: ``max`` or ``mean``: which of the standard errors must be small.
+        reduction: the ``max`` or the ``mean`` of the standard errors must be small.
         seed: set s is drawn from ``numpy.random.default_rng([seed, s])``.
         block_size: sets that a worker takes at a time.
         workers: processes; their number changes no digit.
@@ -245,6 +247,7 @@ def banzhaf(
             evaluations = block.stop
             if stop.reached(_difference_errors(with_player, without)):
                 break
+    # Of few sets a player may be in all or in none, and a difference to no mean is no value.
     sampled = (with_player.count > 0) & (without.count > 0)
     values = np.where(sampled, with_player.mean - without.mean, np.nan)
     return Values(values, _difference_errors(with_player, without), evaluations)

@@ -75,6 +75,7 @@ def semivalue(
     per_set = by_size / _binomials(players - 1)
     values = np.empty(players)
     for player in range(players):
+        # A set is a number whose bit p is set for player p: with the player it is the number plus 2^p.
         without = sets[(sets >> player) & 1 == 0]
         values[player] = (per_set[sizes[without]] * (scores[without | 1 << player] - scores[without])).sum()
     return Values(values, np.zeros(players), len(scores))
@@ -138,6 +139,7 @@ def beta_weights(players: int, alpha: float, beta: float) -> Floats:
         raise UserError(f"alpha and beta must be positive, and are {alpha} and {beta}")
     sizes = np.arange(players)
     binomials = gammaln(players) - gammaln(sizes + 1) - gammaln(players - sizes)
+    # By logarithms, as in `banzhaf_weights`.
     logarithms = binomials + betaln(sizes + beta, players - 1 - sizes + alpha) - betaln(alpha, beta)
     weights: Floats = np.exp(logarithms)
     return weights

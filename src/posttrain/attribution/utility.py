@@ -26,7 +26,7 @@ One set must always score the same. Two attributes are optional: ``players``, an
 
 
 class IncrementalModel(Protocol):
-    """A model that is trained one row at a time, from no rows on."""
+    """A model that is trained one row at a time, starting without any."""
 
     def add(self, row: int) -> None:
         """Adds one row to the training set."""
@@ -203,7 +203,7 @@ def check_labels(name: str, labels: Sequence[Any] | npt.NDArray[Any], rows: int)
 
 
 def group_utility(utility: Utility, groups: Sequence[int] | npt.NDArray[Any]) -> Utility:
-    """Returns the utility of sets of groups, that of all their rows; incremental if ``utility`` is.
+    """Returns the utility of sets of groups, the utility of all their rows; incremental if ``utility`` is.
 
     Args:
         utility: of sets of rows 0..N-1.

@@ -116,7 +116,7 @@ class ValuationMethod:
         if self.name not in DEFAULT_DRAWS:
             raise UserError(f"no method `{self.name}`; {suggest(self.name, DEFAULT_DRAWS)}", where="--method")
         if self.learner is not None and self.name in _OWN_LEARNER:
-            raise UserError(f"{self.name} has a learner of its own", where="--learner", fix="leave it out")
+            raise UserError(f"{self.name} has its own learner", where="--learner", fix="leave it out")
         if self.learner is not None and self.learner not in LEARNERS:
             raise UserError(f"no learner `{self.learner}`; {suggest(self.learner, LEARNERS)}", where="--learner")
         if self.draws is not None and DEFAULT_DRAWS[self.name] is None:
@@ -164,10 +164,9 @@ def cross_validated_values(
 ) -> Values:
     """Values each record, or group of records, by how well models trained on it predict held-out records.
 
-    Each fold is held out in turn and the rest valued by it, so that no records beside the N are needed and all of them
-    get a value: the mean over the folds that they are not in, each counting by its records. A fold counts the
-    labels that stand both in it and outside it, if there are at least two; a record that is alone with its label has
-    no value.
+    Each fold is held out in turn and the rest valued by it. A record's value is the mean over the folds that it is not
+    in, weighted by their records. A fold uses the labels that occur both in it and outside of it, if there are at least
+    two; a record that is alone with its label has no value.
 
     Args:
         game: the method.
@@ -184,7 +183,7 @@ def cross_validated_values(
         Learning 52, 2003).
 
     Raises:
-        UserError: shapes do not fit, there are fewer than two folds, or no fold has two labels to tell apart.
+        UserError: shapes do not fit, there are fewer than two folds, or no fold has two labels to distinguish.
     """
     points = check_features("features", features)
     classes = check_labels("labels", labels, len(points))
@@ -192,6 +191,8 @@ def cross_validated_values(
     if len(fold) != len(points) or len(numbers) < 2:
         raise UserError(f"{len(numbers)} folds of {len(fold)} records; give each of {len(points)} one of two or more")
     players = len(points) if groups is None else int(groups.max()) + 1
+    # Cross-validation needs no evaluation records: a model whose training set the test records had shaped could no
+    # longer be judged by them.
     by_fold, weights, evaluations = np.full((len(numbers), players), np.nan), np.zeros(len(numbers)), 0
     for index, number in enumerate(numbers.tolist()):
         held_out = fold == number
@@ -207,7 +208,7 @@ def cross_validated_values(
         by_fold[index, own], weights[index] = values.values / counts, len(test)
         evaluations += values.evaluations
     if not weights.any():
-        raise UserError("no two labels stand with two records each, so that nothing can be held out")
+        raise UserError("no two labels have two records each, so nothing can be held out")
     fold_size = weights[weights > 0].mean()
     return Values(*_mean_over_folds(by_fold, weights, fold_size / (len(points) - fold_size)), evaluations)
 

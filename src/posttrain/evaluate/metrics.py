@@ -98,7 +98,7 @@ def worst_classes(per_class: Sequence[Mapping[str, Any]], n: int = 10, strength:
 
     Args:
         per_class: rows of a suite's ``per_class``.
-        n: at most so many.
+        n: the most classes to return.
         strength: pseudo-records.
     """
     below = sum(row["support"] + row["predicted"] for row in per_class)

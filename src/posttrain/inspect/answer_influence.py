@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.attribution.influence.methods import INFLUENCE_METHODS
+from posttrain.attribution.influence import INFLUENCE_METHODS
 from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.stage import Stage

@@ -44,7 +44,7 @@ class ArtifactStoreContract:
 
     # Not `abstractmethod`: pytest skips an abstract class in silence, and a contract that never ran would look passed.
     def names(self, store: ArtifactStore) -> set[str]:
-        """Every file in the store, below its root."""
+        """Lists every file in the store, by its name below the root."""
         raise NotImplementedError
 
     def read_raw(self, store: ArtifactStore, name: str) -> bytes:

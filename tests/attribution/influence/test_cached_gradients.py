@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from posttrain.attribution.influence.checkpoints import AdamMoments
 from posttrain.attribution.influence.functional_model import FunctionalModel
 from posttrain.attribution.influence.gradients import projected_gradients, record_gradients
 from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.attribution.influence.projection import Projection
+from posttrain.attribution.influence.tracin import AdamMoments
 from posttrain.store.errors import UserError
 
 SCRIPT = '''
@@ -104,16 +104,16 @@ def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, 
 def test_processes_share_the_blocks_out(script, tmp_path) -> None:
     folder, counter = tmp_path / "kept", tmp_path / "counter"
     both = [begin(script, folder, counter, "slow") for _ in range(2)]
-    found = [process.communicate()[0].split() for process in both]
+    result = [process.communicate()[0].split() for process in both]
     assert len(counter.read_text()) == 12
-    assert sum(int(evaluations) for evaluations, _ in found) == 12
-    assert found[0][1] == found[1][1]
+    assert sum(int(evaluations) for evaluations, _ in result) == 12
+    assert result[0][1] == result[1][1]
 
 
 def test_what_is_kept_is_what_is_computed(network, tmp_path) -> None:
     projection = Projection(6)
     plain = projected_gradients(network.model, network.train, projection, block_size=8)
-    expected = projection(torch.cat([found for _, found in record_gradients(network.model, network.train)]))
+    expected = projection(torch.cat([result for _, result in record_gradients(network.model, network.train)]))
     torch.testing.assert_close(plain.rows, expected)
     first, second = (
         projected_gradients(network.model, network.train, projection, folder=tmp_path / "new" / "kept", block_size=8)
@@ -179,9 +179,9 @@ def test_gradients_are_changed_before_they_are_projected(network) -> None:
         def __call__(self, gradients: torch.Tensor) -> torch.Tensor:
             return gradients.abs()
 
-    raw = torch.cat([found for _, found in record_gradients(network.model, network.train)])
-    found = projected_gradients(network.model, network.train, Projection(6), transform=Doubled())
-    torch.testing.assert_close(found.rows, Projection(6)(raw.abs()))
+    raw = torch.cat([result for _, result in record_gradients(network.model, network.train)])
+    result = projected_gradients(network.model, network.train, Projection(6), transform=Doubled())
+    torch.testing.assert_close(result.rows, Projection(6)(raw.abs()))
 
 
 def test_mistakes_are_one_line(network, tmp_path) -> None:

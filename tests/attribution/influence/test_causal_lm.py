@@ -6,7 +6,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm, load_adapter
-from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
 from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.functional_model import FunctionalModel
 from posttrain.attribution.influence.gradients import record_gradients
@@ -14,7 +13,7 @@ from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGra
 from posttrain.attribution.influence.ihvp.ekfac import Ekfac
 from posttrain.attribution.influence.influence_functions import influence_functions
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import less, tracin
+from posttrain.attribution.influence.tracin import AdamMoments, Checkpoint, less, tracin
 from posttrain.attribution.influence.trak import trak
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import answer_log_likelihoods
@@ -45,11 +44,11 @@ def adapted(tiny_model: Path) -> LanguageModel:
 
 @pytest.fixture
 def records(adapted: LanguageModel) -> list:
-    return [encode_record(adapted, user(asked), said) for asked, said in zip(ASKED, SAID, strict=True)]
+    return [encode_record(adapted, user(asked), answer) for asked, answer in zip(ASKED, SAID, strict=True)]
 
 
 def whole(model: FunctionalModel, records: list, **settings) -> torch.Tensor:
-    return torch.cat([found for _, found in record_gradients(model, records, **settings)])
+    return torch.cat([result for _, result in record_gradients(model, records, **settings)])
 
 
 def losses(model: FunctionalModel, records: list) -> torch.Tensor:
@@ -60,8 +59,8 @@ def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
     sums, _ = answer_log_likelihoods(adapted, [user(asked) for asked in ASKED], SAID)
     for block in (1, 2, 5):
         parts = [records[start : start + block] for start in range(0, len(records), block)]
-        found = torch.cat([losses(functional_causal_lm(adapted), part) for part in parts])
-        np.testing.assert_allclose(found.numpy(), -sums, rtol=1e-5)
+        result = torch.cat([losses(functional_causal_lm(adapted), part) for part in parts])
+        np.testing.assert_allclose(result.numpy(), -sums, rtol=1e-5)
 
 
 def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, records) -> None:
@@ -102,11 +101,11 @@ def test_curvature_products_go_through_the_model(adapted, records) -> None:
     at = model.flat(model.parameters)
     direction = torch.randn(len(at), generator=torch.Generator().manual_seed(1))
     direction /= direction.norm()
-    found = Curvature(model, records, "hessian").product(direction[:, None])[:, 0]
+    result = Curvature(model, records, "hessian").product(direction[:, None])[:, 0]
     step = 0.02
     ends = [whole(model.at(model.unflat(at + sign * step * direction)), records).mean(0) for sign in (-1, 1)]
     expected = (ends[1] - ends[0]) / (2 * step)
-    assert float((found - expected).norm() / expected.norm()) < 0.02
+    assert float((result - expected).norm() / expected.norm()) < 0.02
     bent = Curvature(model, records).product(direction[:, None])[:, 0]
     assert float(direction @ bent) > 0
 
@@ -116,30 +115,30 @@ def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_
     moments = AdamMoments(torch.zeros(model.size), torch.ones(model.size) * 1e-3, 5)
     point = Checkpoint(model.parameters, 0.1, moments)
     projection = Projection(512)
-    found = {
+    result = {
         "ekfac": influence_functions(model, records, records, damping=0.1, solver=Ekfac(samples=2)),
         "conjugate gradient": influence_functions(model, records, records, damping=1.0, solver=ConjugateGradient(1e-3)),
         "tracin": tracin(model, [point], records, records, projection=projection, folder=tmp_path),
         "less": less(model, [point], records, records, projection=projection, folder=tmp_path),
         "trak": trak([model], records, records, projection=Projection(3), damping=1.0, folder=tmp_path),
     }
-    for name, scores in found.items():
+    for name, scores in result.items():
         assert scores.scores.shape == (5, 5), name
         assert np.isfinite(scores.scores).all(), name
         assert (scores.scores.diagonal() > 0).all(), name
     for name in ("ekfac", "conjugate gradient", "tracin", "less"):
-        first = found[name].scores.argmax(axis=0)
+        first = result[name].scores.argmax(axis=0)
         assert sum(int(a == b) for a, b in zip(first, range(5), strict=True)) >= 4, name
-    assert found["conjugate gradient"].residuals.max() < 2e-3
+    assert result["conjugate gradient"].residuals.max() < 2e-3
     assert tracin(model, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0
 
 
 def test_a_saved_adapter_is_put_on_to_count(adapted, records, tiny_model, tmp_path) -> None:
     adapted.model.save_pretrained(tmp_path / "adapter")
     loaded = load_adapter(load_language_model(tiny_model, adapted.task, "float32"), tmp_path / "adapter")
-    ours, theirs = functional_causal_lm(adapted), functional_causal_lm(loaded)
-    assert list(ours.parameters) == list(theirs.parameters)
-    torch.testing.assert_close(whole(theirs, records), whole(ours, records))
+    actual, reference = functional_causal_lm(adapted), functional_causal_lm(loaded)
+    assert list(actual.parameters) == list(reference.parameters)
+    torch.testing.assert_close(whole(reference, records), whole(actual, records))
 
 
 def test_mistakes_are_one_line(adapted, tiny_model, tmp_path) -> None:

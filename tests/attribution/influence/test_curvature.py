@@ -63,15 +63,15 @@ def test_drawn_roots_add_up_to_it_within_their_standard_error() -> None:
     assert roots.shape == (samples, 2, 3, 4)
     assert not roots[:, 0, 2].any()
     flat = roots.flatten(2)
-    found = torch.einsum("rbi,rbj->bij", flat, flat)
+    result = torch.einsum("rbi,rbj->bij", flat, flat)
     squares = torch.einsum("rbi,rbj->bij", flat**2, flat**2) * samples**2 / samples
-    errors = ((squares - found**2).clamp(min=0) / samples).sqrt()
+    errors = ((squares - result**2).clamp(min=0) / samples).sqrt()
     p = outputs.softmax(-1)
     for record in range(2):
         parts = [p[record, t].diag() - p[record, t][:, None] * p[record, t] for t in range(3)]
         if record == 0:
             parts[2] = torch.zeros(4, 4, dtype=torch.float64)
-        off = (found[record] - torch.block_diag(*parts)).abs()
+        off = (result[record] - torch.block_diag(*parts)).abs()
         assert bool((off <= 4.5 * errors[record] + 1e-12).all())
 
 

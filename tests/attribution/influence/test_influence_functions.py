@@ -13,12 +13,12 @@ from posttrain.store.errors import UserError
 
 
 def gradients(model, records) -> torch.Tensor:
-    return torch.cat([found for _, found in record_gradients(model, records)])
+    return torch.cat([result for _, result in record_gradients(model, records)])
 
 
 def test_ridge_is_leave_one_out_up_to_the_leverage(ridge, dense) -> None:
     """Retrained without record i, the solution moves by 1 / (1 - h_i) times what influence says: exactly."""
-    found = influence_functions(ridge.model, ridge.train, ridge.test, damping=ridge.penalty, solver=dense)
+    result = influence_functions(ridge.model, ridge.train, ridge.test, damping=ridge.penalty, solver=dense)
     n, d = ridge.x.shape
     normal = ridge.x.T @ ridge.x + n * ridge.penalty * torch.eye(d, dtype=torch.float64)
     whole = ridge.model.flat(ridge.model.parameters)
@@ -35,14 +35,14 @@ def test_ridge_is_leave_one_out_up_to_the_leverage(ridge, dense) -> None:
         residual = ridge.y[row, 0] - ridge.x[row] @ whole
         torch.testing.assert_close(ridge.y[row, 0] - ridge.x[row] @ without, residual / (1 - leverage[row]))
     assert float(expected.abs().max()) > 0.01
-    np.testing.assert_allclose(found.scores, expected.numpy(), rtol=1e-9, atol=1e-14)
-    assert found.residuals.max() < 1e-12
+    np.testing.assert_allclose(result.scores, expected.numpy(), rtol=1e-9, atol=1e-14)
+    assert result.residuals.max() < 1e-12
 
 
 def test_logistic_is_the_derivative_of_retraining(logistic, dense) -> None:
     """Central differences in a record's weight, each end retrained to the minimum."""
     fitted, fit = logistic
-    found = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, solver=dense)
+    result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, solver=dense)
     step, ones = 1e-4, torch.ones(len(fitted.x), dtype=torch.float64)
     for row in (0, 7, 31, 59):
         ends = []
@@ -53,13 +53,13 @@ def test_logistic_is_the_derivative_of_retraining(logistic, dense) -> None:
             parameters = {"weight": solution[:, :4], "bias": solution[:, 4]}
             ends.append(fitted.model.losses_at(parameters, (fitted.test_x, fitted.test_y)))
         expected = (ends[0] - ends[1]) / (2 * step)
-        np.testing.assert_allclose(found.scores[row], expected.numpy(), rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(result.scores[row], expected.numpy(), rtol=1e-6, atol=1e-10)
         assert float(expected.abs().max()) > 1e-4
 
 
 def test_logistic_foretells_leaving_one_out(logistic) -> None:
     fitted, fit = logistic
-    found = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, curvature="hessian")
+    result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, curvature="hessian")
     before = fitted.model.losses_at(fitted.model.parameters, (fitted.test_x, fitted.test_y))
     rises = []
     for row in range(len(fitted.x)):
@@ -70,17 +70,17 @@ def test_logistic_foretells_leaving_one_out(logistic) -> None:
         rises.append((fitted.model.losses_at(parameters, (fitted.test_x, fitted.test_y)) - before).numpy())
     actual = np.stack(rises)
     for column in range(actual.shape[1]):
-        assert np.corrcoef(found.scores[:, column], actual[:, column])[0, 1] > 0.98
+        assert np.corrcoef(result.scores[:, column], actual[:, column])[0, 1] > 0.98
     # First order falls short by the leverage; nothing else of note.
-    assert np.linalg.norm(found.scores - actual) < 0.25 * np.linalg.norm(actual)
-    assert (np.sign(found.scores) == np.sign(actual)).mean() > 0.97
+    assert np.linalg.norm(result.scores - actual) < 0.25 * np.linalg.norm(actual)
+    assert (np.sign(result.scores) == np.sign(actual)).mean() > 0.97
 
 
 def test_a_record_helps_itself(logistic, dense) -> None:
     fitted, _ = logistic
-    found = influence_functions(fitted.model, fitted.train, fitted.train, damping=fitted.penalty, solver=dense)
-    assert (found.scores.diagonal() > 0).all()
-    np.testing.assert_allclose(found.scores, found.scores.T, atol=1e-15)
+    result = influence_functions(fitted.model, fitted.train, fitted.train, damping=fitted.penalty, solver=dense)
+    assert (result.scores.diagonal() > 0).all()
+    np.testing.assert_allclose(result.scores, result.scores.T, atol=1e-15)
 
 
 def test_float32_agrees_with_float64(logistic) -> None:
@@ -91,15 +91,15 @@ def test_float32_agrees_with_float64(logistic) -> None:
 
     low = FunctionalModel(fitted.model.module, fitted.model.outputs, fitted.model.losses)
     train, test = ([(x.float(), y) for x, y in records] for records in (fitted.train, fitted.test))
-    found = influence_functions(low, train, test, damping=0.02)
-    np.testing.assert_allclose(found.scores, exact.scores, rtol=2e-3, atol=1e-5 * np.abs(exact.scores).max())
-    assert found.scores.dtype == np.float64
+    result = influence_functions(low, train, test, damping=0.02)
+    np.testing.assert_allclose(result.scores, exact.scores, rtol=2e-3, atol=1e-5 * np.abs(exact.scores).max())
+    assert result.scores.dtype == np.float64
 
 
 def test_evaluations_are_gradients_and_products_with_records(logistic, dense) -> None:
     fitted, _ = logistic
-    found = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, solver=dense)
-    assert found.evaluations == 60 + 6 + 60 * 15
+    result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, solver=dense)
+    assert result.evaluations == 60 + 6 + 60 * 15
 
 
 def test_mistakes_are_one_line_before_any_work(network) -> None:
@@ -121,9 +121,9 @@ def test_what_a_folder_keeps_is_not_computed_again(network, tmp_path: Path, solv
     next(tmp_path.glob("*.block")).unlink()
     again = influence_functions(network.model, network.train, network.test, **settings, folder=tmp_path)
     assert again.evaluations == 5, "one block of training records, and no solving"
-    for found in (first, again):
-        np.testing.assert_array_equal(found.scores, alone.scores)
-        assert (found.residuals is None) == (alone.residuals is None)
+    for result in (first, again):
+        np.testing.assert_array_equal(result.scores, alone.scores)
+        assert (result.residuals is None) == (alone.residuals is None)
     other = influence_functions(
         network.model, network.train, network.test, **settings | {"damping": 1.0}, folder=tmp_path
     )

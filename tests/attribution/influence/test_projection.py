@@ -21,16 +21,16 @@ def test_inner_products_are_kept_on_average_with_the_stated_variance(kind) -> No
     y = y + x
     x[:50] *= 5  # some coordinates larger than others
     draws, dimension = 600, 100
-    found = []
+    result = []
     for seed in range(draws):
         a, b = Projection(dimension, seed, kind)(torch.stack([x, y]))
-        found.append(float(a @ b))
+        result.append(float(a @ b))
     variance = float(x @ x * (y @ y) + (x @ y) ** 2 - 2 * (x**2 * y**2).sum()) / dimension
     error = (variance / draws) ** 0.5
-    assert abs(np.mean(found) - float(x @ y)) < 4 * error
+    assert abs(np.mean(result) - float(x @ y)) < 4 * error
     assert error < 0.02 * float(x @ y)
     # The variance of a sample variance, were the draws normal, is 2 variance^2 / draws.
-    assert abs(np.var(found, ddof=1) / variance - 1) < 5 * (2 / draws) ** 0.5
+    assert abs(np.var(result, ddof=1) / variance - 1) < 5 * (2 / draws) ** 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,9 +73,9 @@ def test_pieces_of_a_wide_dense_matrix_are_one_matrix(monkeypatch) -> None:
 
 def test_seeds_kinds_and_dimensions_give_other_matrices() -> None:
     x = vectors(2, 5000)
-    found = [Projection(64, seed, kind)(x) for seed in (0, 1) for kind in KINDS]
-    for row, one in enumerate(found):
-        for other in found[:row]:
+    result = [Projection(64, seed, kind)(x) for seed in (0, 1) for kind in KINDS]
+    for row, one in enumerate(result):
+        for other in result[:row]:
             assert not torch.allclose(one, other)
 
 

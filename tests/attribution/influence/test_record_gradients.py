@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError
 
 
 def whole(model: FunctionalModel, records: list, **settings) -> Tensor:
-    return torch.cat([found for _, found in record_gradients(model, records, **settings)])
+    return torch.cat([result for _, result in record_gradients(model, records, **settings)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -28,9 +28,9 @@ def test_all_ways_and_blocks_give_the_gradients_that_autograd_gives_one_by_one(n
     tight = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
     for block_size in (1, 7, 20, None):
         for mode in ("vmap", "loop"):
-            found = whole(model, records, block_size=block_size, mode=mode)
-            assert found.dtype == dtype
-            torch.testing.assert_close(found, expected, **tight)
+            result = whole(model, records, block_size=block_size, mode=mode)
+            assert result.dtype == dtype
+            torch.testing.assert_close(result, expected, **tight)
 
 
 def test_only_parameters_that_require_a_gradient_count(network) -> None:
@@ -59,8 +59,8 @@ class Branching(nn.Module):
         self.inner = nn.Linear(4, 3).double()
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x)
-        return found if float(x.sum()) > 0 else 2 * found
+        result: Tensor = self.inner(x)
+        return result if float(x.sum()) > 0 else 2 * result
 
 
 def test_what_vmap_does_not_know_is_taken_one_by_one_with_a_word(network, caplog) -> None:
@@ -69,9 +69,9 @@ def test_what_vmap_does_not_know_is_taken_one_by_one_with_a_word(network, caplog
     with pytest.raises(RuntimeError):
         batch_gradients(model, batch, "vmap")
     with caplog.at_level(logging.INFO, "posttrain"):
-        found = batch_gradients(model, batch)
+        result = batch_gradients(model, batch)
     assert "a record at a time" in caplog.text
-    torch.testing.assert_close(found, batch_gradients(model, batch, "loop"))
+    torch.testing.assert_close(result, batch_gradients(model, batch, "loop"))
 
 
 def test_an_error_of_the_loss_itself_is_raised(network) -> None:
@@ -85,8 +85,8 @@ def test_an_error_of_the_loss_itself_is_raised(network) -> None:
 
 def test_losses_are_those_of_the_records(network) -> None:
     expected = nn.functional.cross_entropy(network.model.module(network.x), network.y, reduction="none")
-    found = network.model.losses_at(network.model.parameters, network.model.batch(network.train))
-    torch.testing.assert_close(found.detach(), expected.detach())
+    result = network.model.losses_at(network.model.parameters, network.model.batch(network.train))
+    torch.testing.assert_close(result.detach(), expected.detach())
 
 
 def test_a_learner_keeps_its_parameters_when_training_goes_on(network) -> None:

@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.attribution.influence.checkpoints import Checkpoint
 from posttrain.attribution.influence.influence_functions import influence_functions
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import tracin
+from posttrain.attribution.influence.tracin import Checkpoint, tracin
 from posttrain.attribution.values import Values
 from posttrain.store.errors import UserError
 
@@ -25,14 +24,14 @@ def losses_after_a_step(network, parameters: dict, record, rate: float) -> torch
 def test_it_is_the_fall_of_the_loss_over_one_small_step(network) -> None:
     parameters = {name: value.clone() for name, value in network.model.module.state_dict().items()}
     rate = 1e-6
-    found = tracin(network.model, [Checkpoint(parameters, rate)], network.train, network.test)
+    result = tracin(network.model, [Checkpoint(parameters, rate)], network.train, network.test)
     before = network.model.losses_at(network.model.parameters, (network.test_x, network.test_y))
     fall = torch.stack(
         [before - losses_after_a_step(network, parameters, record, rate) for record in network.train]
     ).numpy()
-    np.testing.assert_allclose(found.scores, fall, rtol=1e-3, atol=1e-12)
+    np.testing.assert_allclose(result.scores, fall, rtol=1e-3, atol=1e-12)
     assert np.abs(fall).max() > 1e-7
-    assert found.evaluations == 24
+    assert result.evaluations == 24
 
 
 def test_checkpoints_add_up_by_their_rates(network) -> None:
@@ -71,17 +70,17 @@ def test_a_projection_keeps_the_scores_nearly(network, tmp_path) -> None:
 def test_with_the_identity_as_curvature_influence_is_tracin(network) -> None:
     """With a damping far above the curvature, (H + damping)^-1 is 1 / damping."""
     damping = 1e7
-    found = influence_functions(network.model, network.train, network.test, damping=damping)
+    result = influence_functions(network.model, network.train, network.test, damping=damping)
     one_step = tracin(network.model, [Checkpoint(network.model.parameters, 1 / 20)], network.train, network.test)
-    np.testing.assert_allclose(found.scores * damping, one_step.scores, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(result.scores * damping, one_step.scores, rtol=1e-5, atol=1e-9)
 
 
 def test_values_add_up_over_the_test_records(network) -> None:
-    found = tracin(network.model, [Checkpoint(network.model.parameters, 1.0)], network.train, network.test)
-    assert isinstance(found, Values)
-    np.testing.assert_allclose(found.values, found.scores.sum(1))
-    np.testing.assert_allclose(found.standard_errors, 2 * found.scores.std(1, ddof=1))
-    assert found.evaluations == 24
+    result = tracin(network.model, [Checkpoint(network.model.parameters, 1.0)], network.train, network.test)
+    assert isinstance(result, Values)
+    np.testing.assert_allclose(result.values, result.scores.sum(1))
+    np.testing.assert_allclose(result.standard_errors, 2 * result.scores.std(1, ddof=1))
+    assert result.evaluations == 24
 
 
 def test_mistakes_are_one_line(network) -> None:

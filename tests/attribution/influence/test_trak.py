@@ -46,42 +46,42 @@ def records(x: torch.Tensor, sign: torch.Tensor) -> list:
 
 def test_without_projection_it_is_the_closed_form(binary) -> None:
     model, x, sign, _ = binary
-    found = trak([model], records(x, sign)[:40], records(x, sign)[40:], projection=None)
+    result = trak([model], records(x, sign)[:40], records(x, sign)[40:], projection=None)
     f = sign[:, None] * x
     p = torch.sigmoid(f @ model.parameters["weight"])
     expected = f[:40] @ torch.linalg.inv(f[:40].T @ f[:40]) @ f[40:].T * (1 - p[:40])[:, None]
-    np.testing.assert_allclose(found.scores, expected.numpy(), rtol=1e-9)
-    assert found.evaluations == 50
-    np.testing.assert_allclose(found.standard_errors, standard_errors_of_sums(found.scores))
+    np.testing.assert_allclose(result.scores, expected.numpy(), rtol=1e-9)
+    assert result.evaluations == 50
+    np.testing.assert_allclose(result.standard_errors, standard_errors_of_sums(result.scores))
 
 
 def test_newton_is_one_newton_step_from_the_whole_to_each_leave_one_out_solution(binary) -> None:
     """The step is taken by the sums over the other records, not by the formula that TRAK rests on."""
     model, x, sign, penalty = binary
-    found = trak([model], records(x, sign), records(x, sign), projection=None, damping=penalty, newton=True)
+    result = trak([model], records(x, sign), records(x, sign), projection=None, damping=penalty, newton=True)
     weight, f = model.parameters["weight"], sign[:, None] * x
     p = torch.sigmoid(f @ weight)
     for row in range(50):
-        kept = torch.arange(50) != row
-        slope = -(f[kept].T @ (1 - p[kept])) + penalty * weight
-        bend = f[kept].T @ ((p * (1 - p))[kept, None] * f[kept]) + penalty * torch.eye(4, dtype=torch.float64)
+        others = torch.arange(50) != row
+        slope = -(f[others].T @ (1 - p[others])) + penalty * weight
+        bend = f[others].T @ ((p * (1 - p))[others, None] * f[others]) + penalty * torch.eye(4, dtype=torch.float64)
         without = weight - torch.linalg.solve(bend, slope)
-        np.testing.assert_allclose(found.scores[row], (f @ (weight - without)).numpy(), rtol=1e-8, atol=1e-12)
-    assert (found.scores.diagonal() > 0).all()
+        np.testing.assert_allclose(result.scores[row], (f @ (weight - without)).numpy(), rtol=1e-8, atol=1e-12)
+    assert (result.scores.diagonal() > 0).all()
 
 
 def test_the_margin_is_the_log_odds_even_of_a_sure_model() -> None:
     logits = torch.tensor([[1.0, 2.0, 4.0], [0.0, 60.0, 0.0]])
     targets = torch.tensor([0, 1])
     p = logits.double().softmax(1).gather(1, targets[:, None])[:, 0]
-    found = Margin()(logits, (targets,))
-    torch.testing.assert_close(found[0].double(), ((1 - p) / p).log()[0])
-    assert float(found[1]) == pytest.approx(np.log(2) - 60, rel=1e-6)
+    result = Margin()(logits, (targets,))
+    torch.testing.assert_close(result[0].double(), ((1 - p) / p).log()[0])
+    assert float(result[1]) == pytest.approx(np.log(2) - 60, rel=1e-6)
     rows = torch.stack([logits, logits.flip(1)])
     several = torch.tensor([[0, IGNORE_INDEX], [2, 1]])
     torch.testing.assert_close(
         Margin()(rows, (several,)),
-        torch.stack([found[0], found[0] + Margin()(rows[1, 1:], (torch.tensor([1]),))[0]]),
+        torch.stack([result[0], result[0] + Margin()(rows[1, 1:], (torch.tensor([1]),))[0]]),
     )
 
 
@@ -89,7 +89,7 @@ def test_several_models_are_averaged_each_with_a_projection_of_its_own(binary) -
     model, x, sign, _ = binary
     train, test = records(x, sign)[:40], records(x, sign)[40:]
     models = [model, model.at({"weight": model.parameters["weight"] * 0.7 + 0.1})]
-    found = trak(models, train, test, projection=Projection(3, 8, "dense"))
+    result = trak(models, train, test, projection=Projection(3, 8, "dense"))
     f = sign[:, None] * x
     kernels, doubts = [], []
     for number, model in enumerate(models):
@@ -97,10 +97,10 @@ def test_several_models_are_averaged_each_with_a_projection_of_its_own(binary) -
         kernels.append(g[:40] @ torch.linalg.inv(g[:40].T @ g[:40]) @ g[40:].T)
         doubts.append(1 - torch.sigmoid(f[:40] @ model.parameters["weight"]))
     doubt = (doubts[0] + doubts[1])[:, None] / 2
-    np.testing.assert_allclose(found.scores, ((kernels[0] + kernels[1]) / 2 * doubt).numpy(), rtol=1e-8)
+    np.testing.assert_allclose(result.scores, ((kernels[0] + kernels[1]) / 2 * doubt).numpy(), rtol=1e-8)
     by_model = torch.stack([(kernel * doubt).sum(1) for kernel in kernels])
-    np.testing.assert_allclose(found.values, by_model.mean(0))
-    np.testing.assert_allclose(found.standard_errors, (by_model[0] - by_model[1]).abs().numpy() / 2)
+    np.testing.assert_allclose(result.values, by_model.mean(0))
+    np.testing.assert_allclose(result.standard_errors, (by_model[0] - by_model[1]).abs().numpy() / 2)
 
 
 def test_gradients_are_kept(binary, tmp_path) -> None:
@@ -113,15 +113,15 @@ def test_gradients_are_kept(binary, tmp_path) -> None:
 
 def test_mistakes_are_one_line(binary) -> None:
     model, x, sign, _ = binary
-    some = records(x, sign)
+    data = records(x, sign)
     with pytest.raises(UserError, match="there are no test records"):
-        trak([model], some, [], projection=None)
+        trak([model], data, [], projection=None)
     with pytest.raises(UserError, match="there are no models"):
-        trak([], some, some, projection=None)
+        trak([], data, data, projection=None)
     with pytest.raises(UserError, match="3 records do not fill 4 dimensions"):
-        trak([model], some[:3], some, projection=None)
+        trak([model], data[:3], data, projection=None)
     with pytest.raises(UserError, match="damping must be 0 or more"):
-        trak([model], some, some, projection=None, damping=-1)
+        trak([model], data, data, projection=None, damping=-1)
     other = FunctionalModel(model.module, model.outputs, SquaredError())
     with pytest.raises(UserError, match="whose loss is the cross-entropy"):
-        trak([other], some, some, projection=None)
+        trak([other], data, data, projection=None)

@@ -44,11 +44,11 @@ def test_it_equals_brute_force_with_ties(seed: int, count: int, k: int, grid: in
     generator = np.random.default_rng(seed)
     features, records = generator.integers(0, grid, (count, 1)), generator.integers(0, grid, (4, 1))
     labels, true = generator.permutation(np.append(generator.integers(0, 3, count - 3), range(3))), [0, 1, 2, 0]
-    found = knn_shapley(features, labels, records, true, neighbours=k)
+    result = knn_shapley(features, labels, records, true, neighbours=k)
     expected = brute_force(features.astype(float), labels, records.astype(float), np.array(true), k)
-    np.testing.assert_allclose(found.values, expected, atol=1e-12)
-    assert found.evaluations == 0
-    assert not found.standard_errors.any()
+    np.testing.assert_allclose(result.values, expected, atol=1e-12)
+    assert result.evaluations == 0
+    assert not result.standard_errors.any()
 
 
 def test_a_tie_of_unlike_labels_is_shared() -> None:
@@ -56,9 +56,9 @@ def test_a_tie_of_unlike_labels_is_shared() -> None:
 
     The row of label 0 raises p by 1, 1/2 or 1/3 when it comes first, second or last, by 11/18 in the mean.
     """
-    found = knn_shapley([[0.0], [0.0], [0.0]], [0, 1, 1], [[1.0], [5.0], [5.0]], [0, 0, 1], neighbours=1)
+    result = knn_shapley([[0.0], [0.0], [0.0]], [0, 1, 1], [[1.0], [5.0], [5.0]], [0, 0, 1], neighbours=1)
     of_other_label = 1 / 3 * 1 / 3 + 1 / 3 * (1 / 3 - 11 / 18) / 2
-    np.testing.assert_allclose(found.values, [1 / 3 * 1 / 3 + 1 / 3 * 11 / 18, of_other_label, of_other_label])
+    np.testing.assert_allclose(result.values, [1 / 3 * 1 / 3 + 1 / 3 * 11 / 18, of_other_label, of_other_label])
 
 
 @pytest.mark.parametrize("k", [1, 3, 12])
@@ -77,10 +77,10 @@ def test_equal_rows_are_worth_the_same_wherever_they_stand() -> None:
     rows = generator.normal(size=(20, 50))
     features = np.concatenate([rows, rows[::-1], rows])
     labels = np.concatenate([np.arange(20) % 2, np.arange(20)[::-1] % 2, np.arange(20) % 2])
-    found = knn_shapley(features, labels, generator.normal(size=(30, 50)), np.arange(30) % 2, neighbours=4).values
-    np.testing.assert_allclose(found[:20], found[40:], atol=1e-15)
-    np.testing.assert_allclose(found[:20], found[20:40][::-1], atol=1e-15)
-    assert len(np.unique(found.round(12))) > 15
+    result = knn_shapley(features, labels, generator.normal(size=(30, 50)), np.arange(30) % 2, neighbours=4).values
+    np.testing.assert_allclose(result[:20], result[40:], atol=1e-15)
+    np.testing.assert_allclose(result[:20], result[20:40][::-1], atol=1e-15)
+    assert len(np.unique(result.round(12))) > 15
 
 
 def test_values_of_many_blocks_sum_to_the_full_score(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +101,6 @@ def test_a_wrong_label_is_worth_least() -> None:
     given = labels.copy()
     given[[3, 40, 77]] = 1 - given[[3, 40, 77]]
     records = generator.normal(size=(100, 2)) + 6 * labels[:, None]
-    found = knn_shapley(features, given, records, labels).values
-    assert set(np.argsort(found)[:3]) == {3, 40, 77}
-    assert (found[[3, 40, 77]] < 0).all()
+    result = knn_shapley(features, given, records, labels).values
+    assert set(np.argsort(result)[:3]) == {3, 40, 77}
+    assert (result[[3, 40, 77]] < 0).all()

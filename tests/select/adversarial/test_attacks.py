@@ -21,9 +21,9 @@ def same_beginning(text: str, others: Sequence[str]) -> npt.NDArray[np.float64]:
 @pytest.mark.parametrize("method", ATTACKS)
 def test_what_is_yielded_is_allowed(problem: Make, method: str) -> None:
     one = problem(swaps=2, similarity=same_beginning)
-    found = [candidate for step in ATTACKS[method](one) for candidate in step]
-    assert found
-    for candidate in found:
+    result = [candidate for step in ATTACKS[method](one) for candidate in step]
+    assert result
+    for candidate in result:
         assert 1 <= candidate.swaps == one.swaps(candidate.own) <= 2
         assert candidate.similarity == 1
         assert same_beginning(one.passage.text, [candidate.text])[0] == 1
@@ -55,18 +55,18 @@ def test_where_nothing_is_alike_nothing_is_found(problem: Make, method: str) -> 
 
 def test_hotflip_takes_the_best_of_all_swaps(problem: Make) -> None:
     one = problem(swaps=1, similarity=same_beginning)
-    [[found]] = hotflip(one)
+    [[result]] = hotflip(one)
     gains = one.gains(one.start)
     assert gains is not None
     best: tuple[float, Rewriting] | None = None
-    for place in range(len(one.start)):
+    for position in range(len(one.start)):
         for token in range(gains.shape[1]):
-            own = (*one.start[:place], token, *one.start[place + 1 :])
-            gain = float(gains[place, token])
+            own = (*one.start[:position], token, *one.start[position + 1 :])
+            gain = float(gains[position, token])
             if gain > 0 and (best is None or gain > best[0]) and (allowed := one.allowed([own])):
                 best = gain, allowed[0]
     assert best is not None
-    assert found == best[1]
+    assert result == best[1]
 
 
 def test_hotflip_swaps_one_more_token_a_step(problem: Make) -> None:

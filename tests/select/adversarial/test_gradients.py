@@ -16,8 +16,8 @@ CHOICES = [["card", "cash", "loan", "rate"], ["cash", "card"], ["a longer answer
 
 def embedded(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = lm.model.get_input_embeddings()(torch.tensor([ids]))
-    return found
+        result: torch.Tensor = lm.model.get_input_embeddings()(torch.tensor([ids]))
+    return result
 
 
 @pytest.mark.parametrize("choices", CHOICES)
@@ -43,7 +43,7 @@ def test_gains_are_the_slopes_towards_every_token(
     assert gains is not None
     passage, vocabulary = one.passage, one.vocabulary
     before = embedded(labeller, [*passage.before, *passage.own, *passage.after])
-    place = len(passage.before)
+    position = len(passage.before)
     allowed = torch.isfinite(gains[0]).nonzero()[:, 0].tolist()
     assert len(allowed) == 61  # letters and digits but the letter itself
     slopes, short = [], 0.02
@@ -51,12 +51,12 @@ def test_gains_are_the_slopes_towards_every_token(
         for token in allowed:
             way = vocabulary.embeddings[token] - vocabulary.embeddings[passage.own[0]]
             there, back = before.clone(), before.clone()
-            there[0, place] += short * way
-            back[0, place] -= short * way
+            there[0, position] += short * way
+            back[0, position] -= short * way
             slopes.append(float(objective.of_embedded(there) - objective.of_embedded(back)) / (2 * short))
-    found = gains[0, allowed].numpy()
-    np.testing.assert_allclose(found, slopes, rtol=0.02, atol=5e-3 * np.abs(slopes).max())
-    assert np.argmax(found) == np.argmax(slopes)
+    result = gains[0, allowed].numpy()
+    np.testing.assert_allclose(result, slopes, rtol=0.02, atol=5e-3 * np.abs(slopes).max())
+    assert np.argmax(result) == np.argmax(slopes)
 
 
 def test_gains_are_those_of_a_linear_loss_exactly() -> None:
@@ -66,13 +66,13 @@ def test_gains_are_those_of_a_linear_loss_exactly() -> None:
     vocabulary = Vocabulary(embeddings, torch.ones(9, dtype=torch.bool), torch.zeros(9, dtype=torch.int64))
     gains = first_order_gains(gradient, own, vocabulary)
     points = embeddings[own]
-    for place in range(3):
+    for position in range(3):
         for token in range(9):
             swapped = points.clone()
-            swapped[place] = embeddings[token]
+            swapped[position] = embeddings[token]
             exact = float((gradient * swapped).sum() - (gradient * points).sum())
-            assert float(gains[place, token]) == (
-                pytest.approx(exact, abs=1e-5) if token != own[place] else -float("inf")
+            assert float(gains[position, token]) == (
+                pytest.approx(exact, abs=1e-5) if token != own[position] else -float("inf")
             )
 
 

@@ -40,18 +40,20 @@ class Judge:
     def __call__(self, records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
         self.asked += len(prompts)
         answers = self.answers(prompts)
-        return JudgedAnswers(answers, [one == record.completion for one, record in zip(answers, records, strict=True)])
+        return JudgedAnswers(
+            answers, [example == record.completion for example, record in zip(answers, records, strict=True)]
+        )
 
 
 def records_of(lm: LanguageModel, wrong: int = 0) -> list[LabelledPrompt]:
     """16 records with the model's own answers; some with another one."""
-    texts = [f"my {one} is {other}" for one in WORDS[:4] for other in WORDS[4:]]
+    texts = [f"my {first} is {other}" for first in WORDS[:4] for other in WORDS[4:]]
     prompts: list[Turns] = [[{"role": "user", "content": text}] for text in texts]
     answers = Judge(lm).answers(prompts)
     labels = lm.task.label_set
     for row in range(wrong):
         answers[row] = next(label for label in labels if label != answers[row])
-    return [LabelledPrompt(f"r{row}", *one) for row, one in enumerate(zip(prompts, answers, strict=True))]
+    return [LabelledPrompt(f"r{row}", *example) for row, example in enumerate(zip(prompts, answers, strict=True))]
 
 
 @pytest.mark.parametrize("method", ATTACKS)
@@ -61,41 +63,41 @@ def test_kept_are_those_whose_answer_changes(labeller: LanguageModel, method: st
     outcome = search(labeller, records, judge, alike, settings)
     assert outcome.examples
     by_id = {record.id: record for record in records}
-    for one in outcome.examples:
-        original = by_id[one.original]
-        assert int(one.original[1:]) >= 4
-        assert one.answer_before == original.completion == one.completion
-        assert judge.answers([one.prompt]) == [one.answer] != [one.answer_before]
-        assert one.prompt == [{"role": "user", "content": one.text}]
-        assert alike(one.text_before, [one.text])[0] == one.similarity >= 0.7
-        assert sum(a != b for a, b in zip(one.text_before, one.text, strict=True)) == one.swaps <= 4
-        assert one.loss > one.loss_before
-        place = labeller.task.label_set.index(one.completion)
-        scores = label_scores(labeller, [original.prompt, one.prompt], labeller.task.label_set, tolerance=0)
-        np.testing.assert_allclose(-scores.log_probabilities[:, place], [one.loss_before, one.loss], atol=1e-4)
+    for example in outcome.examples:
+        original = by_id[example.original]
+        assert int(example.original[1:]) >= 4
+        assert example.answer_before == original.completion == example.completion
+        assert judge.answers([example.prompt]) == [example.answer] != [example.answer_before]
+        assert example.prompt == [{"role": "user", "content": example.text}]
+        assert alike(example.text_before, [example.text])[0] == example.similarity >= 0.7
+        assert sum(a != b for a, b in zip(example.text_before, example.text, strict=True)) == example.swaps <= 4
+        assert example.loss > example.loss_before
+        column = labeller.task.label_set.index(example.completion)
+        scores = label_scores(labeller, [original.prompt, example.prompt], labeller.task.label_set, tolerance=0)
+        np.testing.assert_allclose(-scores.log_probabilities[:, column], [example.loss_before, example.loss], atol=1e-4)
     counts = outcome.counts
     assert counts["records"] == counts["wrong"] + counts["no_words"] + counts["tried"]
     assert counts["tried"] == sum(counts[name] for name in ("unchanged", "out_of_budget", "unconfirmed", "kept"))
     assert counts["kept"] == len(outcome.examples) <= 5
 
 
-def found(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) -> SearchOutcome:
+def result(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) -> SearchOutcome:
     return search(lm, records, Judge(lm), alike, SearchSettings(**{"n": 3, "swaps": 4, "budget": 4000, **settings}))
 
 
 def test_the_order_of_the_records_changes_nothing_and_the_seed_does(labeller: LanguageModel) -> None:
     records = records_of(labeller)
-    first = found(labeller, records, n=2)
-    again = found(labeller, records[::-1], n=2)
+    first = result(labeller, records, n=2)
+    again = result(labeller, records[::-1], n=2)
     assert (again.examples, again.counts, again.passes) == (first.examples, first.counts, first.passes)
-    assert found(labeller, records, n=2, seed=1).examples != first.examples
+    assert result(labeller, records, n=2, seed=1).examples != first.examples
 
 
 def test_the_budget_ends_the_search(labeller: LanguageModel) -> None:
-    outcome = found(labeller, records_of(labeller), budget=60)
+    outcome = result(labeller, records_of(labeller), budget=60)
     assert outcome.passes <= 60 + 2 * (outcome.counts["kept"] + outcome.counts["unconfirmed"])
     assert outcome.counts["out_of_budget"] >= 1
-    assert found(labeller, records_of(labeller), budget=1).counts["records"] == 0
+    assert result(labeller, records_of(labeller), budget=1).counts["records"] == 0
 
 
 def test_a_close_call_that_goes_the_other_way_is_not_kept(labeller: LanguageModel) -> None:
@@ -118,32 +120,32 @@ def test_written_answers_are_fooled_too(tiny_model: Path, method: str) -> None:
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), dtype="float32")
 
     def answers(prompts: Sequence[Turns]) -> list[str]:
-        return [one.text for one in generate(lm, prompts)]
+        return [example.text for example in generate(lm, prompts)]
 
     def judge(records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
-        said = answers(prompts)
-        return JudgedAnswers(said, [one == record.completion for one, record in zip(said, records, strict=True)])
+        texts = answers(prompts)
+        return JudgedAnswers(texts, [text == record.completion for text, record in zip(texts, records, strict=True)])
 
     prompts: list[Turns] = [[{"role": "user", "content": f"my {word} is late"}] for word in WORDS[:3]]
     records = [LabelledPrompt(answer, prompt, answer) for answer, prompt in zip(answers(prompts), prompts, strict=True)]
     outcome = search(lm, records, judge, alike, SearchSettings(n=1, method=method, similarity=0.5, swaps=4, budget=600))
-    [one] = outcome.examples
-    assert answers([one.prompt]) == [one.answer] != [one.answer_before]
-    sums, _ = answer_log_likelihoods(lm, [one.prompt], [one.answer_before])
-    assert one.loss == pytest.approx(-sums[0], abs=1e-3)
+    [example] = outcome.examples
+    assert answers([example.prompt]) == [example.answer] != [example.answer_before]
+    sums, _ = answer_log_likelihoods(lm, [example.prompt], [example.answer_before])
+    assert example.loss == pytest.approx(-sums[0], abs=1e-3)
 
 
 def test_nothing_to_fool_and_unknown_methods(labeller: LanguageModel) -> None:
     records = records_of(labeller, wrong=16)
     with pytest.raises(UserError, match="the champion answers none of 16 records rightly"):
-        found(labeller, records)
+        result(labeller, records)
     with pytest.raises(UserError, match=r"^--method: no method `hotflp`; did you mean `hotflip`"):
         search(labeller, records, Judge(labeller), alike, SearchSettings(n=1, method="hotflp"))
-    assert found(labeller, []).counts["records"] == 0
+    assert result(labeller, []).counts["records"] == 0
 
 
 def test_lines_have_the_columns_that_the_files_have(labeller: LanguageModel) -> None:
-    [one] = found(labeller, records_of(labeller), n=1).examples
-    line = to_json_row(one, "gcg", {"prompt": "text", "completion": "label"})
-    assert (line["text"], line["label"], line["original"]) == (one.text, one.completion, one.original)
-    assert to_json_row(one, "gcg", {})["prompt"] == one.text
+    [example] = result(labeller, records_of(labeller), n=1).examples
+    line = to_json_row(example, "gcg", {"prompt": "text", "completion": "label"})
+    assert (line["text"], line["label"], line["original"]) == (example.text, example.completion, example.original)
+    assert to_json_row(example, "gcg", {})["prompt"] == example.text

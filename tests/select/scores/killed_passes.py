@@ -68,9 +68,9 @@ def watch(folder: Path, moment: str | None) -> None:
     where, _, number = (moment or ":0").partition(":")
     seen = {"score": 0, "rename": 0, "kept": 0}
 
-    def passing(place: str) -> None:
-        seen[place] += 1
-        if place == where and seen[place] == int(number):
+    def passing(point: str) -> None:
+        seen[point] += 1
+        if point == where and seen[point] == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def note(name: str, keys: list[str]) -> None:

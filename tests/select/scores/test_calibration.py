@@ -46,13 +46,13 @@ def test_against_gradient_descent() -> None:
 
 def test_calibration_lowers_the_error_of_sharp_probabilities() -> None:
     logs, truth = drawn(3.0)
-    found = calibrate_labels(logs, truth, expected_calibration_error)
-    assert found is not None
-    assert found.ece_before > 0.15
-    assert found.ece_after < 0.05
-    assert found.records == 4000
+    result = calibrate_labels(logs, truth, expected_calibration_error)
+    assert result is not None
+    assert result.ece_before > 0.15
+    assert result.ece_after < 0.05
+    assert result.records == 4000
     confidence = np.exp(logs.max(axis=1))
-    assert found.ece_before == pytest.approx(expected_calibration_error(confidence, logs.argmax(1) == truth))
+    assert result.ece_before == pytest.approx(expected_calibration_error(confidence, logs.argmax(1) == truth))
 
 
 def test_the_error_after_is_of_records_that_the_temperature_has_not_seen() -> None:
@@ -62,8 +62,8 @@ def test_the_error_after_is_of_records_that_the_temperature_has_not_seen() -> No
     calibrate_labels(logs, truth, lambda confidence, correct: float(seen.append(confidence) or 0.0))  # type: ignore[func-returns-value]
     for fold in range(5):
         rows = np.arange(50) % 5 == fold
-        theirs = at_temperature(logs[rows], fit_temperature(logs[~rows], truth[~rows]))
-        np.testing.assert_array_equal(seen[1][rows], np.exp(theirs.max(axis=1)))
+        expected = at_temperature(logs[rows], fit_temperature(logs[~rows], truth[~rows]))
+        np.testing.assert_array_equal(seen[1][rows], np.exp(expected.max(axis=1)))
 
 
 def test_few_records_say_nothing_and_sure_ones_stay_finite() -> None:
@@ -122,11 +122,11 @@ def test_the_temperature_of_answers_against_gradient_descent() -> None:
 
 def test_answers_that_look_surer_than_they_are_right_are_calibrated() -> None:
     nats, right = answered(0.1)
-    found = calibrate_answers(nats, right, expected_calibration_error)
-    assert found is not None
-    assert found.ece_before == pytest.approx(expected_calibration_error(np.exp(-nats), right))
-    assert found.ece_before > 0.3
-    assert found.ece_after < 0.05
+    result = calibrate_answers(nats, right, expected_calibration_error)
+    assert result is not None
+    assert result.ece_before == pytest.approx(expected_calibration_error(np.exp(-nats), right))
+    assert result.ece_before > 0.3
+    assert result.ece_after < 0.05
     assert calibrate_answers(nats[:29], right[:29], expected_calibration_error) is None
 
 

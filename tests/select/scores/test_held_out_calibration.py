@@ -56,17 +56,17 @@ def judged_labels(count: int) -> tuple[pa.Table, np.ndarray, np.ndarray]:
 def test_labels_are_calibrated_by_what_the_evaluation_says_and_no_model_is_asked() -> None:
     table, logs, truth = judged_labels(60)
     mixed = table.take(np.random.default_rng(1).permutation(60))
-    found = calibrate_champion(scoring(LABELS), records(0), mixed, expected_calibration_error)
-    assert found == calibrate_labels(logs.astype(np.float64), truth, expected_calibration_error)
-    assert found is not None
-    assert found.temperature > 1.5
+    result = calibrate_champion(scoring(LABELS), records(0), mixed, expected_calibration_error)
+    assert result == calibrate_labels(logs.astype(np.float64), truth, expected_calibration_error)
+    assert result is not None
+    assert result.temperature > 1.5
 
 
 def test_at_most_so_many_are_taken_and_none_where_it_is_off() -> None:
     table, _, _ = judged_labels(60)
-    some = calibrate_champion(scoring(LABELS, most=40), records(0), table, expected_calibration_error)
-    assert some is not None
-    assert some.records == 40
+    subset = calibrate_champion(scoring(LABELS, most=40), records(0), table, expected_calibration_error)
+    assert subset is not None
+    assert subset.records == 40
     assert calibrate_champion(scoring(LABELS, most=0), records(0), table, expected_calibration_error) is None
 
 
@@ -81,9 +81,9 @@ def test_a_suite_that_does_not_measure_labels_calibrates_nothing() -> None:
 def test_answers_are_calibrated_by_how_likely_the_champion_finds_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ScoringInput] = []
 
-    def score(lm: Any, some: Sequence[ScoringInput]) -> pa.Table:
-        asked.extend(some)
-        sums = [-float(len(one.answers[0])) for one in some]
+    def score(lm: Any, subset: Sequence[ScoringInput]) -> pa.Table:
+        asked.extend(subset)
+        sums = [-float(len(one.answers[0])) for one in subset]
         return pa.table(
             {"log_probability": pa.array(sums, pa.float64()), "tokens": pa.array([10] * len(sums), pa.int64())}
         )
@@ -92,10 +92,10 @@ def test_answers_are_calibrated_by_how_likely_the_champion_finds_what_it_said(mo
     rows = [{"id": f"{row:020x}", "predicted": "x" * (1 + row % 3), "score": float(row % 3 == 0)} for row in range(45)]
     how = scoring()
     vars(how.model)["lm"] = None
-    found = calibrate_champion(how, records(40), predictions(rows), expected_calibration_error)
-    assert found is not None
-    assert found.records == 40  # five are of other records than the test set's
-    assert found.temperature != 1
+    result = calibrate_champion(how, records(40), predictions(rows), expected_calibration_error)
+    assert result is not None
+    assert result.records == 40  # five are of other records than the test set's
+    assert result.temperature != 1
     assert {(one.prompt[0]["content"], one.answers[0]) for one in asked} == {
         (f"question {row}", "x" * (1 + row % 3)) for row in range(40)
     }

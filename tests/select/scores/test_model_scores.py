@@ -42,14 +42,14 @@ def asked(*texts: str, answers: tuple[str, ...] = ()) -> list[ScoringInput]:
 
 def logits_after(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = lm.model(input_ids=torch.tensor([ids])).logits[0].double()
-    return found
+        result: torch.Tensor = lm.model(input_ids=torch.tensor([ids])).logits[0].double()
+    return result
 
 
 def test_token_entropy_is_the_mean_entropy_of_the_full_distribution(lm: LanguageModel) -> None:
     records = [*asked("hello", answers=("a",)), *asked("what a long question this is", answers=("blue sky",))]
-    found = mean_token_entropies(lm, [encode_answer(lm, one) for one in records])
-    for value, one in zip(found, records, strict=True):
+    result = mean_token_entropies(lm, [encode_answer(lm, one) for one in records])
+    for value, one in zip(result, records, strict=True):
         before, answer = lm.prompt_ids(one.prompt), lm.answer_ids(one.answers[0])
         logs = logits_after(lm, before + answer).log_softmax(-1)[len(before) - 1 : -1]
         assert value == pytest.approx(float(-(logs.exp() * logs).sum(-1).mean()), rel=1e-4)
@@ -142,10 +142,10 @@ def test_masks_leave_out_a_share_and_keep_the_mean(lm: LanguageModel) -> None:
 def test_dropout_passes_are_those_of_the_sub_networks(lm: LanguageModel) -> None:
     records = asked("one", "two")
     table = dropout_group(LABELS, 3, 0.2, 7).score(lm, records)
-    found = to_matrix(table, "log_probabilities").reshape(2, 3, 4)
+    result = to_matrix(table, "log_probabilities").reshape(2, 3, 4)
     with dropout_mask(lm, 0.2, 7, 2):
         direct = label_scores(lm, [one.prompt for one in records], LABELS, tolerance=1e-3).log_probabilities
-    np.testing.assert_array_equal(found[:, 2], direct)
+    np.testing.assert_array_equal(result[:, 2], direct)
 
 
 def test_the_likelihood_of_a_given_answer_is_that_of_the_greedy_one_where_it_is_it(lm: LanguageModel) -> None:
@@ -155,14 +155,14 @@ def test_the_likelihood_of_a_given_answer_is_that_of_the_greedy_one_where_it_is_
         for one, answer in zip(asked("one", "two"), greedy["predicted"].to_pylist(), strict=True)
     ]
     assert likelihood_group().score(lm, given).equals(greedy.select(["log_probability", "tokens"]))
-    found = surprisal(greedy)
-    np.testing.assert_allclose(found * greedy["tokens"].to_numpy(), -greedy["log_probability"].to_numpy(), rtol=1e-12)
+    result = surprisal(greedy)
+    np.testing.assert_allclose(result * greedy["tokens"].to_numpy(), -greedy["log_probability"].to_numpy(), rtol=1e-12)
 
 
 def test_instruction_difficulty_is_the_ratio_of_perplexities(lm: LanguageModel) -> None:
     records = [*asked("one", answers=("refund",)), *asked("two", answers=("top up",))]
-    found = instruction_difficulty_group().score(lm, records)["instruction_difficulty"].to_numpy()
-    for value, one in zip(found, records, strict=True):
+    result = instruction_difficulty_group().score(lm, records)["instruction_difficulty"].to_numpy()
+    for value, one in zip(result, records, strict=True):
         after, alone = (
             torch.tensor([before + lm.answer_ids(one.answers[0])])
             for before in (lm.prompt_ids(one.prompt), [lm.tokenizer.bos_token_id or min(lm.chat.stop_ids)])
@@ -175,16 +175,16 @@ def test_instruction_difficulty_is_the_ratio_of_perplexities(lm: LanguageModel) 
 
 
 def test_perplexity_is_of_the_words_alone(lm: LanguageModel) -> None:
-    found = perplexity_group().score(lm, asked("blue sky", "a"))["perplexity"].to_pylist()
+    result = perplexity_group().score(lm, asked("blue sky", "a"))["perplexity"].to_pylist()
     ids = lm.tokenizer("blue sky")["input_ids"]
     logs = logits_after(lm, ids).log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
-    assert found[0] == pytest.approx(math.exp(-float(logs.mean())), rel=1e-4)
-    assert math.isnan(found[1])  # one token, which nothing predicts
+    assert result[0] == pytest.approx(math.exp(-float(logs.mean())), rel=1e-4)
+    assert math.isnan(result[1])  # one token, which nothing predicts
 
 
 def test_only_a_number_is_a_confidence() -> None:
-    said = {"80": 0.8, " 100% ": 1.0, "0": 0.0, "7.": 0.07}
-    assert {reply: stated_confidence(reply) for reply in said} == said
+    confidences = {"80": 0.8, " 100% ": 1.0, "0": 0.0, "7.": 0.07}
+    assert {reply: stated_confidence(reply) for reply in confidences} == confidences
     for reply in ("", "101", "-5", "80 or so", "eighty", "8 0", "80/100", "0.8", "I am 90% sure", "1000"):
         assert math.isnan(stated_confidence(reply)), reply
 
@@ -200,9 +200,9 @@ def test_the_question_of_confidence_follows_the_answer(lm: LanguageModel, monkey
 
     monkeypatch.setattr(generate, "generate", reply)
     with_template = LanguageModel(lm.model, lm.tokenizer, TaskConfig(system="Be brief.", template="Say: {prompt}"))
-    found = verbalised_group().score(with_template, asked("one", "two", answers=("red",)))
-    assert found["verbalised_confidence"].to_pylist()[0] == 0.75
-    assert math.isnan(found["verbalised_confidence"].to_pylist()[1])
+    result = verbalised_group().score(with_template, asked("one", "two", answers=("red",)))
+    assert result["verbalised_confidence"].to_pylist()[0] == 0.75
+    assert math.isnan(result["verbalised_confidence"].to_pylist()[1])
     assert [turn["content"] for turn in shown[0][:3]] == ["Be brief.", "Say: one", "red"]
     assert shown[0][3]["content"].startswith("How likely is it")
 

@@ -52,13 +52,13 @@ WORDS = ("a", "bb", "ccc", "dddd", "eeeee", "ffffff", "g")
 
 def test_a_record_is_scored_once_and_only_new_ones_later(tmp_path: Path) -> None:
     cache, first = ScoreCache(tmp_path), Counting()
-    found = cached_scores(first.group, model(), records("bb", "a", "bb"), cache)
-    assert found["length"].to_pylist() == [2.0, 1.0, 2.0]
-    assert found.column_names == ["length"]
+    result = cached_scores(first.group, model(), records("bb", "a", "bb"), cache)
+    assert result["length"].to_pylist() == [2.0, 1.0, 2.0]
+    assert result.column_names == ["length"]
     assert first.asked == ["bb", "a"]
     second = Counting()
-    found = cached_scores(second.group, model(), records("a", "ccc", "bb"), cache)
-    assert found["length"].to_pylist() == [1.0, 3.0, 2.0]
+    result = cached_scores(second.group, model(), records("a", "ccc", "bb"), cache)
+    assert result["length"].to_pylist() == [1.0, 3.0, 2.0]
     assert second.asked == ["ccc"]
 
 
@@ -119,8 +119,8 @@ def test_a_damaged_chunk_is_named_and_scored_again(
     chunks[number].write_bytes({"flip": bytes(content), "cut": bytes(content[:40]), "empty": b""}[damage])
     again = Counting()
     with caplog.at_level(logging.WARNING, "posttrain"):
-        found = cached_scores(again.group, model(), records(*WORDS), cache)
-    assert found.equals(whole)
+        result = cached_scores(again.group, model(), records(*WORDS), cache)
+    assert result.equals(whole)
     assert [record.getMessage() for record in caplog.records] == [
         f"{chunks[number]} is damaged; scoring its records again"
     ]
@@ -149,9 +149,9 @@ def test_a_chunk_reads_as_it_was_written(tmp_path: Path) -> None:
     shelf = CachePartition(tmp_path / "shelf")
     chunk = pa.table({"key": ["x", "y"], "groups": [[1, 2], []], "text": ["", "é"], "value": [float("nan"), 1.0]})
     shelf.write(chunk)
-    (found,) = shelf.read()
-    assert found.schema == chunk.schema
-    assert str(found.to_pylist()) == str(chunk.to_pylist())
+    (result,) = shelf.read()
+    assert result.schema == chunk.schema
+    assert str(result.to_pylist()) == str(chunk.to_pylist())
 
 
 def test_killed_again_and_again_no_record_is_scored_twice(tmp_path: Path, tiny_model: Path) -> None:

@@ -43,9 +43,9 @@ def test_lexical_diversity_is_a_mean_over_pairs(answers: list[str]) -> None:
         precision, recall = shared / max(1, len(left)), shared / max(1, len(right))
         return 2 * precision * recall / (precision + recall) if shared else 0.0
 
-    found = lexical_diversity(answers)
-    assert found == pytest.approx(1 - np.mean([f1(*pair) for pair in combinations(answers, 2)]))
-    assert found == pytest.approx(lexical_diversity(answers[::-1]))
+    result = lexical_diversity(answers)
+    assert result == pytest.approx(1 - np.mean([f1(*pair) for pair in combinations(answers, 2)]))
+    assert result == pytest.approx(lexical_diversity(answers[::-1]))
 
 
 def test_an_answer_joins_the_first_group_that_means_the_same() -> None:

@@ -22,7 +22,7 @@ def test_only_what_is_needed_is_computed_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         ({"scores": ["semantic_entropi"]}, "no score `semantic_entropi`; did you mean `semantic_entropy`"),
         ({"scores": ["entropy"]}, "`entropy` is always computed"),
@@ -31,8 +31,8 @@ def test_only_what_is_needed_is_computed_by_default() -> None:
         ({"scoring": {"dropout": 1.0}}, "`scoring.dropout`"),
     ],
 )
-def test_unknown_names_are_refused(section: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_unknown_names_are_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         SelectConfig.read(section, "posttrain.yaml")
 
 

@@ -133,13 +133,13 @@ def test_free_text(small: Any, opened: Any) -> None:
     store = opened(root, until="select")
     artifact, folder = scores_of(store, 2)
     table = parquet.read_table(folder / "scores.parquet")
-    found = {name: table[name].to_numpy() for name in FREE}
-    assert all(np.isfinite(values).all() for values in found.values())
-    assert (found["log_probability"] < 0).all()
-    assert (found["log_probability_variance"] >= 0).all()
-    assert ((found["self_consistency"] >= 1 / 3) & (found["self_consistency"] <= 1)).all()
+    result = {name: table[name].to_numpy() for name in FREE}
+    assert all(np.isfinite(values).all() for values in result.values())
+    assert (result["log_probability"] < 0).all()
+    assert (result["log_probability_variance"] >= 0).all()
+    assert ((result["self_consistency"] >= 1 / 3) & (result["self_consistency"] <= 1)).all()
     for name in ("semantic_entropy", "semantic_entropy_discrete", "entailment_entropy"):
-        assert ((found[name] >= 0) & (found[name] <= np.log(3) + 1e-9)).all()
+        assert ((result[name] >= 0) & (result[name] <= np.log(3) + 1e-9)).all()
     # The tiny model is never right, and its confidence falls to what that is worth.
     meta = artifact.meta
     assert meta["calibrated_on"] == 40
@@ -171,8 +171,8 @@ def test_a_sentence_model_says_which_records_are_alike(
         pool = parquet.read_table(
             store.artifacts.path(store.metadata.rounds()[round].detail["asked"]) / "records.parquet"
         )
-        said = {row["id"]: row["prompt"][0]["content"] for row in pool.to_pylist()}
-        asked = [said[id] for id in table["id"].to_pylist()]
+        inputs = {row["id"]: row["prompt"][0]["content"] for row in pool.to_pylist()}
+        asked = [inputs[id] for id in table["id"].to_pylist()]
         assert set(asked) <= texts
         np.testing.assert_allclose(table["embedding"].to_pylist(), sentences.embed(asked), atol=1e-6)
     labelled = np.load(scores_of(store, 2)[1] / "labelled.npy")

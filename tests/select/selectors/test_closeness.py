@@ -30,9 +30,9 @@ def test_it_is_what_it_is_called(closeness: Similarity, exact: np.ndarray) -> No
 @every_kind
 def test_some_rows_beside_each_other(closeness: Similarity, exact: np.ndarray) -> None:
     rows = np.array([7, 1, 30])
-    some = closeness.of(rows)
-    assert len(some) == 3
-    np.testing.assert_array_equal(some.between(slice(None), slice(None)), closeness.between(rows, rows))
+    subset = closeness.of(rows)
+    assert len(subset) == 3
+    np.testing.assert_array_equal(subset.between(slice(None), slice(None)), closeness.between(rows, rows))
 
 
 @every_kind

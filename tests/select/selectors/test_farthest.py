@@ -23,20 +23,20 @@ def plain(
 ) -> list[int]:
     """What `farthest_first` promises, by the definition."""
     worth, chosen, left = worth.astype(np.float64).copy(), list(before), None if quotas is None else quotas.copy()
-    found: list[int] = []
-    while len(found) < n:
+    result: list[int] = []
+    while len(result) < n:
         values = worth - weight * similarity[:, chosen].max(axis=1) if chosen else worth.copy()
-        values[found] = -np.inf
+        values[result] = -np.inf
         if left is not None and groups is not None:
             values[left[groups] <= 0] = -np.inf
         row = int(np.argmax(values))
         if np.isneginf(values[row]):
             break
         chosen.append(row)
-        found.append(row)
+        result.append(row)
         if left is not None and groups is not None:
             left[groups[row]] -= 1
-    return found
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,8 @@ def test_it_is_the_greedy_choice(rows: int, n: int, labelled: int, weight: float
     worth[before] = -np.inf
     euclidean = Euclidean.from_rows(points)
     exact = euclidean.between(slice(None), slice(None)).astype(np.float64)
-    found = farthest_first(euclidean, n, worth, weight, before)
-    assert found.tolist() == plain(exact, n, worth, float(np.float32(weight)), before.tolist())
+    result = farthest_first(euclidean, n, worth, weight, before)
+    assert result.tolist() == plain(exact, n, worth, float(np.float32(weight)), before.tolist())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,10 +72,10 @@ def test_quotas_bound_each_group(seed: int) -> None:
     points, worth = generator.integers(-9, 10, (200, 4)).astype(np.float32), generator.integers(0, 50, 200) * 1.0
     groups, quotas = generator.integers(0, 4, 200), np.array([0, 3, 100, 5])
     euclidean = Euclidean.from_rows(points)
-    found = farthest_first(euclidean, 30, worth, 0.5, np.array([], np.int64), groups, quotas)
+    result = farthest_first(euclidean, 30, worth, 0.5, np.array([], np.int64), groups, quotas)
     exact = euclidean.between(slice(None), slice(None))
-    assert found.tolist() == plain(exact, 30, worth, 0.5, [], groups, quotas)
-    assert (np.bincount(groups[found], minlength=4) <= quotas).all()
+    assert result.tolist() == plain(exact, 30, worth, 0.5, [], groups, quotas)
+    assert (np.bincount(groups[result], minlength=4) <= quotas).all()
     few = farthest_first(euclidean, 500, worth, 0.5, np.array([], np.int64), groups, np.array([0, 3, 4, 5]))
     assert len(few) == 12
 
@@ -86,8 +86,8 @@ def test_many_rows_of_real_numbers() -> None:
     cosine = Cosine.from_rows(points)
     worth = generator.random(3000).astype(np.float32)
     exact = cosine.between(slice(None), slice(None))
-    found = farthest_first(cosine, 200, worth, 0.7, np.array([4]))
-    assert found.tolist() == plain(exact, 200, worth, float(np.float32(0.7)), [4])
+    result = farthest_first(cosine, 200, worth, 0.7, np.array([4]))
+    assert result.tolist() == plain(exact, 200, worth, float(np.float32(0.7)), [4])
 
 
 def test_most_rows_are_left_alone() -> None:
@@ -96,9 +96,9 @@ def test_most_rows_are_left_alone() -> None:
 
     class Watched(Euclidean):
         def between(self, rows, others):  # type: ignore[no-untyped-def]
-            found = super().between(rows, others)
-            looked_at.append(found.size)
-            return found
+            result = super().between(rows, others)
+            looked_at.append(result.size)
+            return result
 
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(50, 8)) * 10

@@ -26,9 +26,11 @@ def inertia(points: np.ndarray, weights: np.ndarray, count: int) -> list[float]:
 def test_clusters_are_as_tight_as_the_library_makes_them(weighted: bool) -> None:
     points = cloud(2000, 0)
     weights = np.random.default_rng(1).exponential(size=2000) if weighted else np.ones(2000)
-    ours = inertia(points, weights, 25)
-    theirs = [KMeans(25, n_init=1, random_state=seed).fit(points, sample_weight=weights).inertia_ for seed in range(24)]
-    assert np.mean(ours) < 1.02 * np.mean(theirs)
+    actual = inertia(points, weights, 25)
+    expected = [
+        KMeans(25, n_init=1, random_state=seed).fit(points, sample_weight=weights).inertia_ for seed in range(24)
+    ]
+    assert np.mean(actual) < 1.02 * np.mean(expected)
 
 
 def test_a_sample_does_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,23 +42,23 @@ def test_a_sample_does_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_row_is_with_its_nearest_centre() -> None:
     points, rows = cloud(500, 3), np.arange(0, 500, 2)
-    found = k_means(points, rows, 12, 0)
-    squares = ((points[rows][:, None] - found.centres) ** 2).sum(axis=-1)
-    np.testing.assert_array_equal(found.cluster, squares.argmin(axis=1))
-    np.testing.assert_allclose(found.distances, squares.min(axis=1), rtol=1e-3, atol=1e-4)
+    result = k_means(points, rows, 12, 0)
+    squares = ((points[rows][:, None] - result.centres) ** 2).sum(axis=-1)
+    np.testing.assert_array_equal(result.cluster, squares.argmin(axis=1))
+    np.testing.assert_allclose(result.distances, squares.min(axis=1), rtol=1e-3, atol=1e-4)
 
 
 def test_fewer_different_rows_than_centres() -> None:
     points = np.repeat(np.eye(3, dtype=np.float32), 5, axis=0)
-    found = k_means(points, np.arange(15), 7, 0)
-    assert found.distances.max() < 1e-6
-    assert np.isfinite(found.centres).all()
+    result = k_means(points, np.arange(15), 7, 0)
+    assert result.distances.max() < 1e-6
+    assert np.isfinite(result.centres).all()
 
 
 def test_rows_that_weigh_nothing_pull_no_centre() -> None:
     points = np.array([[0.0], [1.0], [100.0], [101.0], [50.0]], np.float32)
-    found = k_means(points, np.arange(5), 2, 0, np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
-    assert sorted(found.centres.ravel().tolist()) == [0.5, 100.5]
+    result = k_means(points, np.arange(5), 2, 0, np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
+    assert sorted(result.centres.ravel().tolist()) == [0.5, 100.5]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -64,13 +66,13 @@ def test_mini_batches_come_near_to_it(weighted: bool) -> None:
     points = cloud(6000, 4)
     weights = np.random.default_rng(1).exponential(size=6000) if weighted else np.ones(6000)
     rows = np.arange(6000)
-    ours = [float(weights @ k_means(points, rows, 25, seed, weights, 500).distances) for seed in range(24)]
-    theirs = [
+    actual = [float(weights @ k_means(points, rows, 25, seed, weights, 500).distances) for seed in range(24)]
+    expected = [
         MiniBatchKMeans(25, n_init=1, batch_size=500, random_state=seed).fit(points, sample_weight=weights).inertia_
         for seed in range(24)
     ]
-    assert np.mean(ours) < 1.02 * np.mean(theirs)
-    assert np.mean(ours) < 1.05 * np.mean(inertia(points, weights, 25))
+    assert np.mean(actual) < 1.02 * np.mean(expected)
+    assert np.mean(actual) < 1.05 * np.mean(inertia(points, weights, 25))
 
 
 def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: p
         "_first_centres",
         lambda *given: started.append(first(*given)) or started[-1],  # type: ignore[func-returns-value]
     )
-    found = k_means(points, np.arange(400), 6, 0, mini_batch=100)
+    result = k_means(points, np.arange(400), 6, 0, mini_batch=100)
     sample = points[np.random.default_rng(0).permutation(400)].astype(np.float64)
     centres, seen = started[0].astype(np.float64), np.zeros(6)
     for batch in np.split(sample, 4):
@@ -92,7 +94,7 @@ def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: p
         for row, centre in zip(batch, nearest, strict=True):
             seen[centre] += 1
             centres[centre] += (row - centres[centre]) / seen[centre]
-    np.testing.assert_allclose(found.centres, centres, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.centres, centres, rtol=1e-4, atol=1e-5)
 
 
 def test_mini_batches_of_a_size_that_makes_no_sense() -> None:

@@ -124,11 +124,11 @@ def test_the_radius_is_the_greatest_pure_one() -> None:
 def test_typicality_is_by_the_neighbours_of_the_same_cluster() -> None:
     points = np.random.default_rng(2).normal(size=(90, 3)).astype(np.float32)
     cluster = np.repeat([0, 1, 2], [50, 38, 2])
-    found = typicality(points, cluster, np.random.default_rng(0))
+    result = typicality(points, cluster, np.random.default_rng(0))
     for one, near in ((0, 20), (1, 20), (2, 1)):
-        some = points[cluster == one]
-        distances, _ = NearestNeighbors(n_neighbors=near + 1).fit(some).kneighbors(some)
-        np.testing.assert_allclose(found[cluster == one], 1 / distances[:, 1:].mean(axis=1), rtol=1e-3)
+        members = points[cluster == one]
+        distances, _ = NearestNeighbors(n_neighbors=near + 1).fit(members).kneighbors(members)
+        np.testing.assert_allclose(result[cluster == one], 1 / distances[:, 1:].mean(axis=1), rtol=1e-3)
 
 
 def test_typiclust_prefers_clusters_without_a_label() -> None:
@@ -145,8 +145,8 @@ def test_stratified_shares_are_those_of_the_pool() -> None:
     source = np.repeat(["a", "b", "c"], [50, 30, 20])
     for seed in range(5):
         chosen = select("stratified", {"source": source}, 11, seed, by="source")
-        found = {name: int((source[chosen] == name).sum()) for name in "abc"}
-        assert found == {"a": 6, "b": 3, "c": 2}  # 5.5, 3.3 and 2.2: the greatest remainder goes up
+        result = {name: int((source[chosen] == name).sum()) for name in "abc"}
+        assert result == {"a": 6, "b": 3, "c": 2}  # 5.5, 3.3 and 2.2: the greatest remainder goes up
     ranked = select("stratified", {"source": source, "entropy": np.arange(100.0)}, 10, by="source", within="entropy")
     assert sorted(ranked.tolist()) == [45, 46, 47, 48, 49, 77, 78, 79, 98, 99]
 

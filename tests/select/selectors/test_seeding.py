@@ -14,15 +14,15 @@ WEIGHTS = np.array([1.0, 2.0, 1.0, 0.0, 1.0, 0.5])
 def probabilities() -> dict[tuple[int, int, int], float]:
     """Of every draw of three, by the definition."""
     squares = (POINTS - POINTS.T) ** 2
-    found = {}
+    result = {}
     for first in np.flatnonzero(WEIGHTS):
         second_odds = WEIGHTS * squares[first]
         for second in np.flatnonzero(second_odds):
             third_odds = WEIGHTS * np.minimum(squares[first], squares[second])
             for third in np.flatnonzero(third_odds):
                 chance = WEIGHTS[first] / WEIGHTS.sum() * second_odds[second] / second_odds.sum()
-                found[int(first), int(second), int(third)] = chance * third_odds[third] / third_odds.sum()
-    return found
+                result[int(first), int(second), int(third)] = chance * third_odds[third] / third_odds.sum()
+    return result
 
 
 @pytest.mark.parametrize("proposals", [1, 64])
@@ -37,8 +37,8 @@ def test_draws_have_the_probabilities_of_k_means_plus_plus(proposals: int, monke
     assert sum(exact.values()) == pytest.approx(1)
     assert set(counts) <= set(exact)
     expected = np.array([exact[key] * draws for key in exact])
-    found = np.array([counts.get(key, 0) for key in exact])
-    statistic = ((found - expected) ** 2 / expected).sum()
+    result = np.array([counts.get(key, 0) for key in exact])
+    statistic = ((result - expected) ** 2 / expected).sum()
     freedom = len(exact) - 1
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
 
@@ -58,9 +58,9 @@ def test_many_draws_need_few_passes() -> None:
 
     class Watched(Euclidean):
         def between(self, rows, others):  # type: ignore[no-untyped-def]
-            found = super().between(rows, others)
-            passes.append(found.size)
-            return found
+            result = super().between(rows, others)
+            passes.append(result.size)
+            return result
 
     watched = Watched(points, Euclidean.from_rows(points).halves)
     drawn = draw_by_squared_distance(watched, 300, generator, np.ones(5000))

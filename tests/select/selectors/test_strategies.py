@@ -56,8 +56,8 @@ def test_whitening_ignores_where_the_cloud_lies_and_which_way_it_turns() -> None
     generator = np.random.default_rng(1)
     embeddings = generator.normal(size=(200, 6)) * [5, 4, 3, 2, 1, 0.5]
     rotation, _ = np.linalg.qr(generator.normal(size=(6, 6)))
-    ours, moved = whiten(embeddings), whiten(embeddings @ rotation + 30)
-    np.testing.assert_allclose(ours @ ours.T, moved @ moved.T, atol=1e-5)
+    actual, moved = whiten(embeddings), whiten(embeddings @ rotation + 30)
+    np.testing.assert_allclose(actual @ actual.T, moved @ moved.T, atol=1e-5)
 
 
 def test_whitening_keeps_few_components_of_few_rows() -> None:

@@ -25,7 +25,7 @@ def load_adapter(lm: LanguageModel, adapter: Path) -> LanguageModel:
 
     Args:
         lm: the base model; peft changes it in place.
-        adapter: a folder in peft's layout, with safetensors.
+        adapter: a folder in peft's layout, with safetensors (peft's other format executes what it loads).
 
     Raises:
         UserError: the folder holds no adapter for this model.
@@ -97,6 +97,7 @@ class _PaddedCollator:
         supervised = [[i for i, on in enumerate(record.supervised) if on and i > 0] for record in records]
         most = max(1, max(map(len, supervised)))
         ids = torch.full((len(records), width), self.filler)
+        # Padded with position 0, whose target is ignored: a gather needs a valid index.
         before = torch.zeros(len(records), most, dtype=torch.long)
         targets = torch.full((len(records), most), IGNORE_INDEX)
         for row, (record, at) in enumerate(zip(records, supervised, strict=True)):
@@ -118,5 +119,6 @@ class _SupervisedLogits:
         # cannot reach back into it, and no mask is needed.
         with sdpa_kernel(SDPBackend.MATH):
             hidden = self.lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        # Gathered before the output head: logits of prompts, over the whole vocabulary, would be most of the memory.
         logits: Tensor = self.lm.logits(hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1])))
         return logits

@@ -56,6 +56,7 @@ class Curvature:
         directions = vectors.T.to(self.model.dtype).contiguous()
         for batch in self.batches():
             total += self._batch_product(batch, directions).T.to(total.dtype)
+        # H is of the mean loss: its scale, and so the damping's meaning, must not depend on the number of records.
         self.evaluations += len(self.records) * vectors.shape[1]
         return total / len(self.records)
 

@@ -125,6 +125,7 @@ class FunctionalModel:
 
     def outputs_at(self, parameters: Parameters, batch: Batch) -> Tensor:
         """Computes the outputs [B, ...]; ``torch.func`` can transform it in the parameters."""
+        # `functional_call` finds parameters by their path below the module that it calls.
         renamed = {f"module.{name}": value for name, value in parameters.items()}
         outputs: Tensor = functional_call(self._callable, renamed, (batch,))
         return outputs
@@ -174,6 +175,7 @@ class _FunctionalModule(nn.Module):
 
     def __init__(self, module: nn.Module, outputs: Callable[[nn.Module, Batch], Tensor]) -> None:
         super().__init__()
+        # Set, not `eval()`, which would switch the user's module for good.
         self.training = False
         self.module = module
         self._outputs = outputs

@@ -190,17 +190,15 @@ def projected_gradients(
 ) -> ProjectedGradients:
     """Computes the gradient of each record's loss, transforms it, then projects it.
 
-    With a folder each block is cached in a file of its own, under a key of everything that its numbers depend on: the
-    weights, the batch, the names of the functions, the transform and the projection. So a killed run resumes, and
-    several processes with one folder share the blocks out among themselves, each of which ends with all rows. Another
-    block size makes other files.
+    With a folder each block is cached in a file of its own, so that a killed run resumes, and several processes with
+    one folder share the blocks among themselves, each of which returns all rows. Another block size makes other files.
 
     Args:
         model: the model and the loss.
         records: N records.
         projection: no projection if None.
         transform: such as an optimiser's preconditioning.
-        folder: made if missing.
+        folder: caches the blocks; made if missing.
         block_size: records at a time; `default_block_size` if None.
         mode: as `batch_gradients` takes it.
 
@@ -234,6 +232,7 @@ def projected_gradients(
             busy = []
             for block in blocks:
                 batch = model.batch(records[block])
+                # By everything that the numbers depend on: weights, batch, functions, transform and projection.
                 file = folder / f"{digest([*settings, batch_key(batch)])}.block"
                 shape = (block.stop - block.start, width)
                 array = cached_array(file, shape, partial(compute, block, batch), wait)

@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError
 
 ClassifierScore = Literal["accuracy", "log likelihood"]
 
-PROBABILITY_FLOOR = 1e-6
+PROBABILITY_FLOOR = 1e-6  # a class without rows has probability 0, whose logarithm no mean survives
 
 
 def empty_score(score: str, classes: int) -> float:
@@ -27,12 +27,11 @@ def mean_log_likelihood(probabilities: Floats) -> float:
 class ClassifierUtility:
     """Scores a classifier, trained on the rows, on the evaluation records.
 
-    A set of no rows scores ``empty``. A set with rows of one class is not given to the classifier, as many refuse it:
-    it predicts that class with probability 1. A class without rows in the set has probability 0.
+    A set of no rows scores ``empty``. A set with rows of one class predicts that class with probability 1. A class
+    without rows in the set has probability 0.
 
     Args:
-        estimator: scikit-learn's; a copy of it is trained each time. A ``random_state`` of None is taken for 0, as one
-            set must always score the same.
+        estimator: scikit-learn's; a copy of it is trained each time. A ``random_state`` of None is taken for 0.
         features: [N, D].
         labels: [N].
         evaluation_features: [M, D].
@@ -66,6 +65,7 @@ class ClassifierUtility:
         self.players = len(task.labels)
         self._estimator = clone(estimator)
         settings = self._estimator.get_params()
+        # One set must always score the same.
         if settings.get("random_state", 0) is None:
             self._estimator.set_params(random_state=0)
         self._score = score
@@ -80,6 +80,7 @@ class ClassifierUtility:
             return self._empty
         task = self._task
         labels = task.labels[rows]
+        # Many classifiers refuse to be fitted to one class.
         if (labels == labels[0]).all():
             probabilities = (task.evaluation_labels == labels[0]).astype(np.float64)
             return float(probabilities.mean()) if self._score == "accuracy" else mean_log_likelihood(probabilities)

@@ -66,6 +66,8 @@ class KNNUtility:
         count, records = len(task.labels), len(self.true)
         self.order = np.empty((records, count), dtype=np.int32)
         self.rank = np.empty((count, records), dtype=np.int32)
+        # A record at a time: float64 distances of all pairs would take as much memory as the result. Stable, so that
+        # of rows at one distance the first in the training data is nearer.
         for record in range(records):
             distances = cdist(task.evaluation_features[record : record + 1], task.features, "sqeuclidean")[0]
             self.order[record] = np.argsort(distances, kind="stable")
@@ -97,6 +99,7 @@ class _KNNVotes:
 
     def add(self, row: int) -> None:
         ranks = self._utility.rank[row]
+        # Only records that have fewer than k neighbours, or a neighbour further away, change their vote.
         records = np.flatnonzero(ranks < self._furthest)
         self._rows += 1
         if not len(records):

@@ -41,7 +41,8 @@ class CentroidUtility:
         task = learning_task(features, labels, evaluation_features, evaluation_labels)
         self.players = len(task.labels)
         self.labels, self.true, self.classes = task.labels, task.evaluation_labels, task.classes
-        origin = task.features.mean(axis=0)  # distances do not depend on it, but the error of rounding does
+        # Distances do not depend on where the origin lies, but the error of rounding does.
+        origin = task.features.mean(axis=0)
         self.features = task.features - origin
         self.products = self.features @ (task.evaluation_features - origin).T
         self.empty = empty_score("accuracy", task.classes) if empty is None else empty
@@ -158,19 +159,13 @@ class RidgeUtility:
         return _IncrementalRidge(self)
 
     def accuracy(self, decisions: Floats) -> float:
-        """Returns the share of records whose class has the greatest decision value, float64 [K, M].
-
-        A class without rows has -1 and is never the greatest: those of P classes with rows sum to 2 - P.
-        """
+        """Returns the share of records whose class has the greatest decision value, float64 [K, M]."""
+        # A class without rows has -1 and is never the greatest: the values of P classes with rows sum to 2 - P.
         return float(np.count_nonzero(decisions.argmax(axis=0) == self.true) / len(self.true))
 
 
 class _IncrementalRidge:
-    """Means, weights and the inverse of the penalised scatter, each changed by one rank a row.
-
-    The scatter about the mean of n + 1 rows is that of n rows plus n / (n + 1) times the outer square of the new row's
-    distance from their mean, so that rank-one updates hold with an intercept, too.
-    """
+    """Means, weights and the inverse of the penalised scatter, each updated by one rank a row."""
 
     def __init__(self, utility: RidgeUtility) -> None:
         self._utility = utility
@@ -187,6 +182,8 @@ class _IncrementalRidge:
         utility, count = self._utility, self._rows
         step = utility.features[row] - self._mean
         target = utility.targets[row] - self._intercept
+        # Sherman and Morrison's update of the inverse. The scatter about the mean of n + 1 rows is that of n rows plus
+        # n / (n + 1) times the outer square of the new row's distance from their mean, so an intercept is no obstacle.
         if count:
             direction = dsymv(1.0, self._inverse, step)
             size = (count + 1) / count + step @ direction

@@ -64,7 +64,7 @@ def score_verbalised_confidence(records: ScoredRecords) -> Floats:
 
 
 def answer_group() -> ScoreGroup:
-    """The greedy answer, ``predicted``; its ``log_probability`` in nats over ``tokens``; ``embedding`` [N, D]."""
+    """Computes the greedy answer ``predicted``, its ``log_probability`` (nats), ``tokens`` and ``embedding`` [N, D]."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.generate import generate
@@ -86,7 +86,7 @@ def answer_group() -> ScoreGroup:
 
 
 def likelihood_group() -> ScoreGroup:
-    """``log_probability`` of a given answer, in nats over ``tokens``."""
+    """Computes the ``log_probability`` of a given answer, in nats over ``tokens``."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import answer_log_likelihoods
@@ -107,7 +107,7 @@ def surprisal(table: pa.Table) -> npt.NDArray[np.float64]:
 
 
 def token_entropy_group() -> ScoreGroup:
-    """``token_entropy``: mean over the answer's tokens of the entropy of the next token, in nats."""
+    """Computes ``token_entropy``: the mean over the answer's tokens of the entropy of the next token, in nats."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         entropies = mean_token_entropies(lm, [encode_answer(lm, record) for record in records])
@@ -154,7 +154,7 @@ def mean_token_entropies(lm: LanguageModel, sequences: Sequence[TokenizedExample
 
 
 def verbalised_group() -> ScoreGroup:
-    """``verbalised_confidence``: the confidence that the model states when asked for it, from 0 to 1; else NaN.
+    """Reads ``verbalised_confidence``: the confidence that the model states, from 0 to 1; NaN if it states none.
 
     K. Tian et al., Just Ask for Calibration, EMNLP 2023 (arXiv:2305.14975): the answer first, then, in a turn of its
     own, the probability.
@@ -189,7 +189,7 @@ def stated_confidence(reply: str) -> float:
 
 
 def perplexity_group() -> ScoreGroup:
-    """``perplexity`` of the input's text, without system message and template; NaN for fewer than two tokens."""
+    """Computes the ``perplexity`` of the input's text, without system message and template; NaN below two tokens."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import text_log_likelihoods

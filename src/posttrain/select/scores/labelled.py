@@ -66,7 +66,7 @@ def _answers_correctly(records: ScoredRecords, model: ScoringModel) -> npt.NDArr
 
 
 def loss_group() -> ScoreGroup:
-    """``loss``, nats a token of the right answer, and ``gradient_norm`` of it in the output layer."""
+    """Computes ``loss``, nats a token of the right answer, and ``gradient_norm`` of it in the output layer."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         pairs = [loss_and_gradient_norm(lm, encode_answer(lm, record)) for record in records]
@@ -81,7 +81,7 @@ def loss_group() -> ScoreGroup:
 
 
 def instruction_difficulty_group() -> ScoreGroup:
-    """``instruction_difficulty``: perplexity of the right answer after its prompt, over that without the prompt."""
+    """Computes ``instruction_difficulty``: perplexity of the right answer after its prompt, over that without it."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import instruction_following_difficulty

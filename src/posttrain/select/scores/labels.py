@@ -43,7 +43,7 @@ def score_consensus_kl(records: ScoredRecords) -> Floats:
 
 
 def _dropout_probabilities(records: ScoredRecords) -> Floats:
-    """Label probabilities by T sub-networks of the champion: [T, N, K]."""
+    """Computes label probabilities by T sub-networks of the champion: [T, N, K]."""
 
     def compute() -> Floats:
         scoring, labels = records.scoring, records.scoring.labels
@@ -56,7 +56,7 @@ def _dropout_probabilities(records: ScoredRecords) -> Floats:
 
 
 def _committee_probabilities(records: ScoredRecords) -> Floats:
-    """Label probabilities by the latest champions, or by sub-networks where there is only one: [T, N, K]."""
+    """Computes label probabilities by the latest champions, or by sub-networks of a single one: [T, N, K]."""
 
     def compute() -> Floats:
         scoring = records.scoring
@@ -77,7 +77,7 @@ def label_log_probabilities(scoring: ScoringContext, model: ScoringModel, record
 
 
 def label_group(labels: Sequence[str]) -> ScoreGroup:
-    """``log_probabilities`` [N, K] in nats, normalised over the labels, and ``embedding`` [N, D]."""
+    """Computes ``log_probabilities`` [N, K] in nats, normalised over the labels, and ``embedding`` [N, D]."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import label_scores
@@ -95,7 +95,7 @@ def label_group(labels: Sequence[str]) -> ScoreGroup:
 
 
 def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -> ScoreGroup:
-    """``log_probabilities`` [N, T * K] of T passes, each by a sub-network of its own (see `dropout_mask`)."""
+    """Computes ``log_probabilities`` [N, T * K] of T passes, each by a sub-network of its own (see `dropout_mask`)."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import label_scores
@@ -113,7 +113,7 @@ def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -
 
 
 def embedding_group() -> ScoreGroup:
-    """``embedding`` [N, D] alone: the mean of the hidden states over the input's own tokens."""
+    """Computes ``embedding`` [N, D] alone: the mean of the hidden states over the input's own tokens."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import prompt_embeddings
@@ -124,7 +124,7 @@ def embedding_group() -> ScoreGroup:
 
 
 def sentence_group() -> ScoreGroup:
-    """``embedding`` [N, D] of the input's text, by a sentence model in place of a language model."""
+    """Computes ``embedding`` [N, D] of the input's text, by a sentence model in place of a language model."""
 
     def score(embedder: Any, records: Sequence[ScoringInput]) -> pa.Table:
         texts = ["\n".join(turn["content"] for turn in record.prompt) for record in records]

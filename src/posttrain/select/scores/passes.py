@@ -73,7 +73,7 @@ class ScoringModel:
 
     Attributes:
         id: identifies its weights.
-        task: the task it is asked to do.
+        task: the system message, template and labels that it is used with.
         load: returns a language model, or a sentence model for a group that takes one.
     """
 

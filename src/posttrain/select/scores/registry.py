@@ -158,7 +158,7 @@ BASE_MEASURES = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence"
 
 
 class _Signs(Mapping[str, int]):
-    """Signs by column, looked up on use: a published score is imported only when its name is asked for."""
+    """Signs by column, looked up on use: a published score is imported only when its name is looked up."""
 
     def __getitem__(self, name: str) -> int:
         if name in BASE_MEASURES:

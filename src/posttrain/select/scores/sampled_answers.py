@@ -59,7 +59,7 @@ def sampled_table(records: ScoredRecords) -> pa.Table:
 
 
 def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
-    """``answers``, their ``log_probabilities`` and numbers of ``tokens``: lists of ``samples`` entries."""
+    """Samples ``answers``, with their ``log_probabilities`` and numbers of ``tokens``: lists of ``samples`` entries."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.chat import TokenizedExample

@@ -132,7 +132,7 @@ def discrete_semantic_entropy(clusters: Sequence[int]) -> float:
 
 
 def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
-    """``groups``: the clusters of each record's answers; an answer is similar to the first of its cluster by cosine.
+    """Clusters each record's answers as ``groups``: an answer is similar to the first of its cluster by cosine.
 
     Args:
         embedder: a sentence model, as `find_embedder` takes it.
@@ -166,7 +166,7 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
 
 
 def entailment_cluster_group(judge: ScoringModel | None = None) -> ScoreGroup:
-    """``groups``: the clusters of each record's answers; an answer and the first of its cluster entail each other.
+    """Clusters each record's answers as ``groups``: an answer and the first of its cluster entail each other.
 
     A model chooses one of three words for each direction, as in S. Farquhar et al. (Nature 630, 2024).
 

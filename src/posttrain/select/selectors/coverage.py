@@ -163,7 +163,7 @@ def prob_cover(
         radius: Euclidean; None for the greatest at which 95% of rows have none but rows of their own cluster within it
             (section 4.2 there), on at most 2,000 rows.
         classes: clusters that the radius is estimated from; None for the columns of the probabilities, or ``n``.
-        ground: rows to cover at most; of more, so many are drawn.
+        ground: most rows to cover; of a larger pool they are drawn at random.
         candidates: most rows to choose from, or four times ``n`` if that is more; drawn at random.
         dimensions: principal components that are kept; None for the embeddings as they are.
     """

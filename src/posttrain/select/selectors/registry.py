@@ -87,7 +87,7 @@ def select(
     if strategy not in SELECTORS:
         raise UserError(f"no strategy `{strategy}`", fix=suggest(strategy, SELECTORS))
     if n < 0:
-        raise UserError(f"cannot select {n} records", fix="ask for none or more")
+        raise UserError(f"cannot select {n} records", fix="give 0 or more")
     before = np.empty(0, np.int64) if batch is None else np.asarray(batch, np.int64)
     pool = Pool(scores, _labelled_mask(scores, labelled), before)
     count = min(n, len(pool.free))

@@ -23,7 +23,7 @@ class Similarity(Protocol):
     """Closeness of any two of N rows: the greater, the closer."""
 
     def __len__(self) -> int:
-        """N."""
+        """Returns N."""
 
     def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
         """Returns float32 [rows, others]."""

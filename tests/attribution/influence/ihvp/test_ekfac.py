@@ -65,12 +65,12 @@ def test_it_is_the_best_diagonal_in_the_basis_of_the_factors(network, dense) -> 
         for row in range(len(outputs)):
             width = inputs.shape[1]
             order += [*range(at.start + row * width, at.start + (row + 1) * width), bias.start + row]
-        place = torch.tensor(order)
-        block = exact[place[:, None], place]
-        expected[place[:, None], place] = basis @ (basis.T @ block @ basis).diagonal().diag() @ basis.T
-    found = as_matrix(Ekfac(samples=None), curvature)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-    assert float((found - exact).norm() / exact.norm()) > 0.05
+        index = torch.tensor(order)
+        block = exact[index[:, None], index]
+        expected[index[:, None], index] = basis @ (basis.T @ block @ basis).diagonal().diag() @ basis.T
+    result = as_matrix(Ekfac(samples=None), curvature)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-9)
+    assert float((result - exact).norm() / exact.norm()) > 0.05
 
 
 class Summed(nn.Module):
@@ -93,9 +93,9 @@ def test_positions_are_added_up_before_they_are_squared(network, dense) -> None:
     exact = dense.solve(Curvature(plain, alone), b, DAMPING).x
     torch.testing.assert_close(dense.solve(Curvature(model, network.train[:1]), b, DAMPING).x, exact)
     # Not exact any more, as the inputs' second moment is another; but the trace, which no basis changes, is.
-    found = as_matrix(Ekfac(samples=None), Curvature(model, network.train))
+    result = as_matrix(Ekfac(samples=None), Curvature(model, network.train))
     whole = dense.matrix(Curvature(model, network.train))
-    torch.testing.assert_close(found.trace(), whole.trace())
+    torch.testing.assert_close(result.trace(), whole.trace())
 
 
 def test_draws_hang_on_the_seed_alone(network) -> None:

@@ -24,7 +24,7 @@ class ConjugateGradient:
 
     Args:
         tolerance: relative residual at which a column is done; columns that end ten times above it are warned of.
-        steps: at most so many.
+        steps: the most steps.
     """
 
     tolerance: float = 1e-5

@@ -20,10 +20,10 @@ from posttrain.store.progress import progress_bar
 class Ekfac:
     """EK-FAC (T. George et al. 2018, arXiv:1806.03884; for influence: R. Grosse et al. 2023, arXiv:2308.03296).
 
-    The Gauss-Newton matrix is taken to be block-diagonal over linear layers, and each block to have the eigenvectors of
-    the Kronecker product of two second moments: of the layer's inputs, and of the gradients of its outputs. The
-    eigenvalues are not theirs but the mean squares of the gradient along these eigenvectors (George et al., equation
-    10). It is exact where the factorisation is: for one record and one layer, or one linear layer and squared error.
+    The Gauss-Newton matrix is assumed block-diagonal over linear layers, and each block to have the eigenvectors of the
+    Kronecker product of two second moments: of the layer's inputs, and of the gradients of its outputs. The eigenvalues
+    are the mean squares of the gradient along these eigenvectors (George et al., equation 10). It is exact where the
+    factorisation is: for one record and one layer, or one linear layer and squared error.
 
     Args:
         samples: pseudo-gradients drawn for each record from the model's own predictions; None for the exact sum over
@@ -65,6 +65,7 @@ class Ekfac:
             inputs, outputs = _second_moment(activations * used), _second_moment(gradients)
             before = sums.get(name, (torch.zeros_like(inputs), torch.zeros_like(outputs)))
             sums[name] = before[0] + inputs, before[1] + outputs
+        # Only the eigenvectors: the moments' own eigenvalues are those of K-FAC, which fit worse (George et al.).
         bases = {name: (torch.linalg.eigh(a)[1], torch.linalg.eigh(b)[1]) for name, (a, b) in sums.items()}
         squares: dict[str, Tensor] = {}
         for name, activations, gradients in self._passes(curvature, layers):
@@ -101,6 +102,7 @@ class Ekfac:
                 layer_inputs, layer_outputs = hooks.checked(batch)
                 roots = loss.roots(outputs.detach(), batch, self.samples, generator)
                 curvature.evaluations += len(roots) * len(batch[0])
+                # The graph is kept for the next root: a forward pass for each would double the work.
                 for root in roots:
                     gradients: Sequence[Any] = torch.autograd.grad(outputs, layer_outputs, root, retain_graph=True)
                     for name, activations, gradient in zip(layers, layer_inputs, gradients, strict=True):
