@@ -29,9 +29,9 @@ def test_what_stands_together_is_found(stretches: int) -> None:
         width = min(len(grams), (stretches - 1) * STRETCH + 1)
         for _ in range(20):
             begin = int(rng.integers(0, len(grams) - width + 1))
-            some = rng.permutation(grams[begin : begin + width])[: int(rng.integers(1, 400))]
-            strange = rng.integers(0, 1 << 63, len(some) // 4, dtype=np.uint64)
-            members = np.unique(np.concatenate([some, strange]))
+            subset = rng.permutation(grams[begin : begin + width])[: int(rng.integers(1, 400))]
+            strange = rng.integers(0, 1 << 63, len(subset) // 4, dtype=np.uint64)
+            members = np.unique(np.concatenate([subset, strange]))
             assert row in filters.near(members, len(strange), stretches)
             longer = len(grams) > stretches * STRETCH
             assert (row in filters.near_long(members, len(strange), stretches)) == longer
@@ -40,9 +40,9 @@ def test_what_stands_together_is_found(stretches: int) -> None:
 def test_most_of_what_is_not_there_is_ruled_out() -> None:
     rng = np.random.default_rng(0)
     filters = BloomFilters(build_bloom_filters(texts(rng, [900] * 200), *NOTHING))
-    asked = np.unique(rng.integers(0, 1 << 63, 300, dtype=np.uint64) * np.uint64(2))
-    assert len(filters.near(asked, 60, 1)) == 0
-    assert len(filters.near(asked, 300, 1)) == 200
+    queries = np.unique(rng.integers(0, 1 << 63, 300, dtype=np.uint64) * np.uint64(2))
+    assert len(filters.near(queries, 60, 1)) == 0
+    assert len(filters.near(queries, 300, 1)) == 200
 
 
 def test_other_grams_count_as_held_by_their_text() -> None:

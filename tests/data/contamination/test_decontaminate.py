@@ -45,13 +45,13 @@ EVALUATION = table_of(
 
 def found(*rows: dict[str, str] | str, **settings: object) -> dict[int, tuple[str, str]]:
     """Reason and place named, by line."""
-    gone = apply_step(Decontaminate.model_validate(settings), table_of(*rows), EVALUATION).rejected.to_pylist()
+    removed = apply_step(Decontaminate.model_validate(settings), table_of(*rows), EVALUATION).rejected.to_pylist()
     named = dict(zip(EVALUATION["id"].to_pylist(), EVALUATION["line"].to_pylist(), strict=True))
-    for row in gone:
+    for row in removed:
         line = named[row["kept"]]
         source = EVALUATION["source"][line - 1]
         assert f"{source}:{line}" in row["detail"]
-    return {row["line"]: (row["reason"], named[row["kept"]]) for row in gone}
+    return {row["line"]: (row["reason"], named[row["kept"]]) for row in removed}
 
 
 def test_an_index_made_by_several_processes_finds_the_same() -> None:
@@ -92,11 +92,11 @@ def test_a_near_duplicate_is_named() -> None:
     outcome = apply_step(
         Decontaminate(), table_of(near, far, SHORT.upper(), SHORT.replace("largest", "big")), EVALUATION
     )
-    gone = outcome.rejected.to_pylist()
-    assert [(row["line"], row["reason"]) for row in gone] == [(1, "like a test input"), (3, "like a test input")]
+    removed = outcome.rejected.to_pylist()
+    assert [(row["line"], row["reason"]) for row in removed] == [(1, "like a test input"), (3, "like a test input")]
     a, b = (shingles(fold_case(text), 5) for text in (near, LONG))
-    assert gone[0]["score"] == pytest.approx(len(a & b) / len(a | b), abs=1e-12)
-    assert gone[1]["score"] == 1
+    assert removed[0]["score"] == pytest.approx(len(a & b) / len(a | b), abs=1e-12)
+    assert removed[1]["score"] == 1
 
 
 @pytest.mark.parametrize("begin", [0, 20, 47])
@@ -203,8 +203,8 @@ def test_a_suite_that_is_all_in_the_training_set_can_be_told() -> None:
 def mutated(rng: np.random.Generator, text: str) -> str:
     """``text`` with some words changed."""
     changed = text.split()
-    for place in rng.integers(0, len(changed), rng.integers(0, len(changed) // 3 + 2)):
-        changed[place] = WORDS[rng.integers(len(WORDS))]
+    for position in rng.integers(0, len(changed), rng.integers(0, len(changed) // 3 + 2)):
+        changed[position] = WORDS[rng.integers(len(WORDS))]
     return " ".join(changed)
 
 

@@ -28,7 +28,7 @@ def test_sets_that_share_enough_members_meet(
     places, keys = index.find(sets.values)
     postings._PAIRS_A_BLOCK = block
     try:
-        found = [
+        result = [
             pair
             for meetings in index.meet(owning_set(sets, places), keys, least)
             for pair in zip(*(column.tolist() for column in meetings), strict=True)
@@ -36,4 +36,4 @@ def test_sets_that_share_enough_members_meet(
     finally:
         postings._PAIRS_A_BLOCK = before
     shared = {(a, b): len(one & other) for a, one in enumerate(asked) for b, other in enumerate(indexed)}
-    assert sorted(found) == sorted((a, b, count) for (a, b), count in shared.items() if count >= least)
+    assert sorted(result) == sorted((a, b, count) for (a, b), count in shared.items() if count >= least)

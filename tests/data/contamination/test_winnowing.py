@@ -14,8 +14,8 @@ def text(rng: np.random.Generator, length: int) -> str:
 
 
 def of(texts: list[str], ngram: int) -> list[set[int]]:
-    found = fingerprints(texts, ngram)
-    return [set(part.tolist()) for part in np.split(found.values, found.offsets[1:-1])]
+    result = fingerprints(texts, ngram)
+    return [set(part.tolist()) for part in np.split(result.values, result.offsets[1:-1])]
 
 
 @pytest.mark.parametrize("ngram", [1, 2, 3, 5, 13])
@@ -33,11 +33,11 @@ def test_minima_are_those_of_every_window(ngram: int) -> None:
     rng = np.random.default_rng(0)
     texts = [text(rng, length) for length in (1, ngram, ngram + 1, 40, 2)]
     window = min(4, ngram)
-    found = window_minima(texts, ngram)
+    result = window_minima(texts, ngram)
     for number, one in enumerate(texts):
         shorter = ngram_sequences([one], ngram - window + 1, "word").values.tolist()
         expected = [min(shorter[at : at + window]) for at in range(max(1, len(shorter) - window + 1))]
-        assert found.values[found.offsets[number] : found.offsets[number + 1]].tolist() == expected
+        assert result.values[result.offsets[number] : result.offsets[number + 1]].tolist() == expected
         assert len(expected) == len(ngram_sequences([one], ngram, "word").values)
 
 
@@ -54,5 +54,5 @@ def test_texts_of_few_words_are_told_apart_as_wholes() -> None:
 
 
 def test_fingerprints_are_few() -> None:
-    found = fingerprints([text(np.random.default_rng(2), 10_000)], 13)
-    assert 0.35 < len(found.values) / 10_000 < 0.45  # 2 in 5, by Schleimer et al.
+    result = fingerprints([text(np.random.default_rng(2), 10_000)], 13)
+    assert 0.35 < len(result.values) / 10_000 < 0.45  # 2 in 5, by Schleimer et al.

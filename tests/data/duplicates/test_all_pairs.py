@@ -21,9 +21,9 @@ def expected(texts: list[str], rows: list[int], new: list[bool], cluster: np.nda
     sets = sets_of(texts)
     return {
         (min(a, b), max(a, b))
-        for place, a in enumerate(rows)
-        for other, b in enumerate(rows[:place])
-        if (new[place] or new[other])
+        for position, a in enumerate(rows)
+        for other, b in enumerate(rows[:position])
+        if (new[position] or new[other])
         and cluster[a] != cluster[b]
         and len(sets[a] & sets[b]) / len(sets[a] | sets[b]) >= threshold
     }
@@ -75,7 +75,7 @@ def test_all_pairs_equal_brute_force(
 def test_a_pair_just_at_the_threshold_and_one_just_below(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of 400 n-grams in a row of 5,000 share what their places in it say."""
     monkeypatch.setattr(module, "_MOST_CELLS", cells)
-    unit = "".join(chr(0x4E00 + place) for place in range(5402))
+    unit = "".join(chr(0x4E00 + position) for position in range(5402))
     starts = [0, 44, 45, 4000, 4040, 4085]
     texts = [unit[start : start + 402] for start in starts]
     # 356 shared of 444 are 0.8018, 355 of 445 are 0.7978.

@@ -202,11 +202,11 @@ def test_growing_by_texts_of_one_template(size: int, monkeypatch: pytest.MonkeyP
     assert 1 < len(set(whole.tolist())) < 200
     alive = np.arange(200) % 7 > 0
     np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8)), whole)
-    some = found(texts, 0.8, alive=alive)
-    np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8, alive=alive[:size]), alive), some)
+    subset = found(texts, 0.8, alive=alive)
+    np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8, alive=alive[:size]), alive), subset)
     monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
     np.testing.assert_array_equal(found(texts, 0.8), whole)
-    np.testing.assert_array_equal(found(texts, 0.8, alive=alive), some)
+    np.testing.assert_array_equal(found(texts, 0.8, alive=alive), subset)
 
 
 def test_a_crowd_in_which_hardly_two_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,18 +32,18 @@ def as_set(text: str, ngram: int, unit: Unit) -> set[tuple[str, ...]]:
 @settings(max_examples=300, deadline=None)
 @given(texts=corpora, ngram=st.integers(1, 9), unit=units)
 def test_hashes_are_the_sets(texts: list[str], ngram: int, unit: Unit) -> None:
-    made = ngram_sets(texts, ngram, unit)
+    hashed = ngram_sets(texts, ngram, unit)
     sets = [as_set(text, ngram, unit) for text in texts]
-    assert made.values.dtype == np.uint64
-    assert made.offsets.dtype == np.int64
-    assert made.offsets[0] == 0
-    assert made.sizes.tolist() == [len(one) for one in sets]
-    for begin, end in zip(made.offsets[:-1], made.offsets[1:], strict=True):
-        assert (np.diff(made.values[begin:end].astype(object)) > 0).all()
+    assert hashed.values.dtype == np.uint64
+    assert hashed.offsets.dtype == np.int64
+    assert hashed.offsets[0] == 0
+    assert hashed.sizes.tolist() == [len(one) for one in sets]
+    for begin, end in zip(hashed.offsets[:-1], hashed.offsets[1:], strict=True):
+        assert (np.diff(hashed.values[begin:end].astype(object)) > 0).all()
     i, j = (axis.ravel() for axis in np.indices((len(texts), len(texts))))
     pairs = list(zip(i.tolist(), j.tolist(), strict=True))
-    assert intersections(made, made, i, j).tolist() == [len(sets[a] & sets[b]) for a, b in pairs]
-    assert jaccard(made, made, i, j).tolist() == [len(sets[a] & sets[b]) / len(sets[a] | sets[b]) for a, b in pairs]
+    assert intersections(hashed, hashed, i, j).tolist() == [len(sets[a] & sets[b]) for a, b in pairs]
+    assert jaccard(hashed, hashed, i, j).tolist() == [len(sets[a] & sets[b]) / len(sets[a] | sets[b]) for a, b in pairs]
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,10 +71,10 @@ def test_blocks_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_members_picks_sets() -> None:
-    made = ngram_sets(["abcdef", "x", "abc"], 2)
-    picked = select_sets(made, np.array([2, 0, 0]))
+    hashed = ngram_sets(["abcdef", "x", "abc"], 2)
+    picked = select_sets(hashed, np.array([2, 0, 0]))
     assert picked.sizes.tolist() == [2, 5, 5]
-    assert picked.values.tolist() == [*made.values[6:], *made.values[:5], *made.values[:5]]
+    assert picked.values.tolist() == [*hashed.values[6:], *hashed.values[:5], *hashed.values[:5]]
 
 
 def test_every_bit_of_a_hash_is_even() -> None:

@@ -310,8 +310,8 @@ def test_of_a_file_cut_in_its_first_line_no_line_is_whole(tmp_path: Path) -> Non
 
 def test_one_id_with_one_content_is_a_duplicate_only(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl({"id": 1, "text": "a"}, {"id": "1", "text": " a"}, {"id": 1, "text": "b"}))
-    found = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.jsonl")]
-    assert found == [(2, "duplicate"), (3, "duplicate id")]
+    result = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.jsonl")]
+    assert result == [(2, "duplicate"), (3, "duplicate id")]
 
 
 def test_byte_order_marks_and_line_ends_of_windows(tmp_path: Path) -> None:
@@ -362,8 +362,8 @@ def test_check_finds_every_planted_problem(tmp_path: Path) -> None:
         b'{"prompt": "four", "completion": "cash"}',
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
-    found = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.jsonl", labels=["card", "cash"])]
-    assert found == [
+    result = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.jsonl", labels=["card", "cash"])]
+    assert result == [
         (2, "unknown label"),
         (3, "broken JSON"),
         (4, "mixed shapes"),
@@ -376,8 +376,8 @@ def test_check_finds_every_planted_problem(tmp_path: Path) -> None:
 
 def test_check_names_the_nearest_label_and_the_first_of_duplicates(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,completion\nx,crad\ny,card\ny,card\ny,cash\n")
-    found = [str(problem.error()) for problem in check_file(tmp_path / "a.csv", labels=["cash", "card"], name="a.csv")]
-    assert found == [
+    result = [str(problem.error()) for problem in check_file(tmp_path / "a.csv", labels=["cash", "card"], name="a.csv")]
+    assert result == [
         "a.csv:2: label `crad` is not in the label set; did you mean `card`?",
         "a.csv:4: the same record as line 3; only the first is used",
         "a.csv:5: the same input is `cash` here and `card` on line 3; keep the right one",
@@ -386,8 +386,8 @@ def test_check_names_the_nearest_label_and_the_first_of_duplicates(tmp_path: Pat
 
 def test_check_goes_on_after_a_bad_csv_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'prompt,completion\na"b,c\n"d"e,f\ng\nh,i\n\xff,j\nk,l\n')
-    found = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.csv")]
-    assert found == [(3, "broken CSV"), (4, "broken CSV"), (6, "encoding")]
+    result = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.csv")]
+    assert result == [(3, "broken CSV"), (4, "broken CSV"), (6, "encoding")]
 
 
 def test_check_of_a_good_file_finds_nothing(tmp_path: Path) -> None:

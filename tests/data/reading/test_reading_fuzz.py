@@ -106,10 +106,10 @@ def assert_sound(found: Outcome, name: str) -> None:
     assert found.refusal == next(iter(blocking), None)
     assert records.num_rows or found.problems
     for problem in found.checked:
-        place, said = name if problem.line is None else f"{name}:{problem.line}", str(problem.error())
-        assert said.startswith(f"{place}: ")
-        assert said.isprintable(), "one line"
-        assert len(said) < 2 * MAX_MESSAGE + 100
+        location, message = name if problem.line is None else f"{name}:{problem.line}", str(problem.error())
+        assert message.startswith(f"{location}: ")
+        assert message.isprintable(), "one line"
+        assert len(message) < 2 * MAX_MESSAGE + 100
     about_records = {"unknown label", "duplicate", "conflicting labels"}
     assert [problem for problem in found.checked if problem.kind not in about_records] == found.problems
 
@@ -179,8 +179,8 @@ def test_damaged_parquet(tmp_path: Path, blocks: list[bytes], data: st.DataObjec
     pyarrow.parquet.write_table(pa.table({"text": ["a", "b"], "n": [1.5, None]}), sink)
     content = bytearray(sink.getvalue())
     for block in blocks:
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place : place + len(block)] = block
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position : position + len(block)] = block
     (tmp_path / "a.parquet").write_bytes(bytes(content))
     found = outcome(tmp_path / "a.parquet")
     assert_sound(found, "a.parquet")

@@ -80,11 +80,11 @@ def choice(**message: Any) -> dict[str, Any]:
     ],
 )
 def test_request_and_answer_become_a_record(tmp_path: Path, row: dict[str, Any], meta: dict[str, Any]) -> None:
-    found, skipped = records(tmp_path, row)
+    result, skipped = records(tmp_path, row)
     assert not skipped
-    assert found[0]["prompt"] == [{"role": "user", "content": "Where?"}]
-    assert found[0]["completion"] == "Here."
-    assert json.loads(found[0]["meta"]) == meta
+    assert result[0]["prompt"] == [{"role": "user", "content": "Where?"}]
+    assert result[0]["completion"] == "Here."
+    assert json.loads(result[0]["meta"]) == meta
 
 
 def test_developer_turns_and_parts_of_text(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_developer_turns_and_parts_of_text(tmp_path: Path) -> None:
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "Where"}, {"type": "text", "text": "is it?"}]},
     ]
-    found, _ = records(tmp_path, {"request": {"messages": turns}, "response": ANSWERED})
-    assert [turn["role"] for turn in found[0]["prompt"]] == ["system", "user"]
-    assert found[0]["prompt"][1]["content"] == "Where\nis it?"
+    result, _ = records(tmp_path, {"request": {"messages": turns}, "response": ANSWERED})
+    assert [turn["role"] for turn in result[0]["prompt"]] == ["system", "user"]
+    assert result[0]["prompt"][1]["content"] == "Where\nis it?"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_what_failed_is_left_out_with_its_line(
     tmp_path: Path, changes: dict[str, Any], kind: str, message: str
 ) -> None:
     good = {"request": ASKED, "response": ANSWERED}
-    found, skipped = records(tmp_path, good, {**good, **changes}, {**good, "note": 1})
-    assert [record["line"] for record in found] == [1, 3]
+    result, skipped = records(tmp_path, good, {**good, **changes}, {**good, "note": 1})
+    assert [record["line"] for record in result] == [1, 3]
     assert [(problem.line, problem.kind, problem.blocking) for problem in skipped] == [(2, kind, False)]
     assert skipped[0].message.startswith(message)
     assert Counter(problem.kind for problem in check_file(tmp_path / "log.jsonl"))[kind] == 1
@@ -143,6 +143,6 @@ def test_a_log_of_failures_alone_and_a_file_that_is_no_log(tmp_path: Path) -> No
 
 
 def test_the_requests_of_a_batch_are_records_without_answers(tmp_path: Path) -> None:
-    found, skipped = records(tmp_path, {"custom_id": "1", "method": "POST", "url": "/v1", "body": ASKED})
-    assert (found[0]["completion"], skipped) == (None, [])
-    assert json.loads(found[0]["meta"])["model"] == "gpt-x"
+    result, skipped = records(tmp_path, {"custom_id": "1", "method": "POST", "url": "/v1", "body": ASKED})
+    assert (result[0]["completion"], skipped) == (None, [])
+    assert json.loads(result[0]["meta"])["model"] == "gpt-x"

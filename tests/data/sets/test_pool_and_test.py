@@ -88,12 +88,12 @@ def test_every_planted_fault_is_found(folder: Path) -> None:
     assert built.labelled["line"].to_pylist() == [2]
     assert built.test["line"].to_pylist() == [2, 3]
     assert set(built.pool["source"].to_pylist()) == {"pool.csv"}
-    found = {
+    result = {
         name: sorted((row["line"], row["reason"], row["detail"]) for row in table.to_pylist())
         for name, table in built.rejected.items()
     }
     labels = "`cash` at labelled.csv:3; `card` at labelled.csv:4"
-    assert found == {
+    assert result == {
         "pool": [
             (3, "exact duplicate", "the same as pool.csv:2"),
             (4, "exact duplicate", "the same as pool.csv:2"),

@@ -23,8 +23,8 @@ def outcome(step: Transform, table: pa.Table) -> tuple[list[int], list[tuple[int
     assert rejected.select(RECORD.names).equals(
         table.take(pa.array([line - 1 for line in rejected["line"].to_pylist()], pa.int64()))
     )
-    gone = [(row["line"], row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()]
-    return kept["line"].to_pylist(), gone
+    rejections = [(row["line"], row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()]
+    return kept["line"].to_pylist(), rejections
 
 
 def test_what_is_labelled_leaves_the_pool(make: Make) -> None:

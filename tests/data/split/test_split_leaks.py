@@ -38,11 +38,13 @@ def tables(train: list[dict[str, Any]], test: list[dict[str, Any]], validation: 
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_planted_leak_is_caught_by_name(kind: str) -> None:
-    learnt, asked, detail = PLANTED[kind]
-    found = find_leaks(tables([*CLEAN[:20], learnt], [*CLEAN[20:], asked]))
-    assert [(leak.kind, leak.splits, leak.locations) for leak in found] == [(kind, ("train", "test"), ("f:21", "f:21"))]
-    assert detail in found[0].detail
-    splits = tables([*CLEAN[:20], learnt], [*CLEAN[20:], asked])
+    training_text, test_text, detail = PLANTED[kind]
+    result = find_leaks(tables([*CLEAN[:20], training_text], [*CLEAN[20:], test_text]))
+    assert [(leak.kind, leak.splits, leak.locations) for leak in result] == [
+        (kind, ("train", "test"), ("f:21", "f:21"))
+    ]
+    assert detail in result[0].detail
+    splits = tables([*CLEAN[:20], training_text], [*CLEAN[20:], test_text])
     with pytest.raises(UserError, match=r"^support@v2: 1 record of train give test away, the first: f:21 \(train\)"):
         require_no_leaks(splits, "support@v2")
 
@@ -55,21 +57,21 @@ def test_sound_splits_pass() -> None:
 
 def test_what_the_user_allows_is_no_leak() -> None:
     for kind, settings in {"group": {"group": False}, "near duplicate": {"threshold": None, "ngram": None}}.items():
-        learnt, asked, _ = PLANTED[kind]
-        assert find_leaks(tables([learnt], [asked]), **settings) == []
+        training_text, test_text, _ = PLANTED[kind]
+        assert find_leaks(tables([training_text], [test_text]), **settings) == []
 
 
 def test_validation_must_not_give_the_test_away_either() -> None:
     for kind, (one, other, _) in PLANTED.items():
-        found = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], other], [*CLEAN[10:19], one]))
+        result = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], other], [*CLEAN[10:19], one]))
         expected = [] if kind == "13-gram" else [(kind, ("validation", "test"))]
-        assert [(leak.kind, leak.splits) for leak in found] == expected
+        assert [(leak.kind, leak.splits) for leak in result] == expected
 
 
 def test_every_leak_is_told_once() -> None:
     pairs = [pair[:2] for pair in PLANTED.values()]
-    found = find_leaks(tables([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
-    assert sorted(leak.kind for leak in found) == sorted(PLANTED)
+    result = find_leaks(tables([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
+    assert sorted(leak.kind for leak in result) == sorted(PLANTED)
     everything = find_leaks(tables(CLEAN, CLEAN))
     assert [leak.kind for leak in everything] == ["exact"] * len(CLEAN)
 

@@ -76,10 +76,10 @@ def test_what_near_duplicate_removal_found_is_not_looked_for_again(seed: int, an
     table = chains(seed)
     given = pa.array([answers[row % 2] if answers else None for row in range(90)], pa.string())
     table = table.set_column(table.schema.get_field_index("completion"), "completion", given)
-    found = Minhash().decide(TableCorpus(table, Minhash()))
-    assert found.clustered is not None
-    assert found.state is not None
-    asked: list[int] = []
+    result = Minhash().decide(TableCorpus(table, Minhash()))
+    assert result.clustered is not None
+    assert result.state is not None
+    queries: list[int] = []
 
     class After(Grown):
         clusters: ClassVar[dict[SimilarityKind, pa.ChunkedArray]] = {}
@@ -88,20 +88,20 @@ def test_what_near_duplicate_removal_found_is_not_looked_for_again(seed: int, an
             return self.clusters
 
         def take(self, rows: np.ndarray) -> pa.Table:
-            asked.append(len(rows))
+            queries.append(len(rows))
             return super().take(rows)
 
     def split(clusters: dict[SimilarityKind, pa.ChunkedArray]) -> GlobalResult:
         After.clusters = clusters
         corpus = After(table, Split(settings=SplitsConfig(test=0.4)))
-        corpus.alive[list(found.rejections)] = False
+        corpus.alive[list(result.rejections)] = False
         return Split(settings=SplitsConfig(test=0.4)).decide(corpus)
 
     alone = split({})
-    compared = sum(asked)
-    after = split({found.clustered: found.state["cluster"]})
+    compared = sum(queries)
+    after = split({result.clustered: result.state["cluster"]})
     assert after.state is not None
     assert after.state.equals(alone.state)
     assert after.rejections == alone.rejections
     # Of records without answers one a cluster is left, with nothing like it.
-    assert sum(asked) - compared == (compared if answers else 0)
+    assert sum(queries) - compared == (compared if answers else 0)

@@ -91,8 +91,8 @@ def test_what_is_switched_off_is_said(tmp_path: Path, caplog: pytest.LogCaptureF
     version = made(tmp_path, ["exact"], {"test": 0.5, "near_duplicates": None, "group": False})
     with caplog.at_level(logging.WARNING, logger="posttrain"):
         training_records(version, "s")
-    (said,) = caplog.messages
-    assert said == (
+    (message,) = caplog.messages
+    assert message == (
         "s: the check before training does not look for shared groups (`splits.group` is false) "
         "and near duplicates (no threshold is set)"
     )

@@ -61,24 +61,24 @@ def sound(version: Version) -> pa.Table:
     test, train = version.records("test"), version.records("train")
     assert test.num_rows
     assert origin_ids(test).null_count == test.num_rows
-    made = train.filter(origin_ids(train).is_valid())
+    derived = train.filter(origin_ids(train).is_valid())
     held_out = set(test["id"].to_pylist())
-    assert not held_out & set(origin_ids(made).to_pylist())
-    assert not held_out & set(made["group"].to_pylist())
-    return made
+    assert not held_out & set(origin_ids(derived).to_pylist())
+    assert not held_out & set(derived["group"].to_pylist())
+    return derived
 
 
 def test_variants_of_every_method_and_their_export(root: Path) -> None:
     version = version_of(root, "varied", "a.jsonl", [*STEPS, {"augment": {"methods": METHODS}}])
-    made = sound(version)
-    methods = [json.loads(meta)["augmented"]["method"] for meta in made["meta"].to_pylist()]
+    derived = sound(version)
+    methods = [json.loads(meta)["augmented"]["method"] for meta in derived["meta"].to_pylist()]
     train = version.records("train")
     originals = train.filter(origin_ids(train).is_null())
     assert {method: methods.count(method) for method in methods} == dict.fromkeys(
         ("typos", "templates", "paraphrase"), originals.num_rows
     )
-    assert set(origin_ids(made).to_pylist()) == set(originals["id"].to_pylist())
-    files = {"first.jsonl": [made, originals, version.records("test")], "last.jsonl": [originals, made]}
+    assert set(origin_ids(derived).to_pylist()) == set(originals["id"].to_pylist())
+    files = {"first.jsonl": [derived, originals, version.records("test")], "last.jsonl": [originals, derived]}
     for file, tables in files.items():
         export_file(concat(tables), root / file)
         again = version_of(root, file.removesuffix(".jsonl"), file, ["exact"], seed=3)
@@ -92,18 +92,18 @@ def test_paraphrases_of_all_records_leave_with_those_held_out(root: Path) -> Non
     before = version_of(root, "set", "a.jsonl", STEPS)
     seeds = next(read(root / "a.jsonl"))
     config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
-    made = synthesize(seeds, config, in_other_words, root / "work").records
-    assert set(origin_ids(made).to_pylist()) == set(seeds["id"].to_pylist())
-    export_file(made, root / "made.jsonl")
+    derived = synthesize(seeds, config, in_other_words, root / "work").records
+    assert set(origin_ids(derived).to_pylist()) == set(seeds["id"].to_pylist())
+    export_file(derived, root / "made.jsonl")
     grown = version_of(root, "set", "made.jsonl", STEPS)
     assert grown.records("test").equals(before.records("test"))
     held_out = set(before.records("test")["id"].to_pylist())
     kept = sound(grown)
-    assert kept.num_rows == sum(origin not in held_out for origin in origin_ids(made).to_pylist())
-    gone = concat(list(grown.rejected()), next(iter(grown.rejected())).schema)
-    left = gone.filter(origin_ids(gone).is_valid())
+    assert kept.num_rows == sum(origin not in held_out for origin in origin_ids(derived).to_pylist())
+    rejections = concat(list(grown.rejected()), next(iter(grown.rejected())).schema)
+    left = rejections.filter(origin_ids(rejections).is_valid())
     assert set(left["reason"].to_pylist()) == {"links two splits"}
-    assert kept.num_rows + left.num_rows == made.num_rows
+    assert kept.num_rows + left.num_rows == derived.num_rows
 
 
 def test_the_tie_to_a_seed_that_a_step_rewrites(root: Path) -> None:
@@ -112,8 +112,8 @@ def test_the_tie_to_a_seed_that_a_step_rewrites(root: Path) -> None:
     (root / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     seeds = next(read(root / "a.jsonl"))
     config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
-    made = synthesize(seeds, config, in_other_words, root / "work").records
-    export_file(made, root / "made.jsonl")
+    derived = synthesize(seeds, config, in_other_words, root / "work").records
+    export_file(derived, root / "made.jsonl")
     steps = [{"pii": {"action": "mask"}}, *STEPS]
     files = ["a.jsonl", "made.jsonl"]
     whole = build(

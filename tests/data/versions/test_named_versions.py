@@ -30,7 +30,9 @@ ASKED = {
 
 
 def write(path: Path, things: list[str]) -> None:
-    rows = [{"prompt": said.format(thing), "completion": label} for thing in things for label, said in ASKED.items()]
+    rows = [
+        {"prompt": message.format(thing), "completion": label} for thing in things for label, message in ASKED.items()
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

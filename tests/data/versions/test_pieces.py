@@ -39,9 +39,9 @@ def test_pieces_together_are_the_file(tmp_path: Path, name: str, end: str) -> No
     if name.endswith(".csv"):
         content = "text\n" + "\n".join(f"record {number}" for number in range(40)) + end
     path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
-    found = list(pieces(path, name))
-    assert len(found) > 3
-    tables = [read_piece(piece, None).records for piece in found]
+    result = list(pieces(path, name))
+    assert len(result) > 3
+    tables = [read_piece(piece, None).records for piece in result]
     assert concat(tables).equals(concat(list(read(path, name=name))))
 
 
@@ -51,9 +51,9 @@ def test_cuts_fall_on_line_ends(tmp_path_factory: pytest.TempPathFactory, length
     path = tmp_path_factory.mktemp("cut") / "a.jsonl"
     content = b"\n".join(b"x" * length for length in lengths) + (b"\n" if ends else b"")
     path.write_bytes(content)
-    found = list(pieces(path, "a"))
-    assert b"".join(content[piece.start : piece.stop] for piece in found) == content
-    for piece in found:
+    result = list(pieces(path, "a"))
+    assert b"".join(content[piece.start : piece.stop] for piece in result) == content
+    for piece in result:
         assert piece.first_line == content[: piece.start].count(b"\n") + 1
         assert piece.start == 0 or content[piece.start - 1 : piece.start] == b"\n"
 

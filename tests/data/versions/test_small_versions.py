@@ -79,14 +79,14 @@ def test_versions_grow_and_record_the_increment_by_source(make: Make) -> None:
 def test_what_the_labelled_files_say_now_counts(make: Make) -> None:
     labels = ["x", "y"]
     first = next_training_set(None, make(("kept", "x"), ("corrected", "x"), ("removed", "x"), source="old"))
-    asked = answered(make(("asked", None), ("asked and in a file", None), source="pool"), ["x", "y"], "file", 1)
-    second = next_training_set(first, asked, labels=labels, labelled=first.records)
+    increment = answered(make(("asked", None), ("asked and in a file", None), source="pool"), ["x", "y"], "file", 1)
+    second = next_training_set(first, increment, labels=labels, labelled=first.records)
     assert second.records.num_rows == 5
     now = make(("kept", "x"), ("corrected", "y"), ("asked and in a file", "x"), source="new")
     came = now.filter(pa.array([False, True, True]))
     third = next_training_set(second, came, parent_id="dataset-2", labels=labels, labelled=now)
-    found = [(turns[0]["content"], answer) for turns, answer in rows(third.records, "prompt", "completion")]
-    assert found == [("kept", "x"), ("asked", "x"), ("corrected", "y"), ("asked and in a file", "x")]
+    result = [(turns[0]["content"], answer) for turns, answer in rows(third.records, "prompt", "completion")]
+    assert result == [("kept", "x"), ("asked", "x"), ("corrected", "y"), ("asked and in a file", "x")]
     assert sorted(rows(third.rejected, "line", "source", "reason", "detail")) == [
         (2, "old", "answered anew", "another answer stands at new:2"),
         (2, "pool", "answered anew", "another answer stands at new:3"),

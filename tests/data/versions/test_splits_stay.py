@@ -61,14 +61,14 @@ def leaks(version: Version, **settings: Any) -> list[str]:
 
 def drifting(generator: random.Random, chains: int, length: int) -> list[str]:
     """Texts of which each is like the one before in its chain, and the first and the last are not alike."""
-    found = []
+    result = []
     for _ in range(chains):
         words = generator.choices(WORDS, k=25)
         for _ in range(length):
             words[generator.randrange(25)] = generator.choice(WORDS)
-            found.append(" ".join(words))
-    generator.shuffle(found)
-    return found
+            result.append(" ".join(words))
+    generator.shuffle(result)
+    return result
 
 
 LENGTH = {"length": {"input": {"min_words": 1}}}
@@ -102,11 +102,11 @@ def test_no_record_ever_moves(seed: int, first: list[Any], events: list[str]) ->
         write(root / "a.jsonl", [*records[:32], *apart])
         before = build({**base, "files": ["a.jsonl"], "steps": steps})
         history, inputs = sides(before), sides(before, "input_id")
-        for place, event in enumerate(events):
-            some = records[32 + 10 * place : 42 + 10 * place]
-            some += [{**generator.choice(records[:32]), "completion": "y"} for _ in range(2)]
-            files = [f"{place}.jsonl"] if event in ("file", "both") else ["a.jsonl"]
-            write(root / files[0], some, "w" if event in ("file", "both") else "a")
+        for position, event in enumerate(events):
+            subset = records[32 + 10 * position : 42 + 10 * position]
+            subset += [{**generator.choice(records[:32]), "completion": "y"} for _ in range(2)]
+            files = [f"{position}.jsonl"] if event in ("file", "both") else ["a.jsonl"]
+            write(root / files[0], subset, "w" if event in ("file", "both") else "a")
             steps = generator.choice(RECIPES) if event in ("recipe", "both") else steps
             after = build({**base, "files": files, "steps": steps})
             now, now_inputs = sides(after), sides(after, "input_id")
@@ -242,8 +242,8 @@ def test_a_group_that_joins_two_splits(make: Make, bridge: Bridge) -> None:
     joining = [{"prompt": bridge.test, "completion": "y", "group": "g"}, {"prompt": f"{one} {other}", "group": "g"}]
     after = make([{"completion": "x", **row} for row in joining], "b.jsonl", splits={"seed": seed})
     assert stays(before, after)[f"{one} {other}"] == "train"
-    gone = [row for table in after.rejected() for row in table.to_pylist()]
-    assert [(row["completion"], row["reason"]) for row in gone] == [("y", "links two splits")]
+    rejections = [row for table in after.rejected() for row in table.to_pylist()]
+    assert [(row["completion"], row["reason"]) for row in rejections] == [("y", "links two splits")]
 
 
 def test_old_records_that_a_setting_joins(make: Make, bridge: Bridge) -> None:

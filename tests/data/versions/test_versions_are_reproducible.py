@@ -116,11 +116,11 @@ def test_the_same_again_is_the_same_version(make: Make) -> None:
 def test_every_record_is_in_the_version_or_among_the_rejected(make: Make) -> None:
     version = make("one", ["a"])
     kept = [(row["source"], row["line"]) for row in version.records().to_pylist()]
-    gone = [(row["source"], row["line"]) for table in version.rejected() for row in table.to_pylist()]
-    assert sorted(kept + gone) == [("a.jsonl", line) for line in range(1, 151)]
+    rejections = [(row["source"], row["line"]) for table in version.rejected() for row in table.to_pylist()]
+    assert sorted(kept + rejections) == [("a.jsonl", line) for line in range(1, 151)]
     funnel = [entry["count"] for entry in version.meta["funnel"]]
     assert funnel[0] == 150 == sum(funnel[1:])
-    assert version.meta["counts"]["rejected"] == len(gone)
+    assert version.meta["counts"]["rejected"] == len(rejections)
     reasons = {row["reason"] for table in version.rejected() for row in table.to_pylist()}
     assert {"exact duplicate", "near duplicate"} <= reasons
 
