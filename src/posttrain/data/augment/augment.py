@@ -61,10 +61,10 @@ class Augment(RowStep):
         for number, method in enumerate(self.methods):
             # The number keeps two methods of one kind from drawing the same variants.
             earlier = sum(other.method == method.method for other in self.methods[:number])
-            called = method.method if not earlier else f"{method.method} {earlier + 1}"
+            name = method.method if not earlier else f"{method.method} {earlier + 1}"
             for copy in range(method.copies):
-                for row, values in self._variants(given, method, called, copy).items():
-                    variants.setdefault(row, []).append((called, values))
+                for row, values in self._variants(given, method, name, copy).items():
+                    variants.setdefault(row, []).append((name, values))
         if not variants:
             return Outcome(table, REJECTED.empty_table(), CHANGED.empty_table())
         return _insert_variants(table, given, variants)
@@ -73,6 +73,7 @@ class Augment(RowStep):
         self, given: list[dict[str, Any]], method: AugmentMethod, method_name: str, copy: int
     ) -> dict[int, dict[str, Any]]:
         """Return by row the columns in which its variant differs."""
+        # A generator for each record, not one for all: a variant must not change when records before it come or go.
         rngs = [record_generator(self.seed, record["id"], method_name, copy) for record in given]
         if method.share < 1:
             rows = [row for row, rng in enumerate(rngs) if rng.random() < method.share]
@@ -92,6 +93,7 @@ class Augment(RowStep):
         return {
             row: _with_text(given[row], after)
             for row, before, after in zip(rows, texts, new, strict=True)
+            # A variant without text would be a broken record, and one equal to its record adds nothing.
             if after is not None and after.strip() and after != before
         }
 
@@ -121,6 +123,7 @@ def _insert_variants(
         seen[row].add(id)
         added.setdefault(row, []).append(table.num_rows + at)
         changes.append({"id": id, "before": given[row]["id"], "step": Augment.name, "detail": method})
+    # Each variant right behind its record, so that reading order does not depend on how tables were cut.
     order = [index for row in range(table.num_rows) for index in (row, *added.get(row, []))]
     combined = pa.concat_tables([_assign_groups(table, sorted(added)), new]).take(pa.array(order, pa.int64()))
     return Outcome(combined, REJECTED.empty_table(), pa.Table.from_pylist(changes, schema=CHANGED))

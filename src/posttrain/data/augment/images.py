@@ -53,6 +53,7 @@ class Images(AugmentMethod):
         beside = (self.base / source).parent
         image = _open_image(beside / named, source)
         content = self._varied(image, rng)
+        # Named by its content: a repeated build finds the file, and no two variants overwrite each other.
         new = self.folder / f"{hashlib.sha256(content).hexdigest()[:32]}.png"
         if not new.exists():
             make_folder(self.folder)
@@ -67,6 +68,7 @@ class Images(AugmentMethod):
         # Drawn whether or not they are used, so that switching the flip off does not change the crops.
         area, across, down, mirrored, *tints = rng.random(4 + len(_TINTS)).tolist()
         width, height = image.size
+        # The root, as the setting is a share of the area.
         side = (self.least_area + (1 - self.least_area) * area) ** 0.5
         crop = max(1, round(width * side)), max(1, round(height * side))
         left, top = round((width - crop[0]) * across), round((height - crop[1]) * down)

@@ -22,6 +22,7 @@ _WHERE = "augment.synonyms"
 
 _KEYBOARD_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
+# Not a word of an address, an amount or a code: a mistake there would change what the text means.
 _TYPO_WORD = re.compile(r"(?<![\w@.£#-])[A-Za-z]{4,}(?![\w@-])")
 
 
@@ -66,8 +67,8 @@ def _mistyped_word(word: str, rng: np.random.Generator) -> str:
     at = int(rng.integers(1, len(word) - 1))  # first and last letters are seldom mistyped
     kind = rng.integers(4)
     if kind == 0:
-        beside = adjacent_keys(word[at].lower())
-        return word[:at] + beside[rng.integers(len(beside))] + word[at + 1 :]
+        keys = adjacent_keys(word[at].lower())
+        return word[:at] + keys[rng.integers(len(keys))] + word[at + 1 :]
     if kind == 1:
         return word[:at] + word[at + 1 :]
     if kind == 2:
@@ -116,7 +117,7 @@ class Synonyms(AugmentMethod):
         if not candidates:
             return None
         chosen = np.flatnonzero(rng.random(len(candidates)) < self.rate)
-        if not chosen.size:
+        if not chosen.size:  # at a low rate most short texts would get no variant
             chosen = rng.integers(len(candidates), size=1)
         matches, choices = zip(*(candidates[index] for index in chosen.tolist()), strict=True)
         drawn = [synonyms[rng.integers(len(synonyms))] for synonyms in choices]

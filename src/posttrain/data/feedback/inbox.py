@@ -288,8 +288,8 @@ def seal_inbox(folder: Path, *, patience: float = 10.0) -> None:
     Raises:
         UserError: that process does not answer, or the disk refused.
     """
-    open_ones = [path for path in (folder / "segments").glob("[0-9]*.open") if path.stat().st_size]
-    if not open_ones:
+    segments = [path for path in (folder / "segments").glob("[0-9]*.open") if path.stat().st_size]
+    if not segments:
         return
     request = folder / "seal"
     write_atomically(request, b"")
@@ -303,5 +303,5 @@ def seal_inbox(folder: Path, *, patience: float = 10.0) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(POLL_SECONDS / 2)
-    if left := [path for path in open_ones if path.exists()]:
+    if left := [path for path in segments if path.exists()]:
         raise UserError("cannot be sealed", where=str(left[0]), fix="free some space and run the same command again")

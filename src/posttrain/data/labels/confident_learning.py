@@ -49,6 +49,7 @@ def joint(labels: Labels, probabilities: Floats) -> Floats:
     classes = probabilities.shape[1]
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
     pairs = confident_joint(labels, probabilities).astype(np.float64)
+    # A label without any confident prediction would divide by zero below; it is assumed to be right.
     pairs[np.diag_indices(classes)] += pairs.sum(axis=1) == 0
     scaled = pairs / pairs.sum(axis=1, keepdims=True) * counts[:, None]
     return np.asarray(scaled / max(1, len(labels)), dtype=np.float64)
@@ -99,6 +100,7 @@ def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = 
         for other in np.flatnonzero(expected[label]).tolist():
             by_margin = np.argsort(own - probabilities[rows, other], kind="stable")
             flagged[rows[by_margin[: expected[label, other]]]] = True
+    # Counts are estimates: without this, a label that every prediction agrees with may fill up its class's count.
     flagged &= probabilities.argmax(axis=1) != labels
     return flagged
 

@@ -59,8 +59,6 @@ class LinearClassifier:
             size = part.texts.stop - part.texts.start
             logits[part.texts] += np.bincount(part.rows, weights[part.buckets] * part.values, size)
         if self.embedder is not None and len(texts):
-            from posttrain.data.quality.features import embed_texts
-
             # A matrix product would round a row differently with the number of rows, and so cut shards differently.
             products = embed_texts(self.embedder, texts).astype(np.float64) * self.embedding_weights
             logits += products.sum(axis=1)
@@ -79,6 +77,7 @@ class LinearClassifier:
             UserError: the disk refused.
         """
         make_folder(folder)
+        # Weights first: `is_classifier` looks for the settings, so a kill in between leaves no classifier.
         with disk_errors(folder):
             save_file({"weights": self.weights, "embedding_weights": self.embedding_weights}, folder / WEIGHTS)
         settings = {
@@ -175,9 +174,10 @@ def train_quality(
         matrix = _feature_matrix(texts, ngrams, embedder)
         logits = np.zeros(len(texts))
         parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
-        for seen, unseen in parts.split(np.zeros(len(texts)), truths):
-            weights, intercept = _fit_logistic(matrix[seen], truths[seen], strength)
-            logits[unseen] = matrix[unseen] @ weights + intercept
+        # Out of fold: on texts that it has learned from, the classifier is surer than on any others.
+        for train, test in parts.split(np.zeros(len(texts)), truths):
+            weights, intercept = _fit_logistic(matrix[train], truths[train], strength)
+            logits[test] = matrix[test] @ weights + intercept
         slope, offset = fit_platt(logits, truths)
         weights, intercept = _fit_logistic(matrix, truths, strength)
     probabilities = 1 / (1 + np.exp(-(slope * logits + offset)))
@@ -220,9 +220,10 @@ def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
 
     def loss(values: Numbers) -> tuple[float, Numbers]:
         margin = values[0] * scaled + values[1]
-        apart = expit(margin) - targets
+        residuals = expit(margin) - targets
+        # log(1 + e^m) by logaddexp, which does not overflow for large margins.
         value = float(np.sum(np.logaddexp(0, margin) - targets * margin))
-        return value, np.array([apart @ scaled, apart.sum()])
+        return value, np.array([residuals @ scaled, residuals.sum()])
 
     base = float(np.log((positives + 1) / (len(truths) - positives + 1)))
     solution = minimize(loss, np.array([0.0, base]), jac=True, method="BFGS", options={"gtol": 1e-8 * len(truths)})
@@ -235,8 +236,9 @@ def expected_calibration_error(probabilities: Numbers, truths: Targets) -> float
     Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning" (2015).
     """
     bins = np.minimum((probabilities * _BINS).astype(np.int64), _BINS - 1)
-    apart = np.bincount(bins, probabilities - truths, _BINS)
-    return float(np.abs(apart).sum() / len(truths))
+    # The sum of differences is a bin's count times its gap, which is what the mean over bins weighs by.
+    gaps = np.bincount(bins, probabilities - truths, _BINS)
+    return float(np.abs(gaps).sum() / len(truths))
 
 
 def _feature_matrix(texts: Sequence[str], ngrams: NgramSettings, embedder: str | None) -> Any:

@@ -56,7 +56,7 @@ class NgramFeatures(NamedTuple):
 
 
 def ngram_features(texts: Sequence[str], ngrams: NgramSettings) -> Iterator[NgramFeatures]:
-    """The n-grams of the texts, some texts at a time; case and whitespace do not matter."""
+    """Yields the n-grams of the texts, a chunk of texts at a time; ignores case and amounts of whitespace."""
     start = 0
     while start < len(texts):
         chunk: list[bytes] = []
@@ -75,12 +75,14 @@ def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings)
     owner = np.repeat(np.arange(len(chunk)), [len(encoded) // 4 for encoded in chunk])
     powers, inverses = _powers(1 << len(codes).bit_length())
     sums = np.zeros(len(codes) + 1, np.uint64)
+    # Plus one, as a code of zero would vanish from the sum; overflow wraps modulo 2^64, as the scheme needs.
     np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], out=sums[1:])
     rows, buckets, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
 
     def add(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], family: int) -> None:
-        same = owner[starts] == owner[ends - 1]
+        same = owner[starts] == owner[ends - 1]  # no n-gram spans two texts
         starts, ends = starts[same], ends[same]
+        # The family keeps a word of four letters and the same run of characters in different buckets.
         hashes = (sums[ends] - sums[starts]) * inverses[starts] + np.uint64(family)
         hashes = (hashes ^ (hashes >> np.uint64(32))) * _GOLDEN
         text_rows = owner[starts]
@@ -95,8 +97,8 @@ def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings)
         count = max(0, len(firsts) - length + 1)
         add(firsts[:count], lasts[length - 1 : length - 1 + count], -length % (1 << 32))
     for length in ngrams.characters:
-        places = np.arange(max(0, len(codes) - length + 1))
-        add(places, places + length, length)
+        starts = np.arange(max(0, len(codes) - length + 1))
+        add(starts, starts + length, length)
     return NgramFeatures(texts, np.concatenate(rows), np.concatenate(buckets), np.concatenate(values))
 
 

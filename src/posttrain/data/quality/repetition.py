@@ -99,6 +99,7 @@ class _Block(NamedTuple):
     def repeated(self, n: int, starts: Indices, names: Indices) -> Shares:
         again = np.ones(len(starts), dtype=bool)
         again[np.unique(names, return_index=True)[1]] = False
+        # Counts of open n-grams by a difference array: overlapping ones cover a word once.
         borders = np.zeros(len(self.words) + 1, dtype=np.int64)
         borders[starts[again]] += 1
         borders[starts[again] + n] -= 1
@@ -112,19 +113,20 @@ class _Block(NamedTuple):
 
 def _blocks(texts: Sequence[str]) -> Iterable[tuple[int, int, _Block]]:
     """Yield begin, end and words of blocks of texts that fit into a processor's cache."""
-    begin, split, held = 0, [], 0
+    begin, split, words = 0, [], 0
     for row, text in enumerate(texts):
         split.append(text.split())
-        held += len(split[-1])
-        if held >= _WORDS_A_BLOCK or row + 1 == len(texts):
+        words += len(split[-1])
+        if words >= _WORDS_A_BLOCK or row + 1 == len(texts):
             yield begin, row + 1, _block(split)
-            begin, split, held = row + 1, [], 0
+            begin, split, words = row + 1, [], 0
 
 
 def _block(split: Sequence[Sequence[str]]) -> _Block:
     numbers = count()
     names: list[int] = []
     for words in split:
+        # A new dictionary for each text, with numbers that go on: equal words of two texts must not recur.
         known: dict[str, int] = {}
         names += [known.setdefault(word, number) for word, number in zip(words, numbers, strict=False)]
     sizes = np.fromiter(map(len, split), np.int64, len(split))

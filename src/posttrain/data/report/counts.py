@@ -22,7 +22,7 @@ ALL = "all"
 
 _MOST_LABELS = 1000
 
-_SAMPLED_CHARACTERS = 2000
+_SAMPLED_CHARACTERS = 2000  # of each text, so that a sample of long documents stays small
 
 ANY = "any kind"
 
@@ -212,24 +212,25 @@ class FactCounts:
         return {kind: Hits(hits, self._records[kind]) for kind, hits in descending(self._hits).items()}
 
     def _add_hits(self, kind: str, numbers: npt.NDArray[np.float64], texts: pa.ChunkedArray) -> None:
-        kinds_found = numbers[np.isfinite(numbers)]
-        if hits := int(kinds_found.sum()):
+        finite = numbers[np.isfinite(numbers)]
+        if hits := int(finite.sum()):
             self._hits[kind] += hits
-            self._records[kind] += int((kinds_found > 0).sum())
+            self._records[kind] += int((finite > 0).sum())
         for text in texts.to_pylist():
             kinds = Counter(word.strip() for word in text.split(",") if word.strip())
             self._hits.update(kinds)
             self._records.update(kinds.keys())
 
     def _add_words(self, name: str, called: str, texts: pa.ChunkedArray) -> None:
-        kinds_found = {row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()}
+        new_counts = {row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()}
         if name in _LANGUAGES:
-            self.languages.update(kinds_found)
+            self.languages.update(new_counts)
             return
         counts = self._words.setdefault(called, Counter())
         if counts is not None:
-            counts.update(kinds_found)
+            counts.update(new_counts)
             if len(counts) > _MOST_WORDS:
+                # None, not a removed key: the next table must not start to count it again.
                 self._words[called] = None
 
 

@@ -83,8 +83,8 @@ class DistributionBuilder:
         if not finite.size:
             return
         self._low, self._high = min(self._low, float(finite.min())), max(self._high, float(finite.max()))
-        values_found, counts = np.unique(round_significant(finite), return_counts=True)
-        for value, count in zip(values_found.tolist(), counts.tolist(), strict=True):
+        values, counts = np.unique(round_significant(finite), return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
             self._counts[value] = self._counts.get(value, 0) + count
 
     def distribution(self) -> Distribution:
@@ -130,6 +130,7 @@ def histograms(distributions: Sequence[Distribution], most: int = 30) -> tuple[F
     first = np.floor(low / width)
     bins = int(np.floor(high / width) - first) + 1
     edges = (first + np.arange(bins + 1)) * width
+    # The small shift keeps a value that equals an edge, but for rounding, from falling into the bin below.
     placed = [
         np.searchsorted(edges, distribution.values + 1e-9 * width, side="right") - 1 for distribution in distributions
     ]

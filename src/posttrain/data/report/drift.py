@@ -162,19 +162,17 @@ def _common_measures(
     """Pairs what both versions have by name, and describes what only one has."""
     both, single = [], []
     for name in dict.fromkeys([*old, *new]):
-        there = [name in profile and not empty(profile[name]) for profile in (old, new)]
-        if all(there):
+        present = [name in profile and not empty(profile[name]) for profile in (old, new)]
+        if all(present):
             both.append((name, old[name], new[name]))
-        elif any(there):
-            single.append(f"{name}: only the {'older' if there[0] else 'newer'} version has them")
+        elif any(present):
+            single.append(f"{name}: only the {'older' if present[0] else 'newer'} version has them")
     return both, single
 
 
 def _disjoint_inputs(profile: Profile, side: int, compared: int) -> list[str]:
-    """Inputs of records whose id hashes are even for side 0, and odd for side 1.
-
-    So a record of both versions is never on both sides, where equal rows would hide a change from the test.
-    """
+    """Returns inputs of records whose id hashes are even for side 0, and odd for side 1."""
+    # So a record of both versions is never on both sides, where equal rows would hide a change from the test.
     parity = id_hashes([row.id for row in profile.sample], _HALVES) & np.uint64(1)
     # The sample is ordered by another hash, so its first rows are a random choice.
     rows = np.flatnonzero(parity == side)[:compared].tolist()

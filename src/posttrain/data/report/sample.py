@@ -35,7 +35,7 @@ class BottomKSample(Generic[Row]):
             self._cut()
 
     def rows(self) -> list[Row]:
-        """The sample, by rising hash; equal ids in order of arrival."""
+        """Returns the sample by rising hash; equal ids in order of arrival."""
         self._cut()
         return [row for _, _, row in self._rows]
 

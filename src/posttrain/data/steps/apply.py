@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TableCorpus:
-    """Presents one RECORD table in memory as a `posttrain.data.steps.step.Corpus`."""
+    """A `posttrain.data.steps.step.Corpus` over one RECORD table in memory."""
 
     table: pa.Table
     step: GlobalStep

@@ -40,6 +40,7 @@ class Balance(GlobalStep):
 
     def sketch(self, table: pa.Table) -> pa.Table:
         """Sketch ``id`` and ``class``, a 64-bit hash of the class's name, null for none."""
+        # A hash of fixed size: dictionary codes differ from table to table, and names of ten million rows take memory.
         column = table["completion" if self.by == "label" else "source"].combine_chunks().dictionary_encode()
         hashed = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in column.dictionary.to_pylist()]
         numbers = pa.array(np.frombuffer(b"".join(hashed), dtype=np.int64))
@@ -68,6 +69,7 @@ class Balance(GlobalStep):
         cap = int(np.floor(self.ratio * sizes.min()))
         large = np.flatnonzero(sizes[inverse] > cap)
         ids = sketches["id"].take(pa.array(counted[large])).to_pylist()
+        # By a hash of seed and id, not by a draw: the choice stays when records are added or come in another order.
         draws = [hashlib.sha256(f"{self.seed}\0balance\0{identity}".encode()).digest()[:8] for identity in ids]
         order = large[np.lexsort((large, np.frombuffer(b"".join(draws), dtype=">u8"), inverse[large]))]
         classes, begin = np.unique(inverse[order], return_index=True)

@@ -50,6 +50,7 @@ def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequenc
         for row in np.flatnonzero(broken).tolist():
             value = float(values[row])
             detail = f"{bound.measure.replace('_', ' ')} {value:.6g}, must be {bound.must_be} {bound.limit:.6g}"
+            # The first bound that a record breaks is its reason: they are ordered from the plainest on.
             rejections.setdefault(row, Rejection(bound.reason, detail, score=value))
     facts = {name: pa.array(values, pa.float64(), from_pandas=True) for name, values in measures.items()}
     return reject_rows(table, step, rejections, facts)

@@ -39,21 +39,21 @@ class Drop(RowStep):
 
     def check(self) -> None:
         check_exists(self.file, "drop.file")
-        self._named()
+        self._lines_by_id()
 
     def key(self) -> dict[str, Any]:
         return {**super().key(), "file": file_key(self.file)}
 
     def apply(self, table: pa.Table) -> Outcome:
-        named, file = self._named(), Path(self.file).name
+        lines, file = self._lines_by_id(), Path(self.file).name
         rejections = {
             row: Rejection("named", f"{file} names it in line {line}")
             for row, ids in enumerate(zip(*(table[name].to_pylist() for name in _NAMES), strict=True))
-            if (line := next((named[record_id] for record_id in ids if record_id in named), None)) is not None
+            if (line := next((lines[record_id] for record_id in ids if record_id in lines), None)) is not None
         }
         return reject_rows(table, self.name, rejections)
 
-    def _named(self) -> dict[str, int]:
+    def _lines_by_id(self) -> dict[str, int]:
         return _named_ids(self.file, self.only, file_state(self.file))
 
 

@@ -55,6 +55,7 @@ class Minhash(GlobalStep):
 
     def decide(self, corpus: Corpus) -> GlobalResult:
         previous = corpus.known()
+        # If other rows are alive now, a cluster may have lost the row that joined its halves: search from scratch.
         known = previous.table if previous and previous.unchanged else None
         cluster = cluster_inputs(
             corpus, self.threshold, self.ngram, None if known is None else np.asarray(known["cluster"].to_numpy())
@@ -69,8 +70,10 @@ class Minhash(GlobalStep):
             again = np.flatnonzero(removed < known.num_rows)
             same = again[known["kept"].to_numpy()[removed[again]] == kept[again]]
             score[same] = known["score"].to_numpy()[removed[same]]
-        asked = np.flatnonzero(np.isnan(score))
-        score[asked] = search.similarities(_fetch_texts(corpus), removed[asked], kept[asked], self.ngram, corpus.map)
+        unknown = np.flatnonzero(np.isnan(score))
+        score[unknown] = search.similarities(
+            _fetch_texts(corpus), removed[unknown], kept[unknown], self.ngram, corpus.map
+        )
         named = np.unique(np.concatenate([kept, cluster[removed]]))
         named_records = corpus.columns(["id", "source", "line"]).take(pa.array(named))
         ids = dict(zip(named.tolist(), named_records["id"].to_pylist(), strict=True))
@@ -83,8 +86,8 @@ class Minhash(GlobalStep):
             rejections[row] = Rejection(
                 "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[stays]
             )
-        likeness = SimilarityKind(self.threshold, self.ngram, self.seed, self.permutations)
-        return GlobalResult(rejections, state=_state(cluster, removed, kept, score), clustered=likeness)
+        kind = SimilarityKind(self.threshold, self.ngram, self.seed, self.permutations)
+        return GlobalResult(rejections, state=_state(cluster, removed, kept, score), clustered=kind)
 
 
 def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:
@@ -102,9 +105,9 @@ def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices 
 
 def _state(cluster: Indices, removed: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
     """Return for every row its cluster, the row kept in its place (-1 for none) and the similarity of the two."""
-    instead, likeness = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
-    instead[removed], likeness[removed] = kept, score
-    return pa.table({"cluster": cluster, "kept": instead, "score": likeness})
+    kept_rows, scores = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
+    kept_rows[removed], scores[removed] = kept, score
+    return pa.table({"cluster": cluster, "kept": kept_rows, "score": scores})
 
 
 def _repeats_in_clusters(rows: Indices, cluster: Indices, answers: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:
@@ -128,6 +131,7 @@ class Exact(GlobalStep):
     evaluation: ClassVar[bool] = True
 
     def decide(self, corpus: Corpus) -> GlobalResult:
+        # Fixed-width bytes sort ten million ids in place, without a Python object each.
         ids = np.asarray(corpus.sketches()["id"].to_numpy(), dtype="S20")
         rows = np.flatnonzero(corpus.alive)
         _, first, inverse = np.unique(ids[rows], return_index=True, return_inverse=True)
@@ -169,6 +173,7 @@ class Conflicts(GlobalStep):
         rows = np.flatnonzero(corpus.alive & sketches["answered"].to_numpy())
         inputs = np.asarray(sketches["input_id"].to_numpy(), dtype="S20")[rows]
         ids = np.asarray(sketches["id"].to_numpy(), dtype="S20")[rows]
+        # An id holds input and answer, so an input with two different ids has two different answers.
         distinct = np.unique(np.stack([inputs, ids]), axis=1)[0]
         names, counts = np.unique(distinct, return_counts=True)
         disputed = rows[np.isin(inputs, names[counts > 1])]
@@ -226,6 +231,7 @@ class Semantic(GlobalStep):
         return {**super().key(), "model": _embedder_key(self.model)}
 
     def sketch_key(self) -> dict[str, Any]:
+        # Without the threshold: embeddings are the costly part, and another threshold must not repeat them.
         return {"step": self.name, "version": self.version, "model": _embedder_key(self.model), "field": self.field}
 
     def sketch(self, table: pa.Table) -> pa.Table:

@@ -20,9 +20,9 @@ from posttrain.store.errors import UserError
 
 Rows = npt.NDArray[np.int64]
 
-_COLUMNS = 1 << 18
+_COLUMNS = 1 << 18  # columns of hashed n-grams
 
-_WIDTH = 256
+_WIDTH = 256  # dimensions after the analysis
 
 
 class LabelErrors(GlobalStep):
@@ -109,6 +109,7 @@ class LabelErrors(GlobalStep):
             np.asarray(codes.to_numpy(), dtype=np.int64)
             for codes in (encoded.indices, given["input_id"].combine_chunks().dictionary_encode().indices)
         )
+        # Different inputs, not records: copies of one input would lie in one fold, and the others lack its label.
         different = np.unique(np.stack([answers, inputs]), axis=1)[0]
         often = np.bincount(different, minlength=len(encoded.dictionary)) >= self.folds
         if len(rows) and not often.any():
@@ -123,8 +124,7 @@ class LabelErrors(GlobalStep):
             return np.concatenate(parts)[rows]
         from scipy.sparse import vstack
 
-        pass
-
+        # Counted table by table on the workers: only the analysis of all rows together needs one process.
         return lsa_features(
             vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows], self.seed
         )
@@ -171,8 +171,9 @@ def lsa_features(rows: Any, seed: int = 0) -> npt.NDArray[np.float64]:
     from sklearn.preprocessing import normalize
     from threadpoolctl import threadpool_limits
 
+    # Hashing leaves most of the 2^18 columns empty, and the decomposition would still pay for their width.
     used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
     weighed = TfidfTransformer(sublinear_tf=True).fit_transform(rows[:, used])
-    with threadpool_limits(1):
+    with threadpool_limits(1):  # more threads would add up in another order, and round differently
         width = max(1, min(_WIDTH, weighed.shape[0] - 1))
         return np.asarray(normalize(TruncatedSVD(width, random_state=seed).fit_transform(weighed)), dtype=np.float64)

@@ -41,6 +41,7 @@ def file_state(name: str) -> str:
     return digest(file_stats(path)) if path.exists() else ""
 
 
+# `state` is part of the cache's key only, so that a file is read again after a change; so below.
 @cache
 def _file_key(name: str, state: str) -> str:
     return content_digest(Path(name), name)

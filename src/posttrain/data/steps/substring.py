@@ -28,7 +28,7 @@ from posttrain.data.records.schema import TextField as Words
 from posttrain.data.records.schema import locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 
-_ROWS_A_BLOCK = 1024
+_ROWS_A_BLOCK = 1024  # rows whose texts are in memory at a time
 _SAMPLE_WORDS, _SAMPLE_LENGTH = 6, 80
 _WORD = re.compile(r"\S+")
 
@@ -119,6 +119,7 @@ class Substring(GlobalStep):
             records = dict(zip(rows.tolist(), table.to_pylist(), strict=True))
             by_row: dict[int, list[RepeatedSpan]] = {}
             for repeat in here:
+                # Equal fingerprints are only candidates: nothing is cut before its words are compared.
                 if confirmed := verify_span(
                     repeat, words_by_text[repeat.text], words_by_text[repeat.source], self.length
                 ):
@@ -169,6 +170,7 @@ _NAMES = {_ANSWER: "the answer", _TEXT: "the text"}
 
 def _code(row: Any, part: Any) -> Any:
     """Encode row and part of a text as one integer that sorts in reading order."""
+    # One integer, so that the search over all texts sorts and compares plain int64 arrays.
     return row * _PARTS_PER_ROW + part
 
 
@@ -247,7 +249,7 @@ def _without(record: Mapping[str, Any], cuts: Mapping[int, Sequence[tuple[int, i
         edges = [0, *(edge for span in spans for edge in span), len(old)]
         new = "".join(old[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)).rstrip()
         if not new.strip():
-            return None
+            return None  # an empty turn or answer would be a broken record, so the whole record goes
         if turn is None:
             values[name] = new
         else:

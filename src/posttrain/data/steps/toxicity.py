@@ -116,7 +116,7 @@ class Toxicity(RowStep):
         return _cached_terms(self.words, "" if self.words is None else file_state(self.words))
 
     def _probabilities(self, texts: list[str]) -> npt.NDArray[np.float64]:
-        """Of being toxic, float64 [N]."""
+        """Returns the probability of being toxic, float64 [N]."""
         from posttrain.data.quality.classifier import is_classifier
 
         folder = str(self.classifier)
@@ -195,11 +195,13 @@ def _count_listed(words: Sequence[str], terms: TermList) -> int:
 def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
     """Return True if a disguised word is a listed one."""
     if not listed.isdisjoint(plain_words([word])[0].split()):
-        return False  # as it stands it is listed, and has been counted
+        return False  # it is listed in this form, and has been counted
+    # An exclamation mark at the end is punctuation; within a word it looks like an i.
     shown = word.rstrip("!").translate(_LOOKALIKES)
     if not _HIDDEN.search(shown):
         return shown in listed
     seen = len(_HIDDEN.sub("", shown))
+    # With fewer letters shown, almost any listed word of that length would match.
     if shown[0] in "*#" or 2 * seen < len(shown):
         return False
     pattern = re.compile(_HIDDEN.sub("[a-z]", shown))

@@ -54,6 +54,7 @@ class Schema(RowStep):
     def apply(self, table: pa.Table) -> Outcome:
         names = ("characters", "turns", *_PATTERNS)
         counts: dict[str, npt.NDArray[np.float64]] = {name: np.zeros(table.num_rows) for name in names}
+        # Counted over Arrow's buffers: a Python string for each of a million texts would take most of the time.
         for column, texts, rows in text_columns(table):
             counts["characters"] += _by_row(rows, pa.compute.utf8_length(texts), table.num_rows)
             if column == "prompt":
