@@ -187,7 +187,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (labels_not_text, "posttrain.yaml: `task.labels`: label 1 is read as True, not as text; put it in quotes"),
     (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),
     (margin_of_free_text, "select.strategy: strategy `margin` compares the two most probable labels"),
-    (unsure_before_it_is_trained, "posttrain.yaml: `select.cold_start`: strategy `entropy` goes by what"),
+    (unsure_before_it_is_trained, "posttrain.yaml: `select.cold_start`: strategy `entropy` uses the champion's"),
     (answers_not_named, "label.file: the oracle needs a file of answers; name it"),
     (empty_file, "pool.csv: the file holds no records"),
     (header_alone, "test.csv: the file holds no records"),
