@@ -250,9 +250,7 @@ def test_in_a_later_round(
     assert [entry["decision"] for entry in state["rounds"][:3]] == ["baseline", "deploy", "deploy"]
 
 
-def test_once_mended_the_run_goes_on_as_if_nothing_had_been(
-    small: Any, finished_workspace: Path, posttrain: Call
-) -> None:
+def test_a_mended_run_resumes_as_if_nothing_had_been(small: Any, finished_workspace: Path, posttrain: Call) -> None:
     root = small()
     right = {path: path.read_bytes() for path in root.iterdir()}
     for breaks, _ in MISTAKES:

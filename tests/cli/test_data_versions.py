@@ -86,7 +86,7 @@ def test_add_prints_the_funnel_and_the_version(root: Path, posttrain: Call) -> N
     assert sum(result["counts"]["splits"].values()) == result["counts"]["records"]
 
 
-def test_versions_are_listed_and_told(built: Path, posttrain: Call) -> None:
+def test_versions_are_listed_with_their_history(built: Path, posttrain: Call) -> None:
     assert posttrain("data", "tag", "support@v1.0.0", "production", "-w", built).out == (
         "support@production is support@v1.0.0\n"
     )
@@ -320,7 +320,7 @@ def test_a_model_that_writes_nothing_of_use_leaves_no_file(root: Path, tiny_mode
     assert f"see {root / 'new.rejected.jsonl'}" in outcome.err.replace("\n", "")
 
 
-def test_a_column_that_is_missing_everywhere_is_said_once(tmp_path: Path, posttrain: Call) -> None:
+def test_a_column_that_is_missing_everywhere_is_reported_once(tmp_path: Path, posttrain: Call) -> None:
     rows = [{"prompt": f"question {number}", "answer": "yes"} for number in range(40)]
     rows[7]["prompt"] = ""
     write(tmp_path / "a.jsonl", rows)
@@ -334,7 +334,7 @@ def test_a_column_that_is_missing_everywhere_is_said_once(tmp_path: Path, posttr
     assert len(posttrain(*arguments, "--json").json["problems"]) == 40, "programs are told every line"
 
 
-def test_what_is_no_fault_of_the_columns_is_said_of_every_record(tmp_path: Path, posttrain: Call) -> None:
+def test_other_faults_are_reported_for_every_record(tmp_path: Path, posttrain: Call) -> None:
     write(tmp_path / "a.jsonl", [{"prompt": "", "completion": "yes"}] * 3)
     assert posttrain("data", "check", tmp_path / "a.jsonl", "-w", tmp_path).out.count("the prompt is empty") == 3
 

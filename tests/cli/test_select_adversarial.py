@@ -56,7 +56,7 @@ def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call
     assert posttrain("config", "check", "-w", root_copy).code == 0
 
 
-def test_records_that_models_are_measured_on_are_taken_only_when_asked_for(root_copy: Path, posttrain: Call) -> None:
+def test_evaluation_records_are_taken_only_on_request(root_copy: Path, posttrain: Call) -> None:
     command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "fgsm"]
     assert "no labelled records to start from" in posttrain(*command, "--records", root_copy / "test.csv").mistake
     output = posttrain(*command, "--suite", "test")

@@ -69,7 +69,7 @@ def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
     assert result["parameters"] in output
 
 
-def test_few_are_looked_at_when_told_the_likest(taught: Path, posttrain: Call, records: Any) -> None:
+def test_among_limits_the_records_to_the_most_similar(taught: Path, posttrain: Call, records: Any) -> None:
     asked = next(row for row in records(taught, 1, "test") if row["prompt"][0]["content"] == ODD)
     command = ["select", "explain", "-w", taught, asked["id"], "--method", "tracin", "--among", "4", "--n", "4"]
     result = posttrain(*command, "--json").json

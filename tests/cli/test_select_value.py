@@ -107,9 +107,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_a_killed_call_goes_on_where_it_was(
-    finished_copy: Path, posttrain: Call, tmp_path: Path, written: list[Path]
-) -> None:
+def test_a_killed_call_resumes(finished_copy: Path, posttrain: Call, tmp_path: Path, written: list[Path]) -> None:
     other = Path(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True))
     scratch = finished_copy / ".posttrain" / "scratch"
     kept = killed(["select", "value", "-w", str(finished_copy), *SLOW], scratch)
@@ -120,7 +118,7 @@ def test_a_killed_call_goes_on_where_it_was(
     assert resumed == posttrain("select", "value", "-w", other, *SLOW).json
 
 
-def test_a_killed_call_on_files_goes_on_beside_its_output(
+def test_a_killed_call_on_files_resumes_beside_its_output(
     small: Any, posttrain: Call, tmp_path: Path, written: list[Path]
 ) -> None:
     small.write(tmp_path / "answers.csv", small.rows()[:40])
@@ -135,7 +133,7 @@ def test_a_killed_call_on_files_goes_on_beside_its_output(
     assert (tmp_path / "values.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
-def test_what_does_harm_is_left_out_of_training_and_not_asked_again(finished_copy: Path, posttrain: Call) -> None:
+def test_harmful_records_are_left_out_of_training_and_not_selected_again(finished_copy: Path, posttrain: Call) -> None:
     names = ["id", "input_id", "harmful"]
     worst = posttrain("select", "value", "-w", finished_copy, "--json").json["worst"]
     with (finished_copy / "values.csv").open("w", newline="") as file:

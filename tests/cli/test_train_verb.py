@@ -160,7 +160,7 @@ def test_a_dataset_version_of_a_workspace(finished_workspace: Path, tmp_path: Pa
         (("--model", "smollm2-135m"), '`model` was "tiny" and is "smollm2-135m"'),
     ],
 )
-def test_what_has_changed_is_said(
+def test_a_change_of_settings_is_reported(
     answers: Path, tmp_path: Path, posttrain: Call, change: tuple[str, ...], says: str
 ) -> None:
     assert posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out").code == 0

@@ -341,7 +341,7 @@ def test_a_roll_back_does_not_wait_for_a_run(root: Path, posttrain: Call) -> Non
         assert [entry.action for entry in store.metadata.deployments()][-1] == "rollback"
 
 
-def test_what_the_config_names_may_be_gone(root: Path, posttrain: Call) -> None:
+def test_files_that_the_config_names_may_be_missing(root: Path, posttrain: Call) -> None:
     """Neither looking nor going back needs the base model or the labels' file."""
     config = yaml.safe_load((root / "posttrain.yaml").read_text())
     config |= {"model": "./gone", "task": {"labels": "gone.txt"}}

@@ -43,7 +43,7 @@ def test_it_draws_at_random_and_leaves_the_loop_alone(open_loop: Callable[[Path]
     assert comparison(loop.store, load_config(root)) == result
 
 
-def test_it_goes_on_with_the_loop(open_loop: Callable[[Path], Any], small: Any) -> None:
+def test_it_continues_with_the_loop(open_loop: Callable[[Path], Any], small: Any) -> None:
     root = small(rounds=2, label={"per_round": 8})
     loop, config = open_loop(root), load_config(root)
     loop.run(0)
@@ -92,7 +92,7 @@ def test_labels_count_those_of_files_and_those_that_are_set_aside(small: Any, op
     assert [item.labels for item in champion_results(loop.store)] == [0, 8, 16, 34]
 
 
-def test_people_are_not_asked_twice(small: Any) -> None:
+def test_people_do_not_label_twice(small: Any) -> None:
     config = load_config(small(label={"annotator": "file", "file": None}))
     with pytest.raises(UserError, match="people would give them"):
         check_baseline(config, "random")

@@ -98,7 +98,7 @@ def test_a_record_reaches_the_models_that_saw_it(done: Any) -> None:
             assert {entry["name"] for entry in result["in"]} == {"pool", "train"}
 
 
-def test_of_several_answers_to_an_input_the_one_asked_for_is_shown(small: Any, open_loop: Open) -> None:
+def test_of_several_answers_to_an_input_the_requested_one_is_shown(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, data={"labelled": ["more.csv"]}, task={"labels": None}, label={"per_round": 2})
     text = small.rows()[0]["text"]
     small.write(root / "more.csv", [{"text": text, "label": answer} for answer in ("cash", "a loan")])

@@ -52,7 +52,7 @@ def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, open_loop: O
         (lambda row: row - 1, "minutes", r"pool\.csv:2: .*its cost `minutes` is -1; give it a finite one above 0"),
     ],
 )
-def test_a_cost_that_is_none_is_said_before_a_model_is_loaded(
+def test_a_bad_cost_is_reported_before_a_model_is_loaded(
     small: Any, open_loop: Open, minutes: Callable[[int], object], column: str, says: str
 ) -> None:
     root = with_minutes(small, minutes, cost=column)

@@ -80,7 +80,7 @@ def _records(loop: Any, round: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("policy", "aside"), [("keep", False), ("set_aside", True)])
-def test_what_becomes_of_refused_labels_can_be_said(small: Any, open_loop: Open, policy: str, aside: bool) -> None:
+def test_the_config_decides_about_refused_labels(small: Any, open_loop: Open, policy: str, aside: bool) -> None:
     loop = open_loop(small(gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy}))
     loop.run()
     first, second = loop.metadata.rounds()[1:]

@@ -84,7 +84,7 @@ def test_a_loop_that_is_stopped_everywhere_ends_the_same(small: Any, open_loop: 
     assert len(parts.stages()) == before
 
 
-def test_scores_that_are_gone_count_as_never_given(
+def test_lost_scores_count_as_unscored(
     small: Any, open_loop: Open, hard: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     root = small(rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}}, label={"when_refused": "keep"})
@@ -117,7 +117,7 @@ def test_scores_that_are_gone_count_as_never_given(
         ({"train": {"weight": "value"}}, r"pool\.csv:2: .*it has no number `value` but `None`; .* such as `worth`"),
     ],
 )
-def test_what_is_not_there_is_said_before_a_model_is_loaded(
+def test_a_missing_difficulty_is_reported_before_a_model_is_loaded(
     small: Any, open_loop: Open, changes: dict[str, Any], says: str
 ) -> None:
     root = with_worth(small, 0, **changes)

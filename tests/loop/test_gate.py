@@ -87,7 +87,7 @@ def test_every_rule_is_recorded_with_its_values() -> None:
     ]
 
 
-def test_without_rules_to_collect_more_all_rounds_are_turned() -> None:
+def test_without_rules_to_collect_more_all_rounds_run() -> None:
     assert judged(GateConfig(deploy=["accuracy > 0"])).collect_more
 
 

@@ -43,7 +43,7 @@ def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., 
         assert len(np.load(folder / HARD_CASES)) == len(cases)
 
 
-def test_by_default_no_other_model_is_asked(small: Callable[..., Path]) -> None:
+def test_by_default_no_other_model_is_evaluated(small: Callable[..., Path]) -> None:
     root = small()
     config = load_config(root)
     with Workspace.create(root) as store:

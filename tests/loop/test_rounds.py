@@ -57,7 +57,7 @@ def test_a_second_run_does_nothing(small: Any, open_loop: Open) -> None:
     assert (loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()) == before
 
 
-def test_more_rounds_go_on_from_there(small: Any, open_loop: Open) -> None:
+def test_more_rounds_continue_from_there(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(rounds=1))
     loop.run(0)
     assert loop.stages() == expected(0)
@@ -257,7 +257,7 @@ def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, o
     assert loop.status["waiting"] is None
 
 
-def test_an_interrupted_round_goes_on_with_the_stage_it_was_in(
+def test_an_interrupted_round_resumes_at_its_stage(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception at each stage's end in turn, as a kill would be; no finished work is done again."""

@@ -85,7 +85,9 @@ def test_a_cold_start_that_is_named_stays_where_neighbours_do_not_share_labels(
     assert all(item.summary.endswith("by typiclust") for item in selections_view(read_selections(loop.store)).rounds)
 
 
-def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_follows_confidence_that_predicts_errors(
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
     loop = open_loop(
         small(select={"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}})
@@ -169,7 +171,7 @@ def test_successive_champions_are_compared(small: Any, open_loop: Open) -> None:
     assert [len(entry.detail["outlook"]["agreements"]) for entry in loop.metadata.rounds()[1:]] == [0, 0, 1, 2]
 
 
-def test_of_written_answers_no_share_of_the_pool_is_said_to_be_right(small: Any, open_loop: Open) -> None:
+def test_no_pool_agreement_is_estimated_for_written_answers(small: Any, open_loop: Open) -> None:
     loop = open_loop(
         small(rounds=2, task={"labels": None}, label={"per_round": 6}, select={"explore": 1.0, "focus": 0.0})
     )

@@ -23,7 +23,7 @@ def trained(loop: Any) -> Any:
     return [run for run in loop.metadata.runs(status="done") if run.stage == "train"][-1]
 
 
-def test_a_teacher_is_told_apart_by_what_it_is(
+def test_a_teacher_is_identified_by_its_content(
     small: Any, open_loop: Open, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = small(rounds=1, train=settings("teacher"))

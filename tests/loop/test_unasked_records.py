@@ -33,7 +33,7 @@ def parts(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[dict[str, A
     return scores.get(detail["scores"]).meta, scores.path(detail["scores"]), batch
 
 
-def test_the_champion_is_asked_some_and_chooses_from_all(small: Any, open_loop: Open) -> None:
+def test_a_sample_is_scored_and_the_batch_chosen_from_all(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(select=SELECT))
     loop.run()
     cold, _, _ = parts(loop, 1)
@@ -59,7 +59,7 @@ def test_the_champion_is_asked_some_and_chooses_from_all(small: Any, open_loop: 
     assert (kinds.count("chosen"), kinds.count("pool"), kinds.count("labelled")) == (12, 36, 12)
 
 
-def test_a_curriculum_knows_what_the_champion_said_of_the_batch(
+def test_a_curriculum_knows_the_champions_scores_of_the_batch(
     small: Any, open_loop: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -69,7 +69,7 @@ def test_a_curriculum_knows_what_the_champion_said_of_the_batch(
     assert "`entropy` is known of 12 of 24 records" in caplog.text
 
 
-def test_the_report_tells_how_many_were_asked(small: Any, open_loop: Open) -> None:
+def test_the_report_shows_how_many_were_scored(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(select=SELECT))
     loop.run()
     cold, warm = read_selections(loop.store)
@@ -86,7 +86,7 @@ def test_the_report_tells_how_many_were_asked(small: Any, open_loop: Open) -> No
     ]
 
 
-def test_one_records_story_tells_what_was_asked_of_it(small: Any, open_loop: Open) -> None:
+def test_a_records_rounds_show_whether_it_was_scored(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(select=SELECT))
     loop.run()
     _, folder, batch = parts(loop, 2)
@@ -123,7 +123,7 @@ def test_the_next_batch_is_what_a_round_would_choose(small: Any, open_loop: Open
     assert all(row["predicted"] is not None for row in shown)
 
 
-def test_written_answers_are_asked_for_too(small: Any, open_loop: Open) -> None:
+def test_written_answers_are_scored_too(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(select={**SELECT, "explore": 0}, task={"labels": None}, label={"per_round": 6}))
     loop.run()
     meta, folder, batch = parts(loop, 2)

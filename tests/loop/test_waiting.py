@@ -108,7 +108,7 @@ def test_a_filled_file_that_is_wrong_can_be_replaced(
     assert loop.run() is None
 
 
-def test_a_round_that_goes_on_waits_no_longer(
+def test_a_resumed_round_waits_no_longer(
     small: Any, open_loop: Open, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"})

@@ -101,7 +101,7 @@ def test_mistakes_end_in_one_line(client: TestClient, inbox: Inbox, body: Any, s
     assert client.post("/v1/feedback", json=GOOD).status_code == 201
 
 
-def test_a_body_of_unsaid_length_is_cut_off_too(client: TestClient) -> None:
+def test_a_body_of_undeclared_length_is_cut_off_too(client: TestClient) -> None:
     chunks = (b"x" * 500 for _ in range(10))
     answer = client.post("/v1/feedback", content=chunks, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413

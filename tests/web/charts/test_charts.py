@@ -88,7 +88,7 @@ def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_i
         ("perplexity", "log_likelihood", "log likelihood over the champion: +0.434 (90% interval +0.371", False),
     ],
 )
-def test_a_gain_is_told_in_its_own_unit_and_drawn_over_its_own_metric_alone(
+def test_a_gain_is_shown_in_its_own_unit_and_drawn_over_its_own_metric_alone(
     shapes: Shapes, report: Report, plotted: str, paired: str, shown: str, drawn: bool
 ) -> None:
     gain = Interval(0.434, 0.371, 0.497, 300, paired, 0.9)

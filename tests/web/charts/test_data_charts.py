@@ -22,7 +22,7 @@ def test_bars_of_a_histogram_are_as_tall_as_their_counts(shapes: Shapes) -> None
     assert histogram([0, 1], [0], "nothing", str) == ""
 
 
-def test_a_funnel_tells_what_was_added(shapes: Shapes) -> None:
+def test_a_funnel_shows_what_was_added(shapes: Shapes) -> None:
     svg = funnel(100, [("short", 20), ("augmented", -50), ("duplicate", 10)], "records")
     assert "+50" in svg
     assert "−20" in svg

@@ -20,9 +20,7 @@ def _starts(path: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"M(-?[\d.]+) (-?[\d.]+)", path)]
 
 
-def test_a_scatter_keeps_distances_in_both_directions_and_tells_what_its_points_are(
-    shapes: Shapes, words: Words
-) -> None:
+def test_a_scatter_keeps_distances_in_both_directions_and_labels_its_points(shapes: Shapes, words: Words) -> None:
     square = np.array([[0, 0], [4, 0], [4, 2], [0, 2]])
     layers = [
         ScatterLayer("pool", square, "pool", "dot"),

@@ -133,7 +133,7 @@ def test_every_curve_is_there_with_a_name(opened: Any) -> None:
         assert opened.page.locator(f"#{name} svg.chart:visible").count() == 1
 
 
-def test_decisions_are_marked_and_told_in_plain_words(opened: Any) -> None:
+def test_decisions_are_marked_and_described_in_plain_words(opened: Any) -> None:
     rows = [row.inner_text() for row in opened.page.locator("#decisions tbody tr").all()]
     assert len(rows) == 2
     assert "exploding gradient" in rows[0]
