@@ -209,7 +209,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (no_trigger, "nothing is called `new_record`; did you mean `new_records`?"),
     (no_model, "model: `no/such/model` is no model; give a folder, a .gguf file or a Hub id"),
     (no_model_in_the_folder, "/base: is no model: it holds no config.json"),
-    (no_gguf, "base.gguf: is no GGUF file; give another .gguf file, a folder or a Hub id"),
+    (no_gguf, "base.gguf: is not a GGUF file; give another .gguf file, a folder or a Hub id"),
     (broken_yaml, "posttrain.yaml:3: broken YAML: "),
     (no_mapping, "posttrain.yaml: holds no config"),
     (key_twice, "broken YAML: `model` stands twice"),
