@@ -23,6 +23,7 @@ class FileAnnotator(Annotator):
     def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
         name = f"labels/round-{request.round}.csv"
         path = request.folder / name
+        # No file for an empty batch: nobody could fill it in, and the round would wait for ever.
         if not batch.num_rows:
             return batch
         # Never written over: people may have filled in half of it.
