@@ -48,7 +48,7 @@ def test_a_profile_beside_the_model(answers: Path, tmp_path: Path, posttrain: Ca
     assert ended.code == 0, ended
     text = (out / "profile" / "profile.txt").read_text()
     assert "forward: linear layers" in text
-    assert "answer head and loss" in text
+    assert "output head and loss" in text
     assert "optimiser" in text
     assert text.splitlines()[0] in ended.err
     assert json.loads(gzip.decompress((out / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]

@@ -207,6 +207,8 @@ class _HeadOnlyModel(nn.Module):
     """The parts of a model that `LanguageModel.logits` uses."""
 
     generation_config = None
+    # `LanguageModel` looks for a decoder when it is made; this model has none, and only its logits are computed.
+    base_model = None
 
     def __init__(self, config: Any, head: nn.Linear) -> None:
         super().__init__()
