@@ -169,9 +169,9 @@ BAD = [
         "a.jsonl",
         jsonl({"id": 1, "text": "a"}, {"id": 2, "text": "b"}, {"id": 1, "text": "c"}),
         None,
-        "a.jsonl:3: the id `1` stands on line 1 too, with other content; give every record an id of its own",
+        "a.jsonl:3: the id `1` also occurs on line 1, with other content; give every record an id of its own",
     ),
-    ("a.csv", b"id,text\nx,a\ny,c\nx,b\n", None, "a.csv:4: the id `x` stands on line 2 too, with other content"),
+    ("a.csv", b"id,text\nx,a\ny,c\nx,b\n", None, "a.csv:4: the id `x` also occurs on line 2, with other content"),
     (
         "a.jsonl",
         jsonl({f"column {number}": "a" for number in range(10_000)}),

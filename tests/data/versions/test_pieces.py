@@ -106,7 +106,7 @@ def test_an_id_with_two_contents_is_found_across_pieces(tmp_path: Path) -> None:
     shards = [made(piece, tmp_path / "shards") for piece in pieces(path, "a.jsonl")]
     assert len(shards) > 2
     check_user_ids(shards[:-1])
-    with pytest.raises(UserError, match=r"^a\.jsonl:31: its id stands on line 4 too, with other content"):
+    with pytest.raises(UserError, match=r"^a\.jsonl:31: its id also occurs on line 4, with other content"):
         check_user_ids(shards)
 
 
@@ -122,7 +122,7 @@ def test_an_id_with_two_contents_is_found_across_files(tmp_path: Path) -> None:
     other = ids_file(tmp_path / "other.jsonl", ["d", "7", "a"], "more words of")
     given = {"name": "set", "workspace": tmp_path, "engine": "inline"}
     assert build({**given, "files": [one, same]}).count("train") == 6
-    message = r"^other\.jsonl:2: its id stands at one\.jsonl:2 too, with other content; give every record an id"
+    message = r"^other\.jsonl:2: its id also occurs at one\.jsonl:2, with other content; give every record an id"
     with pytest.raises(UserError, match=message):
         build({**given, "files": [other]})
     with pytest.raises(UserError, match=message):

@@ -66,7 +66,7 @@ def test_what_the_split_holds_out_is_of_the_files_too(tmp_path: Path, steps: lis
 @pytest.mark.parametrize(
     ("suite", "steps", "splits", "says"),
     [
-        ([FREE], [{"length": {"input": {"min_words": 99}}}], None, "`length` left out the most, 35: input too short"),
+        ([FREE], [{"length": {"input": {"min_words": 99}}}], None, "`length` rejected the most, 35: input too short"),
         ([*MAILS, *OTHERS, FREE], ["decontaminate"], {"test": 0.3}, r"`decontaminate` .* \d\d: equals a test input"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Training records that give away what models are measured on."""
+"""Finds training records that give away evaluation records."""

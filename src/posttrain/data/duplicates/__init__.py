@@ -1,1 +1,1 @@
-"""Texts that say the same, or nearly the same, and the sets of hashed n-grams by which they are compared."""
+"""Finds exact, near and semantic duplicates, by the hashed n-grams or the embeddings of texts."""

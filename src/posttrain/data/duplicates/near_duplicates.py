@@ -222,7 +222,7 @@ class _Search(NamedTuple):
         names, index = np.unique(np.concatenate([ends, cluster[ends]]), return_inverse=True)
         ends, roots = index.reshape(2, -1)
         i, j = ends.reshape(2, -1)
-        # What is in one cluster already hangs together by edges shorter than any.
+        # Rows of one cluster are connected already: these edges are shorter than all others.
         ties = np.unique((ends * len(names) + roots)[ends != roots])
         length = np.full(len(i) + len(ties), 0.5)
         # One more than the difference: a sparse matrix drops edges of length 0.

@@ -219,7 +219,7 @@ class RecordConverter:
         if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
             first = self.user_ids.clash(user_id, id, row.line)
             if first is not None:
-                message = f"the id `{shorten(str(user_id))}` stands on line {first} too, with other content"
+                message = f"the id `{shorten(str(user_id))}` also occurs on line {first}, with other content"
                 raise InvalidRecord("duplicate id", message, "give every record an id of its own")
         self.records += 1
         return {

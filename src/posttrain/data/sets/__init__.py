@@ -1,1 +1,1 @@
-"""The loop's own sets: a pool, a test set and labelled records, small enough to be tables in memory."""
+"""Builds the loop's own sets, the pool, the test set and labelled records, as tables in memory."""

@@ -1,4 +1,4 @@
-"""Which records a model learns from and which it is measured on, decided so that growth moves none."""
+"""Splits records into train, validation and test, so that no record moves when the dataset grows."""
 
 from posttrain.data.split.assignment import SPLIT_KEYS, SplitAssignment, assign_splits, hash_split, split_keys
 from posttrain.data.split.config import SPLITS, SplitsConfig

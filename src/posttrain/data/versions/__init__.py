@@ -1,1 +1,1 @@
-"""Dataset versions: from files and a recipe through shards to what is stored, compared, told and let go."""
+"""Dataset versions: builds them from files and a recipe, and reads, compares, exports and removes them."""

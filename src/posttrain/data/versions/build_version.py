@@ -254,7 +254,7 @@ def require_training_records(build: VersionBuild) -> None:
     (step, reason), count = rejected.most_common(1)[0]
     files = ", ".join(dict.fromkeys(shard.piece["name"] for shard in build.phases[0]))
     where = {"read": files, "split": "data.splits"}.get(step, "data.steps")
-    fix = f"`{step}` left out the most, {count:,}: {reason}"
+    fix = f"`{step}` rejected the most, {count:,}: {reason}"
     raise UserError("no record is left to learn from", where=where, fix=fix)
 
 
@@ -344,7 +344,7 @@ def check_user_ids(shards: Sequence[Shard]) -> None:
     later, earlier = (_file_and_line(files, starts, row) for row in clash)
     earlier_line = f"on line {earlier[1]}" if earlier[0] == later[0] else f"at {earlier[0]}:{earlier[1]}"
     fix = "give every record an id of its own, or the column another name than `id`"
-    raise UserError(f"its id stands {earlier_line} too, with other content", where=f"{later[0]}:{later[1]}", fix=fix)
+    raise UserError(f"its id also occurs {earlier_line}, with other content", where=f"{later[0]}:{later[1]}", fix=fix)
 
 
 def _fixed_width(column: pa.ChunkedArray, width: int) -> npt.NDArray[np.void]:

@@ -97,7 +97,7 @@ def require_no_leaks(
     ngram: int | None = 13,
     *,
     group: bool = True,
-    fix: str = "the step `decontaminate` takes such records from training",
+    fix: str = "the step `decontaminate` removes such records from training",
 ) -> None:
     """Raises a UserError if a split is empty or one gives another away.
 
@@ -242,7 +242,7 @@ def _check_leaks(splits: Sequence[Mapping[str, pa.Table]], name: str, check: Lea
 def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int) -> str:
     """Names the settings with which `decontaminate` removes all that the check finds."""
     if step is None:
-        return "the step `decontaminate` takes such records from training"
+        return "the step `decontaminate` removes such records from training"
     changes: dict[str, float] = {}
     if threshold is not None and (step.threshold is None or step.threshold > threshold):
         changes["threshold"] = threshold
@@ -253,6 +253,6 @@ def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int
     if step.ignore_above is not None and step.ignore_above < (_STRICT_STEP.ignore_above or 0):
         changes["ignore_above"] = _STRICT_STEP.ignore_above or 0
     if not changes:
-        return "`decontaminate` takes such records from training where the version is built again"
+        return "`decontaminate` removes such records from training when the version is built again"
     settings = ", ".join(f"{name}: {value:g}" for name, value in changes.items())
-    return f"`decontaminate: {{{settings}}}` takes such records from training; its settings let them pass"
+    return f"`decontaminate: {{{settings}}}` removes such records from training; its settings let them pass"
