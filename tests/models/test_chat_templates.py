@@ -152,6 +152,7 @@ ANSWER = "It is six."
 class _Generation:
     def __init__(self, eos: int | list[int]) -> None:
         self.generation_config = type("Config", (), {"eos_token_id": eos})()
+        self.base_model = self  # `LanguageModel` looks up the decoder when it is constructed
 
 
 @pytest.fixture(params=FAMILIES)
@@ -166,7 +167,7 @@ def words(lm: LanguageModel, ids: list[int]) -> str:
     return str(lm.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def spoken(lm: LanguageModel, turns: Turns, answer: str) -> list[str]:
+def supervised_texts(lm: LanguageModel, turns: Turns, answer: str) -> list[str]:
     """The supervised runs of an example, as text."""
     example = lm.encode(turns, answer)
     assert len(example.ids) == len(example.supervised)
@@ -184,7 +185,9 @@ def spoken(lm: LanguageModel, turns: Turns, answer: str) -> list[str]:
 def test_the_answer_and_its_stop_token_are_supervised(named: tuple[Family, LanguageModel]) -> None:
     family, lm = named
     # A decoder that drops the space put before a piece drops it before a lone answer too.
-    assert [run.strip(" ") for run in spoken(lm, ASKED, ANSWER)] == [(family.before + ANSWER + family.stop).strip(" ")]
+    assert [run.strip(" ") for run in supervised_texts(lm, ASKED, ANSWER)] == [
+        (family.before + ANSWER + family.stop).strip(" ")
+    ]
 
 
 def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
@@ -194,7 +197,7 @@ def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
     expected = [family.before + ANSWER + family.stop]
     if family.keeps_earlier_answers:
         expected.insert(0, family.before + "It is four." + family.stop)
-    assert [run.strip(" ") for run in spoken(lm, LONGER, ANSWER)] == [run.strip(" ") for run in expected]
+    assert [run.strip(" ") for run in supervised_texts(lm, LONGER, ANSWER)] == [run.strip(" ") for run in expected]
 
 
 @pytest.mark.parametrize("turns", [ASKED, LONGER])
@@ -202,13 +205,13 @@ def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
 def test_what_is_trained_is_what_is_served(named: tuple[Family, LanguageModel], turns: Turns, answer: str) -> None:
     _, lm = named
     example = lm.encode(turns, answer)
-    asked, said = lm.prompt_ids(turns), lm.answer_ids(answer)
-    assert example.ids == asked + said
-    assert example.supervised[len(asked) :] == [True] * len(said)
+    asked, message = lm.prompt_ids(turns), lm.answer_ids(answer)
+    assert example.ids == asked + message
+    assert example.supervised[len(asked) :] == [True] * len(message)
     rendered = lm.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert asked == lm.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    assert said[-1] in lm.chat.stop_ids
-    assert not lm.chat.stop_ids & set(said[:-1])
+    assert message[-1] in lm.chat.stop_ids
+    assert not lm.chat.stop_ids & set(message[:-1])
 
 
 @pytest.mark.parametrize("named", [name for name in FAMILIES if FAMILIES[name].keeps_earlier_answers], indirect=True)
@@ -267,7 +270,7 @@ def test_a_conversation_that_the_assistant_opens(make_tokenizer: MakeTokenizer) 
     tokenizer = make_tokenizer(CHATML.template, CHATML.eos, *CHATML.special)
     lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig())
     turns = [{"role": "assistant", "content": "The capital of Italy is Rome."}, *ASKED]
-    assert spoken(lm, turns, ANSWER) == ["It is six.<|im_end|>"]
+    assert supervised_texts(lm, turns, ANSWER) == ["It is six.<|im_end|>"]
 
 
 def test_the_task_wraps_the_last_user_turn(make_tokenizer: MakeTokenizer) -> None:

@@ -20,13 +20,13 @@ def ask(text: str) -> Turns:
 def one_token_at_a_time(lm: LanguageModel, prompt: Turns, limit: int) -> tuple[str, bool]:
     """The most probable next token of a plain forward pass, again and again."""
     asked = lm.prompt_ids(prompt)
-    said: list[int] = []
-    while len(said) < limit:
-        token = int(lm.model(torch.tensor([asked + said])).logits[0, -1].argmax())
+    message: list[int] = []
+    while len(message) < limit:
+        token = int(lm.model(torch.tensor([asked + message])).logits[0, -1].argmax())
         if token in lm.chat.stop_ids:
-            return lm.tokenizer.decode(said, skip_special_tokens=True).strip(), True
-        said.append(token)
-    return lm.tokenizer.decode(said, skip_special_tokens=True).strip(), False
+            return lm.tokenizer.decode(message, skip_special_tokens=True).strip(), True
+        message.append(token)
+    return lm.tokenizer.decode(message, skip_special_tokens=True).strip(), False
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 120, 4096])
@@ -36,12 +36,12 @@ def test_answers_are_greedy_whatever_the_batch(
     lm, answers = taught
     prompts = [ask(text) for text in [*answers, "never seen before", "a question that is longer " * 3]]
     monkeypatch.setattr(generate_module, "_BATCH_TOKENS", batch_tokens)
-    found = generate(lm, prompts)
-    assert [(answer.text, answer.finished) for answer in found] == [
+    result = generate(lm, prompts)
+    assert [(answer.text, answer.finished) for answer in result] == [
         one_token_at_a_time(lm, prompt, lm.task.max_new_tokens) for prompt in prompts
     ]
-    assert [answer.text for answer in found[: len(answers)]] == list(answers.values())
-    assert all(answer.finished for answer in found[: len(answers)])
+    assert [answer.text for answer in result[: len(answers)]] == list(answers.values())
+    assert all(answer.finished for answer in result[: len(answers)])
 
 
 def test_a_batch_is_as_wide_as_its_longest_prompt_lets_it(taught: Taught, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_a_batch_is_as_wide_as_its_longest_prompt_lets_it(taught: Taught, monkey
 
 def test_an_answer_that_is_cut_off_says_so(taught: Taught) -> None:
     lm, answers = taught
-    asked, said = next(iter(answers.items()))
-    cut, whole = (generate(lm, [ask(asked)], max_new_tokens=limit)[0] for limit in (2, len(said) + 1))
-    assert (cut.text, cut.finished) == (said[:2].strip(), False)
-    assert (whole.text, whole.finished) == (said, True)
+    asked, message = next(iter(answers.items()))
+    cut, whole = (generate(lm, [ask(asked)], max_new_tokens=limit)[0] for limit in (2, len(message) + 1))
+    assert (cut.text, cut.finished) == (message[:2].strip(), False)
+    assert (whole.text, whole.finished) == (message, True)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_every_stop_token_ends_an_answer(taught: Taught) -> None:
     space = lm.tokenizer(" ")["input_ids"][0]
     other = LanguageModel(lm.model, lm.tokenizer, lm.task)
     other.chat = ChatTemplate(lm.tokenizer, lm.chat.stop_ids | {space})
-    found = generate(other, [ask(text) for text in answers])
-    assert [(answer.text, answer.finished) for answer in found] == [
-        (said.split(" ")[0], True) for said in answers.values()
+    result = generate(other, [ask(text) for text in answers])
+    assert [(answer.text, answer.finished) for answer in result] == [
+        (message.split(" ")[0], True) for message in answers.values()
     ]
 
 
@@ -103,8 +103,8 @@ def test_every_stop_token_ends_an_answer(taught: Taught) -> None:
 def test_other_families(family: Callable[..., LanguageModel], kind: str) -> None:
     lm = family(kind, **({"head_dim": 32, "sliding_window": 8} if kind == "gemma2" else {}))
     prompts = [ask("short"), ask("a longer question than the other"), ask("")]
-    found = [(answer.text, answer.finished) for answer in generate(lm, prompts, max_new_tokens=4)]
-    assert found == [one_token_at_a_time(lm, prompt, 4) for prompt in prompts]
+    result = [(answer.text, answer.finished) for answer in generate(lm, prompts, max_new_tokens=4)]
+    assert result == [one_token_at_a_time(lm, prompt, 4) for prompt in prompts]
 
 
 def test_the_real_model_knows_the_capital_of_france(real: LanguageModel) -> None:

@@ -32,9 +32,9 @@ def reference(lm: LanguageModel, prompts: Sequence[Turns], labels: Sequence[str]
     sums = np.zeros((len(prompts), len(labels)))
     for row, prompt in enumerate(prompts):
         for column, label in enumerate(labels):
-            asked, said = lm.prompt_ids(prompt), lm.answer_ids(label)
-            logits = lm.model(torch.tensor([asked + said])).logits[0].double().log_softmax(-1)
-            sums[row, column] = sum(float(logits[len(asked) + i - 1, token]) for i, token in enumerate(said))
+            asked, message = lm.prompt_ids(prompt), lm.answer_ids(label)
+            logits = lm.model(torch.tensor([asked + message])).logits[0].double().log_softmax(-1)
+            sums[row, column] = sum(float(logits[len(asked) + i - 1, token]) for i, token in enumerate(message))
     return sums
 
 
@@ -43,17 +43,17 @@ def normalised(sums: np.ndarray) -> np.ndarray:
 
 
 def test_scores_are_those_of_a_forward_pass_a_label(tiny: LanguageModel) -> None:
-    found = label_scores(tiny, PROMPTS, LABELS, tolerance=EXACT).log_probabilities
-    assert found.dtype == np.float32
-    assert found.shape == (len(PROMPTS), len(LABELS))
-    np.testing.assert_allclose(found, normalised(reference(tiny, PROMPTS, LABELS)), atol=1e-4)
+    result = label_scores(tiny, PROMPTS, LABELS, tolerance=EXACT).log_probabilities
+    assert result.dtype == np.float32
+    assert result.shape == (len(PROMPTS), len(LABELS))
+    np.testing.assert_allclose(result, normalised(reference(tiny, PROMPTS, LABELS)), atol=1e-4)
 
 
 def test_scores_of_the_real_model(real: LanguageModel) -> None:
     labels = ["card_arrival", "card_linking", "card", "cash_withdrawal", "Paris", "lost_or_stolen_card"]
     prompts = [ask("The capital of France is"), ask("I still have not received my new card."), ask("Cash?")]
-    found = label_scores(real, prompts, labels, tolerance=EXACT).log_probabilities
-    np.testing.assert_allclose(found, normalised(reference(real, prompts, labels)), atol=1e-4)
+    result = label_scores(real, prompts, labels, tolerance=EXACT).log_probabilities
+    np.testing.assert_allclose(result, normalised(reference(real, prompts, labels)), atol=1e-4)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 64, 2048])
@@ -66,8 +66,8 @@ def test_scores_do_not_depend_on_batches_or_order(
     monkeypatch.setattr(label_tree, "_WAVE_TOKENS", wave_tokens)
     monkeypatch.setattr(label_tree, "_HEAD_ROWS", 3)
     rows, columns = np.random.default_rng(batch_tokens).permutation(6), np.random.default_rng(0).permutation(10)
-    found = label_scores(tiny, [PROMPTS[row] for row in rows], [LABELS[column] for column in columns], tolerance=EXACT)
-    np.testing.assert_allclose(found.log_probabilities, expected[rows][:, columns], atol=1e-4)
+    result = label_scores(tiny, [PROMPTS[row] for row in rows], [LABELS[column] for column in columns], tolerance=EXACT)
+    np.testing.assert_allclose(result.log_probabilities, expected[rows][:, columns], atol=1e-4)
 
 
 def test_prompts_of_one_length_alike_and_alone(tiny: LanguageModel) -> None:
@@ -81,15 +81,15 @@ def test_prompts_of_one_length_alike_and_alone(tiny: LanguageModel) -> None:
 
 @pytest.mark.parametrize("labels", [["yes", "no"], ["a", "b"], ["", "a"], [chr(97 + i) for i in range(26)]])
 def test_small_and_flat_label_sets(tiny: LanguageModel, labels: list[str]) -> None:
-    found = label_scores(tiny, PROMPTS, labels).log_probabilities
-    np.testing.assert_allclose(found, normalised(reference(tiny, PROMPTS, labels)), atol=1e-3)
+    result = label_scores(tiny, PROMPTS, labels).log_probabilities
+    np.testing.assert_allclose(result, normalised(reference(tiny, PROMPTS, labels)), atol=1e-3)
 
 
 def test_no_prompts(tiny: LanguageModel) -> None:
-    found = label_scores(tiny, [], LABELS, embeddings=True)
-    assert found.log_probabilities.shape == (0, len(LABELS))
-    assert found.embeddings is not None
-    assert found.embeddings.shape == prompt_embeddings(tiny, []).shape == (0, 96)
+    result = label_scores(tiny, [], LABELS, embeddings=True)
+    assert result.log_probabilities.shape == (0, len(LABELS))
+    assert result.embeddings is not None
+    assert result.embeddings.shape == prompt_embeddings(tiny, []).shape == (0, 96)
 
 
 @pytest.mark.parametrize(("tolerance", "share"), [(0.9, 0.3), (0.1, 0.4), (1e-2, 0.5), (1e-4, 0.9)])
@@ -107,10 +107,10 @@ def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
         follow(walker, wave)
 
     monkeypatch.setattr(label_tree._TreeWalker, "follow", counted)
-    found = np.exp(label_scores(lm, prompts, labels, tolerance=tolerance).log_probabilities.astype(np.float64))
+    result = np.exp(label_scores(lm, prompts, labels, tolerance=tolerance).log_probabilities.astype(np.float64))
     exact = np.exp(normalised(reference(lm, prompts, labels)))
-    assert (np.abs(found - exact).sum(axis=1) / 2 <= tolerance + 1e-4).all()
-    assert [labels[column] for column in found[: len(answers)].argmax(axis=1)] == list(answers.values())
+    assert (np.abs(result - exact).sum(axis=1) / 2 <= tolerance + 1e-4).all()
+    assert [labels[column] for column in result[: len(answers)].argmax(axis=1)] == list(answers.values())
     walked.clear()
     label_scores(lm, prompts[: len(answers)], labels, tolerance=tolerance)
     everything = len(answers) * len(LabelTree([lm.answer_ids(label) for label in labels]).edges)
@@ -144,8 +144,8 @@ def test_a_named_label_is_exact_however_improbable(taught: tuple[LanguageModel, 
     expected = normalised(reference(lm, prompts, labels))
     worst = expected.argmin(axis=1)
     rows = np.arange(len(prompts))
-    found = label_scores(lm, prompts, labels, tolerance=1e-3, exact=worst.tolist()).log_probabilities
-    np.testing.assert_allclose(found[rows, worst], expected[rows, worst], atol=2e-3)
+    result = label_scores(lm, prompts, labels, tolerance=1e-3, exact=worst.tolist()).log_probabilities
+    np.testing.assert_allclose(result[rows, worst], expected[rows, worst], atol=2e-3)
     guessed = label_scores(lm, prompts, labels, tolerance=1e-3).log_probabilities
     assert (np.abs(guessed[rows, worst] - expected[rows, worst]) > 0.1).any(), "the tolerance leaves some out"
 
@@ -153,10 +153,10 @@ def test_a_named_label_is_exact_however_improbable(taught: tuple[LanguageModel, 
 def test_bfloat16_is_close(tiny_model: Path, tiny: LanguageModel) -> None:
     low = load_language_model(tiny_model, TaskConfig())
     assert low.model.dtype == torch.bfloat16
-    found = label_scores(low, PROMPTS, LABELS).log_probabilities
+    result = label_scores(low, PROMPTS, LABELS).log_probabilities
     exact = normalised(reference(tiny, PROMPTS, LABELS))
-    np.testing.assert_allclose(np.exp(found), np.exp(exact), atol=0.01)
-    np.testing.assert_allclose(found[exact > -7], exact[exact > -7], atol=0.3)
+    np.testing.assert_allclose(np.exp(result), np.exp(exact), atol=0.01)
+    np.testing.assert_allclose(result[exact > -7], exact[exact > -7], atol=0.3)
 
 
 def test_labels_that_are_one_to_the_model_are_refused(tiny: LanguageModel) -> None:
@@ -187,9 +187,9 @@ def test_other_families(family: Callable[..., LanguageModel], kind: str, setting
     """Windows, caps, scales, learnt positions: whatever the family does, scores are those of its own forward."""
     lm = family(kind, **settings)
     labels = ["card", "card lost", "refund"]
-    found = label_scores(lm, PROMPTS[:4], labels, tolerance=EXACT, embeddings=True)
-    np.testing.assert_allclose(found.log_probabilities, normalised(reference(lm, PROMPTS[:4], labels)), atol=2e-4)
-    np.testing.assert_allclose(found.embeddings, mean_states(lm, PROMPTS[:4]), atol=1e-4)
+    result = label_scores(lm, PROMPTS[:4], labels, tolerance=EXACT, embeddings=True)
+    np.testing.assert_allclose(result.log_probabilities, normalised(reference(lm, PROMPTS[:4], labels)), atol=2e-4)
+    np.testing.assert_allclose(result.embeddings, mean_states(lm, PROMPTS[:4]), atol=1e-4)
 
 
 @torch.no_grad()

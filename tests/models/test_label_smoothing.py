@@ -35,9 +35,9 @@ def test_loss_and_gradient_are_torchs(
     monkeypatch.setattr(head, "_VOCABULARY_CHUNK", words)
     weight = lm.model.get_output_embeddings().weight
     states, targets = states_and_targets(lm, scale)
-    found, mean = token_and_mean_log_probabilities(lm, states, targets)
-    assert found.dtype == mean.dtype == torch.float32
-    losses = -(1 - smoothing) * found - smoothing * mean
+    result, mean = token_and_mean_log_probabilities(lm, states, targets)
+    assert result.dtype == mean.dtype == torch.float32
+    losses = -(1 - smoothing) * result - smoothing * mean
     (losses * WEIGHTS).sum().backward()
 
     exact, whole = states.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
@@ -52,13 +52,13 @@ def test_the_first_is_what_it_is_alone(lm: LanguageModel) -> None:
     results = []
     for together in (True, False):
         states, targets = states_and_targets(lm, 1.0)
-        found = (
+        result = (
             token_and_mean_log_probabilities(lm, states, targets)[0]
             if together
             else token_log_probabilities(lm, states, targets)
         )
-        (found * WEIGHTS).sum().backward()
-        results.append((found.detach(), states.grad))
+        (result * WEIGHTS).sum().backward()
+        results.append((result.detach(), states.grad))
     for ours, alone in zip(*results, strict=True):
         torch.testing.assert_close(ours, alone)
 
@@ -68,10 +68,10 @@ def test_heads_that_change_their_logits(lm: LanguageModel, name: str, value: flo
     setattr(lm.model.config, name, value)
     monkeypatch.setattr(head, "_ROW_CHUNK", 4)
     states, targets = states_and_targets(lm, 1.0)
-    found, mean = token_and_mean_log_probabilities(lm, states, targets)
+    result, mean = token_and_mean_log_probabilities(lm, states, targets)
     expected = functional.cross_entropy(lm.logits(states), targets, reduction="none", label_smoothing=0.3)
-    torch.testing.assert_close(-0.7 * found - 0.3 * mean, expected)
-    ours = torch.autograd.grad((-0.7 * found - 0.3 * mean).sum(), states)[0]
+    torch.testing.assert_close(-0.7 * result - 0.3 * mean, expected)
+    ours = torch.autograd.grad((-0.7 * result - 0.3 * mean).sum(), states)[0]
     torch.testing.assert_close(ours, torch.autograd.grad(expected.sum(), states)[0])
 
 
@@ -79,8 +79,8 @@ def test_bfloat16_is_near(lm: LanguageModel) -> None:
     states, targets = states_and_targets(lm, 1.0)
     exact = functional.cross_entropy(lm.logits(states), targets, reduction="none", label_smoothing=0.5).detach()
     lm.model.bfloat16()
-    found, mean = token_and_mean_log_probabilities(lm, states.detach().bfloat16(), targets)
-    torch.testing.assert_close(-0.5 * found - 0.5 * mean, exact, atol=0.05, rtol=0.01)
+    result, mean = token_and_mean_log_probabilities(lm, states.detach().bfloat16(), targets)
+    torch.testing.assert_close(-0.5 * result - 0.5 * mean, exact, atol=0.05, rtol=0.01)
 
 
 @pytest.mark.parametrize("capped", [False, True])
@@ -88,5 +88,5 @@ def test_no_supervised_token(lm: LanguageModel, capped: bool) -> None:
     if capped:
         lm.model.config.final_logit_softcapping = 5.0
     states = torch.randn(0, lm.model.config.hidden_size, requires_grad=True)
-    found, mean = token_and_mean_log_probabilities(lm, states, torch.zeros(0, dtype=torch.long))
-    assert found.shape == mean.shape == (0,)
+    result, mean = token_and_mean_log_probabilities(lm, states, torch.zeros(0, dtype=torch.long))
+    assert result.shape == mean.shape == (0,)

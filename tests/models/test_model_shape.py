@@ -36,8 +36,8 @@ def test_the_tokenizer_without_the_model(tiny: LanguageModel, tiny_model: Path) 
 
 def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
-    found = model_shape(meta_model(read_config(str(tmp_path))))
-    assert found == ModelShape(
+    result = model_shape(meta_model(read_config(str(tmp_path))))
+    assert result == ModelShape(
         family="llama",
         hidden=96,
         layers=2,
@@ -53,16 +53,16 @@ def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> Non
         rms=True,
         tied=True,
     )
-    assert (found.queries, found.keys) == (96, 32)
+    assert (result.queries, result.keys) == (96, 32)
 
 
 def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
     source = locate(DEMO_MODEL, tmp_path)
     model = meta_model(read_config(source))
-    found = model_shape(model)
+    result = model_shape(model)
     assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
-    assert (found.hidden, found.layers, found.queries, found.keys, found.inner) == (576, 30, 576, 192, 1536)
-    assert (found.vocabulary, found.tied) == (49152, True)
+    assert (result.hidden, result.layers, result.queries, result.keys, result.inner) == (576, 30, 576, 192, 1536)
+    assert (result.vocabulary, result.tied) == (49152, True)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
 )
 def test_families(family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any], expected: Any) -> None:
     lm = family(kind, **settings)
-    found = model_shape(meta_model(lm.model.config))
-    assert found == model_shape(lm.model)
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert (found.layers, found.hidden, found.heads) == (2, 64, 2)
+    result = model_shape(meta_model(lm.model.config))
+    assert result == model_shape(lm.model)
+    assert {name: getattr(result, name) for name in expected} == expected
+    assert (result.layers, result.hidden, result.heads) == (2, 64, 2)
 
 
 def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
-    found = model_shape(meta_model(read_config(str(tiny_model)), classifier=True))
-    assert (found.vocabulary, found.tied) == (0, False)
+    result = model_shape(meta_model(read_config(str(tiny_model)), classifier=True))
+    assert (result.vocabulary, result.tied) == (0, False)
 
 
 def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_file_that_holds_no_label_set(tmp_path: Path, content: bytes | None, s
 def test_labels_that_yaml_takes_for_something_else(written: str, place: int, read: Any) -> None:
     with pytest.raises(UserError) as caught:
         TaskConfig.read(yaml.safe_load(f"labels: {written}"), "posttrain.yaml")
-    said = f"label {place} is read as {read!r}, not as text; put it in quotes"
-    assert str(caught.value) == f"posttrain.yaml: `labels`: {said}"
+    message = f"label {place} is read as {read!r}, not as text; put it in quotes"
+    assert str(caught.value) == f"posttrain.yaml: `labels`: {message}"
     quoted = yaml.safe_load("labels: ['yes', 'no']")
     assert TaskConfig.read(quoted, "posttrain.yaml").labels == ["yes", "no"]

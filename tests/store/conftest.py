@@ -104,12 +104,12 @@ def start() -> Start:
 
         def wait() -> dict[str, Any]:
             with os.fdopen(reader, "rb") as pipe:
-                said = pipe.read()
+                message = pipe.read()
             _, status = os.waitpid(child, 0)
             if os.WIFSIGNALED(status):
                 assert os.WTERMSIG(status) == signal.SIGKILL
                 return {"killed": True, "value": None, "error": None}
-            return {"killed": False, **json.loads(said)}
+            return {"killed": False, **json.loads(message)}
 
         return wait
 

@@ -104,7 +104,7 @@ class DatabaseContract:
         metadata = connect()
         [round] = metadata.rounds()
         assert (round.number, round.status, round.detail, round.decision) == (4, "done", {"labels": 3}, None)
-        assert [one.model_id for one in metadata.deployments()] == ["model-a"]
+        assert [item.model_id for item in metadata.deployments()] == ["model-a"]
         assert metadata.for_arm("random").rounds() == []
 
     def test_many_open_an_empty_database_at_once(self, url: str) -> None:
@@ -224,14 +224,14 @@ class TestPostgreSQL(DatabaseContract):
         return postgres_url
 
     def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
-        one, other = connect(), connect()
-        with one.exclusive():
+        item, other = connect(), connect()
+        with item.exclusive():
             with (
                 pytest.raises(UserError, match=rf"held by process {os.getpid()} on .+ since 20"),
                 other.exclusive(),
             ):
                 pass
-            one.add_artifact(artifact(1))
+            item.add_artifact(artifact(1))
         with other.exclusive():
             pass
 

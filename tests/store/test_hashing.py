@@ -37,9 +37,9 @@ def test_nothing_of_the_value_is_lost(value: Any) -> None:
 
 
 @given(VALUES, VALUES)
-def test_other_value_other_digest(one: Any, other: Any) -> None:
+def test_other_value_other_digest(item: Any, other: Any) -> None:
     # 1, 1.0 and True are equal in Python and different in JSON.
-    assert (digest(one) == digest(other)) == (repr_sorted(one) == repr_sorted(other))
+    assert (digest(item) == digest(other)) == (repr_sorted(item) == repr_sorted(other))
 
 
 def repr_sorted(value: Any) -> str:

@@ -38,21 +38,21 @@ class MetadataContract:
         beside = metadata.for_arm("random")
         model = artifact(1, "model")
         ours = finished(metadata, model, {})
-        for one, champion in ((metadata, "model-a"), (beside, "model-b")):
-            one.open_round(0, champion)
-            one.add_deployment(champion, round=0, action="baseline")
+        for item, champion in ((metadata, "model-a"), (beside, "model-b")):
+            item.open_round(0, champion)
+            item.add_deployment(champion, round=0, action="baseline")
         theirs = beside.start_run("train", "another key", round=0)
         beside.update_round(0, status="done", detail={"labels": 3})
         assert [round.champion_before for round in metadata.rounds()] == ["model-a"]
         assert [round.champion_before for round in beside.rounds()] == ["model-b"]
         assert [round.status for round in (*metadata.rounds(), *beside.rounds())] == ["open", "done"]
-        assert [one.model_id for one in metadata.deployments()] == ["model-a"]
-        assert [one.model_id for one in beside.deployments()] == ["model-b"]
+        assert [item.model_id for item in metadata.deployments()] == ["model-a"]
+        assert [item.model_id for item in beside.deployments()] == ["model-b"]
         assert [run.id for run in metadata.runs()] == [ours.id]
         assert [run.id for run in beside.runs()] == [theirs.id]
-        found = beside.finished_run(ours.key)
-        assert found is not None
-        assert found.output == model.id, "finished work is shared"
+        result = beside.finished_run(ours.key)
+        assert result is not None
+        assert result.output == model.id, "finished work is shared"
 
     def test_a_run_from_start_to_end(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
         before = datetime.now(UTC)
@@ -124,8 +124,8 @@ class MetadataContract:
         assert len(metadata.consumers("x")) == 130
 
     def test_artifacts(self, metadata: Metadata) -> None:
-        for one in (artifact(2), artifact(1), artifact(1, "model"), artifact(1)):
-            metadata.add_artifact(one)
+        for item in (artifact(2), artifact(1), artifact(1, "model"), artifact(1)):
+            metadata.add_artifact(item)
         assert [row.id for row in metadata.artifacts()] == [
             artifact(1).id,
             artifact(2).id,
@@ -184,17 +184,17 @@ class MetadataContract:
         assert metadata.producers(model.id) == [made]
         assert metadata.producers("dataset-9") == []
 
-        found = [(one.depth, one.artifact.id) for one in ancestors(metadata, model.id)]
-        assert found == [(0, model.id), (1, train.id), (2, labels.id), (2, pool.id)]
-        found = [(one.depth, one.artifact.id) for one in descendants(metadata, pool.id)]
-        assert found == [(0, pool.id), (1, labels.id), (1, train.id), (1, following.id), (2, model.id)]
+        result = [(item.depth, item.artifact.id) for item in ancestors(metadata, model.id)]
+        assert result == [(0, model.id), (1, train.id), (2, labels.id), (2, pool.id)]
+        result = [(item.depth, item.artifact.id) for item in descendants(metadata, pool.id)]
+        assert result == [(0, pool.id), (1, labels.id), (1, train.id), (1, following.id), (2, model.id)]
         assert ancestors(metadata, model.id)[0].run == made
         assert ancestors(metadata, "dataset-9") == []
 
     def test_lineage_of_a_stage_that_changed_nothing(self, metadata: Metadata) -> None:
         finished(metadata, artifact(1), {"itself": artifact(1).id})
-        assert [one.depth for one in ancestors(metadata, artifact(1).id)] == [0]
-        assert [one.depth for one in descendants(metadata, artifact(1).id)] == [0]
+        assert [item.depth for item in ancestors(metadata, artifact(1).id)] == [0]
+        assert [item.depth for item in descendants(metadata, artifact(1).id)] == [0]
 
     def test_rounds(self, metadata: Metadata) -> None:
         first = metadata.open_round(0, None)
@@ -221,7 +221,7 @@ class MetadataContract:
         second = metadata.add_deployment("m1", round=None, action="rollback", reason="worse", hook="pending")
         assert (first.reason, first.hook, second.round) == ("", "none", None)
         metadata.set_hook(second.id, "failed")
-        assert [(one.model_id, one.hook) for one in metadata.deployments()] == [
+        assert [(item.model_id, item.hook) for item in metadata.deployments()] == [
             ("m0", "none"),
             ("m1", "failed"),
         ]

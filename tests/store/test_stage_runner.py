@@ -87,7 +87,7 @@ def test_failed_work_is_done_again_with_its_scratch(workspace: Workspace) -> Non
         run(workspace, fail)
     assert workspace.artifacts.ids() == []
     assert run(workspace, go_on).files.keys() == {"a.txt", "inner/b.txt"}
-    runs = [(one.status, one.error) for one in workspace.metadata.runs()]
+    runs = [(item.status, item.error) for item in workspace.metadata.runs()]
     assert runs == [("failed", "ZeroDivisionError: boom"), ("done", None)]
     assert list((workspace.home / "scratch").iterdir()) == list((workspace.home / "tmp").iterdir()) == []
 
@@ -114,7 +114,7 @@ def test_interrupt_is_recorded(workspace: Workspace) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(workspace, stop)
-    assert [one.status for one in workspace.metadata.runs()] == ["failed"]
+    assert [item.status for item in workspace.metadata.runs()] == ["failed"]
 
 
 def test_waiting(workspace: Workspace) -> None:
@@ -125,7 +125,7 @@ def test_waiting(workspace: Workspace) -> None:
     for _ in range(2):
         with pytest.raises(Waiting):
             run(workspace, wait)
-    assert [(one.status, one.error) for one in workspace.metadata.runs()] == [("waiting", "labels for round 2")] * 2
+    assert [(item.status, item.error) for item in workspace.metadata.runs()] == [("waiting", "labels for round 2")] * 2
     assert workspace.scratch(workspace.metadata.runs()[0].key).joinpath("batch").exists()
     assert run(workspace).kind == "dataset"
 
@@ -150,7 +150,7 @@ def test_damaged_output_is_made_again(
         assert (damage in ("remove all", "remove the manifest")) or "inner/b.txt" in caplog.text
         assert other.artifacts.verify(artifact.id) == []
         assert run(other, never) == artifact
-        assert [one.status for one in other.metadata.runs()] == ["done", "done"]
+        assert [item.status for item in other.metadata.runs()] == ["done", "done"]
 
 
 def test_two_at_once(workspace: Workspace, start: Start) -> None:

@@ -37,8 +37,8 @@ def inputs(table: pa.Table) -> list[str]:
 
 
 def marks(table: pa.Table) -> list[tuple[str, str] | None]:
-    found = [json.loads(meta).get("augmented") for meta in table["meta"].to_pylist()]
-    return [(mark["method"], mark["of"]) if mark else None for mark in found]
+    result = [json.loads(meta).get("augmented") for meta in table["meta"].to_pylist()]
+    return [(mark["method"], mark["of"]) if mark else None for mark in result]
 
 
 class AddsRows(StepContract):
@@ -60,11 +60,11 @@ class TestTypos(AddsRows):
         origin = ""
         for id, text, mark in zip(ids, texts, marked, strict=True):
             if mark is None:
-                origin, said = id, text
+                origin, message = id, text
             else:
                 assert mark[1] == origin
                 assert mark[0] in ("typos", "typos 2")
-                assert text != said
+                assert text != message
         assert (
             outcome.kept.filter(pa.array([mark is None for mark in marked]))
             .drop(["group"])
@@ -108,9 +108,9 @@ class TestSynonyms(AddsRows):
         return Augment(methods=({"method": "synonyms", "file": str(file), "rate": 0.5},))
 
     def test_words_become_others_of_their_line(self, step: Augment, table: pa.Table) -> None:
-        said = inputs(step.apply(table).kept)
-        assert "where is the package that you sent" in said or "where is the shipment that you sent" in said
-        assert "kindly send the money back" in said
+        message = inputs(step.apply(table).kept)
+        assert "where is the package that you sent" in message or "where is the shipment that you sent" in message
+        assert "kindly send the money back" in message
 
     def test_a_variant_that_says_the_same_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "s").write_text("a, A\nthe, a")
@@ -172,9 +172,11 @@ class TestTemplates(AddsRows):
         )
 
     def test_by_label_or_for_all(self, step: Augment, table: pa.Table) -> None:
-        said = inputs(step.apply(table).kept)
-        assert {"where is the parcel that you sent, it is late", "Hey! where is the parcel that you sent"} & set(said)
-        assert "Well, plain text about nothing in particular" in said
+        message = inputs(step.apply(table).kept)
+        assert {"where is the parcel that you sent, it is late", "Hey! where is the parcel that you sent"} & set(
+            message
+        )
+        assert "Well, plain text about nothing in particular" in message
 
     @pytest.mark.parametrize("given", [{}, {"templates": ["no slot"]}, {"by_label": {"a": ["{text} {text}"]}}])
     def test_mistakes(self, given: dict[str, Any]) -> None:
@@ -197,10 +199,10 @@ class TestNoise(AddsRows):
     def test_words_are_blanked(self) -> None:
         step = Augment(methods=(Noise(rate=0.25, blank="_"),))
         words = " ".join(f"w{number}" for number in range(4000))
-        said = inputs(step.apply(table_of(words)).kept)[1].split()
-        assert len(said) == 4000
-        assert 900 < said.count("_") < 1100
-        assert all(new in ("_", old) for new, old in zip(said, words.split(), strict=True))
+        message = inputs(step.apply(table_of(words)).kept)[1].split()
+        assert len(message) == 4000
+        assert 900 < message.count("_") < 1100
+        assert all(new in ("_", old) for new, old in zip(message, words.split(), strict=True))
 
     def test_white_space_stays(self) -> None:
         step = Augment(methods=(Noise(rate=0.999, blank="_"),))
@@ -223,8 +225,8 @@ class TestNoise(AddsRows):
         np.testing.assert_allclose(replacement_distribution(counts, "back_off"), [1 / 4, 2 / 4, 1 / 4])
         write_counts(counts, tmp_path / "c")
         step = Augment(methods=(Noise(kind="back_off", counts=tmp_path / "c", rate=0.9),))
-        said = inputs(step.apply(table_of("x " * 8000)).kept)[1].split()
-        drawn = np.array([said.count(word) for word in ("a", "b", "c")])
+        message = inputs(step.apply(table_of("x " * 8000)).kept)[1].split()
+        drawn = np.array([message.count(word) for word in ("a", "b", "c")])
         np.testing.assert_allclose(drawn / drawn.sum(), [0.25, 0.5, 0.25], atol=0.02)
         assert abs(drawn.sum() / 8000 - 0.9) < 0.02
 

@@ -104,16 +104,16 @@ def test_a_channel_is_found_again() -> None:
     truth = (clean.cumsum(axis=1) > generator.random((count, 1))).argmax(axis=1)
     labels = (true_channel[truth].cumsum(axis=1) > generator.random((count, 1))).argmax(axis=1)
     flat = clean**0.5 / (clean**0.5).sum(axis=1, keepdims=True)  # a model half as sure as it ought to be
-    found = label_noise.fit_noise_channel(labels, flat)
-    assert found.temperature == pytest.approx(0.5, abs=0.03)
-    assert found.transition == pytest.approx(true_channel, abs=0.02)
+    result = label_noise.fit_noise_channel(labels, flat)
+    assert result.temperature == pytest.approx(0.5, abs=0.03)
+    assert result.transition == pytest.approx(true_channel, abs=0.02)
     bayes = clean * true_channel[:, labels].T
     bayes /= bayes.sum(axis=1, keepdims=True)
-    assert np.abs(found.correct - bayes[np.arange(count), labels]).mean() < 0.01
-    assert (found.likely == bayes.argmax(axis=1)).mean() > 0.99
+    assert np.abs(result.correct - bayes[np.arange(count), labels]).mean() < 0.01
+    assert (result.likely == bayes.argmax(axis=1)).mean() > 0.99
     for low, high in ((0.0, 0.2), (0.4, 0.6), (0.8, 1.0)):
-        some = (found.correct >= low) & (found.correct <= high)
-        assert (labels == truth)[some].mean() == pytest.approx(found.correct[some].mean(), abs=0.05)
+        some = (result.correct >= low) & (result.correct <= high)
+        assert (labels == truth)[some].mean() == pytest.approx(result.correct[some].mean(), abs=0.05)
 
 
 def test_clean_labels_are_left_alone() -> None:
@@ -130,12 +130,12 @@ def test_folds_are_dealt_evenly_and_copies_stay_together(rows: list[tuple[str, i
     inputs = [text for text, _ in rows]
     labels = np.array([label for _, label in rows], dtype=np.int64)
     fold = assign_folds(inputs, labels, count)
-    assert all(0 <= one < count for one in fold.tolist())
+    assert all(0 <= item < count for item in fold.tolist())
     of = {}
-    for pair, one in zip(rows, fold.tolist(), strict=True):
-        assert of.setdefault(pair, one) == one
+    for pair, item in zip(rows, fold.tolist(), strict=True):
+        assert of.setdefault(pair, item) == item
     for label in set(labels.tolist()):
-        sizes = np.bincount([one for (_, other), one in of.items() if other == label], minlength=count)
+        sizes = np.bincount([item for (_, other), item in of.items() if other == label], minlength=count)
         assert sizes.max() - sizes.min() <= 1
     backwards = assign_folds(inputs[::-1], labels[::-1], count)
     assert backwards[::-1].tolist() == fold.tolist()
@@ -165,10 +165,10 @@ def test_no_record_is_predicted_by_what_it_teaches() -> None:
 def test_an_audit_finds_what_was_planted() -> None:
     features, labels, wrong = points()
     names = [f"{n}" for n in range(len(labels))]
-    one, two = (audit_labels(features, labels, names, rounds=rounds) for rounds in (1, 2))
+    item, two = (audit_labels(features, labels, names, rounds=rounds) for rounds in (1, 2))
     assert two.probabilities.sum(axis=1) == pytest.approx(1)
-    for found in (one, two):
-        flagged = found.channel.correct < 0.5
+    for result in (item, two):
+        flagged = result.channel.correct < 0.5
         assert (flagged & wrong).sum() >= 0.9 * wrong.sum()
         assert (flagged & ~wrong).sum() <= 0.1 * wrong.sum()
     again = audit_labels(features, labels, names)

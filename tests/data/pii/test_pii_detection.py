@@ -164,14 +164,14 @@ def test_what_only_looks_like_it_is_left_alone(kind: Kind, value: str, around: s
 
 @pytest.mark.parametrize("value", RESERVED)
 def test_addresses_that_reach_nobody_count_on_demand(value: str) -> None:
-    assert [one.kind for one in detect(f"at {value} now", reserved=True)] == ["ip"]
+    assert [item.kind for item in detect(f"at {value} now", reserved=True)] == ["ip"]
 
 
 def test_a_word_before_it_lets_a_looser_grouping_count() -> None:
     assert detect("there were 98765 43210 of them") == []
-    assert [one.kind for one in detect("Phone: 98765 43210")] == ["phone"]
+    assert [item.kind for item in detect("Phone: 98765 43210")] == ["phone"]
     assert detect("my phone on 2026-04-12, my phone 20260412, call 12.04.2026, call 1234567.89") == []
-    assert [one.kind for one in detect("手机号是 9876543210")] == ["phone"]
+    assert [item.kind for item in detect("手机号是 9876543210")] == ["phone"]
 
 
 @pytest.mark.parametrize("text", ["no.{}", "No. {}", "card:{}", "Nr.{}.", "卡号.{}"])
@@ -181,13 +181,13 @@ def test_a_card_behind_a_point_that_ends_a_word(text: str) -> None:
 
 
 def test_an_address_behind_a_word_that_only_ends_like_a_version() -> None:
-    assert [one.kind for one in detect("in Tel Aviv 8.8.8.8, and http://8.8.4.4/a")] == ["ip", "ip"]
+    assert [item.kind for item in detect("in Tel Aviv 8.8.8.8, and http://8.8.4.4/a")] == ["ip", "ip"]
 
 
 def test_fifteen_digits_that_are_a_card_are_no_old_id() -> None:
     digits = next(f"3411014912310{n:02}" for n in range(100) if is_card(f"3411014912310{n:02}"))
     assert is_old_resident_id(digits)
-    assert [one.kind for one in detect(digits)] == ["card"]
+    assert [item.kind for item in detect(digits)] == ["card"]
 
 
 def test_one_piece_is_of_one_kind() -> None:
@@ -220,28 +220,28 @@ def test_masked_text_holds_none_and_stays(text: str) -> None:
 @given(TEXTS)
 def test_the_glance_misses_nothing(text: str) -> None:
     glance = re.compile(HINT.replace(r"\x{a0}", "\xa0"))
-    for one in detect(text, reserved=True):
-        assert glance.search(text[one.start : one.end])
+    for item in detect(text, reserved=True):
+        assert glance.search(text[item.start : item.end])
 
 
 @given(TEXTS)
 def test_words_far_away_change_nothing(text: str) -> None:
     before, behind = "so it goes " * 9, " and so on" * 9
-    moved = [(one.kind, one.start + len(before), one.end + len(before)) for one in detect(text)]
+    moved = [(item.kind, item.start + len(before), item.end + len(before)) for item in detect(text)]
     assert detect(f"{before}{text}{behind}") == moved
 
 
 @given(TEXTS)
 def test_pieces_do_not_overlap(text: str) -> None:
-    found = detect(text, reserved=True)
-    assert all(one.end <= other.start for one, other in pairwise(found))
+    result = detect(text, reserved=True)
+    assert all(item.end <= other.start for item, other in pairwise(result))
 
 
 @given(st.from_regex(r"\A(?:4[0-9]{15}|5[1-5][0-9]{14}|3[47][0-9]{13}|62[0-9]{14})\Z"))
 def test_a_wrong_check_digit_is_no_card(digits: str) -> None:
     right = next(digits[:-1] + last for last in "0123456789" if luhn(digits[:-1] + last))
     assert is_card(right)
-    assert [one.kind for one in detect(f"card {right}", ["card"])] == ["card"]
+    assert [item.kind for item in detect(f"card {right}", ["card"])] == ["card"]
     for last in set("0123456789") - {right[-1]}:
         assert detect(f"card {right[:-1]}{last}", ["card"]) == []
 
@@ -250,8 +250,8 @@ def test_a_wrong_check_digit_is_no_card(digits: str) -> None:
 def test_a_wrong_check_is_no_iban(characters: str) -> None:
     length = {"DE": 22, "FR": 27, "GB": 22}[characters[:2]]
     account = characters[2:].ljust(length, "0")[: length - 4]
-    country = "".join(str(int(one, 36)) for one in characters[:2])
-    number = int("".join(str(int(one, 36)) for one in account) + country + "00")
+    country = "".join(str(int(item, 36)) for item in characters[:2])
+    number = int("".join(str(int(item, 36)) for item in account) + country + "00")
     right = 98 - number % 97  # how the check is made, where is_iban takes it apart
     for check in range(100):
         value = f"{characters[:2]}{check:02}{account}"

@@ -55,7 +55,7 @@ def test_ngrams_are_those_that_one_would_count(texts: list[str]) -> None:
             assert sorted(Counter(mine).values()) == sorted(Counter(expected).values())
             for name, bucket in zip(expected, mine, strict=True):
                 names.setdefault(bucket, set()).add((*name,))
-    assert all(len(found) == 1 for found in names.values())
+    assert all(len(result) == 1 for result in names.values())
 
 
 def test_ngrams_hang_on_the_text_alone() -> None:
@@ -76,9 +76,9 @@ def test_no_family_outweighs_another() -> None:
 
 
 def test_good_and_bad_are_told_apart(classifier: LinearClassifier) -> None:
-    found = classifier.probabilities(["the bus was late and we thank you", "click now!!! free pills", ""])
-    assert found[0] > 0.8
-    assert found[1] < 0.2
+    result = classifier.probabilities(["the bus was late and we thank you", "click now!!! free pills", ""])
+    assert result[0] > 0.8
+    assert result[1] < 0.2
     assert classifier.report["auc"] > 0.99
     assert classifier.report["ece"] < 0.1
     assert (classifier.report["good"], classifier.report["bad"]) == (24, 24)
@@ -160,8 +160,8 @@ def test_calibration_error_is_the_mean_distance() -> None:
     truths = np.array([True, True, False, False, True])
     assert expected_calibration_error(np.array([1.0, 1.0, 0.0, 0.0, 1.0]), truths) == 0
     # One bin of four at 0.7, half of them true, and one at 0.1 that is true: (4 * 0.2 + 0.9) / 5.
-    found = expected_calibration_error(np.array([0.7, 0.7, 0.7, 0.7, 0.1]), truths)
-    assert found == pytest.approx((4 * 0.2 + 0.9) / 5)
+    result = expected_calibration_error(np.array([0.7, 0.7, 0.7, 0.7, 0.1]), truths)
+    assert result == pytest.approx((4 * 0.2 + 0.9) / 5)
 
 
 def test_too_few_examples_are_a_users_error() -> None:

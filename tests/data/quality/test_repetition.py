@@ -45,23 +45,23 @@ def slow_repeated(text: str, n: int) -> float:
 def test_n_grams_equal_the_slow_count(texts: list[str], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repetition, "_WORDS_A_BLOCK", block)
-        found = ngram_shares(texts, range(1, 7), range(1, 11))
+        result = ngram_shares(texts, range(1, 7), range(1, 11))
     for n in range(1, 7):
-        np.testing.assert_allclose(found.top[n], [slow_top(text, n) for text in texts])
+        np.testing.assert_allclose(result.top[n], [slow_top(text, n) for text in texts])
     for n in range(1, 11):
-        np.testing.assert_allclose(found.repeated[n], [slow_repeated(text, n) for text in texts])
+        np.testing.assert_allclose(result.repeated[n], [slow_repeated(text, n) for text in texts])
 
 
 def test_exact_shares_of_n_grams() -> None:
-    found = ngram_shares(["aa b cc aa b dd", "one two three", "", "x x x x"], [2, 3], [2])
-    np.testing.assert_allclose(found.top[2], [6 / 10, 0, math.nan, 1])
-    np.testing.assert_allclose(found.top[3], [0, 0, math.nan, 1])
-    np.testing.assert_allclose(found.repeated[2], [3 / 10, 0, math.nan, 3 / 4])
+    result = ngram_shares(["aa b cc aa b dd", "one two three", "", "x x x x"], [2, 3], [2])
+    np.testing.assert_allclose(result.top[2], [6 / 10, 0, math.nan, 1])
+    np.testing.assert_allclose(result.top[3], [0, 0, math.nan, 1])
+    np.testing.assert_allclose(result.repeated[2], [3 / 10, 0, math.nan, 3 / 4])
 
 
 def test_no_texts() -> None:
-    found = ngram_shares([], [2], [5])
-    assert len(found.top[2]) == len(found.repeated[5]) == 0
+    result = ngram_shares([], [2], [5])
+    assert len(result.top[2]) == len(result.repeated[5]) == 0
 
 
 @given(st.lists(st.sampled_from(["", "a", "bb", "ccc"])))

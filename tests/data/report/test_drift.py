@@ -43,45 +43,45 @@ def test_the_index_is_the_sum_over_the_older_ones_deciles() -> None:
     rng = np.random.default_rng(0)
     old, new = rng.integers(0, 1000, 5000), rng.integers(200, 1100, 3000)
     edges = np.quantile(old, np.arange(1, 10) / 10, method="inverted_cdf")
-    bins = [np.bincount(np.digitize(one, edges, right=True), minlength=10) / len(one) for one in (old, new)]
-    a, b = (np.maximum(one, LEAST_SHARE) for one in bins)
-    told = population_stability("x", distribution(old), distribution(new))
-    assert told.index == pytest.approx(float(((b - a) * np.log(b / a)).sum()), rel=1e-12)
-    assert told.edges == tuple(edges.astype(float))
-    assert told.old == pytest.approx(tuple(bins[0]))
-    assert told.level == "shifted"
+    bins = [np.bincount(np.digitize(item, edges, right=True), minlength=10) / len(item) for item in (old, new)]
+    a, b = (np.maximum(item, LEAST_SHARE) for item in bins)
+    measure = population_stability("x", distribution(old), distribution(new))
+    assert measure.index == pytest.approx(float(((b - a) * np.log(b / a)).sum()), rel=1e-12)
+    assert measure.edges == tuple(edges.astype(float))
+    assert measure.old == pytest.approx(tuple(bins[0]))
+    assert measure.level == "shifted"
 
 
 def test_the_index_of_two_values_has_a_closed_form() -> None:
     old, new = distribution([0.0] * 80 + [1.0] * 20), distribution([0.0] * 40 + [1.0] * 60)
-    told = population_stability("x", old, new)
-    assert told.index == pytest.approx((0.4 - 0.8) * math.log(0.4 / 0.8) + (0.6 - 0.2) * math.log(0.6 / 0.2))
+    measure = population_stability("x", old, new)
+    assert measure.index == pytest.approx((0.4 - 0.8) * math.log(0.4 / 0.8) + (0.6 - 0.2) * math.log(0.6 / 0.2))
 
 
 @pytest.mark.parametrize("values", [[3.0], [0.0, 0.0, 1.0], list(range(100))])
 def test_nothing_moved_is_zero(values: list[float]) -> None:
-    told = population_stability("x", distribution(values * 20), distribution(values * 50))
-    assert told.index == pytest.approx(0, abs=1e-12)
-    assert told.level == "stable"
-    assert told.p_value == pytest.approx(1)
+    measure = population_stability("x", distribution(values * 20), distribution(values * 50))
+    assert measure.index == pytest.approx(0, abs=1e-12)
+    assert measure.level == "stable"
+    assert measure.p_value == pytest.approx(1)
 
 
 @pytest.mark.parametrize("moved", [2.0, 4.0])
 def test_a_constant_does_not_move_unseen(moved: float) -> None:
-    told = population_stability("x", distribution([3.0] * 500), distribution([moved] * 500))
-    assert told.level == "shifted"
-    assert sum(told.old) == pytest.approx(1)
-    assert sum(told.new) == pytest.approx(1)
+    measure = population_stability("x", distribution([3.0] * 500), distribution([moved] * 500))
+    assert measure.level == "shifted"
+    assert sum(measure.old) == pytest.approx(1)
+    assert sum(measure.new) == pytest.approx(1)
 
 
 def test_under_no_change_the_index_is_what_chance_says() -> None:
     rng = np.random.default_rng(1)
-    told = [
+    measure = [
         population_stability("x", distribution(rng.integers(0, 2000, 1000)), distribution(rng.integers(0, 2000, 1500)))
         for _ in range(200)
     ]
-    assert np.mean([one.index for one in told]) == pytest.approx(told[0].by_chance, rel=0.15)
-    assert kstest([one.p_value for one in told], "uniform").pvalue > 1e-3
+    assert np.mean([item.index for item in measure]) == pytest.approx(measure[0].by_chance, rel=0.15)
+    assert kstest([item.p_value for item in measure], "uniform").pvalue > 1e-3
     few = population_stability("x", distribution(rng.normal(size=15)), distribution(rng.normal(size=15)))
     assert few.index > 0.25, "by chance"
     assert few.level == "stable"
@@ -117,7 +117,7 @@ def test_what_chance_does_to_the_divergence() -> None:
     rng = np.random.default_rng(2)
     shares = rng.dirichlet(np.full(20, 5.0))
     draws = [np.array([rng.multinomial(size, shares) for size in (2000, 3000)]) for _ in range(200)]
-    assert np.mean([jensen_shannon(*one) for one in draws]) == pytest.approx(divergence_by_chance(draws[0]), rel=0.1)
+    assert np.mean([jensen_shannon(*item) for item in draws]) == pytest.approx(divergence_by_chance(draws[0]), rel=0.1)
 
 
 # Words
@@ -142,14 +142,14 @@ def test_new_and_vanished_words_are_told_and_chance_is_not() -> None:
     old, new = ([" ".join(rng.choices(words, k=10)) for _ in range(300)] for _ in range(2))
     same = ngram_changes(ngram_counts([old, new], 3))
     assert sum(map(len, (same.appeared, same.vanished, same.more, same.less))) <= 2
-    told = ngram_changes(
+    measure = ngram_changes(
         ngram_counts([[*old, *["fax machine broken"] * 30], [*new, *["crypto wallet locked"] * 30]], 3)
     )
-    assert {one.ngram for one in told.appeared} >= {"crypto", "crypto wallet", "crypto wallet locked"}
-    assert {one.ngram for one in told.vanished} >= {"fax", "fax machine", "fax machine broken"}
-    assert all(one.ratio is None and one.z > 3 for one in told.appeared)
-    assert all(one.ratio == 0 and one.z < -3 for one in told.vanished)
-    assert canonical_json(told.to_json())
+    assert {item.ngram for item in measure.appeared} >= {"crypto", "crypto wallet", "crypto wallet locked"}
+    assert {item.ngram for item in measure.vanished} >= {"fax", "fax machine", "fax machine broken"}
+    assert all(item.ratio is None and item.z > 3 for item in measure.appeared)
+    assert all(item.ratio == 0 and item.z < -3 for item in measure.vanished)
+    assert canonical_json(measure.to_json())
     alike = ngram_changes(ngram_counts([old, old], 2))
     assert not any((alike.appeared, alike.vanished, alike.more, alike.less))
 
@@ -173,21 +173,21 @@ def brute_force(x: np.ndarray, y: np.ndarray) -> float:
 def test_mmd_is_that_of_the_definition_and_symmetric() -> None:
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(9, 3)), rng.normal(0.5, 1.2, size=(12, 3))
-    told = mean_discrepancy(x, y, permutations=20)
-    assert told.squared == pytest.approx(brute_force(x, y), rel=1e-10)
-    assert mean_discrepancy(y, x, permutations=20).squared == pytest.approx(told.squared, rel=1e-10)
+    measure = mean_discrepancy(x, y, permutations=20)
+    assert measure.squared == pytest.approx(brute_force(x, y), rel=1e-10)
+    assert mean_discrepancy(y, x, permutations=20).squared == pytest.approx(measure.squared, rel=1e-10)
     far = mean_discrepancy((x + 1e4).astype(np.float64), (y + 1e4).astype(np.float64), permutations=1)
-    assert far.squared == pytest.approx(told.squared, rel=1e-6)
+    assert far.squared == pytest.approx(measure.squared, rel=1e-6)
 
 
 def test_the_p_value_is_the_share_of_permutations() -> None:
     rng = np.random.default_rng(6)
     x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.normal(size=(40, 4)).astype(np.float32)
-    told = mean_discrepancy(x, y, permutations=300, seed=3)
-    reached = sum(one >= told.squared for one in told.permuted)
-    assert told.p_value == (reached + 1) / 301
-    assert mean_discrepancy(x, y, permutations=300, seed=3) == told
-    assert mean_discrepancy(x, y, permutations=300, seed=4).permuted != told.permuted
+    measure = mean_discrepancy(x, y, permutations=300, seed=3)
+    reached = sum(item >= measure.squared for item in measure.permuted)
+    assert measure.p_value == (reached + 1) / 301
+    assert mean_discrepancy(x, y, permutations=300, seed=3) == measure
+    assert mean_discrepancy(x, y, permutations=300, seed=4).permuted != measure.permuted
     moved = mean_discrepancy(x, y + 2, permutations=300)
     assert moved.p_value == 1 / 301
     assert moved.shifted
@@ -195,17 +195,17 @@ def test_the_p_value_is_the_share_of_permutations() -> None:
 
 def test_the_p_value_is_uniform_where_nothing_changed() -> None:
     rng = np.random.default_rng(7)
-    found = [
+    result = [
         mean_discrepancy(rng.normal(size=(25, 3)), rng.normal(size=(20, 3)), permutations=99).p_value
         for _ in range(200)
     ]
-    assert kstest(np.array(found) - rng.uniform(0, 0.01, 200), "uniform").pvalue > 1e-3
+    assert kstest(np.array(result) - rng.uniform(0, 0.01, 200), "uniform").pvalue > 1e-3
 
 
 def test_embeddings_that_are_all_equal() -> None:
-    told = mean_discrepancy(np.ones((5, 2), np.float32), np.ones((6, 2), np.float32), permutations=50)
-    assert told.squared == pytest.approx(0)
-    assert told.p_value == 1.0
+    measure = mean_discrepancy(np.ones((5, 2), np.float32), np.ones((6, 2), np.float32), permutations=50)
+    assert measure.squared == pytest.approx(0)
+    assert measure.p_value == 1.0
 
 
 @pytest.mark.parametrize("shapes", [((1, 3), (5, 3)), ((5, 3), (5, 2))])
@@ -237,28 +237,28 @@ def old() -> Profile:
 
 
 def test_labels_shift_where_inputs_do_not(old: Profile) -> None:
-    told = measure_drift(old, build_profile([records_of(2, [8, 1, 1, 1])]), seed=1)
-    assert told.verdict.startswith("labels shifted (JS 0.")
-    assert "inputs did not (MMD p = 0." in told.verdict
-    assert "sources did not (JS 0)" in told.verdict
-    assert canonical_json(told.to_json())
-    assert told.to_json()["verdict"] == told.verdict
+    measure = measure_drift(old, build_profile([records_of(2, [8, 1, 1, 1])]), seed=1)
+    assert measure.verdict.startswith("labels shifted (JS 0.")
+    assert "inputs did not (MMD p = 0." in measure.verdict
+    assert "sources did not (JS 0)" in measure.verdict
+    assert canonical_json(measure.to_json())
+    assert measure.to_json()["verdict"] == measure.verdict
 
 
 def test_inputs_shift_where_labels_do_not(old: Profile) -> None:
-    told = measure_drift(
+    measure = measure_drift(
         old, build_profile([records_of(3, [1, 1, 1, 1], " please call me on my mobile")]), permutations=199
     )
-    assert told.verdict.startswith("inputs shifted (MMD p = 0.005), numbers shifted (greatest PSI")
-    assert "labels did not" in told.verdict
-    assert "please call me" in {one.ngram for one in told.ngrams["input"].appeared}
+    assert measure.verdict.startswith("inputs shifted (MMD p = 0.005), numbers shifted (greatest PSI")
+    assert "labels did not" in measure.verdict
+    assert "please call me" in {item.ngram for item in measure.ngrams["input"].appeared}
 
 
 def test_nothing_shifted(old: Profile) -> None:
-    told = measure_drift(old, old, permutations=199)
-    assert told.verdict.startswith("labels did not shift (JS 0)")
-    assert {one.index for one in told.numbers} == {0}
-    assert {one.divergence for one in told.shares} == {0}
+    measure = measure_drift(old, old, permutations=199)
+    assert measure.verdict.startswith("labels did not shift (JS 0)")
+    assert {item.index for item in measure.numbers} == {0}
+    assert {item.divergence for item in measure.shares} == {0}
 
 
 def test_no_record_is_on_both_sides_of_the_test(old: Profile) -> None:
@@ -268,9 +268,9 @@ def test_no_record_is_on_both_sides_of_the_test(old: Profile) -> None:
         seen.append(texts)
         return np.random.default_rng(len(seen)).normal(size=(len(texts), 4)).astype(np.float32)
 
-    told = measure_drift(old, old, embed, compared=100, embedder="noise", permutations=19)
-    assert told.inputs is not None
-    assert (told.inputs.rows, told.inputs.embedder) == ((100, 100), "noise")
+    measure = measure_drift(old, old, embed, compared=100, embedder="noise", permutations=19)
+    assert measure.inputs is not None
+    assert (measure.inputs.rows, measure.inputs.embedder) == ((100, 100), "noise")
     assert not set(seen[0]) & set(seen[1])
     given = np.random.default_rng(0).normal(size=(2, 30, 4)).astype(np.float32)
     handed = measure_drift(old, old, embeddings=(given[0], given[1]), permutations=19)
@@ -280,9 +280,9 @@ def test_no_record_is_on_both_sides_of_the_test(old: Profile) -> None:
 
 def test_what_only_one_version_has_is_said(old: Profile) -> None:
     bare = dataclasses.replace(old, balances={}, sample=old.sample[:1])
-    told = measure_drift(old, bare)
-    assert told.incomparable == ("labels: only the older version has them",)
-    assert told.inputs is None
+    measure = measure_drift(old, bare)
+    assert measure.incomparable == ("labels: only the older version has them",)
+    assert measure.inputs is None
     nothing = measure_drift(build_profile([]), build_profile([]))
     assert nothing.verdict == "nothing to compare"
     assert canonical_json(nothing.to_json())

@@ -73,33 +73,35 @@ def test_everything_is_counted(table: pa.Table, sides: list[str], rejected: pa.T
         facts_of(table, "pii", "pii", [0.0, 3.0, 1.0]),
         facts_of(table, "pii", "pii_email", [2.0, 1.0]),
     ]
-    told = build_profile([table], [sides], [rejected], facts=facts)
-    assert told.records == told.answered == 400
-    assert told.splits == dict(Counter(sides).most_common())
-    assert told.sources == dict(Counter(table["source"].to_pylist()).most_common())
-    assert told.labels == dict(sorted(Counter(table["completion"].to_pylist()).items(), key=lambda one: (-one[1], one)))
-    assert sum(told.balances["train"].counts.values()) == sides.count("train")
+    summary = build_profile([table], [sides], [rejected], facts=facts)
+    assert summary.records == summary.answered == 400
+    assert summary.splits == dict(Counter(sides).most_common())
+    assert summary.sources == dict(Counter(table["source"].to_pylist()).most_common())
+    assert summary.labels == dict(
+        sorted(Counter(table["completion"].to_pylist()).items(), key=lambda item: (-item[1], item))
+    )
+    assert sum(summary.balances["train"].counts.values()) == sides.count("train")
     texts = input_texts(table)
-    assert told.totals["input characters"] == sum(map(len, texts))
-    assert told.totals["input words"] == sum(len(one.split()) for one in texts)
-    assert told.languages == {"en": 300, "de": 100}
-    assert told.scores["quality"].mean == pytest.approx(0.625)
-    assert {kind: tuple(one) for kind, one in told.pii.items()} == {"any kind": (4, 2), "email": (3, 2)}
-    assert {(one.reason, one.count, len(one.examples)) for one in told.rejected} == {
+    assert summary.totals["input characters"] == sum(map(len, texts))
+    assert summary.totals["input words"] == sum(len(item.split()) for item in texts)
+    assert summary.languages == {"en": 300, "de": 100}
+    assert summary.scores["quality"].mean == pytest.approx(0.625)
+    assert {kind: tuple(item) for kind, item in summary.pii.items()} == {"any kind": (4, 2), "email": (3, 2)}
+    assert {(item.reason, item.count, len(item.examples)) for item in summary.rejected} == {
         ("too short", 20, 5),
         ("near duplicate", 5, 5),
     }
-    assert told.clusters["minhash"].sizes == {5: 1, 2: 1}
-    assert (told.clusters["minhash"].number, told.clusters["minhash"].removed) == (2, 5)
-    assert [(one.name, one.size, len(one.texts)) for one in told.clusters["minhash"].largest] == [
+    assert summary.clusters["minhash"].sizes == {5: 1, 2: 1}
+    assert (summary.clusters["minhash"].number, summary.clusters["minhash"].removed) == (2, 5)
+    assert [(item.name, item.size, len(item.texts)) for item in summary.clusters["minhash"].largest] == [
         ("one", 5, 3),
         ("two", 2, 1),
     ]
-    assert [row["count"] for row in told.funnel if row["reason"] in ("in", "kept")] == [425, 400]
-    words = Counter(word for one in texts for word in one.split())
-    assert dict(told.ngrams["input"][0][:5]) == dict(words.most_common(5))
-    assert canonical_json(told.to_json())
-    assert json.loads(json.dumps(told.to_json()))["labels"]["all"]["counts"] == told.labels
+    assert [row["count"] for row in summary.funnel if row["reason"] in ("in", "kept")] == [425, 400]
+    words = Counter(word for item in texts for word in item.split())
+    assert dict(summary.ngrams["input"][0][:5]) == dict(words.most_common(5))
+    assert canonical_json(summary.to_json())
+    assert json.loads(json.dumps(summary.to_json()))["labels"]["all"]["counts"] == summary.labels
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -119,23 +121,23 @@ def test_how_tables_are_cut_and_ordered_does_not_matter(
     parts = [turned.slice(0, 7), turned.slice(7)]
     again = build_profile(pieces, split, parts, facts=[facts.slice(200), facts.slice(0, 200)], sample=50)
     assert again.sample == whole.sample
-    first, second = (_by_reason(one) for one in (whole, again))
+    first, second = (_by_reason(item) for item in (whole, again))
     assert first == second
 
 
-def _by_reason(told: Profile) -> Any:
-    json_of = told.to_json()
-    json_of["rejected"].sort(key=lambda one: one["reason"])
-    json_of["funnel"].sort(key=lambda one: one["reason"])
+def _by_reason(summary: Profile) -> Any:
+    json_of = summary.to_json()
+    json_of["rejected"].sort(key=lambda item: item["reason"])
+    json_of["funnel"].sort(key=lambda item: item["reason"])
     return json_of
 
 
 def test_examples_show_no_personal_data() -> None:
     table = table_of({"prompt": "I am jane.doe@example.org", "completion": "jane@example.org"}, "mail a@example.org")
     why = {0: Rejection("personal data", "1 email"), 1: Rejection("near duplicate", "like", 0.9, cluster="c", kept="k")}
-    told = build_profile([], rejected=[reject_rows(table, "pii", why).rejected])
-    assert "example.org" not in json.dumps(told.to_json())
-    assert told.rejected[0].examples[0].text == "I am <EMAIL>"
+    summary = build_profile([], rejected=[reject_rows(table, "pii", why).rejected])
+    assert "example.org" not in json.dumps(summary.to_json())
+    assert summary.rejected[0].examples[0].text == "I am <EMAIL>"
 
 
 def test_a_stored_version_is_read_table_by_table(table: pa.Table, sides: list[str], rejected: pa.Table) -> None:
@@ -152,10 +154,10 @@ def test_a_stored_version_is_read_table_by_table(table: pa.Table, sides: list[st
         def facts(self) -> Any:
             yield facts_of(table, "quality", "quality", [0.5] * 400)
 
-    told = profile_version(cast(Any, Stored()))
-    assert told.funnel == ({"set": "records", "step": "read", "reason": "in", "count": 425},)
+    summary = profile_version(cast(Any, Stored()))
+    assert summary.funnel == ({"set": "records", "step": "read", "reason": "in", "count": 425},)
     whole = build_profile([table], [sides], [rejected], Stored.meta["funnel"], Stored().facts())
-    assert told.to_json() == whole.to_json()
+    assert summary.to_json() == whole.to_json()
 
 
 def test_a_column_can_name_the_splits_and_lengths_must_fit(table: pa.Table, sides: list[str]) -> None:
@@ -168,18 +170,18 @@ def test_a_column_can_name_the_splits_and_lengths_must_fit(table: pa.Table, side
 
 
 def test_nothing_at_all() -> None:
-    told = build_profile([])
-    assert (told.records, told.balances, told.lengths, told.sample) == (0, {}, {}, ())
-    assert canonical_json(told.to_json())
+    summary = build_profile([])
+    assert (summary.records, summary.balances, summary.lengths, summary.sample) == (0, {}, {}, ())
+    assert canonical_json(summary.to_json())
     assert canonical_json(build_profile([table_of({"prompt": "", "completion": None})]).to_json())
 
 
 def test_answers_are_labels_only_where_they_repeat() -> None:
     free = table_of(*({"prompt": f"q{row}", "completion": f"answer {row}"} for row in range(50)))
-    told = build_profile([free])
-    assert told.open_ended
-    assert told.balances == {}
-    assert set(told.ngrams) == {"input", "answer"}
+    summary = build_profile([free])
+    assert summary.open_ended
+    assert summary.balances == {}
+    assert set(summary.ngrams) == {"input", "answer"}
     many = table_of(*({"prompt": f"q{row}", "completion": f"answer {row % 1001}"} for row in range(3003)))
     assert build_profile([many]).open_ended
     assert not build_profile(
@@ -188,9 +190,9 @@ def test_answers_are_labels_only_where_they_repeat() -> None:
 
 
 def test_tokens_are_counted_by_the_tokenizer_that_is_given(table: pa.Table) -> None:
-    told = build_profile([table], tokenizer=lambda texts: [list(range(len(one) // 3)) for one in texts])
-    assert told.totals["input tokens"] == sum(len(one) // 3 for one in input_texts(table))
-    assert told.lengths["answer tokens"].high == 0
+    summary = build_profile([table], tokenizer=lambda texts: [list(range(len(item) // 3)) for item in texts])
+    assert summary.totals["input tokens"] == sum(len(item) // 3 for item in input_texts(table))
+    assert summary.lengths["answer tokens"].high == 0
 
 
 def test_balance() -> None:
@@ -232,16 +234,16 @@ def distribution(values: Any) -> Distribution:
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=64), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_a_distribution_counts_every_number_to_three_digits(values: list[float]) -> None:
-    found = distribution(values)
+    result = distribution(values)
     finite = np.array([value for value in values if math.isfinite(value)])
-    assert found.count == len(finite)
-    assert found.missing == len(values) - len(finite)
-    assert (np.diff(found.values) > 0).all()
+    assert result.count == len(finite)
+    assert result.missing == len(values) - len(finite)
+    assert (np.diff(result.values) > 0).all()
     if len(finite):
-        assert (found.low, found.high) == (finite.min(), finite.max())
+        assert (result.low, result.high) == (finite.min(), finite.max())
         for share in (0.1, 0.5, 0.9):
             exact = np.quantile(round_significant(finite), share, method="inverted_cdf")
-            assert found.quantile(share) == exact
+            assert result.quantile(share) == exact
     normal = finite[(np.abs(finite) > 1e-300) & (np.abs(finite) < 1e300)]
     assert np.allclose(round_significant(normal), normal, rtol=2.0**-11, atol=0)
 
@@ -250,22 +252,22 @@ def test_whole_numbers_are_exact_up_to_2048_and_the_mean_is_close() -> None:
     values = np.arange(-2048, 2049, dtype=np.float64)
     assert (round_significant(values) == values).all()
     numbers = np.random.default_rng(0).lognormal(3, 2, 20_000)
-    found = distribution(numbers)
-    assert found.mean == pytest.approx(numbers.mean(), rel=5e-4)
-    assert found.deviation == pytest.approx(numbers.std(), rel=5e-4)
-    assert len(found.values) < len(numbers)
+    result = distribution(numbers)
+    assert result.mean == pytest.approx(numbers.mean(), rel=5e-4)
+    assert result.deviation == pytest.approx(numbers.std(), rel=5e-4)
+    assert len(result.values) < len(numbers)
 
 
 @given(st.lists(st.integers(-5000, 5000) | st.floats(-1, 1), min_size=1, max_size=50))
 @settings(max_examples=60, deadline=None)
 def test_a_histogram_holds_every_number_once(values: list[float]) -> None:
-    found = distribution(values)
-    edges, (counts,), (above,) = histograms([found])
+    result = distribution(values)
+    edges, (counts,), (above,) = histograms([result])
     assert counts.sum() + above == len(values)
     assert len(counts) <= 31
     assert np.allclose(np.diff(edges), edges[1] - edges[0])
-    assert edges[0] <= found.values[0]
-    exact = sum(value + 1e-9 * (edges[1] - edges[0]) >= edges[-1] for value in found.values.repeat(found.counts))
+    assert edges[0] <= result.values[0]
+    exact = sum(value + 1e-9 * (edges[1] - edges[0]) >= edges[-1] for value in result.values.repeat(result.counts))
     assert above == exact
 
 
@@ -281,9 +283,9 @@ def test_ngrams_are_those_of_a_plain_count() -> None:
             )
             ours = {counted.text(run): int(count) for run, count in enumerate(counted.counts[at]) if count}
             assert ours == dict(plain)
-            told = counted.most_common(7, at)
-            assert [count for _, count in told] == [count for _, count in plain.most_common(7)]
-            assert all(plain[run] == count for run, count in told)
+            summary = counted.most_common(7, at)
+            assert [count for _, count in summary] == [count for _, count in plain.most_common(7)]
+            assert all(plain[run] == count for run, count in summary)
             if n == 1 and at == 0:
                 assert counted.most_common(99) == plain.most_common(99), "equal ones in the order in which they occur"
 
@@ -306,4 +308,4 @@ def test_facts_in_words_are_given_up_where_they_are_too_many(table: pa.Table) ->
         counts.add(facts_of(table, "quality", "hash", [str(start + row) for row in range(400)]))
     assert counts.categories == {"quality: grade": {"good": 2, "bad": 1}, "quality: hash": {}}
     counts.add(facts_of(table, "pii", "kinds", ["email, phone", "email"]))
-    assert {kind: tuple(one) for kind, one in counts.pii.items()} == {"email": (2, 2), "phone": (1, 1)}
+    assert {kind: tuple(item) for kind, item in counts.pii.items()} == {"email": (2, 2), "phone": (1, 1)}

@@ -41,7 +41,7 @@ class TestBalance(StepContract):
         kept = [
             set(lines(apply_step(Balance(mode="downsample", ratio=ratio), table).kept)) for ratio in (1, 2.5, 5, 20)
         ]
-        assert [len(one) for one in kept] == [9, 15, 25, 65]
+        assert [len(item) for item in kept] == [9, 15, 25, 65]
         assert kept[0] < kept[1] < kept[2] < kept[3]
         grown = pa.concat_tables([table, classes(b=8).slice(5)])
         assert kept[0] <= set(lines(apply_step(Balance(mode="downsample", ratio=1), grown).kept))
@@ -63,9 +63,9 @@ class TestBalance(StepContract):
         stage = PhaseConfig(mix="sizes", mix_by="completion", mix_temperature=temperature, epochs=1)
         order = BatchSampler(len(answers), 10, 0, [stage], kinds={"completion": answers.tolist()})
         met = order.seen()
-        for one in sizes:
-            expected = sizes[one] ** power / sum(n ** (power + 1) for n in sizes.values()) * len(answers)
-            assert met[answers == one].sum() == pytest.approx(expected * sizes[one], abs=1)
+        for item in sizes:
+            expected = sizes[item] ** power / sum(n ** (power + 1) for n in sizes.values()) * len(answers)
+            assert met[answers == item].sum() == pytest.approx(expected * sizes[item], abs=1)
 
     def test_weights_that_nothing_reads_are_no_mode(self) -> None:
         with pytest.raises(UserError, match="mode"):

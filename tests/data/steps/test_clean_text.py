@@ -74,7 +74,7 @@ def test_cleaning_again_changes_nothing(text: str, form: UnicodeForm, quotes: Qu
     assert "\r" not in once
     assert not re.search(r"[ \t]$", once, re.MULTILINE)
     assert "\n" * (blank_lines + 2) not in once
-    assert not {unicodedata.category(one) for one in once if one not in "\n\t"} & {"Cc", "Zl", "Zp"}
+    assert not {unicodedata.category(item) for item in once if item not in "\n\t"} & {"Cc", "Zl", "Zp"}
     if form != "keep":
         assert unicodedata.is_normalized(form.upper(), once)
 
@@ -85,21 +85,23 @@ def test_cleaning_again_changes_nothing(text: str, form: UnicodeForm, quotes: Qu
     st.sampled_from(["keep", "straight"]),
 )
 def test_the_glance_finds_all_that_changes(texts: list[str], form: UnicodeForm, quotes: Quotes) -> None:
-    found = pa.compute.match_substring_regex(pa.array(texts), dirty_pattern(form, quotes)).to_pylist()
-    for text, suspicious in zip(texts, found, strict=True):
+    result = pa.compute.match_substring_regex(pa.array(texts), dirty_pattern(form, quotes)).to_pylist()
+    for text, suspicious in zip(texts, result, strict=True):
         assert suspicious or clean_text(text, form, quotes) == text
 
 
 def test_what_the_glance_passes_over_never_composes() -> None:
     characters = [chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000]
-    found = pa.compute.match_substring_regex(pa.array([f"a{one}b" for one in characters]), dirty_pattern()).to_pylist()
-    decompositions = [unicodedata.decomposition(one).split() for one in characters]
+    result = pa.compute.match_substring_regex(
+        pa.array([f"a{item}b" for item in characters]), dirty_pattern()
+    ).to_pylist()
+    decompositions = [unicodedata.decomposition(item).split() for item in characters]
     second = {chr(int(parts[1], 16)) for parts in decompositions if len(parts) == 2 and "<" not in parts[0]}
     jamo = {chr(code) for code in range(0x1160, 0x1200)}
-    passed = {one for one, suspicious in zip(characters, found, strict=True) if not suspicious}
+    passed = {item for item, suspicious in zip(characters, result, strict=True) if not suspicious}
     assert not passed & (second | jamo)
     assert not any(map(unicodedata.combining, passed))
-    assert all(clean_text(f"a{one}b") == f"a{one}b" for one in passed)
+    assert all(clean_text(f"a{item}b") == f"a{item}b" for item in passed)
     assert passed > set("aé你й、ひ한”")
 
 

@@ -34,9 +34,9 @@ class TestDrop(StepContract):
         return Drop(file=str(file))
 
     def test_an_id_takes_one_record(self, step: Step, table: pa.Table) -> None:
-        found = apply_step(step, table)
-        assert reasons(found) == {2: "named"}
-        assert found.rejected["detail"].to_pylist() == ["ids.txt names it in line 2"]
+        result = apply_step(step, table)
+        assert reasons(result) == {2: "named"}
+        assert result.rejected["detail"].to_pylist() == ["ids.txt names it in line 2"]
 
 
 def test_the_id_of_an_input_takes_all_its_records(table: pa.Table, tmp_path: Path) -> None:

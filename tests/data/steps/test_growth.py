@@ -48,11 +48,11 @@ def corpus(seed: int) -> tuple[pa.Table, pa.Table]:
     training = [edited(rng, originals[rng.integers(30)]) for _ in range(120)] + [text(rng, 900) for _ in range(3)]
     rng.shuffle(training)
     wording = text(rng, 14)
-    held_out = [f"{wording} {one}" if rng.random() < 0.5 else one for one in originals]
+    held_out = [f"{wording} {item}" if rng.random() < 0.5 else item for item in originals]
     groups = [None if rng.random() < 0.9 else f"user {rng.integers(3)}" for _ in range(len(training))]
-    rows = [{"text": one} | ({"group": group} if group else {}) for one, group in zip(training, groups, strict=True)]
+    rows = [{"text": item} | ({"group": group} if group else {}) for item, group in zip(training, groups, strict=True)]
     rows.append({"text": f"{wording} {text(rng, 20)}"})
-    return table_of(*rows), table_of(*[{"text": one, "group": f"user {n % 5}"} for n, one in enumerate(held_out)])
+    return table_of(*rows), table_of(*[{"text": item, "group": f"user {n % 5}"} for n, item in enumerate(held_out)])
 
 
 def decided(

@@ -67,8 +67,8 @@ class TestLanguage(StepContract):
 
 def test_sixty_sentences_in_twenty_languages() -> None:
     table = table_of(*(sentence for sentences in SENTENCES.values() for sentence in sentences))
-    found = apply_step(Language(threshold=0), table).facts["language"].to_pylist()
-    assert found == [code for code, sentences in SENTENCES.items() for _ in sentences]
+    result = apply_step(Language(threshold=0), table).facts["language"].to_pylist()
+    assert result == [code for code, sentences in SENTENCES.items() for _ in sentences]
 
 
 def test_the_shortest_text_that_is_read() -> None:

@@ -106,6 +106,6 @@ class TestMinhash(StepContract):
     def test_another_step_may_ask_for_the_clusters(self, table: pa.Table) -> None:
         step = Minhash()
         corpus: Corpus = TableCorpus(table, step)
-        found = cluster_inputs(corpus, step.threshold, step.ngram)
-        assert found.tolist() == [0, 0, 0, 3, 0, 0, 0]
-        assert cluster_inputs(corpus, step.threshold, step.ngram, known=found[:4]).tolist() == found.tolist()
+        result = cluster_inputs(corpus, step.threshold, step.ngram)
+        assert result.tolist() == [0, 0, 0, 3, 0, 0, 0]
+        assert cluster_inputs(corpus, step.threshold, step.ngram, known=result[:4]).tolist() == result.tolist()

@@ -63,11 +63,11 @@ class TestPerplexity(StepContract):
 
     def test_it_is_that_of_transformers(self, step: Step, table: pa.Table, plain: Any) -> None:
         model, tokenizer = plain
-        found = apply_step(step, table).facts["perplexity"].to_pylist()
-        assert found[1:3] == [None, None]  # one token, and none
+        result = apply_step(step, table).facts["perplexity"].to_pylist()
+        assert result[1:3] == [None, None]  # one token, and none
         for row, text in ((0, TEXTS[0]), (3, TEXTS[3]), (4, TEXTS[4]), (6, "a question\nan answer")):
             ids = tokenizer(text)["input_ids"]
-            assert found[row] == pytest.approx(np.exp(_mean_loss(model, ids, len(ids) - 1)), rel=1e-5)
+            assert result[row] == pytest.approx(np.exp(_mean_loss(model, ids, len(ids) - 1)), rel=1e-5)
 
     def test_long_texts_are_read_in_windows_that_share_a_token(self, step: Step, table: pa.Table, plain: Any) -> None:
         model, tokenizer = plain
@@ -75,19 +75,19 @@ class TestPerplexity(StepContract):
         assert len(ids) == 1500
         first, second = ids[:1024], ids[1023:]
         nats = _mean_loss(model, first, 1023) * 1023 + _mean_loss(model, second, 476) * 476
-        found = apply_step(step, table).facts["perplexity"].to_pylist()[5]
-        assert found == pytest.approx(np.exp(nats / 1499), rel=1e-5)
+        result = apply_step(step, table).facts["perplexity"].to_pylist()[5]
+        assert result == pytest.approx(np.exp(nats / 1499), rel=1e-5)
 
     def test_bounds_reject(self, step: Perplexity, table: pa.Table) -> None:
-        found = apply_step(step, table).facts["perplexity"].to_pylist()
-        told = sorted(one for one in found if one is not None)
-        low, high = told[1], told[-2]
+        result = apply_step(step, table).facts["perplexity"].to_pylist()
+        message = sorted(item for item in result if item is not None)
+        low, high = message[1], message[-2]
         outcome = apply_step(step.model_copy(update={"min_perplexity": low, "max_perplexity": high}), table)
         assert reasons(outcome) == {
-            found.index(told[0]) + 1: "predictable text",
-            found.index(told[-1]) + 1: "improbable text",
+            result.index(message[0]) + 1: "predictable text",
+            result.index(message[-1]) + 1: "improbable text",
         }
-        assert set(outcome.rejected["score"].to_pylist()) == {told[0], told[-1]}
+        assert set(outcome.rejected["score"].to_pylist()) == {message[0], message[-1]}
 
 
 class TestDifficulty(StepContract):
@@ -102,8 +102,8 @@ class TestDifficulty(StepContract):
     def test_it_is_the_ratio_of_perplexities(self, step: Step, table: pa.Table, plain: Any) -> None:
         model, tokenizer = plain
         outcome = apply_step(step, table)
-        found = outcome.facts["ifd"].to_pylist()
-        assert [row for row, one in enumerate(found) if one is None] == [3, 4, 6]
+        result = outcome.facts["ifd"].to_pylist()
+        assert [row for row, item in enumerate(result) if item is None] == [3, 4, 6]
         stop = tokenizer.eos_token_id
         for row in (0, 1, 2, 5):
             turns = table["prompt"][row].as_py()
@@ -112,8 +112,8 @@ class TestDifficulty(StepContract):
             answer = [*tokenizer(CHATS[row]["completion"], add_special_tokens=False)["input_ids"], stop]
             given = np.exp(_mean_loss(model, before + answer, len(answer)))
             alone = np.exp(_mean_loss(model, [stop, *answer], len(answer)))
-            assert found[row] == pytest.approx(given / alone, rel=1e-5)
-        above = [row + 1 for row, one in enumerate(found) if one is not None and one > 1]
+            assert result[row] == pytest.approx(given / alone, rel=1e-5)
+        above = [row + 1 for row, item in enumerate(result) if item is not None and item > 1]
         assert lines(outcome.rejected) == above
         assert set(reasons(outcome).values()) <= {"prompt does not help"}
 

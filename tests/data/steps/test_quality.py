@@ -51,9 +51,9 @@ class TestTrainedOnFiles(StepContract):
         outcome = apply_step(step, table)
         assert {2: "low quality", 3: "low quality"}.items() <= reasons(outcome).items()
         assert {1, 4} <= set(lines(outcome.kept))
-        found = outcome.facts["quality"].to_pylist()
-        assert all(0 <= one <= 1 for one in found)
-        assert outcome.rejected["score"].to_pylist()[:2] == found[1:3]
+        result = outcome.facts["quality"].to_pylist()
+        assert all(0 <= item <= 1 for item in result)
+        assert outcome.rejected["score"].to_pylist()[:2] == result[1:3]
 
     def test_the_place_of_the_files_changes_nothing(self, step: Quality, root: Path, tmp_path: Path) -> None:
         for name in ("good.jsonl", "bad.jsonl"):
@@ -82,8 +82,8 @@ class TestKeptInAFolder(StepContract):
 
     def test_scores_are_the_classifiers(self, step: Step, folder: Path) -> None:
         step.check()
-        found = apply_step(step, table_of(*GOOD, *BAD)).facts["quality"].to_pylist()
-        assert found == load_classifier(folder).probabilities(GOOD + BAD).tolist()
+        result = apply_step(step, table_of(*GOOD, *BAD)).facts["quality"].to_pylist()
+        assert result == load_classifier(folder).probabilities(GOOD + BAD).tolist()
 
     def test_without_a_threshold_it_only_measures(self, folder: Path, table: pa.Table) -> None:
         outcome = apply_step(Quality(model=str(folder), quality_threshold=None), table)

@@ -33,7 +33,7 @@ def words(text: str, begin: int, end: int) -> str:
 def exhaustive(texts: list[str], length: int) -> list[list[int]]:
     """The words of every text that lie in a window that stands earlier, by a table of all windows."""
     first: dict[tuple[str, ...], tuple[int, int]] = {}
-    found = []
+    result = []
     for number, text in enumerate(texts):
         own = text.lower().split()
         gone: set[int] = set()
@@ -41,8 +41,8 @@ def exhaustive(texts: list[str], length: int) -> list[list[int]]:
             source, at = first.setdefault(tuple(own[place : place + length]), (number, place))
             if source != number or place - at >= length:
                 gone.update(range(place, place + length))
-        found.append(sorted(gone))
-    return found
+        result.append(sorted(gone))
+    return result
 
 
 def by_step(texts: list[str], length: int) -> list[list[int]]:
@@ -53,7 +53,7 @@ def by_step(texts: list[str], length: int) -> list[list[int]]:
     for repeat in find_repeats(windows(texts, length, shared), length):
         assert verify_span(repeat, own[repeat.text], own[repeat.source], length) == [repeat]
         gone[repeat.text].update(range(repeat.begin, repeat.end))
-    return [sorted(one) for one in gone]
+    return [sorted(item) for item in gone]
 
 
 def patchwork(seed: int, count: int, vocabulary: int) -> list[str]:
@@ -106,8 +106,8 @@ class TestSubstring(StepContract):
         detail = f"100% of its words: words 1 to 40 of the text (40 words, `{begin} …`) stand at f:1"
         assert rejected["detail"][1].as_py() == detail
         assert facts["repeated_share"].to_pylist() == [None, pytest.approx(17 / 20), pytest.approx(10 / 11), None, 1.0]
-        told = f"words 2 to 18 of the prompt (17 words, `{words(prose(0, 40), 3, 9)} …`) stand at f:1"
-        assert facts["repeated_at"][1].as_py() == told
+        message = f"words 2 to 18 of the prompt (17 words, `{words(prose(0, 40), 3, 9)} …`) stand at f:1"
+        assert facts["repeated_at"][1].as_py() == message
 
     def test_records_can_be_rejected_instead(self, table: pa.Table) -> None:
         outcome = apply_step(Substring(length=LENGTH, action="reject", share=0.9), table)
@@ -159,11 +159,11 @@ def test_fingerprints_are_few() -> None:
 
 def test_what_only_shares_a_hash_is_not_cut() -> None:
     texts = [prose(0, 20), prose(1, 20), words(prose(0, 20), 0, 12)]
-    found = windows(texts, LENGTH, np.unique(fingerprints(texts, LENGTH).values))
-    assert len(found.text) == 11 + 11 + 3
-    collided = find_repeats(found._replace(value=np.zeros(len(found.value), np.uint64)), LENGTH)
+    result = windows(texts, LENGTH, np.unique(fingerprints(texts, LENGTH).values))
+    assert len(result.text) == 11 + 11 + 3
+    collided = find_repeats(result._replace(value=np.zeros(len(result.value), np.uint64)), LENGTH)
     own = [comparable_words(text) for text in texts]
-    true = [part for one in collided for part in verify_span(one, own[one.text], own[one.source], LENGTH)]
+    true = [part for item in collided for part in verify_span(item, own[item.text], own[item.source], LENGTH)]
     assert true == [RepeatedSpan(2, 0, 10, 0, 0)]
 
 

@@ -36,8 +36,8 @@ TERMS = TermList.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "
         ("", 0),
     ],
 )
-def test_terms_are_whole_words(text: str, found: int) -> None:
-    assert count_terms([text], TERMS)[0, 0] == found
+def test_terms_are_whole_words(text: str, result: int) -> None:
+    assert count_terms([text], TERMS)[0, 0] == result
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_terms_are_whole_words(text: str, found: int) -> None:
         ("h*cks", 0),
     ],
 )
-def test_disguised_words_count_on_demand(text: str, found: int) -> None:
-    assert count_terms([text], TERMS, disguised=True)[0, 0] == found
+def test_disguised_words_count_on_demand(text: str, result: int) -> None:
+    assert count_terms([text], TERMS, disguised=True)[0, 0] == result
 
 
 def test_words_are_counted() -> None:
@@ -153,29 +153,29 @@ def _by_hand(folder: Path, text: str) -> float:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     ids = tokenizer(text)["input_ids"] or [tokenizer.pad_token_id]
-    found = []
+    result = []
     for start in range(0, len(ids), 64):
         with torch.no_grad():
             logits = model(torch.tensor([ids[start : start + 64]])).logits[0]
         if model.config.problem_type:
-            found.append(float(logits.sigmoid()[1:].max()))
+            result.append(float(logits.sigmoid()[1:].max()))
         else:
-            found.append(float(logits.softmax(-1)[1:].sum()))
-    return max(found)
+            result.append(float(logits.softmax(-1)[1:].sum()))
+    return max(result)
 
 
 def test_probabilities_are_those_of_transformers(classifier: Path) -> None:
     loaded = SequenceClassifier.load(classifier)
-    found = loaded.probabilities(TEXTS, loaded.label_indices(["insult", "threat"], "labels"))
-    assert found == pytest.approx([_by_hand(classifier, text) for text in TEXTS], abs=1e-5)
-    assert np.ptp(found) > 0.01
+    result = loaded.probabilities(TEXTS, loaded.label_indices(["insult", "threat"], "labels"))
+    assert result == pytest.approx([_by_hand(classifier, text) for text in TEXTS], abs=1e-5)
+    assert np.ptp(result) > 0.01
 
 
 class TestAClassifier(StepContract):
     @pytest.fixture
     def step(self, classifier: Path) -> Step:
-        found = SequenceClassifier.load(classifier).probabilities(TEXTS, [1, 2])
-        threshold = float(np.median(found))
+        result = SequenceClassifier.load(classifier).probabilities(TEXTS, [1, 2])
+        threshold = float(np.median(result))
         return Toxicity(
             classifier=str(classifier), toxic_labels=["insult", "threat"], classifier_threshold=threshold, max_hits=None
         )
@@ -187,8 +187,8 @@ class TestAClassifier(StepContract):
     def test_what_it_calls_toxic_goes(self, step: Toxicity, table: pa.Table) -> None:
         step.check()
         outcome = apply_step(step, table)
-        found = np.array(outcome.facts["toxicity"].to_pylist())
-        assert lines(outcome.rejected) == (np.flatnonzero(found >= step.classifier_threshold) + 1).tolist()
+        result = np.array(outcome.facts["toxicity"].to_pylist())
+        assert lines(outcome.rejected) == (np.flatnonzero(result >= step.classifier_threshold) + 1).tolist()
         assert set(reasons(outcome).values()) == {"toxic"}
         assert outcome.facts["toxic_words"].to_pylist() == [0] * 6
 

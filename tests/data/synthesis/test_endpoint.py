@@ -58,9 +58,9 @@ def test_what_never_passes_is_said_and_the_rest_is_kept(endpoint: Any, tmp_path:
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 def test_a_refusal_ends_it_at_once(endpoint: Any, tmp_path: Path, status: int) -> None:
     endpoint.faults = [status]
-    with pytest.raises(UserError, match=f"refused with {status}: .*as the test") as found:
+    with pytest.raises(UserError, match=f"refused with {status}: .*as the test") as result:
         opened(endpoint, tmp_path)([turns("a")])
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
     assert endpoint.asked == []
 
 

@@ -17,8 +17,8 @@ from posttrain.testing.steps import StepContract, table_of
 
 def in_other_words(messages: list[dict[str, str]]) -> str:
     content = messages[-1]["content"]
-    said = json.loads(content.splitlines()[2])
-    return json.dumps([f"{said}, they said", f"he said: {said}"]) if said != "odd" else "no array"
+    message = json.loads(content.splitlines()[2])
+    return json.dumps([f"{message}, they said", f"he said: {message}"]) if message != "odd" else "no array"
 
 
 class TestParaphrase(StepContract):
@@ -42,9 +42,9 @@ class TestParaphrase(StepContract):
         )
 
     def test_each_copy_is_an_item_of_one_reply(self, step: Augment, table: pa.Table, endpoint: Any) -> None:
-        said = [row["prompt"][0]["content"] for row in step.apply(table).kept.to_pylist()]
-        one, two = (["one", "one, they said", "he said: one"], ["two", "two, they said", "he said: two"])
-        assert said == [*one, "odd", *two, *one]
+        message = [row["prompt"][0]["content"] for row in step.apply(table).kept.to_pylist()]
+        item, two = (["one", "one, they said", "he said: one"], ["two", "two, they said", "he said: two"])
+        assert message == [*item, "odd", *two, *item]
         assert len(endpoint.asked) == 3
         step.apply(table.slice(3))
         assert len(endpoint.asked) == 3

@@ -10,10 +10,10 @@ from posttrain.data.synthesis.synthesize import RougeIndex, longest_common_subse
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=12)
 
 
-def table(one: list[str], other: list[str]) -> int:
+def table(item: list[str], other: list[str]) -> int:
     """The dynamic programme as textbooks have it."""
-    lengths = np.zeros((len(one) + 1, len(other) + 1), dtype=int)
-    for i, left in enumerate(one):
+    lengths = np.zeros((len(item) + 1, len(other) + 1), dtype=int)
+    for i, left in enumerate(item):
         for j, right in enumerate(other):
             if left == right:
                 lengths[i + 1, j + 1] = lengths[i, j] + 1
@@ -23,22 +23,22 @@ def table(one: list[str], other: list[str]) -> int:
 
 
 @given(TEXTS, TEXTS)
-def test_the_longest_common_subsequence(one: list[str], other: list[str]) -> None:
-    assert longest_common_subsequence(one, other) == table(one, other)
+def test_the_longest_common_subsequence(item: list[str], other: list[str]) -> None:
+    assert longest_common_subsequence(item, other) == table(item, other)
 
 
 @given(st.lists(TEXTS, max_size=8), TEXTS, st.sampled_from([0.2, 0.5, 0.7, 1.0]))
 def test_the_nearest_is_that_of_all(earlier: list[list[str]], new: list[str], least: float) -> None:
     scores = [2 * table(text, new) / (len(text) + len(new)) if text or new else 0.0 for text in earlier]
     best = max(scores, default=0.0)
-    found = RougeIndex(" ".join(text) for text in earlier).of(" ".join(new), least)
-    assert found == ((best, scores.index(best)) if best >= least else None)
+    result = RougeIndex(" ".join(text) for text in earlier).of(" ".join(new), least)
+    assert result == ((best, scores.index(best)) if best >= least else None)
 
 
 def test_by_hand() -> None:
     """LCS of "the cat sat on the mat" and "the cat on a mat" is 4 of 6 and 5 words."""
-    found = RougeIndex(["the cat sat on the mat"]).of("The cat, on a mat.", 0.1)
-    assert found == (pytest.approx(8 / 11), 0)
+    result = RougeIndex(["the cat sat on the mat"]).of("The cat, on a mat.", 0.1)
+    assert result == (pytest.approx(8 / 11), 0)
 
 
 def test_words_of_languages_without_spaces_are_characters() -> None:

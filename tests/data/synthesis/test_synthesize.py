@@ -83,12 +83,12 @@ def test_instructions_get_answers_and_marks(tmp_path: Path) -> None:
 
 def test_the_same_call_again_asks_nothing_and_gives_the_same(tmp_path: Path) -> None:
     first, again = Model(), Model()
-    one, two = run(tmp_path, first), run(tmp_path, again)
+    entry, two = run(tmp_path, first), run(tmp_path, again)
     assert first.calls
     assert again.calls == []
-    assert one.records.equals(two.records)
-    assert run(tmp_path / "other", Model()).records.equals(one.records)
-    assert not run(tmp_path, Model(), seed=1).records.equals(one.records)
+    assert entry.records.equals(two.records)
+    assert run(tmp_path / "other", Model()).records.equals(entry.records)
+    assert not run(tmp_path, Model(), seed=1).records.equals(entry.records)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 6])
@@ -326,7 +326,7 @@ def test_answers_that_go_round_in_circles_go(tmp_path: Path) -> None:
 
     def generate(prompts: Any) -> list[str | None]:
         asked = ("JSON array" in prompt[-1]["content"] for prompt in prompts)
-        return ['["Plan a week of cheap meals"]' if one else round_and_round for one in asked]
+        return ['["Plan a week of cheap meals"]' if entry else round_and_round for entry in asked]
 
     outcome = run(tmp_path, generate, records=1, max_requests=1)
     assert outcome.records.num_rows == 0
@@ -346,8 +346,8 @@ def test_other_settings_ask_anew(tmp_path: Path) -> None:
 def test_a_local_model_stops_with_its_last_line(tiny_model: Path) -> None:
     lm = load_language_model(tiny_model, TaskConfig(), "float32")
     prompts = [paraphrase_prompt("Where is it?", 2, "lines"), paraphrase_prompt("Where is it?", 2)]
-    one, again = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
-    assert one == again
+    entry, again = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
+    assert entry == again
     newline = lm.tokenizer("\n", add_special_tokens=False)["input_ids"]
     word = lm.tokenizer("word", add_special_tokens=False)["input_ids"]
     stop = _StopAfterLines(lm, 0, [2, None])
