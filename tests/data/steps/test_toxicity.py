@@ -21,7 +21,7 @@ TERMS = TermList.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("a darn day", 1),
         ("DARN, darn: Darn!", 3),
@@ -41,7 +41,7 @@ def test_terms_are_whole_words(text: str, result: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("what the h*ck", 1),
         ("h3ck and d@rn!", 2),

@@ -47,11 +47,11 @@ class Images(AugmentMethod):
         return self.model_dump(mode="json", exclude={"folder", "base"})
 
     def meta(self, meta: dict[str, Any], source: str, rng: np.random.Generator) -> dict[str, Any] | None:
-        named = meta.get("image")
-        if not isinstance(named, str) or not named:
+        name = meta.get("image")
+        if not isinstance(name, str) or not name:
             return None
-        beside = (self.base / source).parent
-        image = _open_image(beside / named, source)
+        source_folder = (self.base / source).parent
+        image = _open_image(source_folder / name, source)
         content = self._varied(image, rng)
         # Named by its content: a repeated build finds the file, and no two variants overwrite each other.
         new = self.folder / f"{hashlib.sha256(content).hexdigest()[:32]}.png"
@@ -59,7 +59,7 @@ class Images(AugmentMethod):
             make_folder(self.folder)
             write_atomically(new, content)
         # Relative, so that the record is the same wherever the workspace lies.
-        return {**meta, "image": Path(os.path.relpath(new, beside)).as_posix()}
+        return {**meta, "image": Path(os.path.relpath(new, source_folder)).as_posix()}
 
     def _varied(self, image: Any, rng: np.random.Generator) -> bytes:
         pillow = _pillow()

@@ -82,7 +82,7 @@ class Endpoint:
                 what = f"the environment has no {config.key_variable}"
                 raise UserError(what, where="endpoint.key_variable", fix="set it to the key")
             self._headers["Authorization"] = f"Bearer {key}"
-        self._asked: Counter[str] = Counter()
+        self._earlier: Counter[str] = Counter()
         self._anew = anew
         self.usage = Usage()
 
@@ -101,8 +101,8 @@ class Endpoint:
         ]
         # Numbering starts over, so the same prompt finds its earlier reply.
         if not self._anew:
-            self._asked.clear()
-        names = request_keys([{"url": config.base_url, "body": body} for body in bodies], self._asked)
+            self._earlier.clear()
+        names = request_keys([{"url": config.base_url, "body": body} for body in bodies], self._earlier)
         # Only what is not cached is paid for.
         new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
         self.usage.reused += len(names) - len(new)
@@ -129,7 +129,7 @@ class Endpoint:
         # Jitter by key: parallel requests do not retry at once, and a rerun waits the same.
         spread = random.Random(key)
         for attempt in range(self._config.retries + 1):
-            asked_to_wait = 0.0
+            retry_after = 0.0
             try:
                 answer = client.post(url, json=body)
             except httpx.TimeoutException:
@@ -149,11 +149,11 @@ class Endpoint:
                     if answer.status_code != 200
                     else f"no chat completion: {reply_text}"
                 )
-                asked_to_wait = _retry_after(answer.headers.get("retry-after"))
+                retry_after = _retry_after(answer.headers.get("retry-after"))
             if attempt < self._config.retries:
                 log.debug("%s: %s; trying again", url, problem)
                 wait = self._config.wait * 2**attempt * spread.uniform(0.5, 1.0)
-                time.sleep(min(_MAX_WAIT, max(wait, asked_to_wait)))
+                time.sleep(min(_MAX_WAIT, max(wait, retry_after)))
         tries = self._config.retries + 1
         raise WorkError(f"{url}: failed {tries} times, the last time with: {problem}; the replies so far are kept")
 

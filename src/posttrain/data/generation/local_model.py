@@ -53,17 +53,17 @@ class LocalModel:
         replies: list[str | None] = [None] * len(ids)
         with progress_bar("answering", len(ids), "replies") as advance, _limit_threads(self.lm):
             while order:
-                width = 1
-                while width < len(order) and (width + 1) * (len(ids[order[width]]) + self.max_tokens) <= _BATCH_TOKENS:
-                    width += 1
-                rows, order = order[:width], order[width:]
-                wanted = [requested_lines(prompts[row]) for row in rows]
-                for row, reply in zip(rows, self._sample([ids[row] for row in rows], wanted), strict=True):
+                size = 1
+                while size < len(order) and (size + 1) * (len(ids[order[size]]) + self.max_tokens) <= _BATCH_TOKENS:
+                    size += 1
+                rows, order = order[:size], order[size:]
+                line_counts = [requested_lines(prompts[row]) for row in rows]
+                for row, reply in zip(rows, self._sample([ids[row] for row in rows], line_counts), strict=True):
                     replies[row] = reply
                 advance(len(rows))
         return replies
 
-    def _sample(self, prompts: list[list[int]], wanted: list[int | None]) -> list[str | None]:
+    def _sample(self, prompts: list[list[int]], line_counts: list[int | None]) -> list[str | None]:
         lm = self.lm
         width = max(map(len, prompts))
         filler = lm.tokenizer.pad_token_id or 0
@@ -82,15 +82,15 @@ class LocalModel:
                 max_new_tokens=self.max_tokens,
                 eos_token_id=sorted(lm.chat.stop_ids),
                 pad_token_id=filler,
-                stopping_criteria=[_StopAfterLines(lm, width, wanted)],
+                stopping_criteria=[_StopAfterLines(lm, width, line_counts)],
                 **(sampling if self.temperature else {"do_sample": False}),
             )
-        return [self._read(row, want) for row, want in zip(output[:, width:].tolist(), wanted, strict=True)]
+        return [self._read(row, count) for row, count in zip(output[:, width:].tolist(), line_counts, strict=True)]
 
-    def _read(self, row: list[int], wanted: int | None) -> str | None:
+    def _read(self, row: list[int], line_count: int | None) -> str | None:
         end = next((at for at, token in enumerate(row) if token in self.lm.chat.stop_ids), None)
         text = str(self.lm.tokenizer.decode(row[:end], skip_special_tokens=True))
-        if wanted is not None:
+        if line_count is not None:
             lines = text.splitlines(keepends=True)
             whole = lines if end is not None else [line for line in lines if line.endswith("\n")]
             return "".join(line for line in whole if line.strip()).strip() or None
@@ -98,18 +98,18 @@ class LocalModel:
 
 
 class _StopAfterLines(StoppingCriteria):
-    """Ends a row once it has the lines that it was asked for."""
+    """Ends a row once it has the requested number of lines."""
 
-    def __init__(self, lm: LanguageModel, start: int, wanted: list[int | None]) -> None:
-        self._lm, self._start, self._wanted = lm, start, wanted
+    def __init__(self, lm: LanguageModel, start: int, line_counts: list[int | None]) -> None:
+        self._lm, self._start, self._line_counts = lm, start, line_counts
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         decode = self._lm.tokenizer.decode
         over = [
-            want is not None
+            count is not None
             and "\n" in decode(row[-1:])
-            and sum(bool(line.strip()) for line in decode(row, skip_special_tokens=True).splitlines()) >= want
-            for row, want in zip(input_ids[:, self._start :].tolist(), self._wanted, strict=True)
+            and sum(bool(line.strip()) for line in decode(row, skip_special_tokens=True).splitlines()) >= count
+            for row, count in zip(input_ids[:, self._start :].tolist(), self._line_counts, strict=True)
         ]
         return torch.tensor(over, device=input_ids.device)
 

@@ -55,19 +55,19 @@ class ReplyCache:
         self._known[key] = value
 
 
-def request_keys(requests: Sequence[Any], asked: Counter[str]) -> list[str]:
+def request_keys(requests: Sequence[Any], earlier: Counter[str]) -> list[str]:
     """Builds a key for each request; equal requests are numbered, as each may get a reply of its own.
 
     Args:
         requests: JSON values.
-        asked: number of earlier equal requests; updated in place.
+        earlier: number of earlier equal requests; updated in place.
     """
     keys = []
     for request in requests:
-        # A repeated prompt asks for another sample, so its key includes how often it was asked before.
+        # A repeated prompt requests another sample, so its key includes the number of earlier requests.
         name = digest(request)
-        keys.append(digest([name, asked[name]]))
-        asked[name] += 1
+        keys.append(digest([name, earlier[name]]))
+        earlier[name] += 1
     return keys
 
 
@@ -78,19 +78,19 @@ class CachedGenerate:
         self, generate: Generate, model: str, replies: ReplyCache, settings: Mapping[str, Any] | None = None
     ) -> None:
         self._generate, self._replies = generate, replies
-        self._asked_of = {"model": model, **(settings or {})}
-        self._asked: Counter[str] = Counter()
+        self._request = {"model": model, **(settings or {})}
+        self._earlier: Counter[str] = Counter()
 
     def __call__(self, prompts: Sequence[Turns]) -> list[str | None]:
         plain = [[dict(turn) for turn in prompt] for prompt in prompts]
-        names = request_keys([{**self._asked_of, "prompt": prompt} for prompt in plain], self._asked)
+        names = request_keys([{**self._request, "prompt": prompt} for prompt in plain], self._earlier)
         new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
         if new:
-            given = self._generate([prompts[at] for at in new])
+            replies = self._generate([prompts[at] for at in new])
             # A wrong number of replies would pair prompts with others' answers.
-            if len(given) != len(new):
-                raise WorkError(f"the model gave {len(given)} replies to {len(new)} prompts")
-            for at, reply in zip(new, given, strict=True):
+            if len(replies) != len(new):
+                raise WorkError(f"the model gave {len(replies)} replies to {len(new)} prompts")
+            for at, reply in zip(new, replies, strict=True):
                 self._replies.put(names[at], {"prompt": plain[at], "reply": reply})
-        kept = [self._replies.get(name) for name in names]
-        return [reply["reply"] if reply else None for reply in kept]
+        entries = [self._replies.get(name) for name in names]
+        return [entry["reply"] if entry else None for entry in entries]

@@ -192,11 +192,11 @@ class FactCounts:
             if step.startswith("pii"):
                 self._add_hits(ANY if name == "pii" else name.removeprefix("pii_"), numbers, texts)
                 continue
-            called = name if name.startswith(step) else f"{step}: {name}"
+            full_name = name if name.startswith(step) else f"{step}: {name}"
             if len(numbers):
-                self._numbers.setdefault(called, DistributionBuilder()).add(numbers)
+                self._numbers.setdefault(full_name, DistributionBuilder()).add(numbers)
             if len(texts):
-                self._add_words(name, called, texts)
+                self._add_words(name, full_name, texts)
 
     @property
     def scores(self) -> dict[str, Distribution]:
@@ -221,26 +221,26 @@ class FactCounts:
             self._hits.update(kinds)
             self._records.update(kinds.keys())
 
-    def _add_words(self, name: str, called: str, texts: pa.ChunkedArray) -> None:
+    def _add_words(self, name: str, full_name: str, texts: pa.ChunkedArray) -> None:
         new_counts = {row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()}
         if name in _LANGUAGES:
             self.languages.update(new_counts)
             return
-        counts = self._words.setdefault(called, Counter())
+        counts = self._words.setdefault(full_name, Counter())
         if counts is not None:
             counts.update(new_counts)
             if len(counts) > _MOST_WORDS:
                 # None, not a removed key: the next table must not start to count it again.
-                self._words[called] = None
+                self._words[full_name] = None
 
 
 def descending(counts: Counter[str]) -> dict[str, int]:
-    """Most common first, equal ones by name."""
+    """Returns the counts as a dictionary, most common first, equal ones by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def label_balance(counts: Mapping[str, int]) -> LabelBalance:
-    """The balance of at least one label, each with at least one record."""
+    """Computes the balance of at least one label, each with at least one record."""
     ordered = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     numbers = np.array(list(ordered.values()), dtype=np.float64)
     shares = numbers / numbers.sum()

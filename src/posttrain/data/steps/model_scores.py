@@ -100,13 +100,13 @@ class Difficulty(ModelStep):
 
         measure = np.full(table.num_rows, np.nan)
         columns = (table[name].to_pylist() for name in ("prompt", "completion"))
-        asked = [
+        pairs = [
             (row, prompt, answer)
             for row, (prompt, answer) in enumerate(zip(*columns, strict=True))
             if prompt and answer is not None
         ]
-        for start in range(0, len(asked), _AT_ONCE):
-            rows, prompts, answers = zip(*asked[start : start + _AT_ONCE], strict=True)
+        for start in range(0, len(pairs), _AT_ONCE):
+            rows, prompts, answers = zip(*pairs[start : start + _AT_ONCE], strict=True)
             measure[list(rows)] = instruction_following_difficulty(self.loaded(), prompts, answers)
         bounds = [
             Bound("prompt gives the answer away", "ifd", "at least", self.min_ifd),

@@ -113,11 +113,11 @@ class Quality(RowStep):
         # Workers start together: without the lock each of them would train the same classifier.
         with FileLock(folder / "lock"):
             if is_classifier(folder):
-                kept = load_classifier(folder)
-                if kept.report.get("examples") != examples:
+                classifier = load_classifier(folder)
+                if classifier.report.get("examples") != examples:
                     fix = "name another folder, or remove this one to have it trained anew"
                     raise UserError("was trained on other examples or settings", where=self.model, fix=fix)
-                return kept
+                return classifier
             learned = self._learned({"examples": examples})
             learned.save(folder)
             return learned

@@ -116,15 +116,15 @@ def synthesize(
         with progress_bar("synthesising", config.records, "records") as advance:
             # Steps at the end reject some records, so the target is raised until enough are kept or requests run out.
             while True:
-                while (before := len(synthesis.new_records)) < target and synthesis.asked < config.most_requests:
+                while (before := len(synthesis.new_records)) < target and synthesis.requested < config.most_requests:
                     synthesis.advance(ask, target)
                     advance(len(synthesis.new_records) - before)
                 outcome = synthesis.outcome(seeds, steps_to_run, usage)
-                if (kept := outcome.records.num_rows) >= config.records or synthesis.asked >= config.most_requests:
+                if (kept := outcome.records.num_rows) >= config.records or synthesis.requested >= config.most_requests:
                     break
                 target = len(synthesis.new_records) + config.records - kept  # replace those that the steps rejected
     if kept < config.records:
-        log.warning("made %d of %d records with %d requests", kept, config.records, synthesis.asked)
+        log.warning("made %d of %d records with %d requests", kept, config.records, synthesis.requested)
     return outcome
 
 
@@ -165,19 +165,19 @@ class _Synthesis:
         self._unwanted = {word.casefold() for word in config.unwanted_words}
         self._rows: list[dict[str, Any]] = []
         self._rejections: dict[int, Rejection] = {}
-        self.asked = self.as_lines = 0
+        self.requested = self.line_replies = 0  # requests so far; replies without a JSON array
         self.new_records: list[Seed] = []
 
     def advance(self, ask: Generate, target: int) -> None:
         """Sends some more requests towards ``target`` items, and reads their replies."""
         config = self._config
         # The first wave assumes that every item is kept, later ones the rate so far.
-        asked, kept_so_far = (self.asked, max(1, len(self.new_records))) if self.asked else (1, config.per_request)
-        needed = -(-(target - len(self.new_records)) * asked // kept_so_far)
+        requests, items = (self.requested, max(1, len(self.new_records))) if self.requested else (1, config.per_request)
+        needed = -(-(target - len(self.new_records)) * requests // items)
         # A wave has a fixed size at most, as its requests show the records of earlier waves as examples.
-        count = min(needed, _REQUESTS_PER_WAVE, config.most_requests - self.asked)
-        wave = [self._requests.at(number, self.new_records) for number in range(self.asked, self.asked + count)]
-        self.asked += count
+        count = min(needed, _REQUESTS_PER_WAVE, config.most_requests - self.requested)
+        wave = [self._requests.at(number, self.new_records) for number in range(self.requested, self.requested + count)]
+        self.requested += count
         new: list[int] = []
         for request, reply in zip(wave, ask([request.prompt for request in wave]), strict=True):
             new += self._read(request, reply)
@@ -195,7 +195,7 @@ class _Synthesis:
             return []
         texts = parse_json(reply)
         if texts is None and (texts := parse_list(reply)) is not None:
-            self.as_lines += 1
+            self.line_replies += 1
         if texts is None:
             detail = "the reply is neither a JSON array of texts nor a list of lines"
             self._add(request, {"text": reply}, Rejection("not as asked", detail))
@@ -258,9 +258,9 @@ class _Synthesis:
         all_rejected = concat(rejected, REJECTED)
         reasons = zip(all_rejected["step"].to_pylist(), all_rejected["reason"].to_pylist(), strict=True)
         counts = Counter(f"{step}: {reason}" for step, reason in reasons)
-        totals = {"asked": self.asked, "written": len(self._rows), "kept": kept.num_rows, **counts}
-        if self.as_lines:
-            totals["read as lines"] = self.as_lines
+        totals = {"asked": self.requested, "written": len(self._rows), "kept": kept.num_rows, **counts}
+        if self.line_replies:
+            totals["read as lines"] = self.line_replies
         return SynthesisResult(kept.combine_chunks(), all_rejected, totals, usage)
 
 
@@ -273,12 +273,12 @@ def _input(record: Mapping[str, Any]) -> str:
 
 
 def rouge_words(text: str) -> list[str]:
-    """The case-folded words that are compared."""
+    """Returns the case-folded words to compare."""
     return _WORD.findall(text.casefold())
 
 
 def longest_common_subsequence(first: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest sequence that both hold in order, bit-parallel (Hyyrö 2004, "Bit-parallel LCS-length")."""
+    """Computes the length of the longest common subsequence, bit-parallel (Hyyrö 2004, "Bit-parallel LCS-length")."""
     positions: dict[str, int] = {}
     for index, word in enumerate(first):
         positions[word] = positions.get(word, 0) | 1 << index
@@ -292,10 +292,9 @@ def longest_common_subsequence(first: Sequence[str], other: Sequence[str]) -> in
 
 
 class RougeIndex:
-    """Indexes texts, and finds the one most similar to a new text by ROUGE-L's F1.
+    """Indexes texts, and finds the text most similar to a new one by ROUGE-L (Lin 2004, W04-1013).
 
-    F1 is ``2 LCS / (m + n)`` for texts of m and n words. Words shared in any order bound the LCS from above, so that
-    it is computed only where that bound leaves a chance.
+    The similarity is F1, ``2 LCS / (m + n)`` for texts of m and n words.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -316,7 +315,7 @@ class RougeIndex:
         self._lengths.append(len(text_words))
 
     def of(self, text: str, least: float) -> tuple[float, int] | None:
-        """F1 and index of the most similar earlier text, the first of equals; None if none reaches ``least`` > 0."""
+        """Returns F1 and index of the most similar text, the first of equals; None if none reaches ``least`` > 0."""
         text_words = rouge_words(text)
         if not text_words or not self._texts:
             return None
