@@ -37,7 +37,7 @@ def largest_difference(heads: int, shared: int) -> float:
     ours, theirs = (
         [one.to("cuda", dtype).requires_grad_() for one in drawn] for dtype in (torch.bfloat16, torch.float32)
     )
-    found, _ = packed_attention_forward(None, *ours, None, pieces=plan_attention(PIECES, "cuda"))
+    found, _ = packed_attention_forward(None, *ours, None, plan=plan_attention(PIECES, "cuda"))
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=seen, enable_gqa=True).transpose(
         1, 2
     )

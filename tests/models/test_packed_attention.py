@@ -50,7 +50,7 @@ def check(pieces: list[Segment], row: AttentionPlan, heads: tuple[int, int], sca
     """Values and gradients are those of torch's masked attention."""
     mask = sees(pieces)
     ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
-    found, _ = packed_attention_forward(None, *ours, None, scaling=scale, pieces=row)
+    found, _ = packed_attention_forward(None, *ours, None, scaling=scale, plan=row)
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=scale, enable_gqa=True)
     expected = expected.transpose(1, 2)
     torch.testing.assert_close(found, expected)
@@ -96,21 +96,21 @@ def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     """Dropout takes torch's kernel too; with next to none of it both ways can be compared."""
     pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
     one = states(17, 4, 2)
-    ours, _ = packed_attention_forward(None, *one, None, pieces=plan_attention(pieces))
-    theirs, _ = packed_attention_forward(None, *one, None, dropout=1e-12, pieces=plan_attention(pieces))
+    ours, _ = packed_attention_forward(None, *one, None, plan=plan_attention(pieces))
+    theirs, _ = packed_attention_forward(None, *one, None, dropout=1e-12, plan=plan_attention(pieces))
     torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(("name", "value"), [("softcap", 30.0), ("s_aux", torch.zeros(2))])
 def test_scores_that_are_capped_or_have_sinks_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        packed_attention_forward(None, *states(3, 1, 1), None, pieces=plan_attention([Segment(0, 3)]), **{name: value})
+        packed_attention_forward(None, *states(3, 1, 1), None, plan=plan_attention([Segment(0, 3)]), **{name: value})
 
 
 def test_values_of_another_width_are_refused() -> None:
     query, key, value = states(3, 1, 1)
     with pytest.raises(ValueError, match="wide"):
-        packed_attention_forward(None, query, key, value[..., :8], None, pieces=plan_attention([Segment(0, 3)]))
+        packed_attention_forward(None, query, key, value[..., :8], None, plan=plan_attention([Segment(0, 3)]))
 
 
 def test_pieces_without_tokens() -> None:
@@ -125,7 +125,7 @@ def as_spans(pieces: list[Segment], device: str = "cpu") -> AttentionPlan:
     """The plan that a CUDA device gets, here."""
     found = plan_attention(pieces)
     return replace(
-        found, spans=attention_plan.varlen_spans([piece.places for piece in pieces], _prefix_positions(pieces), device)
+        found, spans=attention_plan.varlen_spans([piece.indices for piece in pieces], _prefix_positions(pieces), device)
     )
 
 
@@ -168,7 +168,7 @@ def test_the_spans_of_a_row_are_masked_attention(drawn: list[tuple[int, int]], h
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
         patch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
-        found, _ = packed_attention_forward(None, *ours, None, scaling=0.3, pieces=as_spans(pieces))
+        found, _ = packed_attention_forward(None, *ours, None, scaling=0.3, plan=as_spans(pieces))
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2))
     weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
@@ -189,7 +189,7 @@ def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, head
     pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
     given = [one.detach().to("meta", torch.bfloat16).requires_grad_() for one in states(17, *heads)]
     monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
-    found, _ = packed_attention_forward(None, *given, None, pieces=as_spans(pieces, "meta"))
+    found, _ = packed_attention_forward(None, *given, None, plan=as_spans(pieces, "meta"))
     assert found.shape == (1, 17, heads[0], 16)
     found.float().sum().backward()
     assert all(one.grad is not None and one.grad.shape == one.shape for one in given)
@@ -199,6 +199,6 @@ def test_what_the_kernel_cannot_do_goes_the_other_way() -> None:
     query = torch.zeros(3, 2, 16)
     assert not attention.has_varlen_kernel(query, 0.0), "it is on the CPU"
     pieces = [Segment(0, 5), Segment(5, 3, 0)]
-    found, _ = packed_attention_forward(None, *states(8, 4, 2), None, pieces=as_spans(pieces))
-    expected, _ = packed_attention_forward(None, *states(8, 4, 2), None, pieces=plan_attention(pieces))
+    found, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=as_spans(pieces))
+    expected, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=plan_attention(pieces))
     assert torch.equal(found, expected)

@@ -22,7 +22,7 @@ UNITS = st.lists(st.lists(SEQUENCES, min_size=1, max_size=3), min_size=1, max_si
 def seen(row: Packed) -> list[set[int]]:
     """The places in the row that each token of it attends to."""
     found: list[set[int]] = [set() for _ in range(row.ids.shape[1])]
-    plan: AttentionPlan = row.pieces
+    plan: AttentionPlan = row.plan
     done = 0
     for group in plan.groups:
         for number, queries in enumerate(group.queries.tolist()):
@@ -62,10 +62,10 @@ def test_every_supervised_token_is_predicted_from_what_stands_before_it(units: l
 
 def values(row: Packed) -> list[object]:
     """All of a row as plain values."""
-    plan = row.pieces
+    plan = row.plan
     groups = [part for group in plan.groups for part in (group.queries, group.before, group.hidden)]
-    rest = [value for name, value in vars(row).items() if name != "pieces"]
-    found = [*groups, plan.order, plan.places, plan.real, plan.spans, *rest]
+    rest = [value for name, value in vars(row).items() if name != "plan"]
+    found = [*groups, plan.order, plan.inverse, plan.real, plan.spans, *rest]
     return [(one.dtype, one.tolist()) if isinstance(one, torch.Tensor) else one for one in found]
 
 

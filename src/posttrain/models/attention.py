@@ -38,6 +38,7 @@ _MAX_KEYS_PER_SIZE = 6  # keys for each number of a head
 _MAX_HEAD_SIZE = 256
 
 
+# The compiler would trace a graph anew for each plan, as its groups differ from batch to batch.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention_forward(
     module: Any,
@@ -54,7 +55,7 @@ def packed_attention_forward(
     Args:
         query: [1, H, T, D].
         key, value: [1, H or a divisor of it, T, D].
-        options: ``pieces``, the row's `AttentionPlan`, as it was given to the model's forward.
+        options: ``plan``, the row's `AttentionPlan`, as it was given to the model's forward.
 
     Returns:
         [1, T, H, D].
@@ -63,27 +64,30 @@ def packed_attention_forward(
         ValueError: the model caps or biases its attention scores, has sinks or sees some keys only, or its values are
             not as wide as its keys, which this attention is not for: `packing` has its rows padded.
     """
+    # Ignoring such an option would train the model with another attention than the one it runs with.
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(f"attention with {name}")
     if value.shape[-1] != key.shape[-1]:
         raise ValueError("values that are not as wide as keys")
-    row: AttentionPlan = options["pieces"]
+    # The plan comes by keyword through the whole model: transformers hands unknown ones on to its attention.
+    row: AttentionPlan = options["plan"]
     scale = scaling or query.shape[-1] ** -0.5
     # Under autocast rotated queries and keys are float32, values are not.
     q, k, v = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))  # [T, H, D]
+    # One kernel call for all segments; the groups below are for devices and dtypes without such a kernel.
     if row.spans is not None and has_varlen_kernel(q, dropout):
         if (keys := row.spans.keys) is not None:
             k, v = (_Gather.apply(states, keys)[0] for states in (k, v))  # type: ignore[no-untyped-call]
         return varlen_attention(q, k, v, row.spans, scale)[None], None
     sizes = [group.queries.numel() for group in row.groups]
     # Split, not sliced: the gradient of each slice would be as long as the row.
-    own = [_Permute.apply(states, row.order, row.places, None).split(sizes) for states in (q, k, v)]  # type: ignore[no-untyped-call]
+    own = [_Permute.apply(states, row.order, row.inverse, None).split(sizes) for states in (q, k, v)]  # type: ignore[no-untyped-call]
     outputs = [
         _attend_group(group, group_states, k, v, scale, dropout)
         for group, group_states in zip(row.groups, zip(*own, strict=True), strict=True)
     ]
-    output: Tensor = _Permute.apply(torch.cat(outputs), row.places, row.order, row.real)  # type: ignore[no-untyped-call]
+    output: Tensor = _Permute.apply(torch.cat(outputs), row.inverse, row.order, row.real)  # type: ignore[no-untyped-call]
     return output[None], None
 
 
@@ -108,10 +112,12 @@ def _attend_group(
     heads, (shared, size) = query.shape[1], key.shape[1:]
     q = query.view(number, width, shared, heads // shared, size).transpose(1, 2)  # [N, Hk, Q, G, D]
     k, v = (states.view(number, width, shared, size) for states in (key, value))
+    # A prefix that many segments share stands once in the row, so its keys are copied to each of them here.
     if group.before.shape[1]:
         k = torch.cat([_Gather.apply(keys, group.before), k], 1)  # type: ignore[no-untyped-call]
         v = torch.cat([_Gather.apply(values, group.before), v], 1)  # type: ignore[no-untyped-call]
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [N, Hk, P + Q, D]
+    # Our own kernel has no dropout; torch's does, and takes a mask.
     if query.device.type == "cpu" and not dropout:
         hidden = None if group.hidden is None else group.hidden.repeat_interleave(shared, 0)
         output = causal_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), scale, hidden)
@@ -155,6 +161,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
         (index,) = context.saved_tensors
+        # Thousands of segments may add to one shared prompt: in bfloat16 the sum would stop growing after 256 of them.
         total = torch.zeros(context.shape, dtype=torch.float32, device=gradient.device)
         total.index_add_(0, index.flatten(), gradient.flatten(0, 1).float())
         return total.to(gradient.dtype), None
@@ -166,6 +173,7 @@ def _group_mask(group: SegmentGroup, device: torch.device) -> Tensor:
     seen = torch.ones(number, width, group.before.shape[1], dtype=torch.bool, device=device)
     if group.hidden is not None:
         seen &= ~group.hidden[:, None]
+    # Padding stands after a segment's tokens, so the causal part hides it from all of them already.
     own = torch.ones(width, width, dtype=torch.bool, device=device).tril().expand(number, -1, -1)
     return torch.cat([seen, own], 2)[:, None]
 
@@ -252,10 +260,13 @@ class _CausalAttention(torch.autograd.Function):
         of_key, of_value = (begun(states.shape, dtype=dtype, device=key.device) for states in (key, value))
         for number, tile in enumerate(tiles):
             probabilities = kept[number] if kept else _probabilities(query, key, hidden, tile, context.scale)
+            # A tile's queries see no key after its last query: those products are left out, half of all in a long
+            # sequence.
             keys, part, tile_queries = (tile.rows, slice(tile.seen)), above[tile.at], query.flatten(1, 2)[tile.at]
             output = torch.bmm(probabilities.transpose(1, 2), part)
             _add_gradient(of_value[keys], output, once)
             of_probabilities = torch.bmm(part, value[keys].transpose(1, 2))
+            # The same call that autograd makes for a softmax: one pass, where p (g - sum p g) written out takes three.
             of_scores = torch._softmax_backward_data(of_probabilities, probabilities, -1, probabilities.dtype)
             rows[tile.at] = torch.bmm(of_scores, key[keys])
             output = torch.bmm(of_scores.transpose(1, 2), tile_queries)
@@ -276,6 +287,7 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
     before = key.shape[1] - queries
     for first in range(0, queries, _TILE_QUERIES):
         last = min(queries, first + _TILE_QUERIES)
+        # As many parts as bring a tile's scores below the size of a cache, then as even as can be.
         number = ceil(sequences * (last - first) * heads * (before + last) / _TILE_SCORES)
         together = ceil(sequences / number)
         for start in range(0, sequences, together):
@@ -301,6 +313,7 @@ def _causal_mask(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
 
     The lowest number where a key comes after its query, else 0.
     """
+    # Every tile of a training takes the same mask, hence the cache.
     own = torch.full((_TILE_QUERIES, _TILE_QUERIES), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
     return own.repeat_interleave(heads, 0)
 
@@ -311,6 +324,7 @@ def has_varlen_kernel(query: Tensor, dropout: float) -> bool:
         query.is_cuda
         and not dropout
         and query.dtype in (torch.bfloat16, torch.float16)
+        # FlashAttention loads heads in vectors of 8 numbers.
         and query.shape[-1] % 8 == 0
         and query.shape[-1] <= _MAX_HEAD_SIZE
         and _torch_has_varlen(query.device)
@@ -318,7 +332,7 @@ def has_varlen_kernel(query: Tensor, dropout: float) -> bool:
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpans, scale: float) -> Tensor:
-    """Softmax attention of each piece's queries over its keys.
+    """Softmax attention of each segment's queries over its keys.
 
     Args:
         query: [T, H, D].

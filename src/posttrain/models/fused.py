@@ -27,6 +27,7 @@ _NUMBERS = 1 << 17  # of a block: a handful of such blocks in float32 fits the p
 @contextmanager
 def override_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Give a module another forward for a while."""
+    # An override on the instance hides the class's method, and an earlier override has to come back.
     own = vars(module).get("forward")
     module.forward = forward
     try:
@@ -49,6 +50,7 @@ def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
     Args:
         compiled: whether the layers are compiled, which fuses them; then norms are only made to take float32.
     """
+    # In float32 nothing is rounded that could be kept more precisely.
     low = lm.model.dtype != torch.float32
     with ExitStack() as changed:
         if not compiled:
@@ -61,9 +63,11 @@ def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
             for module, forward in norms.items():
                 if forward:
                     changed.enter_context(override_forward(module, forward))
+            # Layers call the rotation by its name in their module, so the name is what has to be replaced.
             for home in {sys.modules[type(module).__module__] for module in lm.decoder.modules()}:
                 if hasattr(home, _ROTATION):
                     changed.enter_context(_replace_rotation(home, _narrow_rotation if compiled else _fused_rotation))
+            # A norm that stays would get float32 states where its weights are 16 bits wide.
             if norms and all(norms.values()) and low:
                 changed.enter_context(_float32_norms(list(norms)))
                 changed.enter_context(_float32_residuals(lm))
@@ -87,9 +91,10 @@ def _float32_norms(norms: Sequence[Any]) -> Iterator[None]:
 def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
     """Have the layers add to float32 states, if they can."""
 
-    def widened(module: Any, inputs: Any, output: Tensor) -> Tensor:
+    def to_float32(module: Any, inputs: Any, output: Tensor) -> Tensor:
         return output.float()
 
+    # Small enough to cost nothing, and valid in a vocabulary of any size.
     probe = _PROBE.clamp(max=int(lm.model.config.get_text_config().vocab_size) - 1)
 
     def states() -> Tensor:
@@ -102,10 +107,11 @@ def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
     lm.model.eval()
     with torch.no_grad():
         before = states()
-        hook = embeddings.register_forward_hook(widened)
+        hook = embeddings.register_forward_hook(to_float32)
         try:
             after = states()
             apart = (after - before).norm(dim=1) / before.norm(dim=1)
+            # Rounding moves states by a few percent; more means that a layer does something else with float32.
             if after.dtype != before.dtype or apart.median() > 0.2:
                 hook.remove()
         except RuntimeError:  # a layer is given what its weights are not in
@@ -122,12 +128,14 @@ def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor]
     """Returns a forward that replaces a module's own norm; None if the two disagree."""
     original = module.forward
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    # A bias or a second weight would be left out by the fused norm.
     if epsilon is None or [name for name, _ in module.named_parameters()] != ["weight"]:
         return None
 
     low = module.weight.dtype
 
     def forward(states: Tensor) -> Tensor:
+        # Such as float16 states under autocast of a bfloat16 model: the module knows what to do.
         if states.dtype not in (low, torch.float32):
             normed: Tensor = original(states)
             return normed
@@ -138,6 +146,7 @@ def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor]
 
 @torch.no_grad()
 def _norms_agree(module: Any, forward: Callable[[Tensor], Tensor]) -> bool:
+    # Gemma, for one, multiplies by 1 + weight: names alone do not tell what a norm computes.
     probe = torch.linspace(-2, 2, 2 * len(module.weight)).view(1, 2, -1).to(module.weight.dtype)
     return torch.allclose(module(probe), forward(probe), rtol=0.02, atol=1e-6)
 
@@ -146,13 +155,13 @@ def _norms_agree(module: Any, forward: Callable[[Tensor], Tensor]) -> bool:
 def _replace_rotation(home: Any, instead: Callable[[_Rotation], _Rotation]) -> Iterator[None]:
     """Replace the function by which a module of transformers rotates queries and keys."""
     own = getattr(home, _ROTATION)
-    turned = instead(own)
+    rotation = instead(own)
     if list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"] or not _rotations_agree(
-        own, turned
+        own, rotation
     ):
         yield
         return
-    setattr(home, _ROTATION, turned)
+    setattr(home, _ROTATION, rotation)
     try:
         yield
     finally:
@@ -163,9 +172,10 @@ def _fused_rotation(own: _Rotation) -> _Rotation:
     """The fused rotation; sine and cosine are brought into the queries' dtype once for all layers."""
     known: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
 
-    def turned(
+    def rotation(
         queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
+        # Partial rotary embeddings rotate the first numbers of a head only.
         if cosine.shape[-1] != queries.shape[-1]:
             return own(queries, keys, cosine, sine, unsqueeze_dim=unsqueeze_dim)
         nonlocal known
@@ -173,18 +183,18 @@ def _fused_rotation(own: _Rotation) -> _Rotation:
             known = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
         return rotate(queries, *known[1]), rotate(keys, *known[1])
 
-    return turned
+    return rotation
 
 
 def _narrow_rotation(own: _Rotation) -> _Rotation:
     """A model's own rotation, of which queries and keys come in the dtype that they had."""
 
-    def turned(
+    def rotation(
         queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
         return own(queries, keys, cosine.to(queries.dtype), sine.to(queries.dtype), unsqueeze_dim=unsqueeze_dim)
 
-    return turned
+    return rotation
 
 
 def _rotations_agree(own: _Rotation, other: _Rotation) -> bool:
@@ -203,6 +213,7 @@ def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
     lora = sys.modules.get("peft.tuners.lora")  # whoever put an adapter on has loaded it
     if lora is None or type(module) is not lora.Linear or type(module.base_layer) is not nn.Linear:
         return None
+    # DoRA and other variants compute something else, and several adapters would have to be added up.
     if list(module.lora_A) != module.active_adapters or len(module.lora_A) != 1 or module.lora_variant:
         return None
     original, base = module.forward, module.base_layer
@@ -210,11 +221,13 @@ def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
     down, up, dropout, scale = (
         part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout, module.scaling)
     )
+    # The backward pass below gives the base no gradient.
     if base.weight.requires_grad or down.bias is not None or up.bias is not None:
         return None
 
     def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         off = module.disable_adapters or module.merged
+        # Whatever the fused form does not know goes to PEFT's own.
         if off or args or kwargs or states.dtype != base.weight.dtype or torch.is_autocast_enabled(states.device.type):
             output: Tensor = original(states, *args, **kwargs)
             return output
@@ -256,6 +269,7 @@ class _RmsNorm(torch.autograd.Function):
         inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=rows.device)
         for block in row_blocks(rows):
             chunk = rows[block].to(torch.float32, copy=True)
+            # A norm needs no squared copy of the block, which a mean of squares would write.
             scale = torch.linalg.vector_norm(chunk, dim=-1, keepdim=True).square_().div_(rows.shape[1])
             inverse[block] = scale.add_(epsilon).rsqrt_()
             output[block] = chunk.mul_(inverse[block]).mul_(weight)
@@ -268,6 +282,7 @@ class _RmsNorm(torch.autograd.Function):
         width = states.shape[-1]
         rows, above = states.reshape(-1, width), gradient.reshape(-1, width)
         of_rows, wide = torch.empty_like(rows), weight.float()
+        # A sum over all tokens: in bfloat16 small terms would be lost.
         of_weight = torch.zeros(width, dtype=torch.float32, device=rows.device)
         for block in row_blocks(rows):
             normed = rows[block].to(torch.float32, copy=True).mul_(inverse[block])
@@ -309,6 +324,7 @@ def _rotate_pairs(states: Tensor, cosine: Tensor, sine: Tensor, direction: int) 
     half = states.shape[-1] // 2
     first, second = states[..., :half], states[..., half:]
     cosine, sine = cosine[..., :half], sine[..., :half]
+    # Written in place, half by half: transformers' own concatenates a negated copy first.
     rotated = torch.empty_like(states)
     torch.mul(first, cosine, out=rotated[..., :half]).addcmul_(second, sine, value=-direction)
     torch.mul(second, cosine, out=rotated[..., half:]).addcmul_(first, sine, value=direction)
@@ -350,6 +366,7 @@ class _LoraLinear(torch.autograd.Function):
         up: Tensor,
         scale: float,
     ) -> Tensor:
+        # Without dropout both are one tensor, and its gradient is one sum.
         context.apart = read is not states
         adapted = read.flatten(0, -2)
         narrow = adapted @ down.to(weight.dtype).T

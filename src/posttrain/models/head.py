@@ -68,6 +68,7 @@ def _log_probabilities(
 ) -> tuple[Tensor, Tensor | None]:
     head = lm.model.get_output_embeddings()
     if _is_plain(lm, head):
+        # A custom autograd function gets no automatic casts, so autocast's dtype is read here.
         if torch.is_autocast_enabled(states.device.type):
             dtype = torch.get_autocast_dtype(states.device.type)
         else:
@@ -79,6 +80,7 @@ def _log_probabilities(
         return result
     parts = [
         checkpoint(
+            # Recomputed in the backward pass: a model's own scaling or capping has no gradient written by hand.
             _log_probabilities_from_logits,
             lm,
             states[start : start + _ROW_CHUNK],
@@ -117,6 +119,8 @@ class _LogProbabilities(torch.autograd.Function):
         context: Any, states: Tensor, weight: Tensor, targets: Tensor, with_mean: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor | None]:
         chosen = torch.zeros(len(states), dtype=torch.float32, device=states.device)
+        # The online softmax (M. Milakov, N. Gimelshein, 2018, arXiv:1805.02867, algorithm 3): a running maximum and a
+        # sum relative to it.
         largest = torch.full_like(chosen, -torch.inf)
         total = torch.zeros_like(chosen)
         every = torch.zeros_like(chosen) if with_mean else None
@@ -126,9 +130,11 @@ class _LogProbabilities(torch.autograd.Function):
                 chosen[rows] = logits[rows, targets[rows] - columns.start]
                 if every is not None:
                     every += logits.sum(1)
+                # Subtracting the maximum keeps exp from overflowing; the sum so far is rescaled to the new one.
                 before, largest = largest, torch.maximum(largest, logits.amax(1))
                 total = total.mul_((before - largest).exp_()).add_(logits.sub_(largest[:, None]).exp_().sum(1))
         total = total.log_().add_(largest)
+        # Kept are N numbers rather than N by V probabilities, which the backward pass computes again from them.
         context.save_for_backward(states, weight, targets, total)
         context.dtype = dtype
         return chosen - total, None if every is None else every.div_(len(weight)).sub_(total)
@@ -154,6 +160,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the gradients of the states in float32 and of the weights in their dtype."""
     dtype = states.dtype
+    # Summed over dozens of parts of the vocabulary, hence float32.
     of_states = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
     of_weight = torch.empty_like(weight) if with_weight else None
     # What a whole row of logits is multiplied by is applied to the narrow states instead, where it cannot overflow.
@@ -162,6 +169,7 @@ def _gradients(
     for logits, weights, columns, rows in _vocabulary_chunks(states, weight, targets):
         part = logits.sub_(total[:, None]).exp_()
         if narrow:
+            # Softmax less one-hot; the factor of each row comes at the end.
             part[rows, targets[rows] - columns.start] -= 1
         else:
             part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
@@ -171,6 +179,7 @@ def _gradients(
         low = part.to(dtype)
         of_states += low @ weights
         if of_weight is not None and weight.dtype == dtype:
+            # Each part of the weights has its own rows of the gradient, so nothing is added up.
             torch.matmul(low.T, read, out=of_weight[columns])
         elif of_weight is not None:
             of_weight[columns] = low.T @ read

@@ -102,6 +102,7 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
         result: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=DTYPES[dtype],
+            # Pickled weights and a repository's own code could run anything on this machine.
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -110,6 +111,7 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"no causal language model: {first_line(error)}", where=str(folder)) from None
     check_no_missing_weights(loading, folder)
+    # After the checks, so that a wrong model costs no memory of the accelerator.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = LanguageModel(model.to(device).eval(), tokenizer, task)
     check_head(loaded, folder)
@@ -119,9 +121,11 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
 @torch.no_grad()
 def check_head(lm: LanguageModel, folder: Path) -> None:
     """Raise a UserError if ``logits`` is not what the model's own forward gives: its family has a head unknown here."""
+    # Any token will do: a head that scales, caps or biases does so for all of them.
     ids = torch.tensor([[min(lm.chat.stop_ids)] * 2], device=lm.device)
     own = lm.model(input_ids=ids).logits.float()
     ours = lm.logits(lm.decoder(input_ids=ids).last_hidden_state)
+    # Wide enough for bfloat16, far too narrow for a scale or a cap that is not applied.
     if (own - ours).abs().max() > 0.05 * own.abs().max().clamp(min=1):
         raise UserError(f"models of type {lm.model.config.model_type} are not supported", where=str(folder))
 
@@ -135,6 +139,7 @@ def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat
 def has_full_attention(lm: LanguageModel, tokens: int) -> bool:
     """Returns whether every layer attends to all of ``tokens`` tokens and takes explicit positions."""
     config = lm.model.config
+    # Their position biases are computed from the row, and packed positions would be ignored.
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         return False
     windows = (getattr(layer, "sliding_window", tokens) for layer in _cache_layers(lm))

@@ -25,8 +25,8 @@ class Packed:
     Args:
         ids: int64 [1, T].
         positions: int64 [1, T], counted from the beginning of each sequence.
-        pieces: how attention is confined.
-        predicting: int64 [S], places in the row whose next token is supervised.
+        plan: of its attention.
+        predicting: int64 [S], indices in the row whose next token is supervised.
         targets: int64 [S], those tokens.
         sequence: int64 [S], which sequence each belongs to.
         sequences: N.
@@ -37,7 +37,7 @@ class Packed:
 
     ids: Tensor
     positions: Tensor
-    pieces: AttentionPlan
+    plan: AttentionPlan
     predicting: Tensor
     targets: Tensor
     sequence: Tensor
@@ -56,6 +56,7 @@ def micro_batches(units: Iterable[Unit], budget: int) -> Iterator[list[Unit]]:
     filled = 0
     for unit in units:
         tokens = sum(len(sequence.ids) for sequence in unit)
+        # A unit over the budget still makes a batch of its own: a single example is never dropped.
         if waiting and filled + tokens > budget:
             yield waiting
             waiting, filled = [], 0
@@ -93,7 +94,7 @@ class _Tokens:
         ids: int64 [T].
         starts: where each sequence begins.
         lengths: of each sequence.
-        learned: int64, places of the supervised tokens but for a sequence's first, as nothing predicts it.
+        supervised_at: int64, indices of the supervised tokens but for a sequence's first, as nothing predicts it.
         counts: int64 [S], how many of them are in each sequence.
         free: tokens of each sequence that are read and predict nothing supervised before its first one that does.
     """
@@ -101,7 +102,7 @@ class _Tokens:
     ids: np.ndarray
     starts: list[int]
     lengths: list[int]
-    learned: np.ndarray
+    supervised_at: np.ndarray
     counts: np.ndarray
     free: list[int]
 
@@ -113,22 +114,25 @@ class _Tokens:
         lengths = np.array([len(sequence.ids) for sequence in sequences])
         ends = np.cumsum(lengths)
         starts = ends - lengths
+        # No token precedes a sequence's first, so nothing could predict it.
         supervised[starts[lengths > 0]] = False
-        learned = np.flatnonzero(supervised)
-        bounds = np.searchsorted(learned, np.append(starts, len(ids)))
+        supervised_at = np.flatnonzero(supervised)
+        bounds = np.searchsorted(supervised_at, np.append(starts, len(ids)))
         counts = np.diff(bounds)
-        first = np.where(counts > 0, np.append(learned, 0)[bounds[:-1]] - starts, lengths)
-        return cls(ids, starts.tolist(), lengths.tolist(), learned, counts, (first - 1).tolist())
+        # A sequence without a supervised token may be shared up to its end.
+        first = np.where(counts > 0, np.append(supervised_at, 0)[bounds[:-1]] - starts, lengths)
+        return cls(ids, starts.tolist(), lengths.tolist(), supervised_at, counts, (first - 1).tolist())
 
     def shared(self, numbers: range, start: int) -> int:
         """Returns where sequences diverge, but at most the first position that predicts a supervised token."""
+        # A sequence of its own shares nothing.
         if len(numbers) < 2:
             return start
         limit = min(self.free[numbers.start : numbers.stop])
         if limit <= start:
             return start
-        places = np.array(self.starts[numbers.start : numbers.stop])[:, None] + np.arange(start, limit)
-        beginnings = self.ids[places]
+        indices = np.array(self.starts[numbers.start : numbers.stop])[:, None] + np.arange(start, limit)
+        beginnings = self.ids[indices]
         apart = (beginnings[1:] != beginnings[0]).any(0)
         return start + int(apart.argmax()) if apart.any() else limit
 
@@ -138,37 +142,40 @@ class _RowBuilder:
 
     def __init__(self, tokens: _Tokens) -> None:
         self._tokens = tokens
-        self.pieces: list[Segment] = []
-        self.parts: list[slice] = []  # of the tokens' ids, for each piece
-        self.positions: list[int] = []  # of each piece's first token
+        self.segments: list[Segment] = []
+        self.parts: list[slice] = []  # of the tokens' ids, for each segment
+        self.positions: list[int] = []  # of each segment's first token
         self.moved: list[int] = []  # how much later each sequence's own tokens stand than in `tokens`
         self.length = 0
 
     def fill(self, units: Sequence[Unit], first: int, *, padded: bool) -> int:
         """Add all units, whose sequences are those from ``first`` on; returns the number of the sequence after them."""
         last = first + sum(map(len, units))
+        # Padded rows hold a sequence each, so they can share nothing.
         common = 0 if padded else self._tokens.shared(range(first, last), 0)
         root = self._add(first, 0, common, None) if common else None
         for unit in units:
             own = range(first, first + len(unit))
             first = own.stop
             start, parent = common, root
+            # The prompt of a pair or a group is computed once, its gradient summed over its answers.
             if not padded and len(unit) > 1 and (shared := self._tokens.shared(own, common)) > common:
                 parent = self._add(own[0], common, shared, root)
                 start = shared
             for number in own:  # nothing before its start predicts a supervised token
+                # Subtracting it maps a place in the sequence to its place in the row.
                 self.moved.append(self.length - self._tokens.starts[number] - start)
                 self._add(number, start, self._tokens.lengths[number] - 1, parent)
         return last
 
     def _add(self, number: int, first: int, last: int, parent: int | None) -> int:
-        """Add a sequence's tokens from ``first`` to before ``last``; returns the number of the piece."""
+        """Add a sequence's tokens from ``first`` to before ``last``; returns the number of the segment."""
         start, length = self._tokens.starts[number] + first, max(0, last - first)
-        self.pieces.append(Segment(self.length, length, parent))
+        self.segments.append(Segment(self.length, length, parent))
         self.parts.append(slice(start, start + length))
         self.positions.append(first)
         self.length += length
-        return len(self.pieces) - 1
+        return len(self.segments) - 1
 
 
 def _packed(rows: Sequence[_RowBuilder], tokens: _Tokens, device: torch.device | str, *, padded: bool) -> list[Packed]:
@@ -178,27 +185,28 @@ def _packed(rows: Sequence[_RowBuilder], tokens: _Tokens, device: torch.device |
         return torch.split(torch.from_numpy(values).to(device), sizes)
 
     lengths = [row.length for row in rows]
-    pieces = np.array([piece.length for row in rows for piece in row.pieces])
+    segments = np.array([segment.length for row in rows for segment in row.segments])
     first = np.array([position for row in rows for position in row.positions])
-    positions = np.repeat(first - np.cumsum(pieces) + pieces, pieces)
+    positions = np.repeat(first - np.cumsum(segments) + segments, segments)
     positions += np.arange(len(positions))
-    pairs = pieces * first + pieces * (pieces + 1) // 2  # a token sees those before it and itself
-    pairs = np.add.reduceat(pairs, np.cumsum([0, *(len(row.pieces) for row in rows[:-1])]))
-    moved = [places for row in rows for places in row.moved]
+    pairs = segments * first + segments * (segments + 1) // 2  # a token sees those before it and itself
+    pairs = np.add.reduceat(pairs, np.cumsum([0, *(len(row.segments) for row in rows[:-1])]))
+    moved = [indices for row in rows for indices in row.moved]
     counts = [len(row.moved) for row in rows]
     numbers = np.concatenate([np.arange(count) for count in counts])
     bounds = np.cumsum([0, *counts])
-    learned = np.diff(np.append(0, np.cumsum(tokens.counts))[bounds]).tolist()
+    supervised_at = np.diff(np.append(0, np.cumsum(tokens.counts))[bounds]).tolist()
     read = np.diff(np.append(0, np.cumsum(tokens.lengths))[bounds]).tolist()
     return [
         Packed(ids[None], own[None], plan, predicting, targets, sequence, count, all_tokens, seen, padded)
         for ids, own, plan, predicting, targets, sequence, count, all_tokens, seen in zip(
             split(np.concatenate([tokens.ids[part] for row in rows for part in row.parts]), lengths),
             split(positions, lengths),
-            plan_attention_rows([row.pieces for row in rows], device, one_group=padded),
-            split(tokens.learned + np.repeat(moved, tokens.counts) - 1, learned),
-            split(tokens.ids[tokens.learned], learned),
-            split(np.repeat(numbers, tokens.counts), learned),
+            plan_attention_rows([row.segments for row in rows], device, one_group=padded),
+            # Minus one: the state before a token predicts it.
+            split(tokens.supervised_at + np.repeat(moved, tokens.counts) - 1, supervised_at),
+            split(tokens.ids[tokens.supervised_at], supervised_at),
+            split(np.repeat(numbers, tokens.counts), supervised_at),
             counts,
             read,
             pairs.tolist(),
@@ -208,7 +216,7 @@ def _packed(rows: Sequence[_RowBuilder], tokens: _Tokens, device: torch.device |
 
 
 def predicting_states(lm: LanguageModel, packed: Packed) -> Tensor:
-    """Hidden states [S, D] at the places that predict a supervised token."""
+    """Hidden states [S, D] at the indices that predict a supervised token."""
     return _select_predicting(_forward(lm, packed).last_hidden_state, packed)
 
 
@@ -239,27 +247,31 @@ def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
 
 def _forward(lm: LanguageModel, packed: Packed, **more: Any) -> Any:
     if not packed.padded:
-        places = {"position_ids": packed.positions, "pieces": packed.pieces}
-        return lm.decoder(input_ids=packed.ids, **places, use_cache=False, **more)
-    (rows,) = packed.pieces.groups
-    mask = torch.zeros_like(rows.queries).view(-1).index_fill_(0, packed.pieces.places, 1).view_as(rows.queries)
+        options = {"position_ids": packed.positions, "plan": packed.plan}
+        return lm.decoder(input_ids=packed.ids, **options, use_cache=False, **more)
+    # Padded rows are planned as one group, whose queries are the padded matrix itself.
+    (rows,) = packed.plan.groups
+    mask = torch.zeros_like(rows.queries).view(-1).index_fill_(0, packed.plan.inverse, 1).view_as(rows.queries)
     return lm.decoder(input_ids=packed.ids[0][rows.queries], attention_mask=mask, use_cache=False, **more)
 
 
 def _select_predicting(hidden: Tensor, packed: Packed) -> Tensor:
     """The rows of hidden states [B, T, D] that predict a supervised token."""
-    places = packed.pieces.places[packed.predicting] if packed.padded else packed.predicting
-    return hidden.flatten(0, 1).index_select(0, places)
+    indices = packed.plan.inverse[packed.predicting] if packed.padded else packed.predicting
+    return hidden.flatten(0, 1).index_select(0, indices)
 
 
 @torch.no_grad()
 def _supports_packing(lm: LanguageModel) -> bool:
     """Switch to packed attention and see whether sequences in one row come out as in rows of their own, and apart."""
+    # Token ids that every vocabulary has, and none of the special ones that stand at 0 to 2.
     last = int(lm.model.config.get_text_config().vocab_size) - 1
     ids = [min(token, last) for token in range(3, 19)]
+    # Three lengths, one alone and two that share a prompt: each way in which rows are packed.
     probe = [TokenizedExample([*ids, *ids[:more]], [False] * 15 + [True] * (1 + more)) for more in (0, 2, 5)]
     units = [probe[:1], probe[1:]]
     config: Any = lm.decoder.config
+    # Dropout would make the two passes differ.
     training = lm.model.training
     lm.model.eval()
     try:

@@ -98,17 +98,23 @@ def set_up_training(
         classifier=objective_spec(config.objective).output in ("reward", "classes"),
         weights_frozen=config.method == "lora",
     )
+    # Before any module is attached: a reward head draws its weights from this seed.
     torch.manual_seed(seed)
+    # Attention that sees only a window is equal to full attention up to a length: the data decide.
     longest = int(longest_lengths(objective.units).max())
     with ExitStack() as stack:
         if config.weight_standardization:
+            # First, as the layers that are fused below read the standardised weights.
             stack.enter_context(standardize_weights(lm))
         stack.enter_context(objective.attach_modules(lm))
         stack.enter_context(fuse_layers(lm, compiled=config.compile))
+        # Models that cannot be packed are trained padded: slower, and with the same result.
         padded = not stack.enter_context(packed_attention(lm, longest))
+        # What objectives compute before the training must not be drawn through dropout.
         stack.enter_context(_training_mode(lm, training=False))
         sampler = _build_sampler(lm, objective, config, seed, scratch, kinds, difficulties, padded=padded)
         with autocast(lm, config)():
+            # A reference model runs over the very micro-batches of the training, so that rounding is the same in both.
             groups = first_pass_groups(objective.units, sampler, budget)
             objective.prepare(lm, scratch, padded=padded, groups=groups)
         variances: list[dict[str, Any]] = []
@@ -117,13 +123,16 @@ def set_up_training(
         # Master weights copy the weights: whatever changes them has to come before, and what noises them after.
         checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
         state = _initial_state(lm, config, sampler, can_go_back=lambda: bool(checkpoints.steps()))
+        # Hooks that stay behind would add to gradients that nobody reads.
         stack.callback(state.masters.close)
         for context in _training_contexts(lm, config, state, MicroBatch.full(budget, config, longest)):
             stack.enter_context(context)
         if config.compile:
+            # After all hooks are set: the compiler would trace again for each.
             compile_layers(lm)
         stack.enter_context(checkpoints)
         recovery = Recovery(state, recovery_log, checkpoints, scratch, config.watch.rate_factor, sink)
+        # After everything that sets the model up, and before the loader, which starts at the step resumed from.
         recovery.resume()
         loader = BatchLoader(objective.units, sampler, budget, device=lm.device, padded=padded, config=config.loader)
         stack.enter_context(loader)
@@ -191,6 +200,7 @@ def _build_sampler(
         lengths=longest_lengths(units),
         difficulties=difficulties,
     )
+    # Checked for each phase before the first step: a schedule that does not fit would end a training of days.
     for position in sampler.phases:
         config.schedule.check(position.steps)
     config.ema.check(sampler.steps)
@@ -220,6 +230,7 @@ def _training_contexts(
 ) -> Iterator[AbstractContextManager[object]]:
     """Yield the contexts that change the model while it trains, in their order."""
     yield _training_mode(lm, training=True)
+    # Outside of the noise, which is added to what the embeddings return.
     yield state.masters.swapped_in()
     yield wrap_calls(lm.decoder, partial(phase, "forward"))
     yield apply_noise(lm, config.noise)

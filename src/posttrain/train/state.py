@@ -97,6 +97,7 @@ class TrainingState:
     def checkpoint(self) -> Checkpoint:
         """Return everything, random generators included, for a checkpoint."""
         state = {
+            # Names that checkpoints on disk have, from before the classes were renamed.
             "watch": self.monitor.state(),
             "course": self.interventions.state(),
             "order": self.sampler.state(),
@@ -112,6 +113,7 @@ class TrainingState:
                 that caused it.
         """
         self.masters.load(checkpoint.tensors)
+        # Sums of a step that was cut short must not reach the next one.
         self.masters.zero_grad()
         if self.ema:
             self.ema.load(checkpoint.tensors)
@@ -119,6 +121,7 @@ class TrainingState:
             self.loss_scale.load_state(checkpoint.state["scale"])
         self.sampler.load_state(checkpoint.state["order"])
         set_random_state(checkpoint.tensors)
+        # In place: the trainer and its progress hold this list.
         self.steps[:] = checkpoint.steps
         checkpointed = Interventions.from_state(checkpoint.state["course"])
         if resumed:
@@ -146,6 +149,7 @@ def random_state() -> dict[str, Tensor]:
         "random.python.normal": torch.tensor([] if spare_normal is None else [spare_normal], dtype=torch.float64),
         "random.numpy": torch.from_numpy(key.astype(np.int64)),
         "random.numpy.rest": torch.tensor([float(value) for value in rest], dtype=torch.float64),
+        # The generator of the CPU; each CUDA device has its own.
         "random.torch": torch.get_rng_state(),
         **{f"{_CUDA}{number}": state for number, state in enumerate(cuda)},
     }
@@ -157,6 +161,7 @@ def set_random_state(tensors: Mapping[str, Tensor]) -> None:
     With another number of CUDA devices dropout cannot repeat itself: a warning says so.
     """
     spare_normal = tensors["random.python.normal"].tolist()
+    # 3 is the version of the state that Python has written since 3.2.
     random.setstate((3, tuple(tensors["random.python"].tolist()), spare_normal[0] if spare_normal else None))
     position, has_normal, normal = tensors["random.numpy.rest"].tolist()
     key = tensors["random.numpy"].numpy().astype(np.uint32)

@@ -94,6 +94,7 @@ class Trainer:
         Raises:
             WorkError: training failed in a way that the config says to stop at, or that cannot be recovered from.
         """
+        # One context for every forward pass, so that no objective can forget the precision.
         self.autocast = autocast(self.lm, self.config)
         with set_up_training(
             self.lm,
@@ -108,6 +109,8 @@ class Trainer:
             self.state = self.training.state
             self._train_steps()
             if self.state.ema and self.config.ema.save:
+                # The averages are the result; checkpoints keep the weights, so that a longer training can go on from
+                # them.
                 self.state.ema.copy_to(self.state.masters.weights)
         return self.state.steps
 
@@ -121,6 +124,8 @@ class Trainer:
         ):
             advance(len(steps))
             self.training.loader.seek(len(steps))
+            # The number of finished steps is the position: nothing else counts them that could disagree after a
+            # rollback.
             while len(steps) < total:
                 before = len(steps)
                 self.train_step(before)
@@ -139,12 +144,14 @@ class Trainer:
         with phase("data"):
             batch = next(self.training.loader)
         position = state.sampler.position(step)
+        # Another phase has other data, whose loss says nothing about that of the last one.
         if position.step == 0 and step > 0:
             monitor.reset()
         lr = state.interventions.lr_factor * self.training.learning_rates[step]
 
         batch, result = self.forward_backward(batch)
         scale = scaler.value if scaler else 1.0
+        # Measured on the float32 sums: the norm of all processes would be reduced here, before anything is clipped.
         norms, norm = self.gradient_norms(scale)
 
         # A gradient that overflowed in float16 is the loss scale's business, and a skipped step has been judged before.
@@ -154,6 +161,7 @@ class Trainer:
         if monitored:
             with phase("watch"):
                 decision = monitor.before_step(result.loss, norm, result.supervised, step)
+        # A warning is for the log only; everything else keeps this gradient out of the weights.
         stepped = monitored and (decision is None or decision.action == "warn")
         if stepped:
             self.optimizer_step(lr, norm, scale)
@@ -204,6 +212,7 @@ class Trainer:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
+                # One example cannot be cut any further, whatever the budget.
                 if max(map(len, batch.rows)) == 1:
                     longest = max(packed.tokens for packed in batch.packed)
                     raise WorkError(
@@ -228,6 +237,7 @@ class Trainer:
         for rows, packed in zip(batch.rows, batch.packed, strict=True):
             with phase("backward"):
                 loss = self.backward(packed, rows, scaled)
+            # Waits for the device, which has just finished the backward pass.
             total += loss.sum.item()
             metrics.append(loss.metrics)
             if loss.unit_losses is not None:
@@ -237,6 +247,7 @@ class Trainer:
             count,
             sum(len(packed.targets) for packed in batch.packed),
             mean_metrics(merge_metrics(metrics)),
+            # Micro-batches keep the rows' order, so that joining them is the step's order.
             torch.cat(unit_losses) if unit_losses else None,
         )
 
@@ -266,6 +277,7 @@ class Trainer:
         with phase("clip"):
             gradients = state.masters.sums
             if scale != 1:
+                # Before clipping, whose limits are for the true gradient.
                 torch._foreach_div_(gradients, scale)
             factor = clip_gradients(gradients, norm, self.config.clip, self.config.clip_value)
         with phase("optimizer"):
@@ -293,6 +305,7 @@ class Trainer:
         gravest = after[0] if after else None
         if gravest and gravest.restores and self._act(gravest, decisions):
             return
+        # Decisions of steps that a rollback took away are written with the first step that stays.
         reported = [*recovery.unreported, *decisions]
         recovery.unreported.clear()
         monitor.record(values.step, reported)

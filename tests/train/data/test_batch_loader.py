@@ -38,8 +38,8 @@ def content(batch: Batch) -> dict[str, Any]:
         for one in batch.packed
     ]
     for one in rows:
-        plan = one.pop("pieces")
-        one["places"] = (plan.order.tolist(), plan.places.tolist())
+        plan = one.pop("plan")
+        one["plan"] = (plan.order.tolist(), plan.inverse.tolist())
     return {"step": batch.step, "epoch": batch.epoch, "rows": batch.rows, "lengths": batch.lengths, "packed": rows}
 
 

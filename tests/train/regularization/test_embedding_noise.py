@@ -97,7 +97,7 @@ def test_shared_tokens_get_the_mean_variance(fresh: Fresh) -> None:
 def test_lengths_in_a_tree_of_pieces() -> None:
     units = [pair(6, 3, 5), [TokenizedExample([20, 21, 22, 9, 9], [False] * 4 + [True])]]
     packed = pack(units)
-    rows = token_segments(packed.ids.shape, {"pieces": packed.pieces}, torch.device("cpu"))
+    rows = token_segments(packed.ids.shape, {"plan": packed.plan}, torch.device("cpu"))
     assert packed.ids.tolist() == [[20, 21, 22, 23, 24, 25, 100, 101, 25, 150, 151, 152, 153, 9]]
     first, second, third = 1 / 8, 1 / 10, 1 / 4
     everyone, both = (first + second + third) / 3, (first + second) / 2

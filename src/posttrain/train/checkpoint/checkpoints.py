@@ -50,6 +50,7 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this many steps, by steps or by the clock."""
+        # Steps come first, as they are the same on every machine.
         if self.config.every_steps and step % self.config.every_steps == 0:
             return True
         return self.config.every_seconds is not None and time.monotonic() - self._last >= self.config.every_seconds
@@ -82,10 +83,12 @@ class Checkpoints:
         if step < 0:
             raise ValueError(f"step {step} is negative")
         self._last = time.monotonic()
+        # Waiting for a slow disk would stop the accelerator; the next save is due soon.
         if self._writing and not self._writing.done() and self.config.when_busy == "skip":
             log.warning("no checkpoint of step %d: the one before is still being written", step)
             return False
         self._finish()
+        # Encoded in this thread, before training changes what it holds.
         state, steps = encode_state(checkpoint.state), list(checkpoint.steps)
         score = float(metric) if metric is not None and math.isfinite(metric) else None
         self._folder.make()
@@ -157,6 +160,7 @@ class Checkpoints:
         with disk_errors(self.folder), self._folder.fresh() as fresh:
             manifest = write_checkpoint(fresh, step, metric, tensors, state, steps, self._free_steps_file())
             with self._folder.locked():
+                # Committed before anything is pruned: a kill in between leaves one checkpoint too many, never too few.
                 committed = self._folder.commit(fresh, step)
                 self._steps_files.append(StepsFile(committed, steps, manifest.steps_checksum))
                 self._folder.prune(self.config, step)

@@ -62,12 +62,14 @@ class EpochPlan:
     def rows(self, batch: int) -> np.ndarray:
         """int64 [at most batch size]: a batch, counted from 0 through all passes."""
         number, index = divmod(batch, self.batches)
+        # One permutation is kept: steps come in order, and any other can be drawn again from the seed.
         if self._current is None or self._current[0] != number:
             self._current = number, self._pass(number)
         return self._current[1][index * self._batch_size : (index + 1) * self._batch_size]
 
     def _pass(self, number: int) -> np.ndarray:
         drawn = [self._draw(part, kind, number) for kind, part in enumerate(self._parts)]
+        # Parts are shuffled each by itself, and a common shuffle would undo their even spread.
         if self._seed is None or len(drawn) > 1:
             return _interleave(drawn)
         return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(drawn))
@@ -77,7 +79,9 @@ class EpochPlan:
         size = len(part.rows)
         if part.share == size and len(self._parts) == 1:
             return part.rows  # the pass is shuffled as a whole
+        # A pass continues in the cycle where the last one stopped, so that no record is met twice before all are once.
         first, last = number * part.share, (number + 1) * part.share
+        # Most passes touch one cycle or two; each is a function of its number, hence no state to keep.
         cycles = [self._shuffle(part.rows, kind, cycle) for cycle in range(first // size, -(-last // size))]
         return np.concatenate(cycles)[first % size :][: part.share]
 
@@ -91,6 +95,7 @@ def _interleave(drawn: Sequence[np.ndarray]) -> np.ndarray:
     """Interleave the rows of several parts evenly, each in its order."""
     # The k-th of s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
     positions = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in drawn])
+    # A stable sort keeps ties in the order of the parts on every platform.
     return np.concatenate(drawn)[np.argsort(positions, kind="stable")]
 
 
@@ -108,6 +113,7 @@ class PhaseSampler:
     ) -> None:
         self.config, self.first_epoch, self._batch_size, self._seed = config, first_epoch, batch_size, seed or 0
         self.passes = EpochPlan(parts, batch_size, seed, first_epoch)
+        # Steps given in the config win; else whole passes.
         self.steps = config.steps or self.passes.batches * (config.epochs or 1)
         curriculum, rows = config.curriculum, parts[0].rows
         # From this step on all records come in passes: a curriculum ends as an ordinary training.
@@ -139,6 +145,8 @@ class PhaseSampler:
 
     def rows(self, step: int) -> np.ndarray:
         """int64 [at most batch size], for a step that is decided."""
+        # From here on passes are counted from the end of the curriculum, so that each record is met as often as any
+        # other.
         if self._ranked is None or step >= self._open:
             return self.passes.rows(step - self._open)
         if isinstance(self.pacing, SelfPacedCurriculum):
@@ -147,6 +155,7 @@ class PhaseSampler:
             share = competence(self.config.curriculum, step, self.steps)
         else:
             share = self.pacing.competence(step)
+        # At least a batch is open, or the first steps would be smaller than the others.
         return self._draw(step, self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))])
 
     def wants_unit_losses(self, step: int) -> bool:
@@ -225,12 +234,14 @@ class BatchSampler:
             if config.mix is not None:
                 record_kinds = _check_known(config.mix_by, (kinds or {}).get(config.mix_by), count)
                 parts = mix_parts(config, record_kinds, rows, f"{where}.mix", partial(_pass_count, config, batch_size))
+            # Said once, as records that no phase reads are usually a mistake in the config.
             if unused := count - sum(len(part.rows) for part in parts):
                 log.info("  %s: %d of %d records are not used", where, unused, count)
             ranks = None if config.curriculum.name == "none" else _check_known("difficulties", difficulties, count)
             phase = PhaseSampler(config, parts, batch_size, seed, epoch, ranks)
             self._phases.append(phase)
             self._starts.append(self._starts[-1] + phase.steps)
+            # The next phase begins a pass of its own, with another shuffle.
             epoch += ceil(phase.steps / phase.passes.batches)
 
     @property
@@ -254,6 +265,7 @@ class BatchSampler:
         known = 0
         for phase in self._phases:
             known += phase.decided
+            # Later phases wait, too: prefetching must not skip steps.
             if phase.decided < phase.steps:
                 break
         return known
@@ -304,6 +316,7 @@ class BatchSampler:
         """
         times = np.zeros(self.count, np.int64)
         end = self.decided if steps is None else steps
+        # Counted step by step: `np.add.at` adds a row again that a step has twice.
         for step in range(since, end):
             np.add.at(times, self.rows(step), 1)
         if samples:
@@ -323,6 +336,7 @@ class BatchSampler:
         """
         steps, saved = state["steps"], {int(i): curriculum for i, curriculum in state.items() if i != "steps"}
         own = {i: phase for i, phase in enumerate(self._phases) if phase.pacing is not None}
+        # Compared by what was observed, not by the config: a curriculum that has not begun may still be changed.
         for i in sorted({*saved, *own}):
             saved_counts = (saved[i]["seen"], _look_count(saved[i])) if i in saved else (0, 0)
             own_counts = (0, 0)

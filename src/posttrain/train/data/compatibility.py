@@ -23,9 +23,10 @@ def check_template(chat: ChatTemplate) -> None:
     """
     fix = "use the tokenizer that the template was made for"
     chat.answer_ids(_PROBE)  # raises if the template refuses the turns
-    asked = {"role": "user", "content": _PROBE}
-    text = str(chat.tokenizer.apply_chat_template([asked, {"role": "assistant", "content": _PROBE}], tokenize=False))
+    question = {"role": "user", "content": _PROBE}
+    text = str(chat.tokenizer.apply_chat_template([question, {"role": "assistant", "content": _PROBE}], tokenize=False))
     unknown = chat.tokenizer.unk_token_id
+    # The probe itself may be unknown to a tiny vocabulary, which says nothing about the template.
     if unknown is not None and unknown in _ids(chat, text) and unknown not in _ids(chat, _PROBE):
         marks = [mark for mark in _MARK.findall(text) if unknown in _ids(chat, mark)]
         raise UserError(
@@ -61,6 +62,7 @@ def check_model(config: Any, tokenizer: Any, units: TokenSet, records: pa.Table)
             fix="use the model's own tokenizer",
         )
     row = int(units.longest.argmax())
+    # Positions beyond the table raise an index error in the middle of training, or are extrapolated.
     if most is not None and units.longest[row] > most:
         what = f"it has {units.longest[row]} tokens, and the model reads {most} at most"
         raise row_error(records, row, what, fix=f"set train.max_length to {most}")

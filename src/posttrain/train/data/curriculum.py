@@ -24,6 +24,7 @@ def competence(config: CurriculumConfig, step: int, steps: int) -> float:
     """
     progress = min(1.0, step / fully_open_step(config, steps))
     if config.pacing == "step":
+        # The last stair is reached at the end of the curriculum, when everything is open.
         stair = math.floor(progress * config.stairs)
         return config.start + (1 - config.start) * stair / config.stairs
     power = config.power if config.pacing == "root" else 1.0
@@ -80,6 +81,7 @@ class AdaptiveCurriculum:
         if step != self._seen:
             raise ValueError(f"step {step} does not follow {self._seen} observed steps")
         self._seen += 1
+        # A NaN would make the mean NaN, and nothing would ever open again.
         if math.isfinite(loss):
             self._sum, self._finite = self._sum + loss, self._finite + 1
         if self._seen % self.config.every == 0:
@@ -106,8 +108,10 @@ class AdaptiveCurriculum:
             loss = self._sum / self._finite
             if self._first is None:
                 self._first = loss
+            # A first loss of 0 or less has nowhere to fall, so everything opens.
             fallen = self._first * (1 - self.config.target)
             learnt = (self._first - loss) / fallen if fallen > 0 else 1.0
+            # Never closes again: records that leave would be forgotten just as they are learned.
             share = max(share, self.config.start + (1 - self.config.start) * min(1.0, max(0.0, learnt)))
         self.shares.append(share)
         self._sum, self._finite = 0.0, 0
@@ -147,6 +151,7 @@ class SelfPacedCurriculum:
         self.config, self.until = config, until
         self._rows, self._batch_size, self._draw = rows, batch_size, draw
         self._first = losses.astype(np.float32)
+        # A loss that exists, not an interpolated quantile: exact on every platform.
         self._threshold = np.sort(self._first[rows])[int(np.ceil(config.start * len(rows))) - 1]
         self._reset()
         self._look()
@@ -200,6 +205,7 @@ class SelfPacedCurriculum:
         Raises:
             UserError: it is of other records or of steps of another size or number; names ``where`` and ``fix``.
         """
+        # Base64 of the bytes: a JSON list of floats would take several times the room.
         rows = np.frombuffer(base64.b64decode(state["rows"]), "<i8").astype(np.int64)
         losses = np.frombuffer(base64.b64decode(state["losses"]), "<f4").astype(np.float32)
         own = self.state()
@@ -221,6 +227,7 @@ class SelfPacedCurriculum:
         self._observed_losses: list[npt.NDArray[np.float32]] = []
 
     def _take_in(self, rows: Rows, losses: npt.NDArray[np.float32]) -> None:
+        # A step that overflowed leaves what was known of its records.
         known = np.isfinite(losses)
         self._losses[rows[known]] = losses[known]
         self._observed_losses.append(losses)

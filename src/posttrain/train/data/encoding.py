@@ -72,6 +72,7 @@ def load_encoder(source: str, task: TaskConfig) -> Encoder:
     from posttrain.models.sources import TINY_MODEL
 
     chat = read_chat(source, read_config(source))
+    # Looking for a generation config there would end in an error.
     if source == TINY_MODEL or source.endswith(".gguf"):  # they have no other stop tokens than their config's
         return Encoder(chat, task)
     try:
@@ -102,19 +103,19 @@ class Example:
 
 
 def encode(
-    speaker: ChatEncoder, records: pa.Table, max_length: int, shape: Shape = "completion"
+    encoder: ChatEncoder, records: pa.Table, max_length: int, shape: Shape = "completion"
 ) -> tuple[list["Unit"], list[str]]:
     """Encode every record, as `build_example` does.
 
     Returns:
         Units in the records' order, and the ids of the records that were cut to ``max_length``.
     """
-    encoded = list(build_examples(speaker, records, max_length, shape))
+    encoded = list(build_examples(encoder, records, max_length, shape))
     cut = [id for id, example in zip(records["id"].to_pylist(), encoded, strict=True) if example.cut]
     return [example.unit for example in encoded], cut
 
 
-def build_examples(speaker: ChatEncoder, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
+def build_examples(encoder: ChatEncoder, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
     """Build an example of every record, in their order.
 
     Raises:
@@ -127,7 +128,8 @@ def build_examples(speaker: ChatEncoder, records: pa.Table, max_length: int, sha
     too_long: ExampleTooLong | None = None
     for row in rows:
         try:
-            encoded.append(build_example(speaker, row, max_length, shape))
+            encoded.append(build_example(encoder, row, max_length, shape))
+        # Too long is the one fault that comes in hundreds: counted, so that a user sees how much to cut.
         except ExampleTooLong as error:
             too_long = too_long.and_others(1) if too_long else error
         except UserError:
@@ -138,7 +140,7 @@ def build_examples(speaker: ChatEncoder, records: pa.Table, max_length: int, sha
     return encoded
 
 
-def build_example(speaker: ChatEncoder, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
+def build_example(encoder: ChatEncoder, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
     """Build one record's example under a shape.
 
     - ``completion``, ``teacher``: prompt and answer, or a plain text, which is learned as a whole.
@@ -150,9 +152,10 @@ def build_example(speaker: ChatEncoder, record: Mapping[str, Any], max_length: i
     Raises:
         UserError: the record lacks what its shape needs, or no token to learn is left of it in ``max_length``.
     """
-    unit, target = _SHAPES[shape](speaker, record)
+    unit, target = _SHAPES[shape](encoder, record)
     cut = max(len(sequence.ids) for sequence in unit) > max_length
     if cut:
+        # Cut from the left: the answer, which is learned, stands at the end.
         unit = [_truncate(sequence, record, max_length) for sequence in unit]
     for sequence in unit:
         if not any(sequence.supervised[1:]):  # nothing predicts a first token
@@ -168,43 +171,44 @@ def record_error(
     return kind(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
 
 
-def _completion(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+def _completion(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
     prompt = record_turns(record)
     if not prompt or (record["prompt"] and record["completion"] is None):
         fix = "say which column holds it (`columns`), give it one, or take it out of the data"
         raise record_error(record, "it has no answer and no text to learn", fix=fix)
     if record["completion"] is not None:
-        return [speaker.chat.encode(speaker.task.turns(prompt), record["completion"])], -1
-    ids = [*speaker.chat.tokenizer(record["text"])["input_ids"], _stop_id(speaker.chat)]
+        return [encoder.chat.encode(encoder.task.turns(prompt), record["completion"])], -1
+    ids = [*encoder.chat.tokenizer(record["text"])["input_ids"], _stop_id(encoder.chat)]
     return [TokenizedExample(ids, [True] * len(ids))], -1
 
 
-def _pair(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+def _pair(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
     if not record_turns(record) or record["completion"] is None or record["rejected"] is None:
         raise record_error(
             record, "it is no pair of a chosen and a rejected answer", fix="give it the columns `chosen` and `rejected`"
         )
-    chosen, rejected = (_encode_answer(speaker, record, record[side]) for side in ("completion", "rejected"))
+    chosen, rejected = (_encode_answer(encoder, record, record[side]) for side in ("completion", "rejected"))
+    # The loss of such a pair has no gradient, and its accuracy is that of a coin.
     if chosen.ids == rejected.ids:
         raise record_error(record, "its chosen and its rejected answer are the same", fix="take it out of the data")
     return [chosen, rejected], -1
 
 
-def _labelled(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+def _labelled(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
     label = _meta(record).get("label")
     if not record_turns(record) or record["completion"] is None or not isinstance(label, bool):
         fix = "give it a column `label`, true where the answer is desirable and false where it is not"
         raise record_error(record, "it is no answer with a label true or false", fix=fix)
-    return [_encode_answer(speaker, record, record["completion"])], int(label)
+    return [_encode_answer(encoder, record, record["completion"])], int(label)
 
 
-def _class(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+def _class(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
     prompt = record_turns(record)
     if not prompt:
         raise record_error(record, "it has no text to classify", fix="take it out of the data")
-    ids = speaker.chat.prompt_ids(speaker.task.turns(prompt))
-    return [TokenizedExample([*ids, _stop_id(speaker.chat)], [False] * len(ids) + [True])], _label_index(
-        speaker.task, record
+    ids = encoder.chat.prompt_ids(encoder.task.turns(prompt))
+    return [TokenizedExample([*ids, _stop_id(encoder.chat)], [False] * len(ids) + [True])], _label_index(
+        encoder.task, record
     )
 
 
@@ -217,11 +221,11 @@ _SHAPES: dict[Shape, Callable[[ChatEncoder, Mapping[str, Any]], tuple[list[Token
 }
 
 
-def _encode_answer(speaker: ChatEncoder, record: Mapping[str, Any], answer: str) -> TokenizedExample:
+def _encode_answer(encoder: ChatEncoder, record: Mapping[str, Any], answer: str) -> TokenizedExample:
     """Encode prompt and answer; only the answer is supervised."""
-    turns = speaker.task.turns(record_turns(record))
-    whole, asked = speaker.chat.encode(turns, answer), len(speaker.chat.prompt_ids(turns))
-    return TokenizedExample(whole.ids, [False] * asked + whole.supervised[asked:])
+    turns = encoder.task.turns(record_turns(record))
+    whole, prompt_length = encoder.chat.encode(turns, answer), len(encoder.chat.prompt_ids(turns))
+    return TokenizedExample(whole.ids, [False] * prompt_length + whole.supervised[prompt_length:])
 
 
 def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
@@ -234,6 +238,7 @@ def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
             raise record_error(record, f"no label `{answer}` in task.labels", fix=suggest(answer, labels))
         return labels.index(answer)
     number = _meta(record).get("label")
+    # True is an int in Python, and would be class 1.
     if not isinstance(number, int) or isinstance(number, bool):
         raise record_error(record, "it has no label", fix="give it a completion, or a column `label` with its number")
     if not 0 <= number < len(labels):
@@ -257,6 +262,7 @@ def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stop_id(chat: ChatTemplate) -> int:
     stop = chat.tokenizer.eos_token_id
+    # The least of several, so that the choice does not depend on a set's order.
     return min(chat.stop_ids) if stop is None else int(stop)
 
 

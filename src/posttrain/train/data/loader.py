@@ -70,6 +70,8 @@ class DataLoader(ABC, Generic[Source, Item]):
             raise ValueError(f"rank {rank} is not below the world size {world_size}")
         self._units, self._sampler, self._budget, self.rank = units, sampler, budget, rank
         self._config = config or LoaderConfig()
+        # Threads, not processes: packing is NumPy, which releases the interpreter's lock, and nothing has to be
+        # pickled.
         self._threads = ThreadPoolExecutor(self._config.workers, "loader") if self._config.workers else None
         self._next, self._used = 0, (0, 0)  # a step, and its samples that were used before
         self._prefetched: deque[Future[Item]] = deque()
@@ -89,6 +91,7 @@ class DataLoader(ABC, Generic[Source, Item]):
     @budget.setter
     def budget(self, tokens: int) -> None:
         self._drop_prefetched()
+        # Batches in flight were cut by the old budget, so they are made again.
         self._budget = tokens
 
     @property
@@ -107,6 +110,7 @@ class DataLoader(ABC, Generic[Source, Item]):
             IndexError: the next step depends on losses that the sampler has not observed.
         """
         start = time.perf_counter()
+        # A sampler of an adaptive curriculum may still be waiting for losses; only the last step ends the loader.
         if self._next >= self._sampler.steps:
             raise StopIteration
         self._prefetch()
@@ -136,6 +140,7 @@ class DataLoader(ABC, Generic[Source, Item]):
             last = len(self._sampler.rows(step - 1)) if step else -1
             if not 0 <= samples <= last:
                 raise ValueError(f"the last step has no {samples} samples")
+            # A step that was used in part is done again from its first unused sample.
             if samples < last:
                 step, used = step - 1, samples
         return {
@@ -159,6 +164,8 @@ class DataLoader(ABC, Generic[Source, Item]):
                 raise UserError(what, fix="resume with the data and the order it was saved with")
         self.seek(state["step"])
         self._used = state["step"], state["samples"]
+        # The same number of processes goes on with the same partition; another one shares out what is left of the
+        # epoch.
         since = tuple(state["since"]) if state["world_size"] == self._ranks.size else self._used
         self._ranks = self._partition(self._ranks.size, (since[0], since[1]))
 
@@ -185,6 +192,7 @@ class DataLoader(ABC, Generic[Source, Item]):
         }
 
     def _partition(self, size: int, since: tuple[int, int]) -> RankPartition:
+        # A single process takes everything, and need not read the lengths of millions of units.
         lengths = unit_lengths(self._units) if size > 1 else np.zeros(0, np.int64)
         return RankPartition(self._sampler, lengths, size, since)
 
@@ -195,6 +203,7 @@ class DataLoader(ABC, Generic[Source, Item]):
     def _prefetch(self) -> None:
         if self._threads is None:
             return
+        # Undecided steps wait for losses, so they cannot be prefetched.
         last = min(self._next + self._config.prefetch, self._sampler.decided)
         for step in range(self._next + len(self._prefetched), last):
             self._prefetched.append(self._threads.submit(self._make_item, *self._work(step)))
@@ -277,6 +286,7 @@ class BatchLoader(DataLoader[Sequence[Unit], Batch]):
         self._device, self._padded = device, padded
 
     def _make_item(self, position: StepPosition, step: int, rows: list[int], budget: int) -> Batch:
+        # A token set copies all units of a step at once; other sequences are read one by one.
         take = getattr(self._units, "take", None)
         units = take(rows).views() if take else [self._units[row] for row in rows]
         parts = list(micro_batches(units, budget))

@@ -49,17 +49,20 @@ def mix_parts(
     names = known if config.mix == "sizes" else list(config.mix or {})
     groups = [rows[kinds[rows] == name] for name in names]
     for name, group in zip(names, groups, strict=True):
+        # A kind that is misspelt would silently get no share.
         if not len(group):
             raise UserError(f"no record is of `{name}`", where=where, fix=suggest(name, known))
     sizes = np.array([len(group) for group in groups], np.int64)
     limited = sizes if config.mix_limit is None else np.minimum(sizes, config.mix_limit)
     total = int(limited.sum())
     weights = np.array(list(config.mix.values()) if isinstance(config.mix, dict) else limited, np.float64)
+    # Logarithms: weights to the power of 1 / T overflow at low temperatures.
     logs = np.log(weights) / config.mix_temperature
     caps = np.full(len(names), total if config.mix_limit is None else config.mix_limit)
     if config.mix_epochs is not None and passes is not None:
         count = passes(total)
         caps = np.minimum(caps, sizes * config.mix_epochs // count)
+        # All caps together leave places that nobody may fill.
         if caps.sum() < total:
             raise UserError(
                 f"{count} passes of {total} records meet some more than {config.mix_epochs} times",
@@ -88,9 +91,11 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
         # the rest.
         weights = np.where(free, np.exp(np.minimum(logs - logs[free].max(), 0.0)), 0.0)
         exact = weights / weights.sum() * left
+        # Capped kinds are filled first, and what they leave is split again: the result does not depend on their order.
         full = np.zeros(0, bool) if caps is None else free & (exact >= caps)
         if not full.any():
             whole = np.floor(exact).astype(np.int64)
+            # Stable, so that equal remainders go to the kind named first.
             first = np.argsort(np.where(free, whole - exact, np.inf), kind="stable")
             whole[first[: left - whole.sum()]] += 1
             shares += whole

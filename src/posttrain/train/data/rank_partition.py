@@ -34,6 +34,7 @@ def assign_ranks(lengths: np.ndarray, loads: list[int]) -> np.ndarray:
     ranks = np.zeros(len(lengths), np.int64)
     heap = [(load, rank) for rank, load in enumerate(loads)]
     heapify(heap)
+    # The longest first to the least loaded (R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
     order = np.argsort(-np.asarray(lengths), kind="stable")
     for sample, length in zip(order.tolist(), np.asarray(lengths)[order].tolist(), strict=True):
         load, rank = heap[0]
@@ -70,6 +71,7 @@ class RankPartition:
             IndexError: there is no such step, or its samples are not decided.
         """
         epoch = self._sampler.position(step).epoch
+        # Loads depend on the steps before in the epoch only, so that resuming replays one epoch at most.
         if not (self._epoch == epoch and self._at < step):
             first = bisect_left(range(self._sampler.steps), epoch, key=lambda step: self._sampler.position(step).epoch)
             self._at, self._epoch, self._loads = max(first, self.since[0]) - 1, epoch, [0] * self.size

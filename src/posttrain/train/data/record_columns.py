@@ -23,6 +23,7 @@ def column_values(records: pa.Table, name: str) -> list[Any]:
     """
     if name in records.column_names and name != "meta":
         return list(records[name].to_pylist())
+    # Columns of the file that the schema does not have lie in `meta`.
     return [json.loads(meta or "{}").get(name) for meta in records["meta"].to_pylist()]
 
 
@@ -61,6 +62,7 @@ def _to_float(value: Any) -> float | None:
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return None
     with suppress(ValueError):
+        # CSV has no types, so a number may come as text.
         number = float(value)
         return number if number == number else None
     return None

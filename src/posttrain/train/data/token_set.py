@@ -93,6 +93,7 @@ class TokenSet(Units):
 
     def unit(self, row: int) -> "Unit":
         """Read the unit of a row."""
+        # Shards differ in length, so the row's is searched for rather than computed.
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.shards[shard].unit(row - int(self._starts[shard]))
 
@@ -106,6 +107,7 @@ class TokenSet(Units):
         if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
             raise IndexError(f"the set has {len(self)} units")
         shards = (np.searchsorted(self._starts, wanted, side="right") - 1).tolist()
+        # Offsets of all units are held in memory: 8 bytes each, where reading them would cost a page fault a record.
         starts = self._tokens[wanted]
         spans = list(map(slice, starts.tolist(), (starts + self.unit_lengths[wanted]).tolist()))
         counts = self._counts[wanted]
@@ -183,6 +185,7 @@ class TokenShard(Units):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ids, self.supervised, self.offsets, self.units = (_memory_map(folder, name) for name in DTYPES)
+        # Mapped as well: ids of millions of records are read only where a report asks for them.
         with pa.memory_map(str(folder / RECORDS)) as file:
             self.records = pa.ipc.open_file(file).read_all()
 
@@ -195,6 +198,7 @@ class TokenShard(Units):
 
     def _sequence(self, number: int) -> TokenizedExample:
         tokens = slice(int(self.offsets[number]), int(self.offsets[number + 1]))
+        # Lists: a dozen tokens are faster to handle in Python than as an array.
         return TokenizedExample(self.ids[tokens].tolist(), self.supervised[tokens].tolist())
 
     @cached_property
@@ -232,6 +236,7 @@ def open_shard(folder: Path, number: int) -> TokenShard:
     manifest = parse_manifest((folder / MANIFEST).read_bytes())
     if not 0 <= number < manifest.meta["shards"]:
         raise IndexError(f"the set has {manifest.meta['shards']} shards")
+    # Only this shard's files, so that a process reads no more than its share.
     own = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{shard_name(number)}/")}
     if problems := [
         f"{name} {'differs from its checksum' if (folder / name).is_file() else 'is missing'}"
@@ -297,6 +302,7 @@ def segment_sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def concat_ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """int64: ``counts[0]`` numbers from ``starts[0]`` on, ``counts[1]`` from ``starts[1]`` on, and so on."""
+    # Most sets have one sequence a unit, and then there is nothing to compute.
     if (counts == 1).all():
         return starts
     return np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())

@@ -57,12 +57,15 @@ def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard
                 if shard is None:
                     shard = _ShardWriter(folder / shard_name(counts["shards"]))
                     counts["shards"] += 1
+                # Cut at records only, so that a shard can be read by itself.
                 before = ends[first - 1] if first else 0
                 last = int(np.searchsorted(ends, before + shard_tokens - shard.tokens, side="right"))
+                # Full: the record begins the next shard.
                 if last <= first and shard.tokens:
                     written += shard.finish(records.slice(written))
                     shard = None
                     continue
+                # A record longer than a shard has one of its own.
                 last = max(last, first + 1)
                 shard.add(_slice_block(block, first, last))
                 first = last
@@ -131,14 +134,14 @@ def _slice_block(block: Block, first: int, last: int) -> Block:
     if (first, last) == (0, len(block.sequences)):
         return block
     sequences = np.concatenate([[0], np.cumsum(block.sequences)])
-    some = slice(int(sequences[first]), int(sequences[last]))
+    span = slice(int(sequences[first]), int(sequences[last]))
     offsets = np.concatenate([[0], np.cumsum(block.lengths)])
-    tokens = slice(int(offsets[some.start]), int(offsets[some.stop]))
+    tokens = slice(int(offsets[span.start]), int(offsets[span.stop]))
     own = slice(first, last)
     return Block(
         block.ids[tokens],
         block.supervised[tokens],
-        block.lengths[some],
+        block.lengths[span],
         block.sequences[own],
         block.cut[own],
         block.targets[own],

@@ -50,7 +50,7 @@ _encoder: Encoder | None = None  # of a process that only tokenises
 
 
 def tokenise(
-    speaker: ChatEncoder,
+    source: ChatEncoder,
     records: pa.Table,
     max_length: int,
     shape: Shape,
@@ -63,7 +63,7 @@ def tokenise(
     A cached set is checked to the byte; a damaged one is made again, with a line in the log.
 
     Args:
-        speaker: a language model, or an `Encoder`; its weights are not needed.
+        source: a language model, or an `Encoder`; its weights are not needed.
         records: rows of the record schema.
         max_length: longer sequences are cut at their beginning, in tokens.
         shape: contents of a record, see `posttrain.train.data.encoding.build_example`.
@@ -75,12 +75,14 @@ def tokenise(
         UserError: a record cannot be used, the template does not fit the tokenizer, or the disk refused.
         WorkError: a tokenising process was killed.
     """
-    encoder = Encoder(speaker.chat, speaker.task)
+    encoder = Encoder(source.chat, source.task)
     key = token_set_key(encoder, records, max_length, shape)
     store = LocalArtifacts(folder, folder / "tmp")
     if cached := _find(store, key):
         return TokenSet(cached)
+    # A process killed while it wrote leaves a folder that nobody will finish.
     store.remove_abandoned()
+    # Not before the cache was looked at: a set that exists was checked when it was made.
     check_template(encoder.chat)
     with store.temporary_folder() as fresh:
         with progress_bar("tokenising", records.num_rows, "records") as advance:
@@ -117,11 +119,13 @@ def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: S
     return digest(
         {
             "format": FORMAT,
+            # A new version of the tokenizers may split text in another way.
             "versions": [transformers.__version__, tokenizers.__version__],
             "tokenizer": _tokenizer_digest(encoder.chat.tokenizer),
             "template": encoder.chat.tokenizer.chat_template,
             "stop_ids": sorted(encoder.chat.stop_ids),
             "task": {"system": task.system, "template": task.template},
+            # Only a classifier's targets depend on the labels: adding one must not throw other sets away.
             "labels": task.label_set if shape == "class" else None,
             "max_length": max_length,
             "shape": shape,
@@ -146,6 +150,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         rules = json.loads(backend.to_str())
+        # Truncation and padding are set by whoever called the tokenizer last, and change no token here.
         content: Any = {name: rule for name, rule in rules.items() if name not in ("truncation", "padding")}
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -207,6 +212,7 @@ def _by_processes(
         return [pool.submit(_in_process, _to_ipc(part), max_length, shape) for part in islice(remaining, count)]
 
     try:
+        # Bounded: with all blocks submitted at once the table would be in memory twice.
         waiting = deque(submit(_BLOCKS_PER_PROCESS * processes))
         while waiting:
             block = waiting.popleft().result()

@@ -55,6 +55,7 @@ def map_sequences(
 
 def split_units(units: Sequence[Unit]) -> UnitView:
     """Make each sequence a unit of its own; all units have as many sequences."""
+    # A view: the tokens of a pair are not copied to become two units.
     size = len(units[0])
     lengths = units.sequence_lengths if isinstance(units, TokenSet) else None
     return UnitView(len(units) * size, lambda row: [units[row // size][row % size]], lengths)
@@ -63,6 +64,7 @@ def split_units(units: Sequence[Unit]) -> UnitView:
 def answer_start(sequence: TokenizedExample) -> int:
     """Return the index of the last answer's first token: the supervised tokens at the end."""
     start = len(sequence.ids)
+    # From the end, as in a chat of several turns earlier answers may be supervised, too.
     while start and sequence.supervised[start - 1]:
         start -= 1
     return start
@@ -97,6 +99,7 @@ def group_by_tokens(units: Sequence[Unit], rows: Sequence[int], tokens: int) -> 
 
 def first_pass_groups(units: Sequence[Unit], sampler: BatchSampler, tokens: int) -> Iterator[list[int]]:
     """Yield the micro-batches of the first steps, until every unit was read or no further step is decided."""
+    # Under a curriculum a unit may first be read many steps in.
     waiting = set(range(len(units)))
     for step in range(sampler.decided):
         if not waiting:
@@ -117,6 +120,7 @@ def tokens_digest(units: Sequence[Unit]) -> str:
     sha256 = hashlib.sha256()
     for unit in units:
         for sequence in unit:
+            # Lengths first, so that no two sets of units concatenate to the same bytes.
             sha256.update(np.array([len(unit), len(sequence.ids), *sequence.ids], np.int64).tobytes())
             sha256.update(bytes(sequence.supervised))
     return sha256.hexdigest()

@@ -35,7 +35,7 @@ class MicroBatch:
         """Measure a packed micro-batch."""
         queries = copied = pairs = scores = longest = 0
         alone = False
-        for group in packed.pieces.groups:
+        for group in packed.plan.groups:
             number, width = group.queries.shape
             before = group.before.numel()
             queries += number * width

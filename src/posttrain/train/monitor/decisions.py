@@ -40,6 +40,7 @@ class Finding:
     since: int = -1
 
     def __post_init__(self) -> None:
+        # JSON has no NaN and no infinity, and a finding is written to metrics and checkpoints.
         for name in ("value", "limit"):
             object.__setattr__(self, name, finite(getattr(self, name)))
         if self.since < 0:
@@ -118,8 +119,10 @@ def decide(
     why = ""
     if finding.kind in FAULT_KINDS and action != "warn":
         recent = _recent_decisions(finding, config.again_within, earlier)
+        # What has not helped once will not help the second time, so the next graver action is due.
         if recent and recent[-1].gravity >= ACTIONS.index(action):
             action, why = _escalate(recent, config)
+    # Early in a training, or with checkpoints off.
     if action == "rollback" and not can_go_back:
         recent = _recent_decisions(finding, config.again_within, earlier)
         skips = sum(previous.action == "skip" for previous in recent)
@@ -128,6 +131,7 @@ def decide(
         )
     decision = Decision(finding, action, why, can_go_back)
     rollbacks = sum(previous.restores for previous in earlier)
+    # A training that keeps going back to the same checkpoint would never end.
     if decision.restores and rollbacks >= config.max_rollbacks:
         return Decision(finding, "stop", f"went back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")
     return decision
@@ -140,6 +144,7 @@ def _skips_did_not_help(skips: int, config: MonitorConfig) -> str:
 def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
     """Choose an action instead of a rollback; ``tried`` names what has not helped so far, if anything."""
     why = f"{tried}, and there is no checkpoint to go back to" if tried else "there is no checkpoint to go back to"
+    # With a NaN in every step, the weights are beyond repair.
     if tried and finding.kind == "nan":
         return "stop", why
     return "lower_rate" if tried or finding.kind == "divergence" else "skip", why

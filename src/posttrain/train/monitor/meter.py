@@ -84,6 +84,7 @@ class StepMeter:
     def __init__(self, lm: LanguageModel, precision: str, *, classifier: bool, weights_frozen: bool) -> None:
         import torch
 
+        # The device's memory is what runs out where there is one.
         self._peak_memory = torch.cuda.max_memory_allocated if torch.cuda.is_available() else peak_bytes
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         # A CPU without bfloat16 instructions multiplies it a hundred times slower than float32, and the other work of a
@@ -162,6 +163,7 @@ class phase:
         took = time.perf_counter() - self._start
         within = _phase_clock.inner.pop()
         _phase_clock.seconds[self._name] = _phase_clock.seconds.get(self._name, 0.0) + took - within
+        # The outer phase leaves this one's time out, so that the phases of a step add up to it.
         if _phase_clock.inner:
             _phase_clock.inner[-1] += took
         self._mark.__exit__(kind, error, at)
@@ -184,6 +186,7 @@ def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) 
     opened: list[AbstractContextManager[object]] = []
 
     def enter(*given: object) -> None:
+        # A stack, as a decoder that is checkpointed calls itself inside its own backward pass.
         opened.append(make())
         opened[-1].__enter__()
 
@@ -242,6 +245,7 @@ def matmul_peak(device: str, dtype: torch.dtype) -> float:
     for position, size in enumerate(sizes):
         work = 2.0 * size**3
         now = time.perf_counter()
+        # On a slow machine a large product alone would take longer than all the time there is.
         if best and now + 3 * work / best > end:
             break
         left = torch.randn(size, size, device=device).to(dtype)
@@ -276,6 +280,7 @@ class DecoderSize:
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         if any(not isinstance(getattr(config, name, None), int) for name in names):
             return None
+        # The work of a mixture depends on the routing, which no config tells.
         if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
         hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads

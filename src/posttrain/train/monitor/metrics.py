@@ -85,6 +85,7 @@ class StepValues(GradientValues):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Restore what `to_json` returned, but for infinities, which come back as NaN."""
+        # `to_json` wrote None for what was NaN or infinite, and the detectors want a number.
         not_finite = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
         nested = {
             name: {key: math.nan if number is None else number for key, number in values[name].items()}
@@ -171,6 +172,7 @@ class JsonlSink:
         try:
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._file.flush()  # a kill costs at most the line being written
+        # A full disk ends the training with a message about the disk, not with a stack of the sink.
         except OSError as error:
             raise to_storage_error(error, self._path) or error from error
 
@@ -191,6 +193,7 @@ class JsonlSink:
         for end, line in _read_lines(self._path):
             if line is None:
                 log.warning("%s: what follows byte %d cannot be read and is removed", self._path, size)
+            # Lines after a missing step belong to a run that was killed before its checkpoint.
             if line is None or (steps is not None and (kept == steps or line["step"] != kept)):
                 break
             kept, size = kept + 1, end
@@ -252,6 +255,7 @@ class MultiSink:
         self._others.clear()
 
     def _each(self, call: Callable[[Sink], None]) -> None:
+        # A copy, as a sink that fails is removed on the way.
         for name, sink in list(self._others.items()):
             if (problem := _error_of(sink, call)) is not None:
                 log.warning("the sink %s failed (%s) and gets nothing more", name, problem)

@@ -87,6 +87,7 @@ class Monitor:
         for detector in self._before:
             if (finding := detector.observe(values)) is not None:
                 decision = self._decide(finding)
+                # A warning must not hide a later finding that keeps the gradient out of the weights.
                 if decision.action != "warn":
                     return decision
                 warning = warning or decision
@@ -129,6 +130,7 @@ class Monitor:
 
     def reset(self) -> None:
         """Start all detectors afresh, as for other data, which has another loss; decisions are kept."""
+        # New objects rather than a reset of each: no detector can forget a field.
         self._before, self._after = pre_step_detectors(self.config), post_step_detectors(self.config)
 
     def report(self) -> list[dict[str, Any]]:
@@ -208,6 +210,7 @@ class Explosion:
         self._logs: deque[float] = deque(maxlen=config.window)
 
     def observe(self, values: GradientValues) -> Finding | None:
+        # NaN is the other detector's finding, and has no logarithm.
         if not (math.isfinite(values.grad_norm) and values.grad_norm > 0):
             return None
         finding = self._judge(values)
@@ -266,6 +269,7 @@ class Divergence:
         smooth = median(list(self._losses)[-self._config.window :])
         if self._first is None:
             self._first = smooth
+        # The lowest median, not the last: a loss that creeps up never rises much above the step before.
         self._lowest = min(self._lowest, smooth)
         limit = self._lowest + self._margin(self._first)
         self._above = self._above + 1 if smooth > limit else 0
@@ -334,6 +338,7 @@ class Plateau:
         at_most = float((-slope + self._config.z * error) * window / abs(mean))
         if at_most >= self._config.improvement:
             return None
+        # Or the same flat stretch would be reported at each of the following steps.
         self._losses.clear()
         what = f"the loss improved by at most {max(at_most, 0.0):.2%} over the last {window} steps"
         return Finding(
@@ -363,6 +368,7 @@ class DeadLayers:
         norms = values.group_norms
         if not norms or not all(math.isfinite(norm) for norm in norms.values()):
             return None
+        # Relative to the other groups, as norms of all shrink together while a model converges.
         limit = self._config.share * median(norms.values())
         self._steps = {name: self._steps.get(name, 0) + 1 for name, norm in norms.items() if norm <= limit}
         # Exactly ``patience``, so that a group is reported once.

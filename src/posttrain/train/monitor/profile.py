@@ -93,6 +93,7 @@ def profile_steps(
     if not config.steps:
         yield None
         return
+    # The first steps are warm-up (allocation, compilation), unless there are no others left.
     profile = _Profiler(lm, folder, min(config.after, max(0, steps - config.steps)), config.steps)
     try:
         profile.count_steps(0)
@@ -129,6 +130,7 @@ class _Profiler:
             return
         make_folder(self._folder)
         with disk_errors(self._folder / TRACE):
+            # Written after the time was taken: a trace may take longer than the steps.
             self._profiler.export_chrome_trace(str(self._folder / TRACE))
         events = self._profiler.events()  # type: ignore[no-untyped-call]
         parts = attribute_time(events, on_accelerator=self._kind == "cuda")
@@ -199,6 +201,7 @@ def attribute_time(events: Iterable[Any], *, on_accelerator: bool = False) -> di
         Shares by part, that add up to 1, of the phases ``forward`` and ``backward``; a phase without time is left out.
     """
     on_host = (event for event in events if not event.is_async and event.device_type.name == "CPU")
+    # Outer ranges start first and end last, so that a label is known before those inside it ask for it.
     ordered = sorted(on_host, key=lambda event: (event.time_range.start, -event.time_range.end))
     labels: dict[int, _OperationLabel] = {}
     parts: dict[int, str | None] = {}  # by sequence number; of nested operations the innermost starts last, and wins
@@ -213,6 +216,7 @@ def attribute_time(events: Iterable[Any], *, on_accelerator: bool = False) -> di
         time_spent = event.self_device_time_total if on_accelerator else event.self_cpu_time_total
         phase = "backward" if label.backward else label.phase
         if phase in seconds and time_spent > 0:
+            # What no range covers is recognised by its name, and else counted as the rest, so that shares add up to 1.
             part = label.part or _label_by_name(event.name) or "rest"
             seconds[phase][part] = seconds[phase].get(part, 0.0) + time_spent
     return {
@@ -276,6 +280,7 @@ class ProfileSummary:
 def time_rows(summary: ProfileSummary) -> list[tuple[str, float, str]]:
     """Return name, share and meaning of everything that took time, in the order of a step; shares add up to 1."""
     rows = list(_iterate_rows(summary))
+    # Clock ticks between phases may sum to slightly more than the steps.
     rest = summary.seconds - sum(summary.phases.values())
     rows.append(("everything else", max(0.0, rest), "Python between the phases"))
     total = sum(took for _, took, _ in rows) or 1.0

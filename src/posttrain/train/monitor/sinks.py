@@ -168,6 +168,7 @@ class PrometheusSink:
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         for attribute, gauge in self._gauges.items():
             value = getattr(values, attribute)
+            # Prometheus has no None; NaN leaves a gap in the graph.
             gauge.set(math.nan if value is None else value)
         if values.loss < self._best:
             self._best = values.loss
@@ -260,10 +261,12 @@ class MLflowSink:
         self._sent = time.monotonic()
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+        # MLflow counts milliseconds.
         now = int(time.time() * 1000)
         self._metrics += [self._entities.Metric(*item, now, values.step) for item in values.numbers().items()]
         for decision in decisions:
             self._client.set_tag(self._run, f"decision.{values.step}.{decision.finding.kind}", decision.line())
+        # In batches: a request a step would make training wait for the server.
         if len(self._metrics) >= _MLFLOW_BATCH or time.monotonic() - self._sent >= _MLFLOW_INTERVAL:
             self._send()
 

@@ -37,6 +37,7 @@ class Ema:
             return
         if (steps - self.config.start) % self.config.every:
             return
+        # Warm-up of the average, as in TensorFlow's ExponentialMovingAverage with `num_updates`.
         decay = min(self.config.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(self.averages, self.masters, 1 - decay)
         self.updates += 1

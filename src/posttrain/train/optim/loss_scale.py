@@ -56,6 +56,7 @@ class LossScale:
                 )
             return
         self._good += 1
+        # Grows slowly and backs off at once: an overflow costs a step, a low scale costs only small gradients.
         if self._good == self.config.growth_interval:
             self.value, self._good = self.value * self.config.growth, 0
 

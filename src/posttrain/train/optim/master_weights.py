@@ -80,10 +80,12 @@ class MasterWeights:
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> None:
         """Step at a learning rate, with the gradients multiplied by ``scale``; round back, and clear the gradients."""
+        # Other optimisers do not divide by themselves, so that clipping is a pass over the sums.
         if scale != 1 and not self._adamw:
             torch._foreach_mul_(self.sums, scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
+        # Every 64th row says as much about the ratio as all of them, for a 64th of a pass over memory.
         samples = [_sample_rows(master) for master in self.masters]
         before = [sample.clone() for sample in samples]
         if self._adamw:  # fused AdamW divides by it while it reads the gradients, which saves a pass over memory
@@ -143,6 +145,7 @@ class MasterWeights:
         Raises:
             UserError: it is of another model or optimiser; nothing is changed.
         """
+        # Everything is checked before anything is changed.
         self._check(tensors)
         own = "optimizer."
         self._state.load({name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)})

@@ -58,6 +58,7 @@ class Offload:
         self._stream.wait_stream(torch.cuda.current_stream(dense.device))
         with torch.cuda.stream(self._stream):
             self._low[index].copy_(dense, non_blocking=True)
+            # The allocator would otherwise give the gradient's memory away while it is being copied.
             dense.record_stream(self._stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()

@@ -55,6 +55,7 @@ def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) 
             masters, [_is_hidden_matrix(master) for master in masters], _muon, config, config.muon.rate_scale
         )
     if config.name == "adam8bit":
+        # Embeddings keep 32 bits, as in Dettmers et al., section 2.3: their gradients vary most.
         return _combined(masters, [master.kind in ("matrix", "head") for master in masters], adam8bit, config)
     make: dict[str, _Factory] = {"adamw": _adamw, "adafactor": _adafactor, "sgd": _sgd}
     return make[config.name](parameter_groups(masters, config, layer_count(masters)), config)
@@ -77,6 +78,7 @@ def _combined(
     layers = layer_count(masters)
     parts = [make(parameter_groups(matrices, config, layers, rate_scale), config)]
     if rest:
+        # Muon orthogonalises matrices; norms, biases and embeddings are no such, as its author says.
         parts.append(_adamw(parameter_groups(rest, config, layers), config))
     return CombinedOptimizer(parts)
 
@@ -87,6 +89,7 @@ def _is_hidden_matrix(parameter: NamedParameter) -> bool:
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
     """Loshchilov & Hutter 2017, arXiv:1711.05101."""
+    # Fused: one pass over gradients, moments and weights, where the default makes ten.
     return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
 
 
@@ -118,6 +121,7 @@ class CombinedOptimizer(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
+        # The same dictionaries as in the parts, so that there is one truth about each rate.
         super().__init__([group for part in parts for group in part.param_groups], {})
         self._share()
 
@@ -204,6 +208,7 @@ class OptimizerState:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
+        # By name, not by number: a model with another order of parameters loads right, or says what is missing.
         self._owners = {
             name: (tensor, group, type(part).__name__)
             for part in parts
@@ -237,6 +242,7 @@ class OptimizerState:
             if name not in self._owners:
                 raise _state_mismatch(full, f"`{name}` is not trained here")
             tensor, group, kind = self._owners[name]
+            # Moments of another optimiser would load without a word, and lead the first steps astray.
             if key not in _STATE_KEYS.get(kind, {key}) or (part and kind != "AdamW8bit"):
                 raise _state_mismatch(full, f"{kind} keeps no `{whole}`")
             if part in ("", "codes") and not _fits_parameter(value, tensor):
@@ -250,6 +256,7 @@ class OptimizerState:
                 state[key] = _as_python_number(value.to(device, copy=True))
         for state in loaded.values():
             state.update({key: unflatten_8bit_moment(value) for key, value in state.items() if isinstance(value, dict)})
+        # Only here, after the last check, is anything replaced.
         self.optimizer.state.clear()
         self.optimizer.state.update(loaded)
 

@@ -51,10 +51,12 @@ def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
     }
     inside = _base_prefix(modules)
     locations: dict[str, ParameterLocation] = {}
+    # Parameters come in the model's order: those before the first layer lie below it.
     below = any(_LAYER.search(name) for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         outside = not name.startswith(inside)
         kind = _parameter_kind(name, parameter, modules[name.rpartition(".")[0]], id(parameter) in embeddings)
+        # Biases of a head keep their own kind, as they do not decay.
         if outside and kind == "matrix":
             kind = "head"
         layer = None if outside else _LAYER.search(name)
@@ -122,6 +124,7 @@ def _decays(kind: ParameterKind, config: OptimizerConfig) -> bool:
         "embedding": config.decay_embeddings,
         "norm": config.decay_norms,
         "bias": config.decay_biases,
+        # What is not known does not decay: that is the harmless mistake.
         "other": False,
     }[kind]
 

@@ -92,6 +92,7 @@ def scheduled_lr(config: ScheduleConfig, learning_rate: float, step: int, steps:
         steps: optimiser steps of the whole training.
     """
     warmup = config.warmup_length(steps)
+    # (step + 1): a first step at rate 0 would be wasted.
     if step < warmup:
         return learning_rate * ((step + 1) / warmup)
     total = max(1, steps - warmup)
@@ -124,6 +125,7 @@ def _cosine_restarts(config: ScheduleConfig, done: int, total: int, warmup: int)
 
 def _wsd(config: ScheduleConfig, done: int, total: int, warmup: int) -> float:
     """Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395), falling as in Hägele et al. 2024, arXiv:2405.18392."""
+    # A share of the whole training, as the warm-up is, and not of what follows it.
     falling = min(math.ceil(config.decay * (warmup + total)), total)
     into = max(0, done - (total - falling)) / falling
     return _scale_above_final(config, 1 - (into if config.decay_shape == "linear" else math.sqrt(into)))

@@ -104,8 +104,8 @@ def token_segments(shape: Sequence[int], options: Mapping[str, Any], device: tor
             ones; with neither, each row is one sequence.
         device: where the tensors are wanted.
     """
-    if isinstance(options.get("pieces"), AttentionPlan):
-        return _packed_segments(options["pieces"], shape[1], device)
+    if isinstance(options.get("plan"), AttentionPlan):
+        return _packed_segments(options["plan"], shape[1], device)
     mask = options.get("attention_mask")
     real = torch.ones(tuple(shape), dtype=torch.bool, device=device) if mask is None else mask.bool()
     piece = torch.arange(shape[0], device=device)[:, None].expand(*shape)
@@ -119,7 +119,7 @@ def _packed_segments(plan: AttentionPlan, tokens: int, device: torch.device) -> 
         count, width = group.queries.shape
         numbers.append(torch.arange(first, first + count, device=device).repeat_interleave(width))
         first += count
-    piece = torch.cat(numbers)[plan.places]
+    piece = torch.cat(numbers)[plan.inverse]
     real = torch.ones(1, tokens, dtype=torch.bool, device=device)
     return TokenSegments(piece[None], first, real, _inverse_lengths(plan, tokens, device)[None])
 
