@@ -10,8 +10,7 @@ from scipy.special import expit
 
 from posttrain.train.objectives.config import KtoConfig
 from posttrain.train.objectives.kto import kl_estimate, kto
-from posttrain.train.objectives.log_probs import SequenceLogProbs
-from posttrain.train.objectives.loss import mean_metrics
+from posttrain.train.objectives.loss import SequenceLogProbs, mean_metrics
 
 Array = np.ndarray
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from posttrain.train.objectives.log_probs import SequenceLogProbs, log_ratios
-from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics, to_float32
+from posttrain.train.objectives.loss import Loss, SequenceLogProbs, log_ratios, mean_metrics, merge_metrics, to_float32
 
 
 def metric(total: float, count: float) -> tuple[torch.Tensor, float]:

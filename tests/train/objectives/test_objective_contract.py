@@ -16,8 +16,7 @@ from posttrain.store.section import Section
 from posttrain.train.objectives import config as settings
 from posttrain.train.objectives.build import objective_class
 from posttrain.train.objectives.distillation import top_tokens
-from posttrain.train.objectives.log_probs import SequenceLogProbs
-from posttrain.train.objectives.loss import Loss, merge_metrics
+from posttrain.train.objectives.loss import Loss, SequenceLogProbs, merge_metrics
 from posttrain.train.objectives.registry import OBJECTIVES
 
 Rows = Mapping[str, Tensor]

@@ -14,8 +14,7 @@ from scipy.special import log_expit
 from posttrain.store.section import Section
 from posttrain.train.objectives.config import CdpoConfig, DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
 from posttrain.train.objectives.dpo import dpo, hinge, ipo, robust_dpo
-from posttrain.train.objectives.log_probs import SequenceLogProbs
-from posttrain.train.objectives.loss import Loss, mean_metrics
+from posttrain.train.objectives.loss import Loss, SequenceLogProbs, mean_metrics
 
 Array = np.ndarray
 # Four rows of log-probabilities (chosen, rejected and the reference's of both) and two of token counts.

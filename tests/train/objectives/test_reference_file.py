@@ -15,7 +15,7 @@ from posttrain.store.errors import WorkError
 from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
 from posttrain.train.objectives import reference as module
-from posttrain.train.objectives.log_probs import SequenceLogProbs, sequence_log_probs
+from posttrain.train.objectives.loss import SequenceLogProbs, sequence_log_probs
 from posttrain.train.objectives.reference import reference_log_probs
 
 UNITS: list[Unit] = [

@@ -11,8 +11,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import log_expit, logit
 
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
-from posttrain.train.objectives.log_probs import SequenceLogProbs
-from posttrain.train.objectives.loss import mean_metrics
+from posttrain.train.objectives.loss import SequenceLogProbs, mean_metrics
 from posttrain.train.objectives.reference_free import cpo, orpo, simpo
 
 Array = np.ndarray

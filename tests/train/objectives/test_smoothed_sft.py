@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as functional
 
 from posttrain.train.objectives.config import SftConfig
-from posttrain.train.objectives.log_probs import SequenceLogProbs
+from posttrain.train.objectives.loss import SequenceLogProbs
 from posttrain.train.objectives.sft import sft
 
 COUNTS = torch.tensor([3, 0, 2])

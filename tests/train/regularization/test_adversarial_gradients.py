@@ -12,8 +12,7 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit, pack, packed_attention
 from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
-from posttrain.train.objectives.log_probs import sequence_log_probs
-from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.loss import Loss, sequence_log_probs
 from posttrain.train.objectives.sft import sft
 from posttrain.train.regularization.adversarial import backward_adversarial
 from posttrain.train.regularization.config import AdversarialConfig

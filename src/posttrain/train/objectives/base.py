@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
-from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.loss import Loss, weighted_count
 
 _DEFAULT_TOKENS = 4096
 
@@ -131,17 +130,7 @@ class Objective(ABC):
             The divisor of the sum of all micro-batches' losses: here the number of units, by their weights.
         """
         rows = [row for group in groups for row in group]
-        return self.weighted_count(rows, [1] * len(rows))
-
-    def weighted_count(self, rows: Sequence[int], counts: Sequence[int]) -> float:
-        """Sum the counts of some units, each times its weight."""
-        if self.weights is None:
-            return float(sum(counts))
-        return float(self.weights[list(rows)] @ torch.tensor(counts, dtype=torch.float64))
-
-    def row_weights(self, rows: Sequence[int], like: Tensor) -> Tensor | None:
-        """float32 [rows], on the device of ``like``; None if all weights are 1."""
-        return None if self.weights is None else self.weights[list(rows)].to(like.device, torch.float32)
+        return weighted_count(self.weights, rows, [1] * len(rows))
 
     @abstractmethod
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:

@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.train.data.units import answer_start, map_sequences, read_to_last_token
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import ClassificationConfig
-from posttrain.train.objectives.loss import Loss, apply_row_weights, to_float32
+from posttrain.train.objectives.loss import Loss, apply_row_weights, select_row_weights, to_float32
 
 
 def classification(
@@ -103,5 +103,8 @@ class ClassificationObjective(Objective):
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         logits = class_logits(lm, predicting_states(lm, packed))
         weights = None if self.label_weights is None else self.label_weights.to(logits.device)
-        targets, row_weights = self.targets[list(rows)].to(logits.device), self.row_weights(rows, logits)
+        targets, row_weights = (
+            self.targets[list(rows)].to(logits.device),
+            select_row_weights(self.weights, rows, logits),
+        )
         return self.formula(logits, targets, self.settings, weights=weights, row_weights=row_weights)

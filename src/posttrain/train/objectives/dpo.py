@@ -14,14 +14,15 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.config import DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
-from posttrain.train.objectives.log_probs import (
+from posttrain.train.objectives.loss import (
+    Loss,
     SequenceLogProbs,
     add_unit_losses,
     check_same_length,
     log_ratios,
+    select_row_weights,
     sequence_log_probs,
 )
-from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.pairs import logistic, pair_loss, split_pairs
 from posttrain.train.objectives.reference import reference_log_probs
 
@@ -134,7 +135,7 @@ class ReferencePairObjective(Objective):
             SequenceLogProbs(reference[:, 0], chosen.counts),
             SequenceLogProbs(reference[:, 1], rejected.counts),
             self.settings,
-            row_weights=self.row_weights(rows, chosen.sums),
+            row_weights=select_row_weights(self.weights, rows, chosen.sums),
         )
         return add_unit_losses(loss, chosen)
 

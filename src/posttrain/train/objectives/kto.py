@@ -16,8 +16,7 @@ from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import UnitView, answer_start, map_sequences, only_answer, split_units
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments, evaluation_mode
 from posttrain.train.objectives.config import KtoConfig
-from posttrain.train.objectives.log_probs import SequenceLogProbs, add_unit_losses, log_ratios, sequence_log_probs
-from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.loss import Loss, SequenceLogProbs, add_unit_losses, log_ratios, sequence_log_probs
 from posttrain.train.objectives.reference import reference_log_probs
 
 

@@ -1,10 +1,17 @@
-"""The result of an objective: sums and counts, never means, in float32 or better."""
+"""The result of an objective and the log-probabilities from which most are computed.
+
+A loss is a sum and a count, never a mean, in float32 or better.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from posttrain.models.head import token_log_probabilities
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, predicting_states
 
 Metrics = Mapping[str, tuple[Tensor, float]]
 """Name to (sum, count): the sum a scalar without graph, on the model's device, so that nothing waits for it."""
@@ -65,6 +72,22 @@ def mean_metrics(metrics: Metrics) -> dict[str, float]:
     return values
 
 
+def weighted_count(weights: Tensor | None, rows: Sequence[int], counts: Sequence[int]) -> float:
+    """Sum the counts of the units ``rows``, each times its weight.
+
+    Args:
+        weights: float64 [units]; None: 1 each.
+    """
+    if weights is None:
+        return float(sum(counts))
+    return float(weights[list(rows)] @ torch.tensor(counts, dtype=torch.float64))
+
+
+def select_row_weights(weights: Tensor | None, rows: Sequence[int], like: Tensor) -> Tensor | None:
+    """float32 [rows], the weights of some units, on the device of ``like``; None if all weights are 1."""
+    return None if weights is None else weights[list(rows)].to(like.device, torch.float32)
+
+
 def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
     """Multiply the values [N] by their rows' weights [N], if there are any.
 
@@ -81,3 +104,80 @@ def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
 def to_float32(values: Tensor) -> Tensor:
     """Convert to float32, and leave float64 as it is."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceLogProbs:
+    """Log-probabilities of the supervised tokens of N sequences.
+
+    Args:
+        sums: float32 [N], log-probability of the supervised tokens, nats.
+        counts: int64 [N], supervised tokens.
+
+    Raises:
+        ValueError: the two are not vectors of one length.
+    """
+
+    sums: Tensor
+    counts: Tensor
+
+    def __post_init__(self) -> None:
+        if self.sums.ndim != 1 or self.sums.shape != self.counts.shape:
+            raise ValueError(f"sums {list(self.sums.shape)} and counts {list(self.counts.shape)} are no two vectors")
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    def __getitem__(self, rows: slice | Tensor) -> "SequenceLogProbs":
+        return SequenceLogProbs(self.sums[rows], self.counts[rows])
+
+    @property
+    def means(self) -> Tensor:
+        """float32 [N], log-probability a token, nats; 0 where no token is supervised."""
+        return self.sums / self.counts.clamp(min=1)
+
+    @staticmethod
+    def join(parts: Sequence["SequenceLogProbs"]) -> "SequenceLogProbs":
+        """Concatenate the sequences of several micro-batches."""
+        return SequenceLogProbs(torch.cat([part.sums for part in parts]), torch.cat([part.counts for part in parts]))
+
+
+def log_ratios(policy: SequenceLogProbs, reference: SequenceLogProbs) -> Tensor:
+    """float32 [N], log-probability under the policy less that under the reference, which gets no gradient.
+
+    Raises:
+        ValueError: their lengths differ (they would be broadcast).
+    """
+    check_same_length(policy, reference)
+    return policy.sums - reference.sums.detach()
+
+
+def check_same_length(first: SequenceLogProbs, second: SequenceLogProbs) -> None:
+    """Raise a ValueError unless both have N sequences."""
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} sequences do not go with {len(second)}")
+
+
+def sequence_log_probs(lm: LanguageModel, packed: Packed) -> SequenceLogProbs:
+    """Compute the log-probabilities of a micro-batch's sequences, with their graph."""
+    return sum_by_sequence(token_log_probabilities(lm, predicting_states(lm, packed), packed.targets), packed)
+
+
+def sum_by_sequence(tokens: Tensor, packed: Packed, counted: Tensor | None = None) -> SequenceLogProbs:
+    """Sum tokens' log-probabilities by sequence.
+
+    Args:
+        tokens: float32 [S], of a micro-batch's supervised tokens.
+        counted: bool [S], which of them to sum; None: all.
+    """
+    owners = packed.sequence
+    if counted is not None:
+        tokens, owners = tokens[counted], owners[counted]
+    sums = tokens.new_zeros(packed.sequences).index_add(0, owners, tokens)
+    return SequenceLogProbs(sums, torch.bincount(owners, minlength=packed.sequences))
+
+
+def add_unit_losses(loss: Loss, log_probs: SequenceLogProbs) -> Loss:
+    """Add each unit's own loss to a loss, from one sequence a unit."""
+    # Detached and left on the device: reading it here would make every micro-batch wait for the device.
+    return replace(loss, unit_losses=-log_probs.means.detach())

@@ -3,8 +3,7 @@
 import torch.nn.functional as functional
 from torch import Tensor
 
-from posttrain.train.objectives.log_probs import SequenceLogProbs
-from posttrain.train.objectives.loss import Loss, apply_row_weights
+from posttrain.train.objectives.loss import Loss, SequenceLogProbs, apply_row_weights
 
 
 def logistic(logits: Tensor, label_smoothing: float = 0.0) -> Tensor:

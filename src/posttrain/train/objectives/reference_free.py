@@ -19,14 +19,17 @@ from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import UnitView, count_supervised, whole_text
 from posttrain.train.objectives.base import Objective, TrainArguments
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
-from posttrain.train.objectives.log_probs import (
+from posttrain.train.objectives.loss import (
+    Loss,
     SequenceLogProbs,
     add_unit_losses,
+    apply_row_weights,
     check_same_length,
+    select_row_weights,
     sequence_log_probs,
     sum_by_sequence,
+    weighted_count,
 )
-from posttrain.train.objectives.loss import Loss, apply_row_weights
 from posttrain.train.objectives.pairs import logistic, pair_loss, split_pairs
 
 
@@ -134,7 +137,7 @@ class ReferenceFreeObjective(Objective):
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
         """Count the step's pairs, by their weights."""
         rows = [row for group in groups for row in group]
-        tokens = self.weighted_count(rows, [count_supervised(self.units[row][0]) for row in rows])
+        tokens = weighted_count(self.weights, rows, [count_supervised(self.units[row][0]) for row in rows])
         pairs = super().begin_step(lm, groups)
         # Of the whole step, not of a micro-batch: the gradient must not depend on how the step is cut.
         self.tokens_per_pair = (tokens or 1.0) / (pairs or 1.0)
@@ -147,7 +150,7 @@ class ReferenceFreeObjective(Objective):
             rejected,
             self.settings,
             tokens_per_pair=self.tokens_per_pair,
-            row_weights=self.row_weights(rows, chosen.sums),
+            row_weights=select_row_weights(self.weights, rows, chosen.sums),
         )
         return add_unit_losses(loss, chosen)
 
@@ -188,7 +191,7 @@ class OrpoObjective(ReferenceFreeObjective):
             self.settings,
             likelihood=texts,
             tokens_per_pair=self.tokens_per_pair,
-            row_weights=self.row_weights(rows, chosen.sums),
+            row_weights=select_row_weights(self.weights, rows, chosen.sums),
         )
         return add_unit_losses(loss, texts)
 

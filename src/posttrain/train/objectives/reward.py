@@ -12,7 +12,7 @@ from posttrain.models.packing import Packed, Unit, predicting_states
 from posttrain.train.data.units import map_sequences, read_to_last_token
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import RewardConfig
-from posttrain.train.objectives.loss import Loss, to_float32
+from posttrain.train.objectives.loss import Loss, select_row_weights, to_float32
 from posttrain.train.objectives.pairs import logistic, pair_loss
 
 
@@ -74,5 +74,5 @@ class RewardObjective(Objective):
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         rewards = class_logits(lm, predicting_states(lm, packed))[:, 0]
         margin = self.margins[list(rows)].to(rewards.device)
-        weights = self.row_weights(rows, rewards)
+        weights = select_row_weights(self.weights, rows, rewards)
         return self.formula(rewards[0::2], rewards[1::2], self.settings, margin=margin, row_weights=weights)

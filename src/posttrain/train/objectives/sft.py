@@ -11,13 +11,16 @@ from posttrain.models.packing import Packed, predicting_states
 from posttrain.train.data.units import count_supervised
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.config import SftConfig
-from posttrain.train.objectives.log_probs import (
+from posttrain.train.objectives.loss import (
+    Loss,
     SequenceLogProbs,
     add_unit_losses,
+    apply_row_weights,
+    select_row_weights,
     sequence_log_probs,
     sum_by_sequence,
+    weighted_count,
 )
-from posttrain.train.objectives.loss import Loss, apply_row_weights
 
 
 def sft(
@@ -60,7 +63,7 @@ class SftObjective(Objective):
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
         """Count the step's supervised tokens, by their units' weights."""
         rows = [row for group in groups for row in group]
-        return self.weighted_count(rows, [sum(map(count_supervised, self.units[row])) for row in rows])
+        return weighted_count(self.weights, rows, [sum(map(count_supervised, self.units[row])) for row in rows])
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         mean_sums = None
@@ -70,6 +73,6 @@ class SftObjective(Objective):
             log_probs, mean_sums = sum_by_sequence(tokens, packed), sum_by_sequence(mean, packed).sums
         else:
             log_probs = sequence_log_probs(lm, packed)
-        weights = self.row_weights(rows, log_probs.sums)
+        weights = select_row_weights(self.weights, rows, log_probs.sums)
         loss = self.formula(log_probs, self.settings, mean_sums=mean_sums, row_weights=weights)
         return add_unit_losses(loss, log_probs)
