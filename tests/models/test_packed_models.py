@@ -8,8 +8,9 @@ import torch
 
 from posttrain.models import attention
 from posttrain.models.chat import TokenizedExample
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import _states_and_input_gradients, pack, packed_attention, predicting_states
+from posttrain.models.packing import _states_and_input_gradients, pack, packed_attention
 
 Family = Callable[..., LanguageModel]
 XGLM = {"d_model": 64, "ffn_dim": 96, "attention_heads": 2, "num_layers": 2}

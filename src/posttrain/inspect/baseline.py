@@ -105,10 +105,10 @@ def comparison(workspace: Workspace, config: Config) -> Comparison | None:
     # Records are paired: without both final evaluations, both are read on the sample that rounds are measured on.
     if left is None or right is None:
         left, right = ours[-1].evaluation, drawn[-1].evaluation
-    evaluations = [read_evaluation(workspace.artifacts.path(id)) for id in (left, right)]
+    own, other = (read_evaluation(workspace.artifacts.path(id)) for id in (left, right))
     bootstrap = config.evaluate.bootstrap
-    metric, gain = next(iter(paired_gains(*evaluations, bootstrap, config.seed).items()))
-    mains = [next(iter(suites.values())).predictions["score"].to_numpy() for suites in evaluations]
+    metric, gain = next(iter(paired_gains(own, other, bootstrap, config.seed).items()))
+    mains = [next(iter(suites.values())).predictions["score"].to_numpy() for suites in (own, other)]
     reached = float(np.mean(mains[0])), float(np.mean(mains[1]))
     return Comparison(metric, ours, drawn, gain, bootstrap.level, reached)
 

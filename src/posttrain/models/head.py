@@ -1,11 +1,11 @@
-"""The output head and its log-probabilities, a part of the vocabulary at a time: the logits are never in memory whole.
+"""Hidden states and log-probabilities of packed tokens, the output head a part of the vocabulary at a time.
 
-The gradient of a plain head is computed by hand from the softmax, each part of the weights' gradient written once.
-Other heads (scaled or capped logits) are computed twice instead, a few rows at a time.
+The logits are never in memory whole. The gradient of a plain head is computed by hand from the softmax, each part of
+the weights' gradient written once. Other heads (scaled or capped logits) are computed twice, a few rows at a time.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,25 @@ from torch.utils.checkpoint import checkpoint
 
 from posttrain.models.language_model import LanguageModel
 
+if TYPE_CHECKING:
+    from posttrain.models.packing import Packed
+
 _ROW_CHUNK = 256
 _VOCABULARY_CHUNK = 2048
 _LOGITS = 2**23  # in memory at once
 
 _Result = TypeVar("_Result")
+
+
+def predicting_states(lm: LanguageModel, packed: "Packed") -> Tensor:
+    """Hidden states [S, D] at the indices that predict a supervised token."""
+    return _select_predicting(_forward(lm, packed).last_hidden_state, packed)
+
+
+def predicting_states_of_layers(lm: LanguageModel, packed: "Packed", layers: Sequence[int]) -> list[Tensor]:
+    """Hidden states [S, D] of several layers: 0 is what the first one reads, and -1 is what ``read`` gives."""
+    states = _forward(lm, packed, output_hidden_states=True).hidden_states
+    return [_select_predicting(states[layer], packed) for layer in layers]
 
 
 def token_log_probabilities(lm: LanguageModel, states: Tensor, targets: Tensor) -> Tensor:
@@ -201,3 +215,19 @@ def _vocabulary_chunks(
         rows = ((targets >= columns.start) & (targets < columns.stop)).nonzero()[:, 0]
         weights = weight[columns].to(states.dtype)
         yield (states @ weights.T).float(), weights, columns, rows
+
+
+def _forward(lm: LanguageModel, packed: "Packed", **more: Any) -> Any:
+    if not packed.padded:
+        options = {"position_ids": packed.positions, "plan": packed.plan}
+        return lm.decoder(input_ids=packed.ids, **options, use_cache=False, **more)
+    # Padded rows are planned as one group, whose queries are the padded matrix itself.
+    (rows,) = packed.plan.groups
+    mask = torch.zeros_like(rows.queries).view(-1).index_fill_(0, packed.plan.inverse, 1).view_as(rows.queries)
+    return lm.decoder(input_ids=packed.ids[0][rows.queries], attention_mask=mask, use_cache=False, **more)
+
+
+def _select_predicting(hidden: Tensor, packed: "Packed") -> Tensor:
+    """The rows of hidden states [B, T, D] that predict a supervised token."""
+    indices = packed.plan.inverse[packed.predicting] if packed.padded else packed.predicting
+    return hidden.flatten(0, 1).index_select(0, indices)

@@ -1,4 +1,4 @@
-"""Packs a micro-batch into one row, shared prompts once, and runs the decoder over it."""
+"""Packs a micro-batch into one row, shared prompts once, and switches a model to packed attention where it may."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from torch import Tensor
 from posttrain.models import attention
 from posttrain.models.attention_plan import AttentionPlan, Segment, plan_attention_rows
 from posttrain.models.chat import TokenizedExample
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel, has_full_attention
 
 Unit = Sequence[TokenizedExample]
@@ -215,17 +216,6 @@ def _packed(rows: Sequence[_RowBuilder], tokens: _Tokens, device: torch.device |
     ]
 
 
-def predicting_states(lm: LanguageModel, packed: Packed) -> Tensor:
-    """Hidden states [S, D] at the indices that predict a supervised token."""
-    return _select_predicting(_forward(lm, packed).last_hidden_state, packed)
-
-
-def predicting_states_of_layers(lm: LanguageModel, packed: Packed, layers: Sequence[int]) -> list[Tensor]:
-    """Hidden states [S, D] of several layers: 0 is what the first one reads, and -1 is what ``read`` gives."""
-    states = _forward(lm, packed, output_hidden_states=True).hidden_states
-    return [_select_predicting(states[layer], packed) for layer in layers]
-
-
 @contextmanager
 def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
     """Switches the model to packed attention if a probe shows that it gives equal states for up to ``longest`` tokens.
@@ -243,22 +233,6 @@ def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
         yield packs
     finally:
         lm.model.set_attn_implementation(before)
-
-
-def _forward(lm: LanguageModel, packed: Packed, **more: Any) -> Any:
-    if not packed.padded:
-        options = {"position_ids": packed.positions, "plan": packed.plan}
-        return lm.decoder(input_ids=packed.ids, **options, use_cache=False, **more)
-    # Padded rows are planned as one group, whose queries are the padded matrix itself.
-    (rows,) = packed.plan.groups
-    mask = torch.zeros_like(rows.queries).view(-1).index_fill_(0, packed.plan.inverse, 1).view_as(rows.queries)
-    return lm.decoder(input_ids=packed.ids[0][rows.queries], attention_mask=mask, use_cache=False, **more)
-
-
-def _select_predicting(hidden: Tensor, packed: Packed) -> Tensor:
-    """The rows of hidden states [B, T, D] that predict a supervised token."""
-    indices = packed.plan.inverse[packed.predicting] if packed.padded else packed.predicting
-    return hidden.flatten(0, 1).index_select(0, indices)
 
 
 @torch.no_grad()

@@ -72,7 +72,8 @@ def _listing(section: type[BaseModel], parents: list[str]) -> str | None:
     if command is None:
         return None
     # Positions in lists and names of the user's own have placeholders in the list of keys: the prefix ends there.
-    prefix, at = [], section
+    prefix: list[str] = []
+    at: type[BaseModel] | None = section
     while parents[len(prefix) :] and at is not None and parents[len(prefix)] in at.model_fields:
         at = _section_type(at.model_fields[parents[len(prefix)]].annotation)
         prefix.append(parents[len(prefix)])

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.fused import fuse_layers
-from posttrain.models.head import token_log_probabilities
+from posttrain.models.head import predicting_states, token_log_probabilities
 from posttrain.models.language_model import DTYPES, LanguageModel
-from posttrain.models.packing import Packed, pack, packed_attention, predicting_states
+from posttrain.models.packing import Packed, pack, packed_attention
 from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.lora import add_adapter
 

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from posttrain.models.classifier import class_logits, load_classifier, output_names
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import save_language_model
-from posttrain.models.packing import pack, predicting_states
+from posttrain.models.packing import pack
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 

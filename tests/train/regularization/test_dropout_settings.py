@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import pack, packed_attention, predicting_states
+from posttrain.models.packing import pack, packed_attention
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter

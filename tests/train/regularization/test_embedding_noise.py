@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from posttrain.models.chat import TokenizedExample
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Unit, pack, packed_attention, predicting_states
+from posttrain.models.packing import Unit, pack, packed_attention
 from posttrain.train.regularization.embedding_noise import neftune, token_segments
 
 Fresh = Callable[..., LanguageModel]

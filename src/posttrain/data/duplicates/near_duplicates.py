@@ -285,7 +285,8 @@ def _members_of(keys: npt.NDArray[np.uint64], targets: npt.NDArray[np.uint64]) -
     if not len(positions):
         return positions
     at = np.minimum(np.searchsorted(targets, keys[positions]), len(targets) - 1)
-    return positions[targets[at] == keys[positions]]
+    members: Indices = positions[targets[at] == keys[positions]]
+    return members
 
 
 def _concatenate_pairs(blocks: Sequence[_Pairs]) -> _Pairs:

@@ -96,8 +96,10 @@ class Decide(Stage):
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Write ``decision.json``: action, rules, metrics, and intervals (difference, low, high, n) by metric."""
-        evaluations = [read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion)]
-        intervals = paired_gains(*evaluations, context.config.evaluate.bootstrap, context.seed("decide"))
+        candidate, champion = (
+            read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion)
+        )
+        intervals = paired_gains(candidate, champion, context.config.evaluate.bootstrap, context.seed("decide"))
         metrics = {role: dict(measured.metrics) for role, measured in self.measurements.items()}
         decision = decide(
             context.config.gate,

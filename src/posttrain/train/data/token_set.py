@@ -266,6 +266,12 @@ def unit_lengths(units: Sequence["Unit"]) -> np.ndarray:
     return known
 
 
+def count_supervised(sequence: TokenizedExample) -> int:
+    """Count the tokens that a loss is taken on."""
+    # Nothing predicts a first token.
+    return sum(sequence.supervised[1:])
+
+
 def shard_name(number: int) -> str:
     """Return the name of a shard's folder in its set."""
     return f"shard-{number:05d}"

@@ -109,12 +109,6 @@ def first_pass_groups(units: Sequence[Unit], sampler: BatchSampler, tokens: int)
         yield from group_by_tokens(units, rows, tokens)
 
 
-def count_supervised(sequence: TokenizedExample) -> int:
-    """Count the tokens that a loss is taken on."""
-    # Nothing predicts a first token.
-    return sum(sequence.supervised[1:])
-
-
 def tokens_digest(units: Sequence[Unit]) -> str:
     """SHA-256 of the units' tokens and supervision."""
     sha256 = hashlib.sha256()

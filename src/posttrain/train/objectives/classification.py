@@ -8,8 +8,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from posttrain.models.classifier import class_logits, output_names, padding_token
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, Unit, predicting_states
+from posttrain.models.packing import Packed, Unit
 from posttrain.store.errors import UserError, suggest
 from posttrain.train.data.units import answer_start, map_sequences, read_to_last_token
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments

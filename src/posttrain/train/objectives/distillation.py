@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from posttrain.models.head import map_logits
+from posttrain.models.head import map_logits, predicting_states, predicting_states_of_layers
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, Unit, predicting_states, predicting_states_of_layers
+from posttrain.models.packing import Packed, Unit
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.base import ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import DistillationConfig, HiddenConfig

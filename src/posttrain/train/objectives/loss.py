@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from posttrain.models.head import token_log_probabilities
+from posttrain.models.head import predicting_states, token_log_probabilities
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, predicting_states
+from posttrain.models.packing import Packed
 
 Metrics = Mapping[str, tuple[Tensor, float]]
 """Name to (sum, count): the sum a scalar without graph, on the model's device, so that nothing waits for it."""

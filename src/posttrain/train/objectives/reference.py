@@ -18,7 +18,8 @@ from posttrain.store.hashing import digest
 from posttrain.store.progress import progress_bar
 from posttrain.train.checkpoint import format
 from posttrain.train.checkpoint.format import byte_view
-from posttrain.train.data.units import count_supervised, group_by_tokens, tokens_digest
+from posttrain.train.data.token_set import count_supervised
+from posttrain.train.data.units import group_by_tokens, tokens_digest
 from posttrain.train.objectives.base import evaluation_mode
 from posttrain.train.objectives.loss import sequence_log_probs
 from posttrain.train.out_of_memory import run_in_groups

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from posttrain.models.head import token_log_probabilities
+from posttrain.models.head import predicting_states, token_log_probabilities
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, Unit, predicting_states
-from posttrain.train.data.token_set import longest_lengths
-from posttrain.train.data.units import UnitView, count_supervised, whole_text
+from posttrain.models.packing import Packed, Unit
+from posttrain.train.data.token_set import count_supervised, longest_lengths
+from posttrain.train.data.units import UnitView, whole_text
 from posttrain.train.objectives.base import Objective, TrainArguments
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
 from posttrain.train.objectives.loss import (

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from posttrain.models.classifier import class_logits, padding_token
+from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, Unit, predicting_states
+from posttrain.models.packing import Packed, Unit
 from posttrain.train.data.units import map_sequences, read_to_last_token
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import RewardConfig

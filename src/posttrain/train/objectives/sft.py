@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posttrain.models.head import token_and_mean_log_probabilities
+from posttrain.models.head import predicting_states, token_and_mean_log_probabilities
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, predicting_states
-from posttrain.train.data.units import count_supervised
+from posttrain.models.packing import Packed
+from posttrain.train.data.token_set import count_supervised
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.config import SftConfig
 from posttrain.train.objectives.loss import (

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.head import map_logits
+from posttrain.models.head import map_logits, predicting_states_of_layers
 from posttrain.models.language_model import DTYPES, LanguageModel, load_language_model
-from posttrain.models.packing import Unit, pack, packed_attention, predicting_states_of_layers
+from posttrain.models.packing import Unit, pack, packed_attention
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder, remove_tree, sync_file, sync_folder, write_atomically
 from posttrain.store.hashing import digest, file_stats
 from posttrain.store.progress import progress_bar as progress
-from posttrain.train.data.token_set import longest_lengths
-from posttrain.train.data.units import count_supervised, group_by_tokens, tokens_digest
+from posttrain.train.data.token_set import count_supervised, longest_lengths
+from posttrain.train.data.units import group_by_tokens, tokens_digest
 from posttrain.train.objectives.loss import to_float32
 from posttrain.train.out_of_memory import run_in_groups
 
