@@ -125,7 +125,9 @@ def main() -> None:
     print(f"under 40 lines                 {sum(size < 40 for size in sizes)}, with one importer {len(small)}")
     print(f"with a single importer         {len(single)} of {len(files)}: {100 * len(single) / len(files):.0f}%")
     print(f"circles between siblings       {len(circles)}")
-    print(f"imports of trainer.py          {len(_import_statements(trees[trainer]))}")
+    statements = _import_statements(trees[trainer])
+    own = [statement for statement in statements if ast.unparse(statement).startswith(f"from {PACKAGE}.")]
+    print(f"imports of trainer.py          {len(own)} of the package, {len(statements)} with those of libraries")
     print(f"lines with a comment           {comments}: {100 * comments / total:.1f}%")
     print(f"{', '.join(AVOIDED)} as names       {sum(map(avoided_names, trees.values()))}")
     for title, rows in (("circle", circles), ("small, one importer", small), ("over 400 lines", _large(lines))):
