@@ -138,7 +138,9 @@ def test_any_bytes(tmp_path: Path, content: bytes, name: str) -> None:
     assert found.records.num_rows <= content.count(b"\n") + content.count(b"{") + content.count(b"\r") + 1
     if name.endswith((".parquet", ".gz", ".zst")):  # which random bytes are not
         assert kinds(found) == ["damaged file"] if content else len(found.problems) == 1
-    if name == "a.jsonl" and not is_utf16(content):
+    # A first line that opens an array is refused for the whole file, once.
+    is_array = content.removeprefix(b"\xef\xbb\xbf").startswith(b"[")
+    if name == "a.jsonl" and not is_utf16(content) and not is_array:
         assert len(told_lines(tmp_path / name)) == sum(bool(line.strip()) for line in content.split(b"\n"))
 
 

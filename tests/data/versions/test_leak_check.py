@@ -44,7 +44,7 @@ def test_the_stricter_setting_counts(step: Any, splits: Any, threshold: float | 
         ({"threshold": 0.95}, "`decontaminate: {threshold: 0.8}`"),
         ({"threshold": None, "ngram": None}, "`decontaminate: {threshold: 0.8, ngram: 13}`"),
         ({"share": 0.5, "ignore_above": 2}, "`decontaminate: {share: 0, ignore_above: 10}`"),
-        ({"ignore_above": None}, "where the version is built again"),
+        ({"ignore_above": None}, "when the version is built again"),
     ],
 )
 def test_the_fix_names_the_settings_that_let_records_pass(settings: Any, says: str) -> None:
