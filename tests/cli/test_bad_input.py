@@ -212,7 +212,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (no_gguf, "base.gguf: is not a GGUF file; give another .gguf file, a folder or a Hub id"),
     (broken_yaml, "posttrain.yaml:3: broken YAML: "),
     (no_mapping, "posttrain.yaml: holds no config"),
-    (key_twice, "broken YAML: `model` stands twice"),
+    (key_twice, "broken YAML: `model` is given twice"),
     (list_as_key, "posttrain.yaml:2: broken YAML: a key must be a word"),
     (control_character, "posttrain.yaml: broken YAML: "),
     (yaml_not_utf8, "posttrain.yaml: is not UTF-8 text"),

@@ -194,7 +194,7 @@ def test_memory_that_ran_out_is_remembered(clean: Clean, tmp_path: Path, monkeyp
 def test_a_disk_that_is_full_for_a_while(
     clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training goes on without the checkpoints of that time, and says so for each."""
+    """Training continues without the checkpoints of that time, and says so for each."""
     tried = 0
     write_tensors = checkpoint_write.write_tensors
 
@@ -209,7 +209,7 @@ def test_a_disk_that_is_full_for_a_while(
     found = clean.again(tmp_path)
     said = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
     assert [message.split()[4] for message in said] == ["10", "12", "14"]
-    assert all("no space left on device): training goes on without it" in message for message in said)
+    assert all("no space left on device): training continues without it" in message for message in said)
     assert tried == 19, "all are tried, but for the last step"
     assert found == clean.summary
     kept = sorted(path.name for path in (tmp_path / "scratch" / "checkpoints").glob("step-*"))

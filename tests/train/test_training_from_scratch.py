@@ -134,9 +134,9 @@ def test_weights_that_lie_there_are_thrown_away(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "lora"}, "train.method=lora goes on from trained weights"),
-        ({"start": "champion"}, "train.start=champion goes on from trained weights"),
-        ({"objective": "reward"}, "train.objective=reward goes on from trained weights"),
+        ({"method": "lora"}, "train.method=lora starts from trained weights"),
+        ({"start": "champion"}, "train.start=champion starts from trained weights"),
+        ({"objective": "reward"}, "train.objective=reward starts from trained weights"),
     ],
 )
 def test_what_needs_trained_weights(

@@ -145,7 +145,7 @@ def test_what_a_step_that_is_forgotten_decided_is_told(run: Run) -> None:
 def test_nothing_to_go_back_to(run: Run, case: tuple[Spoiled, dict[str, Any]], action: str) -> None:
     found, lines = run("without", *case, checkpoint={"every_seconds": None})
     decision = next(one for one in found["decisions"] if one["action"] != "warn")
-    assert (decision["action"], decision["why"]) == (action, "there is no checkpoint to go back to")
+    assert (decision["action"], decision["why"]) == (action, "there is no checkpoint to start from")
     rates = [lines.lines[step][1] for step in range(STEPS)]
     after = decision["step"] + 1
     lowered = rates[after] < 0.75 * rates[after - 1]

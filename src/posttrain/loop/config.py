@@ -93,7 +93,7 @@ def _check_objective(name: str) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file's mapping; a key that stands twice is an error, where YAML would take the last.
+    """Read a YAML file's mapping; a duplicate key is an error, where YAML would take the last.
 
     Raises:
         UserError: the file cannot be read, is broken, or holds no mapping; with the line, if there is one.
@@ -124,6 +124,6 @@ class _UniqueKeys(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is given twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)

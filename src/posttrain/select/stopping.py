@@ -27,7 +27,7 @@ class StopConfig(Section):
     """The rule that labelling more no longer pays, and its consequence."""
 
     action: Literal["advise", "stop"] = Field(
-        default="advise", description="When more labels no longer pay: report it, or start no further round."
+        default="advise", description="When more labels no longer pay: report it, or stop the loop."
     )
     gain: float = Field(
         default=0.005,

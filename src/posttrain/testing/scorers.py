@@ -1,4 +1,6 @@
-"""The contract of a suite's scorers, as a test class to inherit from.
+"""The contract of scorers, which mark a model's answers in an evaluation suite; `scores` tests what values records.
+
+Inherit from the test class:
 
 class TestBrevity(ScorerContract):
     @pytest.fixture
@@ -22,7 +24,7 @@ from posttrain.testing.steps import table_of
 
 
 class ScorerContract:
-    """Tests what every scorer promises; inherit and define the fixture ``suite``, a `SuiteConfig` that names it.
+    """Tests what every scorer of answers promises; inherit and define the fixture ``suite``, a `SuiteConfig` that names it.
 
     A scorer gives each record one finite score; the same records get the same scores, in whatever order and company;
     and the metrics of a suite are those that the scorer names. Redefine the fixtures ``lm`` and ``records`` for another

@@ -1,4 +1,6 @@
-"""The contract of score columns, as a test class to inherit from.
+"""The contract of scores, numbers of pool records for selection; `scorers` tests what marks answers.
+
+Inherit from the test class:
 
 class TestLength(ScoreContract):
     @pytest.fixture
@@ -37,7 +39,7 @@ def records_to_score(scoring: ScoringContext, prompts: list[str]) -> ScoredRecor
 
 
 class ScoreContract:
-    """Tests what every score promises; inherit and define the fixture ``spec``, a `ScoreSpec`.
+    """Tests what every score of records promises; inherit and define the fixture ``spec``, a `ScoreSpec`.
 
     A score has one number a record; the same records get the same numbers; and a record's number does not depend on
     the records beside it or on their order. Redefine the fixture ``scoring`` for another model than a tiny one.

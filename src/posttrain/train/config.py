@@ -241,7 +241,7 @@ def check_from_scratch(config: TrainConfig) -> None:
         name, needed = f"train.objective={config.objective}", "a language model first"
     if name:
         raise UserError(
-            f"{name} goes on from trained weights, and training from scratch has none",
+            f"{name} starts from trained weights, and training from scratch has none",
             where="train.initialization.method",
             fix=f"take {needed}, or none",
         )

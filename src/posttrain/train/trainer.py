@@ -109,7 +109,7 @@ class Trainer:
             self.state = self.training.state
             self._train_steps()
             if self.state.ema and self.config.ema.save:
-                # The averages are the result; checkpoints keep the weights, so that a longer training can go on from
+                # The averages are the result; checkpoints keep the weights, so that a longer training can resume from
                 # them.
                 self.state.ema.copy_to(self.state.masters.weights)
         return self.state.steps
@@ -131,7 +131,7 @@ class Trainer:
                 self.train_step(before)
                 if profile_step:
                     profile_step()
-                # A rollback shortens the list: the progress goes back with it.
+                # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
                 if len(steps) < total and (signal := requested_exit()):
                     self.training.recovery.save_last()
@@ -318,7 +318,7 @@ class Trainer:
             self.save_checkpoint()
 
     def _act(self, decision: Decision, decisions: list[Decision]) -> bool:
-        """Carry a decision out; return whether training went back to a checkpoint."""
+        """Carry a decision out; return whether training was rolled back."""
         if rolled_back := self.training.recovery.act(decision, decisions):
             self.training.loader.seek(len(self.state.steps))
         return rolled_back

@@ -233,7 +233,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(
     assert len(caplog.messages) == len(failed), "each is said, once"
     for step, said in zip(failed, caplog.messages, strict=True):
         assert said.startswith(f"no checkpoint of step {step} (")
-        assert said.endswith(": no space left on device): training goes on without it")
+        assert said.endswith(": no space left on device): training continues without it")
     assert list((folder / "tmp").iterdir()) == [], "what was not finished is removed"
     assert checkpoints.steps()[:2] == [1, 2]
     for step in checkpoints.steps():

@@ -191,7 +191,7 @@ def test_all_are_damaged(two: Checkpoints, make: Make, same: Same, caplog: pytes
         damage(two.folder / f"step-{step:09d}" / STATE, "half")
     assert two.latest() is None
     assert len(caplog.messages) == 3
-    assert caplog.messages[-1] == "no other checkpoint to go back to"
+    assert caplog.messages[-1] == "no other checkpoint to start from"
     two.save(5, make(5))
     assert same(two.latest(), make(5))
 

@@ -118,7 +118,7 @@ def test_going_back(folder: Path, make: Make, same: Same, caplog: pytest.LogCapt
     for step in (2, 4, 6, 8):
         checkpoints.save(step, make(step))
     assert checkpoints.rewind(1) is None
-    assert checkpoints.steps() == [2, 4, 6, 8], "nothing to go back to, nothing removed"
+    assert checkpoints.steps() == [2, 4, 6, 8], "nothing to start from, nothing removed"
     assert same(checkpoints.rewind(7), make(6))
     assert checkpoints.steps() == [2, 4, 6]
     (folder / "step-000000006" / "state.json").unlink()

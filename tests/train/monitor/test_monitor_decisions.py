@@ -43,7 +43,7 @@ def test_the_first_time_it_is_the_configured_action(kind: Kind) -> None:
         ({}, [("nan", 10), ("nan", 210), ("nan", 220)], ["rollback", "lower_rate", "stop"]),
         ({}, [("nan", 10), ("nan", 211)], ["rollback", "rollback"]),
         ({"again_within": 500}, [("nan", 10), ("nan", 211)], ["rollback", "lower_rate"]),
-        # Training went back from 900 to an earlier step and failed on the way to 900.
+        # Training was rolled back from 900 to an earlier step and failed on the way to 900.
         ({}, [("nan", 900), ("nan", 400)], ["rollback", "lower_rate"]),
         ({}, [("nan", 10), ("divergence", 20), ("nan", 30)], ["rollback", "rollback", "lower_rate"]),
         (
@@ -55,7 +55,7 @@ def test_the_first_time_it_is_the_configured_action(kind: Kind) -> None:
         ({"max_rollbacks": 1}, [("nan", 10), ("nan", 900)], ["rollback", "stop"]),
         ({"max_rollbacks": 0}, [("divergence", 10)], ["stop"]),
         ({}, [("nan", 1000 * turn) for turn in range(4)], ["rollback", "rollback", "rollback", "stop"]),
-        # Lowering the rate after a fault goes back too, and counts.
+        # Lowering the rate after a fault rolls back too, and counts.
         (
             {"nan": {"action": "lower_rate"}, "max_rollbacks": 2},
             [("nan", 0), ("divergence", 1000), ("nan", 2000)],
@@ -97,7 +97,7 @@ def test_a_stop_is_one_line_that_says_why() -> None:
     assert isinstance(error, WorkError)
     assert str(error) == "training stopped at step 30: loss is nan (lower rate at step 20 did not help)"
     limited = decide(Finding("nan", 900, "loss is nan"), config(max_rollbacks=1), taken[:2])
-    assert str(stop_error(limited)).endswith("loss is nan (went back 2 times, and max_rollbacks is 1)")
+    assert str(stop_error(limited)).endswith("loss is nan (rolled back 2 times, and max_rollbacks is 1)")
 
 
 @pytest.mark.parametrize(

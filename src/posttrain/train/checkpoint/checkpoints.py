@@ -1,4 +1,4 @@
-"""Save, prune and find checkpoints while training goes on."""
+"""Saves, prunes and finds checkpoints while training runs."""
 
 import logging
 import math
@@ -148,7 +148,7 @@ class Checkpoints:
             self._write(step, tensors, state, steps, metric)
         except UserError as refusal:
             why = f"{refusal.where}: {refusal.what}" if refusal.where else refusal.what
-            log.warning("no checkpoint of step %d (%s): training goes on without it", step, why)
+            log.warning("no checkpoint of step %d (%s): training continues without it", step, why)
         except Exception as error:
             # Logged at once, as the training may end before it waits for the outcome.
             log.warning("saving the checkpoint of step %d failed: %s", step, error)

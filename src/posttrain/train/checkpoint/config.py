@@ -18,7 +18,7 @@ class CheckpointConfig(Section):
     keep_best: bool = Field(False, description="Also keep the one with the best metric.")
     mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest metric is the best.")
     keep_every: int | None = Field(None, ge=1, description="Also keep every checkpoint whose step this divides.")
-    background: bool = Field(True, description="Write while training goes on, from a copy of the state in memory.")
+    background: bool = Field(True, description="Write in the background, from a copy of the state in memory.")
     when_busy: Literal["wait", "skip"] = Field(
         "wait", description="Wait for a checkpoint that is still being written, or skip the new one."
     )

@@ -104,7 +104,7 @@ class CheckpointFolder:
                 log.warning("using the checkpoint of step %d instead", step)
             return checkpoint
         if damaged:
-            log.warning("no other checkpoint to go back to")
+            log.warning("no other checkpoint to start from")
         return None
 
     def saved(self) -> list[SavedCheckpoint]:

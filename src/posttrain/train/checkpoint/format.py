@@ -80,7 +80,7 @@ class Manifest:
     """Sizes in bytes and checksums of everything.
 
     ``tensors.safetensors`` is its header, which has a checksum, and the tensors, which have theirs: every byte is
-    covered, and none is hashed twice. ``steps.jsonl`` may go on behind its size, with what later checkpoints added.
+    covered, and none is hashed twice. ``steps.jsonl`` may continue behind its size, with what later checkpoints added.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, made by background threads while training goes on."""
+"""Copies of tensors in host memory, made by background threads while training runs."""
 
 import os
 import sys

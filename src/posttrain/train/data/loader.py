@@ -164,7 +164,7 @@ class DataLoader(ABC, Generic[Source, Item]):
                 raise UserError(what, fix="resume with the data and the order it was saved with")
         self.seek(state["step"])
         self._used = state["step"], state["samples"]
-        # The same number of processes goes on with the same partition; another one shares out what is left of the
+        # The same number of processes resumes the same partition; another number shares out what is left of the
         # epoch.
         since = tuple(state["since"]) if state["world_size"] == self._ranks.size else self._used
         self._ranks = self._partition(self._ranks.size, (since[0], since[1]))

@@ -38,7 +38,7 @@ def resolve_token_budget(config: TrainConfig, lm: LanguageModel, longest: int, s
     Args:
         lm: the model as it is trained, its adapter on it.
         longest: tokens of the longest sequence.
-        scratch: of the training; keeps what was decided, so that a resumed training goes on in the same micro-batches.
+        scratch: of the training; keeps what was decided, so that a resumed training keeps the same micro-batches.
     """
     if config.micro_batch_tokens != "auto":
         return config

@@ -29,7 +29,7 @@ class Finding:
         what: one line for a person.
         value: the measured value; None if it is not finite or there is none.
         limit: the limit that it exceeded; None likewise.
-        since: the first step in doubt, by default ``step``; a rollback goes back before it.
+        since: the first step in doubt, by default ``step``; a rollback returns to before it.
     """
 
     kind: Kind
@@ -133,7 +133,7 @@ def decide(
     rollbacks = sum(previous.restores for previous in earlier)
     # A training that keeps going back to the same checkpoint would never end.
     if decision.restores and rollbacks >= config.max_rollbacks:
-        return Decision(finding, "stop", f"went back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")
+        return Decision(finding, "stop", f"rolled back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")
     return decision
 
 
@@ -143,7 +143,7 @@ def _skips_did_not_help(skips: int, config: MonitorConfig) -> str:
 
 def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
     """Choose an action instead of a rollback; ``tried`` names what has not helped so far, if anything."""
-    why = f"{tried}, and there is no checkpoint to go back to" if tried else "there is no checkpoint to go back to"
+    why = f"{tried}, and there is no checkpoint to start from" if tried else "there is no checkpoint to start from"
     # With a NaN in every step, the weights are beyond repair.
     if tried and finding.kind == "nan":
         return "stop", why

@@ -127,7 +127,7 @@ def _packed_segments(plan: AttentionPlan, tokens: int, device: torch.device) -> 
 def _inverse_lengths(plan: AttentionPlan, tokens: int, device: torch.device) -> Tensor:
     """Return float32 [T], the mean of 1 / length over the sequences through each token.
 
-    A sequence is a piece that no other goes on from, with all that it goes on from itself.
+    A sequence is a last segment together with every segment before it that it continues.
     """
     seen = [
         torch.ones_like(group.before, dtype=torch.bool) if group.hidden is None else ~group.hidden
