@@ -16,6 +16,7 @@ from posttrain.loop.config import read_config, read_yaml
 from posttrain.loop.suites import measured_on
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
+from posttrain.store.extensions import add_module_folder
 from posttrain.train.api import read_files
 from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.standalone import TrainJobConfig
@@ -51,6 +52,8 @@ def read_settings(
         UserError: a setting cannot be read, does not fit, or names a path that does not exist.
     """
     values: dict[str, Any] = {}
+    # Before the config is read: its checks import the parts that it names.
+    add_module_folder(CURRENT_FOLDER if file is None else file.parent)
     if file is not None:
         values = read_yaml(file)
         # A whole posttrain.yaml: its other sections are about the loop, and its `data` names pool and test set.

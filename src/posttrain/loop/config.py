@@ -19,6 +19,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.select.config import SelectConfig
 from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
+from posttrain.store.extensions import add_module_folder
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES
@@ -56,6 +57,8 @@ def read_config(root: Path) -> Config:
     path = root / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"no {CONFIG_FILE} here", where=str(root), fix=f"posttrain init {root}")
+    # Before the config is read: its checks import the parts that it names.
+    add_module_folder(root)
     return Config.read(read_yaml(path), CONFIG_FILE)
 
 

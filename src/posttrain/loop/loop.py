@@ -53,7 +53,7 @@ class Loop:
             UserError: another process runs this loop, or the config or the data are wrong.
         """
         # Nobody stops after fetching: it is quick and leaves nothing that a user would look at.
-        names = [stage.name for stage in stages_of(self.config, self.workspace.root) if stage.name != "fetch"]
+        names = [stage.name for stage in stages_of(self.config) if stage.name != "fetch"]
         if until is not None and until not in names:
             raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(names)}")
         runner = RoundRunner(self.workspace, self.config, until)

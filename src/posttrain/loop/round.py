@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
@@ -44,19 +43,15 @@ class Stopped(Exception):
     """Raised after the stage at which the user wants to stop."""
 
 
-def stages_of(config: Config, root: Path) -> list[type[Step]]:
+def stages_of(config: Config) -> list[type[Step]]:
     """List the stages of a round, with those that the config adds.
-
-    Args:
-        config: the workspace's config.
-        root: the workspace's folder, where modules of added stages are looked for too.
 
     Raises:
         UserError: a stage cannot be loaded, is no stage, or follows one that does not exist.
     """
     stages = list(ROUND)
     for path in config.stages:
-        stage = load_object(path, "stages", root)
+        stage = load_object(path, "stages")
         if not (isinstance(stage, type) and issubclass(stage, Stage)):
             raise UserError(f"`{path}` is no stage", where="stages", fix="derive it from posttrain.loop.stage.Stage")
         names = [known.name for known in stages]
@@ -96,7 +91,7 @@ class RoundRunner:
         row = self.workspace.metadata.round(number)
         # Of a round in progress the champion that it began with: its batch was chosen by that one.
         champion = row.champion_before if row else Registry(self.workspace).in_service
-        self._run(number, champion, stages_of(self.config, self.workspace.root))
+        self._run(number, champion, stages_of(self.config))
 
     def _run(self, number: int, champion: str | None, stages: Sequence[type[Step]]) -> None:
         metadata = self.workspace.metadata

@@ -63,8 +63,7 @@ def check_suites(config: Config, root: Path) -> None:
     for name, suite in config.evaluate.suites.items():
         where = f"evaluate.suites.{name}"
         if suite.function:
-            # Modules are found in the workspace's folder too, from now on for the whole process.
-            load_function(suite.function, f"{where}.function", root)
+            load_function(suite.function, f"{where}.function")
         if suite.data == "test":
             continue
         path = root / Path(suite.data).expanduser()

@@ -37,11 +37,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
     Args:
         kind: noun for messages, such as ``selector``.
         group: group of the entry points by which other packages add parts, such as ``posttrain.selectors``.
-        builtin: dotted path of every built-in part, by name. A built-in name cannot be replaced by an entry point.
+        builtin: every built-in part or its dotted path, by name. An entry point cannot replace a built-in name.
         base: class that every part subclasses or is an instance of; checked for parts of other packages.
     """
 
-    def __init__(self, kind: str, group: str, builtin: Mapping[str, str], base: type | None = None) -> None:
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str | Part], base: type | None = None) -> None:
         self.kind = kind
         self.group = group
         self.builtin = dict(builtin)
@@ -86,8 +86,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def _load(self, name: str) -> Part:
         if name in self.builtin:
+            builtin = self.builtin[name]
+            if not isinstance(builtin, str):
+                return builtin
             # Not through `load_object`: a fault in our own module is a bug and keeps its traceback.
-            module, _, attribute = self.builtin[name].partition(":")
+            module, _, attribute = builtin.partition(":")
             part: Part = getattr(importlib.import_module(module), attribute)
             return part
         point = self._published.get(name)
@@ -107,19 +110,16 @@ def is_dotted_path(text: str) -> bool:
     return _DOTTED_PATH.fullmatch(text) is not None
 
 
-def load_object(path: str, where: str, root: Path | None = None) -> Any:
+def load_object(path: str, where: str) -> Any:
     """Imports ``package.module:Name``.
 
     Args:
         path: a class, a function or an instance.
         where: the config key or part named in errors.
-        root: a folder that is searched for modules too, after all others, from now on.
 
     Raises:
         UserError: the module does not exist, fails (with its line) or has no such name.
     """
-    if root is not None:
-        add_module_folder(root)
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UserError(f"`{path}` is no dotted path", where=where, fix="write package.module:function")
@@ -138,20 +138,20 @@ def load_object(path: str, where: str, root: Path | None = None) -> Any:
     return getattr(module, name)
 
 
-def load_function(path: str, where: str, root: Path | None = None) -> Callable[..., Any]:
+def load_function(path: str, where: str) -> Callable[..., Any]:
     """Imports ``package.module:function``, as `load_object` does.
 
     Raises:
         UserError: as `load_object`, or the object is not callable.
     """
-    function = load_object(path, where, root)
+    function = load_object(path, where)
     if not callable(function):
         raise UserError(f"`{path}` is not a function", where=where, fix="name a function")
     return function  # type: ignore[no-any-return]
 
 
 def add_module_folder(root: Path) -> None:
-    """Lets modules be imported from ``root``, after all other folders."""
+    """Lets modules be imported from ``root``, such as a workspace, after all other folders."""
     if (folder := str(root.resolve())) not in sys.path:
         # Last, not first: a file such as `random.py` in a workspace must not shadow an installed package.
         sys.path.append(folder)

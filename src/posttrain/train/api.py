@@ -44,10 +44,12 @@ def train(
         WorkError: training fails and cannot be recovered.
     """
     files = str(data) if isinstance(data, str | Path) else [str(file) for file in data]
-    config = TrainJobConfig.read({**(settings or {}), "model": str(model), "data": files}, "settings")
+    values = {**(settings or {}), "model": str(model), "data": files}
     if objective is not None:
+        # Checked alone first: the config's own error would name the key train.objective.
         check_objective(objective, "objective")
-        config = config.model_copy(update={"train": config.train.model_copy(update={"objective": objective})})
+        values["train"] = {**values.get("train", {}), "objective": objective}
+    config = TrainJobConfig.read(values, "settings")
     config = config.with_paths_from(lambda key: Path())
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     return train_standalone(Path(out), config, read_files(config), partial(fetch_once, source), fork=fork)

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,7 +28,7 @@ from posttrain.train.objectives.config import (
     SftConfig,
     SimpoConfig,
 )
-from posttrain.train.objectives.registry import objective_spec
+from posttrain.train.objectives.registry import OBJECTIVES, objective_spec, read_options
 from posttrain.train.optim.config import EmaConfig, OptimizerConfig
 from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.optim.schedule import ScheduleConfig
@@ -89,22 +89,11 @@ class RecomputeConfig(Section):
 class TrainConfig(Section):
     """How a round trains its candidate."""
 
-    objective: Literal[
+    objective: str = Field(
         "sft",
-        "dpo",
-        "cdpo",
-        "robust_dpo",
-        "ipo",
-        "hinge",
-        "orpo",
-        "simpo",
-        "cpo",
-        "kto",
-        "reward",
-        "classification",
-        "distill",
-        "distill_hidden",
-    ] = Field("sft", description="Learn the answers, from preferences, to classify, to reward, or from a teacher.")
+        description=f"What is learned: {', '.join(OBJECTIVES)}, or the dotted path of your own, `my_module:NAME`.",
+    )
+    options: dict[str, Any] = Field({}, description="The settings of an objective of your own.")
     method: Literal["full", "lora"] = Field("full", description="Train all weights, or a LoRA adapter.")
     start: Literal["base", "champion"] = Field("base", description="The weights that a round starts from.")
     epochs: int = Field(6, ge=1, description="Passes over the training set.")
@@ -166,6 +155,16 @@ class TrainConfig(Section):
     )
     distill: DistillationConfig = Field(DistillationConfig(), description="The objective distill's settings.")
     distill_hidden: HiddenConfig = Field(HiddenConfig(), description="The objective distill_hidden's settings.")
+
+    @field_validator("objective")
+    @classmethod
+    def _is_objective(cls, name: str) -> str:
+        return OBJECTIVES.check(name)
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        read_options(self.objective, self.options)
+        return self
 
     @property
     def has_teacher(self) -> bool:

@@ -76,8 +76,10 @@ class Train(Stage):
         """The train section without keys that change no weight."""
         # The key holds the teacher's artifact id, not its path.
         train = context.config.train.with_teacher(None)
+        # Left out where empty: keys of trainings from before there were options stay what they are.
+        unused = set() if train.options else {"options"}
         return {
-            "train": train.model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS}),
+            "train": train.model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS, *unused}),
             **task_key(context.config),
         }
 

@@ -5,7 +5,6 @@ Other packages add a score with a `ScoreSpec` as an entry point of the group ``p
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -129,29 +128,7 @@ _BUILTIN = {
 }
 
 
-# The built-in ones are in no `Registry`: the config reads their tasks and signs, and importing them would load torch.
-class _Scores(Mapping[str, ScoreSpec]):
-    """The built-in scores, then those that other packages publish."""
-
-    @cached_property
-    def _published(self) -> Registry[ScoreSpec]:
-        return Registry("score", "posttrain.scores", {}, ScoreSpec)
-
-    def __getitem__(self, name: str) -> ScoreSpec:
-        return _BUILTIN[name] if name in _BUILTIN else self._published[name]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from _BUILTIN
-        yield from (name for name in self._published if name not in _BUILTIN)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __contains__(self, name: object) -> bool:
-        return name in _BUILTIN or name in self._published
-
-
-SCORES: Mapping[str, ScoreSpec] = _Scores()
+SCORES: Registry[ScoreSpec] = Registry("score", "posttrain.scores", _BUILTIN, ScoreSpec)
 
 BASE_MEASURES = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence": -1}
 """Measures that every pool's table has, with the sign that makes a high value mean uncertain."""

@@ -1,7 +1,7 @@
 """The base class of all objectives, and what one is built from.
 
 To add an objective, write its formula as a plain function of log-probabilities, logits or hidden states that returns a
-`Loss`, and a subclass of `Objective` that computes those from a model; name the class in `registry.OBJECTIVES`.
+`Loss`, a subclass of `Objective` that computes those from a model, and an `ObjectiveSpec` that names the class.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
+from posttrain.store.section import Section
 from posttrain.train.objectives.loss import Loss, weighted_count
+from posttrain.train.objectives.registry import read_options
 
 _DEFAULT_TOKENS = 4096
 
@@ -24,12 +26,16 @@ _DEFAULT_TOKENS = 4096
 class TrainArguments(Protocol):
     """The settings of a training that objectives read; ``TrainConfig`` has them all.
 
-    Beside these it has a section under the objective's name: the objective's own ``settings``.
+    Beside these it has a section under the name of each built-in objective: the objective's own ``settings``.
     """
 
     @property
     def objective(self) -> str:
-        """Name of the objective."""
+        """Name of the objective, or its dotted path."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings of an objective that is not built in."""
 
     @property
     def batch_size(self) -> int:
@@ -46,6 +52,12 @@ class TrainArguments(Protocol):
     @property
     def dtype(self) -> str:
         """Dtype of the weights that the model computes with."""
+
+
+def objective_settings(config: TrainArguments) -> Section:
+    """Return the settings of the config's objective."""
+    settings: Section = read_options(config.objective, config.options) or getattr(config, config.objective)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Objective(ABC):
 
     def __init__(self, units: Sequence[Unit], config: TrainArguments) -> None:
         self.units, self.config = units, config
-        self.settings: Any = getattr(config, config.objective, None)
+        self.settings: Any = objective_settings(config)
 
     @classmethod
     def from_inputs(cls, inputs: ObjectiveInputs) -> Self:

@@ -15,15 +15,25 @@ from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_object
 from posttrain.train.data.config import Shape
 from posttrain.train.data.units import answer_start
-from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
+from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments, objective_settings
 from posttrain.train.objectives.config import OrpoConfig
 from posttrain.train.objectives.reference_free import supervise_whole_chosen
 from posttrain.train.objectives.registry import objective_spec
 
 
 def objective_class(name: str) -> type[Objective]:
-    """Import the class of an objective."""
-    loaded: type[Objective] = load_object(objective_spec(name).path, "train.objective")
+    """Import the class of an objective.
+
+    Raises:
+        UserError: it cannot be imported, or is no objective.
+    """
+    loaded = objective_spec(name).objective
+    if isinstance(loaded, str):
+        loaded = load_object(loaded, "train.objective")
+    # Here and not in the registry, which loads no torch.
+    if not (isinstance(loaded, type) and issubclass(loaded, Objective)):
+        fix = "derive it from posttrain.train.objectives.base.Objective"
+        raise UserError(f"`{name}` has no objective class", where="train.objective", fix=fix)
     return loaded
 
 
@@ -51,7 +61,7 @@ def supervised_unit(config: TrainArguments, unit: Unit) -> Unit:
     if objective_spec(config.objective).output in ("reward", "classes"):
         texts = [text.ids[: answer_start(text)] if len(unit) == 1 else text.ids for text in unit]
         return [TokenizedExample(ids, [False] * len(ids)) for ids in texts]
-    settings = getattr(config, config.objective, None)
+    settings = objective_settings(config)
     if isinstance(settings, OrpoConfig) and settings.likelihood == "text":
         return supervise_whole_chosen(unit)
     return unit

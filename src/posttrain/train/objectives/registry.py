@@ -1,9 +1,13 @@
-"""The objectives by name, with their requirements on data and model. Loads no torch: the command line reads it."""
+"""Registry of objectives, with their requirements on data and model. Loads no torch: the command line reads it.
+
+Other packages add an objective with an `ObjectiveSpec` as an entry point of the group ``posttrain.objectives``.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
 from posttrain.store.section import Section
 from posttrain.train.data.config import Shape
 from posttrain.train.objectives import config as settings
@@ -17,16 +21,17 @@ class ObjectiveSpec:
     """The requirements of one objective, to check data and model before any work.
 
     Args:
-        path: dotted path of its class, imported on first use.
+        objective: its class, a `posttrain.train.objectives.base.Objective`, or the dotted path of one, which is
+            imported on first use.
         shape: contents of a record.
         output: output that the model computes.
-        config: section of its settings.
+        config: section of its settings: ``train.NAME`` of a built-in objective, ``train.options`` of another.
         summary: one line for help texts.
         reference: whether it needs the reference's log-probabilities.
         mismatched: whether it needs log-probabilities of prompts with other prompts' answers (see ``kl_estimate``).
     """
 
-    path: str
+    objective: type[Any] | str
     shape: Shape
     output: Output
     config: type[Section]
@@ -35,13 +40,13 @@ class ObjectiveSpec:
     mismatched: bool = False
 
 
-def _pair(path: str, config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
-    return ObjectiveSpec(path, "pair", "log_probabilities", config, summary, reference=reference)
+def _pair(objective: str, config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
+    return ObjectiveSpec(objective, "pair", "log_probabilities", config, summary, reference=reference)
 
 
 _HERE = "posttrain.train.objectives"
 
-OBJECTIVES: dict[str, ObjectiveSpec] = {
+_BUILTIN = {
     "sft": ObjectiveSpec(
         f"{_HERE}.sft:SftObjective", "completion", "log_probabilities", settings.SftConfig, "supervised fine-tuning"
     ),
@@ -101,13 +106,28 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
     ),
 }
 
+OBJECTIVES: Registry[ObjectiveSpec] = Registry("objective", "posttrain.objectives", _BUILTIN, ObjectiveSpec)
+
 
 def objective_spec(name: str, where: str | None = "train.objective") -> ObjectiveSpec:
-    """The objective of that name.
+    """Return the objective of a name or a dotted path.
 
     Raises:
-        UserError: there is none, with the nearest name.
+        UserError: there is none, with the most similar name; or it cannot be imported.
     """
     if name not in OBJECTIVES:
         raise UserError(f"no objective `{name}`", where=where, fix=suggest(name, OBJECTIVES))
     return OBJECTIVES[name]
+
+
+def read_options(name: str, options: dict[str, Any]) -> Section | None:
+    """Read the settings of an objective that is not built in; None for a built-in one, which has a section.
+
+    Raises:
+        UserError: an option does not fit, or a built-in objective has options.
+    """
+    if name not in _BUILTIN:
+        return objective_spec(name).config.read(options, "train.options")
+    if options:
+        raise UserError(f"`{name}` has a section of its own", where="train.options", fix=f"set keys of train.{name}")
+    return None
