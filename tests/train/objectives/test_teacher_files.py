@@ -23,10 +23,10 @@ from posttrain.train.objectives import teacher as module
         ({"top_k": 4, "hidden": {"layers": [(1, 1), (-1, 2)]}}, {"layers.npy": (2, 128)}),
     ],
 )
-def test_what_is_kept(school: Any, tmp_path: Path, distill: dict[str, Any], files: dict[str, Any]) -> None:
-    taken = school("distill", {"distill": distill})
+def test_what_is_kept(prepare: Any, tmp_path: Path, distill: dict[str, Any], files: dict[str, Any]) -> None:
+    prepared = prepare("distill", {"distill": distill})
     (kept,) = tmp_path.glob("teacher-*")
-    supervised = sum(sum(sequence.supervised) for unit in taken.lesson.units for sequence in unit)
+    supervised = sum(sum(sequence.supervised) for unit in prepared.objective.units for sequence in unit)
     for name, shape in files.items():
         assert (kept / name).is_file()
         if shape:
@@ -34,9 +34,9 @@ def test_what_is_kept(school: Any, tmp_path: Path, distill: dict[str, Any], file
     assert not list(kept.parent.glob("*.part"))
 
 
-def test_memory_runs_out(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_runs_out(prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is kept stands where it would have stood."""
-    expected = school("distill", {"distill": {"top_k": 4}})
+    expected = prepare("distill", {"distill": {"top_k": 4}})
     (kept,) = tmp_path.glob("teacher-*")
     ids, values = (np.load(kept / name) for name in ("ids.npy", "log_probabilities.npy"))
     kept.rename(tmp_path / "before")
@@ -51,40 +51,40 @@ def test_memory_runs_out(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
         return read_layers(lm, packed, layers)
 
     monkeypatch.setattr(module, "predicting_states_of_layers", short)
-    again = school("distill", {"distill": {"top_k": 4}})
+    again = prepare("distill", {"distill": {"top_k": 4}})
     assert planted
     assert most == 2
-    assert len(again.lesson.units) == len(expected.lesson.units) == 8
+    assert len(again.objective.units) == len(expected.objective.units) == 8
     np.testing.assert_array_equal(np.load(kept / "ids.npy"), ids)
     np.testing.assert_allclose(np.load(kept / "log_probabilities.npy"), values, atol=1e-5)
 
 
-def test_it_is_asked_once_and_then_gone(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_teacher_runs_once_and_is_then_freed(prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     gc.collect()
-    before = sum(type(one) is LlamaForCausalLM for one in gc.get_objects())
-    first = school("distill", moved=False)
+    before = sum(type(item) is LlamaForCausalLM for item in gc.get_objects())
+    first = prepare("distill", moved=False)
     gc.collect()
-    assert sum(type(one) is LlamaForCausalLM for one in gc.get_objects()) == before + 1, "the student alone"
-    expected = first.loss([list(range(8))])
+    assert sum(type(item) is LlamaForCausalLM for item in gc.get_objects()) == before + 1, "the student alone"
+    expected = first.backward([list(range(8))])
     monkeypatch.setattr(module, "load_language_model", lambda *_: pytest.fail("it was loaded again"))
-    assert school("distill", moved=False).loss([list(range(8))]) == expected
+    assert prepare("distill", moved=False).backward([list(range(8))]) == expected
     (kept,) = tmp_path.glob("teacher-*")
     (kept / "what.json").unlink()  # as when it was killed before the end
     with pytest.raises(pytest.fail.Exception, match="loaded again"):
-        school("distill", moved=False)
+        prepare("distill", moved=False)
 
 
-def test_mistakes_are_one_clear_line(school: Any, tmp_path: Path, other_model: Path) -> None:
+def test_mistakes_are_one_clear_line(prepare: Any, tmp_path: Path, other_model: Path) -> None:
     with pytest.raises(UserError, match=r"train\.distill\.teacher: no folder `nowhere`"):
-        school("distill", teacher="nowhere")
+        prepare("distill", teacher="nowhere")
     with pytest.raises(UserError, match="the teacher has 3 layers, and no layer 4"):
-        school("distill_hidden", {"distill_hidden": {"layers": [(1, 4)]}})
+        prepare("distill_hidden", {"distill_hidden": {"layers": [(1, 4)]}})
     with pytest.raises(UserError, match="the student has 2 layers, and no layer -4"):
-        school("distill", {"distill": {"hidden": {"layers": [(-4, 1)]}}})
+        prepare("distill", {"distill": {"hidden": {"layers": [(-4, 1)]}}})
     stranger = write_tiny_model(tmp_path / "stranger")
     words = (stranger / "tokenizer.json").read_text()
     (stranger / "tokenizer.json").write_text(words.replace("<|system|>", "<|sys|>"))
     with pytest.raises(UserError, match="has another tokenizer than the student"):
-        school("distill", teacher=stranger)
+        prepare("distill", teacher=stranger)

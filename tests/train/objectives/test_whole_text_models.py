@@ -19,49 +19,51 @@ TASK = TaskConfig()
 
 
 @torch.no_grad()
-def said(taken: Any) -> torch.Tensor:
+def said(prepared: Any) -> torch.Tensor:
     """What the trainer's model says of each sequence."""
-    return class_logits(taken.lm, predicting_states(taken.lm, pack(list(taken.lesson.units))))
+    return class_logits(prepared.lm, predicting_states(prepared.lm, pack(list(prepared.objective.units))))
 
 
 @pytest.mark.parametrize(
     ("objective", "names"), [("reward", ["reward"]), ("classification", ["card", "refund", "top up"])]
 )
 def test_the_saved_model_gives_the_trainers_outputs(
-    school: Any, tmp_path: Path, objective: str, names: list[str]
+    prepare: Any, tmp_path: Path, objective: str, names: list[str]
 ) -> None:
-    taken = school(objective)
-    expected = said(taken)
-    save_language_model(taken.lm, tmp_path / "out", "float32")
+    prepared = prepare(objective)
+    expected = said(prepared)
+    save_language_model(prepared.lm, tmp_path / "out", "float32")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", num_labels=len(names)).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert list(model.config.id2label.values()) == names
-    texts = [sequence.ids[:-1] for unit in taken.lesson.units for sequence in unit]
+    texts = [sequence.ids[:-1] for unit in prepared.objective.units for sequence in unit]
     batch = tokenizer.pad({"input_ids": texts}, return_tensors="pt")
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
     again = load_classifier(tmp_path / "out", TASK, "float32", names)
     assert output_names(again) == names
-    assert torch.equal(again.model.score.weight, taken.lm.model.score.weight)
+    assert torch.equal(again.model.score.weight, prepared.lm.model.score.weight)
 
 
-def test_a_padding_token_that_ends_answers_is_passed_over(school: Any, tmp_path: Path) -> None:
+def test_a_padding_token_that_ends_answers_is_passed_over(prepare: Any, tmp_path: Path) -> None:
     """Some tokenizers pad with the stop token: transformers reads the token before it, and so does the trainer."""
-    taken = school("reward")
-    taken.lm.model.config.pad_token_id = taken.lm.tokenizer.eos_token_id
-    lesson = type(taken.lesson)([[*unit] for unit in taken.lesson.units], taken.lesson.config, taken.lm, [0.0] * 8)
-    for unit in lesson.units:
+    prepared = prepare("reward")
+    prepared.lm.model.config.pad_token_id = prepared.lm.tokenizer.eos_token_id
+    objective = type(prepared.objective)(
+        [[*unit] for unit in prepared.objective.units], prepared.objective.config, prepared.lm, [0.0] * 8
+    )
+    for unit in objective.units:
         for sequence in unit:
-            assert sequence.ids[-2] != taken.lm.tokenizer.eos_token_id
+            assert sequence.ids[-2] != prepared.lm.tokenizer.eos_token_id
     with torch.no_grad():
-        found = class_logits(taken.lm, predicting_states(taken.lm, pack(list(lesson.units))))
-        taken.lm.model.set_attn_implementation("eager")
-        ids = [*lesson.units[0][0].ids[:-1], taken.lm.tokenizer.eos_token_id]
-        torch.testing.assert_close(taken.lm.model(input_ids=torch.tensor([ids])).logits, found[:1])
+        found = class_logits(prepared.lm, predicting_states(prepared.lm, pack(list(objective.units))))
+        prepared.lm.model.set_attn_implementation("eager")
+        ids = [*objective.units[0][0].ids[:-1], prepared.lm.tokenizer.eos_token_id]
+        torch.testing.assert_close(prepared.lm.model(input_ids=torch.tensor([ids])).logits, found[:1])
 
 
-def test_mistakes_are_one_clear_line(school: Any, tiny_model: Path, tmp_path: Path) -> None:
-    save_language_model(school("classification").lm, tmp_path / "classes")
+def test_mistakes_are_one_clear_line(prepare: Any, tiny_model: Path, tmp_path: Path) -> None:
+    save_language_model(prepare("classification").lm, tmp_path / "classes")
     with pytest.raises(UserError, match="has the outputs card, refund, top up instead of reward"):
         load_classifier(tmp_path / "classes", TASK, "float32", ["reward"])
     config = json.loads((tmp_path / "classes" / "config.json").read_text())
@@ -70,4 +72,4 @@ def test_mistakes_are_one_clear_line(school: Any, tiny_model: Path, tmp_path: Pa
         load_classifier(tmp_path / "classes", TASK, "float32", ["card", "refund", "top up"])
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="no label `cart` to weigh"):
-        school("classification", {"classification": {"label_weights": {"cart": 2.0}}})
+        prepare("classification", {"classification": {"label_weights": {"cart": 2.0}}})

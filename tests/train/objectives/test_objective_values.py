@@ -27,18 +27,18 @@ def answer(lm: LanguageModel, sequence: TokenizedExample) -> torch.Tensor:
     return tokens(lm, sequence.ids)[torch.tensor(sequence.supervised)[1:]]
 
 
-def plain(school_class: Any) -> LanguageModel:
+def plain(prepared: Any) -> LanguageModel:
     """The model with transformers' own attention."""
-    school_class.lm.model.set_attn_implementation("eager")
-    return school_class.lm
+    prepared.lm.model.set_attn_implementation("eager")
+    return prepared.lm
 
 
 @pytest.mark.parametrize("likelihood", ["text", "completion"])
-def test_orpo(school: Any, likelihood: str) -> None:
-    taken = school("orpo", {"orpo": {"beta": 0.3, "likelihood": likelihood}})
-    loss, _ = taken.loss(ALL)
-    lm, learned, odds = plain(taken), [], []
-    for chosen, rejected in taken.lesson.answers:
+def test_orpo(prepare: Any, likelihood: str) -> None:
+    prepared = prepare("orpo", {"orpo": {"beta": 0.3, "likelihood": likelihood}})
+    loss, _ = prepared.backward(ALL)
+    lm, learned, odds = plain(prepared), [], []
+    for chosen, rejected in prepared.objective.answers:
         learned.append(tokens(lm, chosen.ids) if likelihood == "text" else answer(lm, chosen))
         won, lost = (answer(lm, side).mean() for side in (chosen, rejected))
         odds.append((won - torch.log1p(-won.exp())) - (lost - torch.log1p(-lost.exp())))
@@ -46,21 +46,21 @@ def test_orpo(school: Any, likelihood: str) -> None:
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_cpo(school: Any) -> None:
-    taken = school("cpo")
-    loss, _ = taken.loss(ALL)
-    lm = plain(taken)
-    sides = [[answer(lm, side) for side in unit] for unit in taken.lesson.units]
+def test_cpo(prepare: Any) -> None:
+    prepared = prepare("cpo")
+    loss, _ = prepared.backward(ALL)
+    lm = plain(prepared)
+    sides = [[answer(lm, side) for side in unit] for unit in prepared.objective.units]
     apart = torch.stack([won.sum() - lost.sum() for won, lost in sides])
     expected = -functional.logsigmoid(0.1 * apart).mean() - torch.cat([won for won, _ in sides]).mean()
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_kto(school: Any, tiny_model: Any) -> None:
-    taken = school("kto", {"kto": {"beta": 0.5, "undesirable_weight": 0.6}})
-    loss, metrics = taken.loss(ALL)
-    policy, reference = plain(taken), load_language_model(tiny_model, TaskConfig(), "float32")
-    units = [sequence for (sequence,) in taken.lesson.units]
+def test_kto(prepare: Any, tiny_model: Any) -> None:
+    prepared = prepare("kto", {"kto": {"beta": 0.5, "undesirable_weight": 0.6}})
+    loss, metrics = prepared.backward(ALL)
+    policy, reference = plain(prepared), load_language_model(tiny_model, TaskConfig(), "float32")
+    units = [sequence for (sequence,) in prepared.objective.units]
     asked = [sequence.ids[: sequence.supervised.index(True)] for sequence in units]
     said = [sequence.ids[sequence.supervised.index(True) :] for sequence in units]
     ratio = torch.stack([answer(policy, one).sum() - answer(reference, one).sum() for one in units])
@@ -73,12 +73,12 @@ def test_kto(school: Any, tiny_model: Any) -> None:
     assert metrics["kl"] == pytest.approx(kl.item(), rel=1e-4, abs=1e-6)
 
 
-def test_kto_takes_pairs_as_two_answers(school: Any, shaped: Any) -> None:
-    taken = school("kto", records=shaped("pair"))
-    assert len(taken.lesson.units) == 16
-    assert taken.lesson.desirable.tolist() == [True, False] * 8
-    prompts = [unit[0].ids[: unit[0].supervised.index(True)] for unit in taken.lesson.units]
-    assert all(prompts[row] != prompts[other] for row, other in enumerate(taken.lesson.partner))
+def test_kto_takes_pairs_as_two_answers(prepare: Any, shaped: Any) -> None:
+    prepared = prepare("kto", records=shaped("pair"))
+    assert len(prepared.objective.units) == 16
+    assert prepared.objective.desirable.tolist() == [True, False] * 8
+    prompts = [unit[0].ids[: unit[0].supervised.index(True)] for unit in prepared.objective.units]
+    assert all(prompts[row] != prompts[other] for row, other in enumerate(prepared.objective.partner))
 
 
 def test_partners_answer_other_prompts() -> None:
@@ -88,13 +88,13 @@ def test_partners_answer_other_prompts() -> None:
     assert sorted(mismatched_partners([[1], [1], [1], [2]], 4)) == [0, 1, 2, 3], "each answer is given once"
 
 
-def test_reward_and_classes_are_what_transformers_reads(school: Any) -> None:
+def test_reward_and_classes_are_what_transformers_reads(prepare: Any) -> None:
     for objective in ("reward", "classification"):
-        taken = school(objective)
-        loss, _ = taken.loss(ALL)
-        lm = plain(taken)
+        prepared = prepare(objective)
+        loss, _ = prepared.backward(ALL)
+        lm = plain(prepared)
         assert padding_token(lm) == lm.tokenizer.pad_token_id
-        sequences = [sequence.ids[:-1] for unit in taken.lesson.units for sequence in unit]
+        sequences = [sequence.ids[:-1] for unit in prepared.objective.units for sequence in unit]
         width = max(map(len, sequences))
         padded = torch.tensor([ids + [lm.tokenizer.pad_token_id] * (width - len(ids)) for ids in sequences])
         mask = (padded != lm.tokenizer.pad_token_id).long()
@@ -103,31 +103,31 @@ def test_reward_and_classes_are_what_transformers_reads(school: Any) -> None:
             apart = logits[0::2, 0] - logits[1::2, 0] - torch.arange(1, 9) / 8
             expected = -functional.logsigmoid(apart).mean()
         else:
-            expected = functional.cross_entropy(logits, taken.lesson.targets)
+            expected = functional.cross_entropy(logits, prepared.objective.targets)
         assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "jensen_shannon"])
-def test_distillation(school: Any, other_model: Any, kind: str) -> None:
-    taken = school("distill", {"distill": {"divergence": kind, "temperature": 1.5}})
-    loss, _ = taken.loss(ALL)
-    student, teacher = plain(taken), load_language_model(other_model, TaskConfig(), "float32")
+def test_distillation(prepare: Any, other_model: Any, kind: str) -> None:
+    prepared = prepare("distill", {"distill": {"divergence": kind, "temperature": 1.5}})
+    loss, _ = prepared.backward(ALL)
+    student, teacher = plain(prepared), load_language_model(other_model, TaskConfig(), "float32")
     found = []
-    for (sequence,) in taken.lesson.units:
+    for (sequence,) in prepared.objective.units:
         on = torch.tensor(sequence.supervised)[1:]
         both = [lm.model(input_ids=torch.tensor([sequence.ids])).logits[0, :-1][on] / 1.5 for lm in (student, teacher)]
-        found.append(divergence(*(logits.double().log_softmax(-1) for logits in both), taken.lesson.settings))
+        found.append(divergence(*(logits.double().log_softmax(-1) for logits in both), prepared.objective.settings))
     assert loss == pytest.approx(torch.cat(found).mean().item(), rel=1e-4)
 
 
-def test_hidden_distillation_with_projections(school: Any, other_model: Any) -> None:
-    taken = school("distill_hidden", {"distill_hidden": {"layers": [(1, 2), (-1, -1)]}})
-    loss, _ = taken.loss(ALL)
-    student, teacher = plain(taken), load_language_model(other_model, TaskConfig(), "float32")
+def test_hidden_distillation_with_projections(prepare: Any, other_model: Any) -> None:
+    prepared = prepare("distill_hidden", {"distill_hidden": {"layers": [(1, 2), (-1, -1)]}})
+    loss, _ = prepared.backward(ALL)
+    student, teacher = plain(prepared), load_language_model(other_model, TaskConfig(), "float32")
     projections = list(student.model.distillation_projections)
     assert [(p.in_features, p.out_features) for p in projections] == [(96, 128), (96, 128)]
     found = []
-    for (sequence,) in taken.lesson.units:
+    for (sequence,) in prepared.objective.units:
         on = torch.tensor(sequence.supervised)[1:]
         ids = torch.tensor([sequence.ids])
         both = [lm.model(input_ids=ids, output_hidden_states=True).hidden_states for lm in (student, teacher)]
@@ -143,8 +143,8 @@ def test_hidden_distillation_with_projections(school: Any, other_model: Any) -> 
 
 @pytest.mark.parametrize("objective", ["distill", "distill_hidden"])
 @pytest.mark.parametrize("top_k", [None, 7])
-def test_a_model_learns_nothing_of_itself(school: Any, tiny_model: Any, objective: str, top_k: int | None) -> None:
-    taken = school(objective, {"distill": {"top_k": top_k}}, teacher=tiny_model, moved=False)
-    loss, gradients, _ = taken.gradients(ALL)
+def test_a_model_learns_nothing_of_itself(prepare: Any, tiny_model: Any, objective: str, top_k: int | None) -> None:
+    prepared = prepare(objective, {"distill": {"top_k": top_k}}, teacher=tiny_model, moved=False)
+    loss, gradients, _ = prepared.gradients(ALL)
     assert abs(loss) < 1e-6
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) < 1e-6
