@@ -16,7 +16,7 @@ from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.decisions import Decision
 from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.recovery_log import RecoveryLog
+from posttrain.train.recovery import RecoveryLog
 from posttrain.train.stage import train
 from posttrain.train.trainer import StepResult
 

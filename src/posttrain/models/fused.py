@@ -1,4 +1,4 @@
-"""Fused norms, rotary positions and LoRA layers, put in place of a model's own where they agree."""
+"""Fused norms and rotary positions, put in place of a model's own where they agree."""
 
 import inspect
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.fused_lora import fused_lora_forward
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.shape import is_norm
 
@@ -41,11 +42,11 @@ def override_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 @contextmanager
 def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
-    """Have a model run its adapter, and on a CPU its norms and rotations, fused, and leave it as it was.
+    """Run a model's adapter, and on a CPU its norms and rotations, fused; restore the model afterwards.
 
-    What takes an operation's place has been compared with it on a few numbers; what is not known stays. Where all norms
-    are replaced, what the layers add up for each token is kept in float32, as it is under autocast, whatever the
-    weights are in: it is not rounded after each layer. Other devices have kernels of their own.
+    An operation is replaced only if both agree on a few numbers. Where all norms are replaced, the residual stream is
+    float32, as under autocast, whatever the weights' dtype: it is not rounded after each layer. Other devices have
+    kernels of their own.
 
     Args:
         compiled: whether the layers are compiled, which fuses them; then norms are only made to take float32.
@@ -76,7 +77,8 @@ def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _float32_norms(norms: Sequence[Any]) -> Iterator[None]:
-    """Keep the weights of norms in float32: near 1, in 16 bits they would hardly ever show an update."""
+    """Keep the weights of norms in float32."""
+    # They lie near 1, where bfloat16 has steps of 0.004 to 0.008: most updates would be rounded away.
     low = [norm.weight.dtype for norm in norms]
     for norm in norms:
         norm.weight.data = norm.weight.data.float()
@@ -101,6 +103,7 @@ def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
         output: Tensor = lm.decoder(input_ids=probe, use_cache=False).last_hidden_state
         return output[0]
 
+    # A sum takes the wider dtype of its terms: float32 embeddings make all states between the layers float32.
     decoder: Any = lm.decoder
     embeddings = decoder.get_input_embeddings()
     training = lm.model.training
@@ -114,7 +117,7 @@ def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
             # Rounding moves states by a few percent; more means that a layer does something else with float32.
             if after.dtype != before.dtype or apart.median() > 0.2:
                 hook.remove()
-        except RuntimeError:  # a layer is given what its weights are not in
+        except RuntimeError:  # a layer without a norm before it gets float32 states for its 16-bit weights
             hook.remove()
         finally:
             lm.model.train(training)
@@ -206,34 +209,6 @@ def _rotations_agree(own: _Rotation, other: _Rotation) -> bool:
     except RuntimeError:  # it is given angles for half of the numbers
         return False
     return all(torch.allclose(expected, actual, atol=1e-6) for expected, actual in pairs)
-
-
-def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
-    """Returns a fused forward for a linear layer with a LoRA adapter; None if the module is not a plain one."""
-    lora = sys.modules.get("peft.tuners.lora")  # whoever put an adapter on has loaded it
-    if lora is None or type(module) is not lora.Linear or type(module.base_layer) is not nn.Linear:
-        return None
-    # DoRA and other variants compute something else, and several adapters would have to be added up.
-    if list(module.lora_A) != module.active_adapters or len(module.lora_A) != 1 or module.lora_variant:
-        return None
-    original, base = module.forward, module.base_layer
-    (name,) = module.lora_A
-    down, up, dropout, scale = (
-        part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout, module.scaling)
-    )
-    # The backward pass below gives the base no gradient.
-    if base.weight.requires_grad or down.bias is not None or up.bias is not None:
-        return None
-
-    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        off = module.disable_adapters or module.merged
-        # Whatever the fused form does not know goes to PEFT's own.
-        if off or args or kwargs or states.dtype != base.weight.dtype or torch.is_autocast_enabled(states.device.type):
-            output: Tensor = original(states, *args, **kwargs)
-            return output
-        return lora_linear(states, dropout(states), base.weight, base.bias, down.weight, up.weight, scale)
-
-    return forward
 
 
 def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -329,69 +304,6 @@ def _rotate_pairs(states: Tensor, cosine: Tensor, sine: Tensor, direction: int) 
     torch.mul(first, cosine, out=rotated[..., :half]).addcmul_(second, sine, value=-direction)
     torch.mul(second, cosine, out=rotated[..., half:]).addcmul_(first, sine, value=direction)
     return rotated
-
-
-def lora_linear(
-    states: Tensor, read: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
-) -> Tensor:
-    """Computes ``states @ weight.T + bias + scale * read @ down.T @ up.T`` (LoRA, arXiv:2106.09685, equation 3).
-
-    All products are in the layer's precision and accumulate in place; what both read is kept once.
-
-    Args:
-        states: [..., I].
-        read: [..., I], what the adapter reads: the states themselves, or what dropout left of them.
-        weight: [O, I], frozen, in the states' dtype.
-        bias: [O], frozen.
-        down: [R, I], in any dtype; its gradient comes in the same.
-        up: [O, R], as well.
-        scale: of the adapter's part.
-
-    Returns:
-        [..., O].
-    """
-    output: Tensor = _LoraLinear.apply(states, read, weight, bias, down, up, scale)  # type: ignore[no-untyped-call]
-    return output
-
-
-class _LoraLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        context: Any,
-        states: Tensor,
-        read: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        down: Tensor,
-        up: Tensor,
-        scale: float,
-    ) -> Tensor:
-        # Without dropout both are one tensor, and its gradient is one sum.
-        context.apart = read is not states
-        adapted = read.flatten(0, -2)
-        narrow = adapted @ down.to(weight.dtype).T
-        output = torch.nn.functional.linear(states.flatten(0, -2), weight, bias)
-        output.addmm_(narrow, up.to(weight.dtype).T, alpha=scale)
-        context.save_for_backward(read, narrow, weight, down, up)
-        context.scale = scale
-        return output.view(*states.shape[:-1], -1)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:
-        read, narrow, weight, down, up = context.saved_tensors
-        above = gradient.flatten(0, -2)
-        of_narrow = (above @ up.to(weight.dtype)).mul_(context.scale)
-        of_up = (above.T @ narrow).to(up.dtype).mul_(context.scale)
-        of_down = (of_narrow.T @ read.flatten(0, -2)).to(down.dtype)
-        of_states = of_read = None
-        if context.needs_input_grad[0]:
-            of_states = above @ weight
-            if not context.apart:
-                of_states.addmm_(of_narrow, down.to(weight.dtype))
-            of_states = of_states.view(read.shape)
-        if context.apart and context.needs_input_grad[1]:
-            of_read = (of_narrow @ down.to(weight.dtype)).view(read.shape)
-        return of_states, of_read, None, None, of_down, of_up, None
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:

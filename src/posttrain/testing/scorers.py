@@ -24,9 +24,9 @@ from posttrain.testing.steps import table_of
 
 
 class ScorerContract:
-    """Tests what every scorer of answers promises; inherit and define the fixture ``suite``, a `SuiteConfig` that names it.
+    """Tests what every scorer promises; inherit and define the fixture ``suite``, a `SuiteConfig` that names it.
 
-    A scorer gives each record one finite score; the same records get the same scores, in whatever order and company;
+    A scorer gives each record one finite score; the same records get the same scores, in any order and company;
     and the metrics of a suite are those that the scorer names. Redefine the fixtures ``lm`` and ``records`` for another
     model than a tiny one, or for answers of another kind.
     """

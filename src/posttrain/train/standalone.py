@@ -31,7 +31,7 @@ from posttrain.store.lock import hold_lock
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
-from posttrain.train.recovery_log import read_recovery_log
+from posttrain.train.recovery import read_recovery_log
 
 log = logging.getLogger("posttrain")
 

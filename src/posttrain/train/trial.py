@@ -32,7 +32,7 @@ from posttrain.train.monitor.config import ProfileConfig, SinksConfig
 from posttrain.train.monitor.decisions import Decision
 from posttrain.train.monitor.metrics import JsonlSink, StepValues, read_steps
 from posttrain.train.optim.schedule import ScheduleConfig
-from posttrain.train.recovery_log import read_recovery_log
+from posttrain.train.recovery import read_recovery_log
 
 Settings = Mapping[str, Any]
 """Values by key below ``train``, such as ``{"loader.prefetch": 4}``."""

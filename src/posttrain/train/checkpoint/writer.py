@@ -125,10 +125,6 @@ def _drop_page_cache(path: Path) -> None:
             posix_fadvise(file.fileno(), 0, 0, POSIX_FADV_DONTNEED)
 
 
-if sys.platform == "linux":
-    from os import POSIX_FADV_DONTNEED, posix_fadvise
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, TensorEntry]]:
     """Write tensors in the safetensors format, and checksum them in the same pass over memory.
 

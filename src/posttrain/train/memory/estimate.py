@@ -54,7 +54,7 @@ class MemoryEstimate:
         process: the interpreter and its libraries, on a CPU.
         activations: kept for the backward pass.
         holes: what the C library holds between tensors, on a CPU.
-        working: what each phase takes beyond all of these: ``forward``, ``backward``, ``step``, ``merge_adapter``.
+        working: what each phase takes beyond all of these: ``forward``, ``backward``, ``step``, ``fold``.
         host: bytes in the host's memory, where training runs on an accelerator.
         recomputed: FLOPs of what a micro-batch computes again.
     """

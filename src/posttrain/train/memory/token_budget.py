@@ -14,7 +14,7 @@ from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec, parameter_bytes
 from posttrain.train.monitor.meter import PROC, process_bytes, read_proc_bytes
-from posttrain.train.recovery_log import read_recovery_log
+from posttrain.train.recovery import read_recovery_log
 
 log = logging.getLogger("posttrain")
 
