@@ -142,6 +142,7 @@ class _Search:
         """Vary one setting after another, while there is time and progress."""
         trial = self._try(self._start) or (self.trials[-1] if self.trials else None)
         tokens = _most_tokens(trial or Trial(self._start))
+        # The config as it is may not fit: nothing can be compared before one setting runs.
         while self.best is None and trial and trial.problem and tokens > _MIN_TOKENS:
             tokens //= 2
             trial = self._try({**self._start, _TOKENS_KEY: tokens})
@@ -161,6 +162,7 @@ class _Search:
         usable = {_settings_key(trial.settings): trial for trial in self.trials if trial.rate(self._steps)}
         ranked = sorted(usable.values(), key=lambda trial: -trial.rate(self._steps))[:2]
         rates: dict[str, list[float]] = {_settings_key(trial.settings): [] for trial in ranked}
+        # In turns, and every second one reversed: a machine that slows down meanwhile slows both alike.
         order = [index for turn in range(_FINAL_REPEATS) for index in ((0, 1) if turn % 2 == 0 else (1, 0))]
         for index in order if len(ranked) == 2 else ():
             again = self._run(ranked[index].settings, 0.0)
@@ -171,6 +173,7 @@ class _Search:
             return self.best, self.best.rate(self._steps)
         # A crash in the second measurement counts as 0, as it would in training.
         first, second = (median(rates[_settings_key(trial.settings)]) for trial in ranked)
+        # Within 2 % the difference is noise, so that the one which leaves clearly more memory wins.
         close = min(first, second) * 1.02 >= max(first, second)
         saves = ranked[1].memory_bytes < 0.9 * ranked[0].memory_bytes
         takes_second = second > first if not close else saves

@@ -53,6 +53,7 @@ def run_in_groups(
         WorkError: there is no memory for one unit.
     """
     budget: int | None = None
+    # One group at a time from the iterator: later groups may depend on the rows that earlier ones have read.
     for group in groups:
         left = list(group)
         while left:

@@ -199,6 +199,7 @@ def _plan_phases(
     start = 0
     for position in sampler.phases:
         steps = range(start, start + position.steps)
+        # One pass is enough: later epochs have the same records in another order.
         met = [sampler.rows(step) for step in steps if sampler.position(step).epoch == position.epoch]
         batches = [[units[row] for row in rows] for rows in met]
         plans.append(_PhasePlan(train, int(lengths.max()), position.steps, batches))

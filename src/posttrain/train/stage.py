@@ -76,6 +76,7 @@ def train(
     config = config.with_teacher_from(Path())
     data = read_training_set(str(source), records, config, task, scratch, difficulties)
     units = data.units
+    # Before the model is loaded: a head that the base model lacks is drawn at random.
     torch.manual_seed(seed)
     lm = _load_model(config, source, task, seed)
     if units.cut:

@@ -239,6 +239,7 @@ def _is_empty(out: Path) -> bool:
 def _identity(config: TrainJobConfig, records: pa.Table) -> dict[str, Any]:
     teacher = config.train.distill.teacher if config.train.has_teacher else None
     return {
+        # Without paths and settings that change no result: the records count by their content.
         **config.model_dump(mode="json", exclude={"train": set(OPERATIONAL_SECTIONS), "data": True, "columns": True}),
         "contents": {
             "records": content_digest(records),

@@ -179,6 +179,7 @@ class TrialRunner:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
             counted = self._lines()[warm:]
+            # The fastest step is compared: a single slow one, on a shared machine, does not end a trial.
             if len(counted) >= 2 and max(line["tokens_per_second"] for line in counted) < floor:
                 return None
         return None

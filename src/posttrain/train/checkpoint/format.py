@@ -97,6 +97,7 @@ class Manifest:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest, with the format and its own checksum."""
+    # The manifest has the checksums of all other files, so it needs one for itself.
     own = checksum(_to_json(vars(manifest)))
     return _to_json({"format": FORMAT, "checksum": own, **vars(manifest)})
 
@@ -115,6 +116,7 @@ def decode_manifest(content: bytes) -> Manifest:
             raise UnsupportedFormat(f"{MANIFEST} has format {format}, and this version of posttrain reads {FORMAT}")
         values.pop("checksum")
         manifest = Manifest(**{**values, "tensors": _tensor_entries(values["tensors"])})
+        # Encoded again and compared byte by byte: this covers its own checksum, and a change that JSON would read over.
         unchanged = encode_manifest(manifest) == content
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DamagedCheckpoint(f"{MANIFEST} is no manifest") from None
@@ -139,6 +141,7 @@ def checksum(content: bytes | memoryview) -> str:
 
 def byte_view(tensor: Tensor) -> memoryview:
     """View a contiguous tensor in host memory, of any dtype and shape, as writable bytes."""
+    # Flat first: a tensor without dimensions cannot be viewed in another element size.
     return tensor.flatten().view(torch.uint8).numpy().data
 
 

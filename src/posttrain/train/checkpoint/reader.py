@@ -99,10 +99,13 @@ def _read_steps(folder: Path, manifest: Manifest) -> bytes:
 
 def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryview]) -> None:
     """Verify the header and every tensor; tensors named in ``into`` are read into it."""
+    # All tensors are read before the error: its message names every damaged one.
     wrong = set()
+    # Unbuffered: `readinto` fills the tensors' own memory without another copy.
     with _as_damage(TENSORS), (folder / TENSORS).open("rb", buffering=0) as file:
         if checksum(file.read(manifest.header_size)) != manifest.header_checksum:
             raise DamagedCheckpoint(f"the header of {TENSORS} does not match its checksum")
+        # In the order of the file, which the disk reads ahead.
         for name, entry in sorted(manifest.tensors.items(), key=lambda item: item[1].start):
             if _read_tensor(file, entry, into.get(name)) != entry.checksum:
                 wrong.add(name)
@@ -137,6 +140,7 @@ def _as_damage(name: str) -> Iterator[None]:
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise DamagedCheckpoint(f"{name} is missing") from None
     except OSError as error:
+        # Only an I/O error says that the data are lost: after a missing permission they may still be read.
         if error.errno != errno.EIO:
             raise
         raise DamagedCheckpoint(f"{name} cannot be read: {error.strerror}") from None

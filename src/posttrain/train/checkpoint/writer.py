@@ -31,6 +31,7 @@ from posttrain.train.checkpoint.format import (
 from posttrain.train.checkpoint.reader import verify_checkpoint
 from posttrain.train.monitor.metrics import StepValues
 
+# Bytes between two requests to the kernel to write out what is dirty.
 _WRITEBACK = 32 << 20
 
 _SAFETENSORS_DTYPES = {
@@ -173,6 +174,7 @@ def _build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]
             "data_offsets": [starts[name], end],
         }
     text = json.dumps(fields, separators=(",", ":")).encode()
+    # The format pads the header with spaces, so that the tensors behind it are aligned.
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}
@@ -226,6 +228,7 @@ def _link_earlier(path: Path, steps: Sequence[StepValues], earlier: StepsFile | 
     with suppress(OSError):
         os.link(earlier.folder / STEPS, path)
         content = path.read_bytes()
+        # A line damaged since would otherwise pass into every later checkpoint, under a fresh checksum.
         if checksum(content) == earlier.checksum:
             return content, len(earlier.steps)
     path.unlink(missing_ok=True)

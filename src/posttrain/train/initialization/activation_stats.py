@@ -54,6 +54,7 @@ def activation_stats(
     Returns:
         ``layer``, ``activations`` and ``gradients`` of the embeddings and each layer.
     """
+    # A resumed training has moved on: its own variances would not be those of the first step.
     if not file.exists():
         scale = _LOSS_SCALE if float16 else 1.0
 
@@ -116,11 +117,13 @@ def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float 
     hooks = [module.register_forward_hook(_record_output(name, states)) for name, module in watched.items()]
     try:
         with torch.random.fork_rng([lm.device] if lm.device.type == "cuda" else []):
+            # Not `backward`, which would leave gradients in the weights.
             gradients = torch.autograd.grad(loss(), [states[name] for name in watched])
     finally:
         for hook in hooks:
             hook.remove()
     return [
+        # A variance grows with the square of the factor on the loss.
         LayerVariance(name, _variance(states[name]), _variance(gradient) / scale**2)
         for name, gradient in zip(watched, gradients, strict=True)
     ]
@@ -170,4 +173,5 @@ def _record_output(name: str, states: dict[str, Tensor]) -> Callable[..., None]:
 
 
 def _variance(values: Tensor) -> float:
+    # In float32: squares of small float16 gradients underflow.
     return float(values.detach().float().var(correction=0))

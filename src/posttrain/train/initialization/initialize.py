@@ -101,6 +101,7 @@ class Distribution:
     def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Draw a float32 tensor on the generator's device."""
         if self.uniform:
+            # A uniform distribution over [-b, b] has the variance b^2 / 3.
             bound = math.sqrt(3) * self.std
             return torch.empty(shape).uniform_(-bound, bound, generator=generator)
         return torch.empty(shape).normal_(0, self.std, generator=generator)
@@ -141,6 +142,7 @@ def _check_rules_apply(config: InitializationConfig, unused: Sequence[InitRuleCo
 
 def _weight_generator(seed: int, name: str) -> torch.Generator:
     own = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    # A seed is a signed 64-bit integer: the shift leaves the sign's bit free.
     return torch.Generator().manual_seed(int.from_bytes(own[:8], "big") >> 1)
 
 
@@ -162,6 +164,7 @@ def init_distribution(method: InitMethod, gain: float, std: float, role: WeightR
     if method == "zeros":
         return Distribution(0.0)
     if method in ("normal", "depth_scaled"):
+        # Each layer adds to the residual stream twice, after attention and after the feed-forward block.
         shrunk = math.sqrt(2 * role.layers) if method == "depth_scaled" and role.ends_block else 1.0
         return Distribution(gain * std / shrunk)
     if role.fans is None:
@@ -192,6 +195,7 @@ def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | No
     if weight.ndim > 3:
         return None
     first, second = weight.shape[-2:]
+    # GPT-2's Conv1D and the experts of some models hold [inputs, outputs], nn.Linear [outputs, inputs].
     by_input: Any = isinstance(owner, Conv1D) or (weight.ndim == 3 and getattr(owner, "is_transposed", False))
     return (first, second) if by_input else (second, first)
 
@@ -216,9 +220,11 @@ def model_from_config(
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # For all that is not drawn below, such as a state space's decay rates; torch's own generator stays as it was.
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             factory: Any = AutoModelForCausalLM
+            # Drawn in float32 and rounded at the end: one seed means the same model in every dtype.
             model = factory.from_config(described, dtype=torch.float32, trust_remote_code=False)
         if (folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)

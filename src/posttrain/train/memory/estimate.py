@@ -112,6 +112,7 @@ class MemoryEstimate:
 
     def _kept(self, phase: str) -> tuple[int, int]:
         """Return the activations held in a phase, and the fragmentation between them."""
+        # The backward pass has freed the activations by then.
         return (0, 0) if phase in ("step", "fold") else (self.activations, self.holes)
 
 

@@ -63,6 +63,7 @@ class MicroBatch:
         length = min(longest or config.max_length, config.max_length)
         unit = length * (2 if OBJECTIVES[config.objective].shape == "pair" else 1)
         tokens = max(unit, min(budget, unit * config.batch_size))
+        # A causal model's token t of a sequence sees t + 1 tokens: (length + 1) / 2 on average.
         return cls(tokens, tokens, tokens * (length + 1) // 2, tokens, tokens, tokens * length, length)
 
 

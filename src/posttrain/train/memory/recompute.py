@@ -28,6 +28,7 @@ from posttrain.train.memory.activations import ActivationCost, LayerCosts, layer
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec
 
+# They lie within attention, and are recomputed and counted with it.
 _HEAD_NORMS = ("q_norm", "k_norm")
 
 
@@ -100,6 +101,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*arguments, **options)
+        # The reentrant form needs an input with a gradient, which the first layers above frozen embeddings do not have.
         return checkpoint(forward, *arguments, use_reentrant=False, **options)
 
     return run
@@ -132,6 +134,7 @@ def _is_gated(module: Any) -> bool:
     training = module.training
     module.eval()
     try:
+        # Bit for bit: recomputation must not change a gradient.
         return torch.equal(module(probe), _recompute_after_products(module)(probe))
     finally:
         module.train(training)
@@ -232,4 +235,5 @@ def compile_layers(lm: LanguageModel) -> None:
     if layers is None:
         raise UserError(f"{lm.model.config.model_type} has no list of layers to compile", where="train.compile")
     for layer in layers:
+        # With fixed shapes every new length of a micro-batch would compile all over again.
         layer.compile(dynamic=True)

@@ -120,6 +120,7 @@ def available_bytes(device: str = "cpu") -> int | None:
     """
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        # What torch has reserved is ours to use, although the driver counts it as taken.
         return int(free) + torch.cuda.memory_reserved(device)
     free_now = _meminfo("MemAvailable")
     if free_now is None:
@@ -143,6 +144,7 @@ def _cgroup_free() -> int | None:
         text = (CGROUP / limit).read_text().strip()
         if not text.isdigit() or int(text) >= 1 << 60:  # "max", or version 1's word for none
             return None
+        # Usage includes the page cache, which the kernel gives up before it kills a process.
         used = int((CGROUP / usage).read_text())
         lines = dict(line.split() for line in (CGROUP / statistics).read_text().splitlines())
         return int(text) - used + int(lines.get(cached, 0))

@@ -170,5 +170,6 @@ def snapshot_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     checkpoint = config.checkpoint
     if not checkpoint.background or (checkpoint.every_seconds is None and checkpoint.every_steps is None):
         return 0
+    # Checkpoints hold the trained weights in float32, which are the masters of 16-bit ones.
     kept = 4 * spec.count(trained=True) + ema_bytes(spec, config)
     return kept + optimizer_state_bytes(spec, config.optimizer)

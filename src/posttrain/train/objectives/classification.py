@@ -38,6 +38,7 @@ def classification(
         row_weights: float32 [N], what each row counts beside that, in the sum and in the count; 1 each when left out.
     """
     logits = to_float32(logits)
+    # Not PyTorch's mean: it would divide by the weights of this micro-batch, and the mean is over the whole step.
     losses = functional.cross_entropy(
         logits,
         targets,
@@ -47,6 +48,7 @@ def classification(
     )
     total = apply_row_weights(losses, row_weights).sum()
     rows = float(len(targets))
+    # As PyTorch's weighted mean does, with smoothing too: smoothed labels' weights are in the sum alone.
     counts = torch.ones_like(losses) if weights is None else weights[targets].to(losses)
     count = float(apply_row_weights(counts, row_weights).sum())
     right = (logits.detach().argmax(-1) == targets).to(logits.dtype)
@@ -82,6 +84,7 @@ class ClassificationObjective(Objective):
         self, units: Sequence[Unit], config: TrainArguments, lm: LanguageModel, targets: Sequence[int]
     ) -> None:
         padding = padding_token(lm)
+        # The text alone: with the answer's token as input, the class would be read off it.
         super().__init__(
             map_sequences(units, lambda sequence: read_to_last_token(sequence.ids[: answer_start(sequence)], padding)),
             config,

@@ -76,6 +76,8 @@ def distill(
     soft = divergence(log_student, log_teacher, config)
     agreed = (student.detach().argmax(-1) == best).to(soft.dtype)
     values = {"divergence": soft.detach(), "agreement": agreed}
+    # The gradients of soft targets scale as 1 / T^2: times T^2 their share of the loss is the same at every
+    # temperature (section 2 of Hinton et al.).
     losses = soft * config.temperature**2 if config.scale_by_temperature else soft
     if config.hard_weight:
         if targets is None:
@@ -89,11 +91,13 @@ def distill(
 
 def divergence(student: Tensor, teacher: Tensor, config: DistillationConfig) -> Tensor:
     """[N], nats, between log-probabilities [N, C] over the same C events; see ``distill``."""
+    # An event that is impossible under both would give -inf - -inf, which is NaN.
     student, teacher = student.clamp(min=_LOG_ZERO), teacher.clamp(min=_LOG_ZERO)
     if config.divergence == "forward":
         return _kl(teacher, student)
     if config.divergence == "reverse":
         return _kl(student, teacher)
+    # ln(b teacher + (1-b) student) of GKD's equation 1, in logarithms: small probabilities would underflow.
     mixture = torch.logaddexp(student + math.log1p(-config.beta), teacher + math.log(config.beta))
     return config.beta * _kl(teacher, mixture) + (1 - config.beta) * _kl(student, mixture)
 
@@ -117,6 +121,7 @@ def distill_hidden(
     """
     if projection is not None:
         student = projection(student)
+    # Squares and norms over thousands of dimensions: a sum in bfloat16 has three digits at best.
     student, teacher = to_float32(student), to_float32(teacher.detach())
     if student.shape[-1] != teacher.shape[-1]:
         sizes = f"{student.shape[-1]} and {teacher.shape[-1]}"
@@ -142,6 +147,7 @@ def _kl(first: Tensor, second: Tensor) -> Tensor:
 def _merge_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N, k + 1] of both for the teacher's tokens and for any other."""
     known = student.gather(-1, teacher.ids)
+    # Finite, not -inf: where the teacher's tokens are all there are, the gradient of logsumexp would be NaN.
     rest = student.scatter(-1, teacher.ids, _LOG_ZERO).logsumexp(-1, keepdim=True)
     log_teacher = to_float32(teacher.log_probabilities.detach())
     mass = log_teacher.logsumexp(-1, keepdim=True)
@@ -223,11 +229,13 @@ class Distillation(SftObjective):
             yield
             return
         like = next(lm.model.parameters())
+        # Part of the model while it trains, so that optimiser and checkpoints hold it like any weight.
         projections = nn.ModuleList(nn.Linear(student_width, teacher_width, bias=False) for _ in self.hidden.layers)
         lm.model.add_module(_PROJECTION_MODULE, projections.to(like.device, like.dtype))
         try:
             yield
         finally:
+            # A saved model must not have weights that its architecture does not know.
             delattr(lm.model, _PROJECTION_MODULE)
 
     def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
@@ -246,6 +254,7 @@ class Distillation(SftObjective):
         """Sum the distances of all pairs of layers."""
         projections = getattr(lm.model, _PROJECTION_MODULE, [None] * len(states))
         targets = self.teacher_outputs.layers(rows).unbind(1)
+        # All have the same count, one a supervised token, so that the losses add.
         total, *losses = (
             distill_hidden(student, target, config, projection=projection)
             for student, target, projection in zip(states, targets, projections, strict=True)
@@ -326,6 +335,7 @@ def _teacher_config(folder: Path, tokenizer: Any) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"no teacher: {str(error).splitlines()[0]}", where=where) from None
+    # The ids themselves: distributions are compared token by token.
     if theirs != tokenizer.get_vocab():
         fix = "take a teacher with the student's tokenizer"
         raise UserError(f"`{folder}` has another tokenizer than the student", where=where, fix=fix)

@@ -40,9 +40,12 @@ def kto(
     ratios = log_ratios(policy, reference)
     if desirable.shape != ratios.shape:
         raise ValueError(f"{list(desirable.shape)} marks do not go with {len(policy)} answers")
+    # As in the paper, z0 gets no gradient: it only shifts where the sigmoid saturates. A divergence is never negative,
+    # but its estimate from a few answers may be.
     kl = kl.detach().clamp(min=0)
     gains = torch.where(desirable, ratios - kl, kl - ratios)
     weights = torch.full_like(ratios, config.undesirable_weight).masked_fill(desirable, config.desirable_weight)
+    # lambda - v(x, y) of equation 7.
     losses = weights * torch.sigmoid(-config.beta * gains)  # 1 - sigmoid(x), without losing digits
     return Loss(losses.sum(), float(len(policy)), _metrics(policy.sums, config.beta * ratios, desirable, kl))
 
@@ -61,6 +64,7 @@ def kl_estimate(policy: SequenceLogProbs, reference: SequenceLogProbs) -> Tensor
 
 
 def _metrics(logps: Tensor, rewards: Tensor, desirable: Tensor, kl: Tensor) -> dict[str, tuple[Tensor, float]]:
+    # Sums and counts, not means: a micro-batch may hold no desirable answer at all.
     good = float(desirable.sum())
     metrics = {"kl": (kl * len(rewards), float(len(rewards)))}
     for name, mask, count in (("chosen", desirable, good), ("rejected", ~desirable, len(rewards) - good)):
@@ -96,6 +100,7 @@ class KtoObjective(Objective):
         return cls(split_units(inputs.units), inputs.config, [True, False] * len(inputs.units))
 
     def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
+        # Column 0: each prompt with its own answer. Column 1: with its partner's, for the estimate of z0.
         self._padded, groups = padded, list(groups)
         mismatched = UnitView(len(self.units), lambda row: [self.mismatched(row)])
         self.reference = torch.cat(
@@ -131,6 +136,7 @@ class KtoObjective(Objective):
         prompt, answer = own.ids[: answer_start(own)], partner.ids[answer_start(partner) :]
         supervised = [False] * len(prompt) + [True] * len(answer)
         longest = self.config.max_length
+        # Cut at the front, so that the answer, whose log-probability is read, stays whole.
         return TokenizedExample((prompt + answer)[-longest:], supervised[-longest:])
 
     def _reference(self, rows: Sequence[int], column: int, policy: SequenceLogProbs) -> SequenceLogProbs:

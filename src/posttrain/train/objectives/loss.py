@@ -65,6 +65,7 @@ def merge_metrics(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]
 
 def mean_metrics(metrics: Metrics) -> dict[str, float]:
     """Return each metric's mean; one with a count of 0 is left out."""
+    # `item` waits for the device: once a step here, and not in every micro-batch.
     values = {name: value.item() / count for name, (value, count) in metrics.items() if count}
     if "rewards/margins" not in values and {"rewards/chosen", "rewards/rejected"} <= values.keys():
         # Rows that are not pairs (KTO) have no margin each: it is the difference of the mean rewards, as in TRL.
@@ -103,6 +104,7 @@ def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
 
 def to_float32(values: Tensor) -> Tensor:
     """Convert to float32, and leave float64 as it is."""
+    # Sums over the vocabulary and over tokens in 16 bits would lose all but two or three digits.
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -134,6 +136,7 @@ class SequenceLogProbs:
     @property
     def means(self) -> Tensor:
         """float32 [N], log-probability a token, nats; 0 where no token is supervised."""
+        # A sequence cut within its prompt has no supervised token: 0 / 1, and not NaN.
         return self.sums / self.counts.clamp(min=1)
 
     @staticmethod

@@ -52,6 +52,7 @@ def reference_log_probs(
     Returns:
         float32 [N, K], nats.
     """
+    # Part of the key: log-probabilities are rounded as the policy's are, or the first step's ratios are not 0.
     precision = str(torch.get_autocast_dtype(lm.device.type)) if torch.is_autocast_enabled(lm.device.type) else "own"
     key = digest([_FORMAT, weights_digest(lm.model), tokens_digest(units), precision])
     file = folder / f"reference-{key[:16]}.safetensors"
@@ -66,6 +67,7 @@ def reference_log_probs(
 def _compute(
     lm: LanguageModel, units: Sequence[Unit], tokens: int, padded: bool, groups: Iterable[Sequence[int]]
 ) -> Tensor:
+    # NaN marks a row that is still to be read.
     log_probs = torch.full((len(units), len(units[0])), torch.nan)
 
     def missing(rows: Sequence[int]) -> list[int]:
@@ -133,6 +135,7 @@ def weights_digest(model: nn.Module) -> str:
     """SHA-256 of the model's weights in their order, without those of an adapter."""
     sha256 = hashlib.sha256()
     for name, weight in model.named_parameters():
+        # The reference is the model below the adapter; that one differs when a training resumes.
         if "lora_" not in name:
             sha256.update(f"{weight.dtype}{list(weight.shape)}".encode())
             sha256.update(byte_view(weight.detach().cpu().contiguous()))

@@ -40,11 +40,14 @@ def reward(
     Raises:
         ValueError: they are not vectors of one length.
     """
+    # Only the difference counts, and in bfloat16 it would be mostly rounding where two rewards are close.
     chosen, rejected = to_float32(chosen), to_float32(rejected)
     if chosen.ndim != 1 or any(other.shape != chosen.shape for other in (rejected, margin) if other is not None):
         raise ValueError("chosen, rejected and margin are not vectors of one length")
     apart = chosen - rejected
+    # Equation 1 of InstructGPT; the margin stands inside of the sigmoid, as in equation 2 of Llama 2.
     losses = logistic(apart if margin is None else apart - to_float32(margin))
+    # The loss so far is the same for rewards shifted by a constant; this term holds their mean at 0.
     if config.centring:
         losses = losses + config.centring * (chosen + rejected).square()
     return pair_loss(losses, chosen, rejected, row_weights=row_weights)
@@ -76,4 +79,5 @@ class RewardObjective(Objective):
         rewards = class_logits(lm, predicting_states(lm, packed))[:, 0]
         margin = self.margins[list(rows)].to(rewards.device)
         weights = select_row_weights(self.weights, rows, rewards)
+        # A pair's sequences are packed one after the other, the chosen one first.
         return self.formula(rewards[0::2], rewards[1::2], self.settings, margin=margin, row_weights=weights)

@@ -54,6 +54,7 @@ class TopTokens:
 
 def top_tokens(logits: Tensor, k: int, temperature: float = 1.0) -> TopTokens:
     """The teacher's k most probable tokens from its logits [N, V], most probable first."""
+    # Normalised before the cut: what is missing from 1 is the probability of all other tokens.
     best = (to_float32(logits.detach()) / temperature).log_softmax(-1).topk(min(k, logits.shape[-1]), dim=-1)
     return TopTokens(best.indices, best.values)
 
@@ -100,6 +101,7 @@ class TeacherOutputs:
 
     def last(self, rows: Sequence[int]) -> Tensor:
         """[S, D], last hidden states."""
+        # bfloat16 lies in the file as int16: the same bits, read as what they are.
         return self._of("last", rows).view(self._dtype)
 
     def layers(self, rows: Sequence[int]) -> Tensor:
@@ -125,10 +127,12 @@ def compute_teacher_outputs(
     Raises:
         UserError: there is no such model.
     """
+    # All that the outputs depend on: another teacher, spec or set of tokens has a folder of its own.
     key = digest([_FORMAT, file_stats(source), tokens_digest(units), asdict(spec)])
     outputs = folder / f"teacher-{key[:16]}"
     if not (outputs / _SPEC_FILE).exists():
         unfinished = folder / f"{outputs.name}.part"
+        # A kill may have left a part of it.
         remove_tree(unfinished)
         make_folder(unfinished)
         _run_teacher(load_language_model(source, task, spec.dtype), units, spec, tokens, unfinished)
@@ -173,6 +177,7 @@ def _select_outputs(lm: LanguageModel, last: Tensor, layers: list[Tensor], spec:
     elif spec.logits:
         k, temperature = spec.top_k or 0, spec.temperature
         best = map_logits(lm, last, lambda logits, _: top_tokens(logits[:, : spec.vocabulary], k, temperature))
+        # int32 halves the file, and holds every vocabulary.
         outputs["ids"] = torch.cat([top.ids for top in best]).int()
         outputs["log_probabilities"] = torch.cat([top.log_probabilities for top in best])
     return outputs
@@ -188,6 +193,7 @@ def _output_files(folder: Path, rows: int) -> Iterator[Any]:
         array = (plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain).numpy()  # numpy has no bfloat16
         if name not in opened:
             shape = (rows, *array.shape[1:])
+            # Mapped, not collected in memory: the outputs of a training set may be larger than it.
             opened[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", array.dtype, shape)
         opened[name][start : start + len(array)] = array
 

@@ -83,7 +83,9 @@ class _Perturbation:
                 continue
             # A gradient that is 0, or has overflowed, has no direction.
             along = before.grad.nan_to_num(0.0, 0.0, 0.0)
+            # One step of a |x| g / |g|; for FGM, which starts at 0, with a = e.
             after = before + along * rows.spread(_safe_divide(self.step * size, rows.norms(along)))
+            # Back into the ball of radius e |x|: only what lies outside is scaled, hence the bound of 1.
             after *= rows.spread(_safe_divide(self.epsilon * size, rows.norms(after)).clamp(max=1))
             self.perturbations[index] = after.requires_grad_(not last)
 

@@ -90,6 +90,7 @@ def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, An
     changed = copy.deepcopy(model.config)
     for name, share in fields.items():
         setattr(changed.get_text_config(), name, share)
+    # A fresh model shows which attribute each family derives from which field; on `meta` it takes no memory.
     with torch.device("meta"):
         wanted = dict(type(model)(changed).named_modules())
     before: list[tuple[Any, str, Any]] = []

@@ -41,11 +41,13 @@ def standardize_weights(lm: LanguageModel) -> Iterator[None]:
         yield
     finally:
         for module in convolutions:
+            # The standardised weights become the model's own, so that serving it needs nothing of this.
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
 class _Standardized(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
+        # In 16 bits each of the next steps would round the filters once more.
         filters = weight.float().flatten(1)
         centred = filters - filters.mean(1, keepdim=True)
         deviation = (centred.square().mean(1, keepdim=True) + _MIN_DEVIATION**2).sqrt()
