@@ -13,7 +13,10 @@ from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.metric_names import check_suites, metric_names
 from posttrain.loop.stage import Stage
 from posttrain.select.config import SelectConfig
+from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_object
+from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.registry import objective_spec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -30,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_part_takes_less_than_thirty_lines_and_has_a_contract() -> None:
     parts = {name for name in BLOCKS if not name.startswith("test_")}
-    assert len(parts) >= 6
+    assert len(parts) >= 7
     assert {f"test_{name}" for name in parts} == BLOCKS.keys() - parts
     assert all(text.count("\n") < 30 for text in BLOCKS.values())
 
@@ -53,4 +56,8 @@ def test_the_parts_are_found_by_their_dotted_paths(folder: Path) -> None:
     select = SelectConfig(strategy="top", options={"by": "my_score:LENGTH"})
     select.check(has_labels=True)
     assert select.wanted_scores() == ["my_score:LENGTH"]
+    train = TrainConfig(objective="my_objective:EXPONENTIAL", options={"beta": 0.2})
+    assert objective_spec(train.objective).reference
+    with pytest.raises(UserError, match=r"train\.options: `beta`"):
+        TrainConfig(objective="my_objective:EXPONENTIAL", options={"beta": 0})
     assert issubclass(load_object("my_stage:CountLabels", "stages"), Stage)

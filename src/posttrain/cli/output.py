@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-console = Console()
+# No emoji codes: a path such as `module:Name: message` would show a picture.
+console = Console(emoji=False)
 
-error_console = Console(stderr=True)
+error_console = Console(stderr=True, emoji=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -63,7 +64,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         console.print(table, markup=False)
     else:
         # A new console, as the width of the other is that of a terminal: a cell in a pipe must stay on its line.
-        Console(width=_FILE_WIDTH).print(table, markup=False)
+        Console(width=_FILE_WIDTH, emoji=False).print(table, markup=False)
 
 
 def setup_logging(debug: bool) -> None:
