@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,8 @@ from posttrain.store.extensions import load_object
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import objective_spec
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGES = Path(__file__).parents[2] / "docs"
+PAGE = (PAGES / "extending.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
 
@@ -40,7 +43,7 @@ def test_every_part_takes_less_than_thirty_lines_and_has_a_contract() -> None:
 
 def test_the_contracts_pass(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    source = Path(__file__).parents[2] / "src"
+    source = PAGES.parent / "src"
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{source}", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -61,3 +64,36 @@ def test_the_parts_are_found_by_their_dotted_paths(folder: Path) -> None:
     with pytest.raises(UserError, match=r"train\.options: `beta`"):
         TrainConfig(objective="my_objective:EXPONENTIAL", options={"beta": 0})
     assert issubclass(load_object("my_stage:CountLabels", "stages"), Stage)
+
+
+_CONFIG = """
+model: tiny
+rounds: 1
+task: {system: Name the intent of the message., labels: labels.txt, max_new_tokens: 8}
+data:
+  pool: inputs.csv
+  test: test.csv
+  columns: {prompt: text, completion: label}
+  steps: [normalise, "my_step:Shout"]
+select: {strategy: "my_selector:unsure_and_short", options: {power: 0.5}, scores: ["my_score:LENGTH"]}
+label: {annotator: oracle, file: answers.csv, per_round: 8}
+train: {epochs: 1, precision: float32}
+evaluate: {suites: {short: {scorer: "my_scorer:BREVITY"}}, latency: {prompts: 2}}
+stages: ["my_stage:CountLabels"]
+"""
+
+
+def test_a_round_runs_with_every_part_in_the_workspaces_folder(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    shutil.copytree(PAGES.parent / "examples" / "support", workspace)
+    for name, text in BLOCKS.items():
+        (workspace / name).write_text(text, encoding="utf-8")
+    (workspace / "posttrain.yaml").write_text(_CONFIG, encoding="utf-8")
+    # From another folder and by the installed command, which has neither folder on its path.
+    command = [str(Path(sys.executable).with_name("posttrain")), "run", "-w", str(workspace)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    with sqlite3.connect(workspace / ".posttrain" / "store.db") as database:
+        stages = {stage for (stage,) in database.execute("select stage from runs where round = 1 and status = 'done'")}
+    assert {"select", "count_labels", "train", "evaluate"} <= stages

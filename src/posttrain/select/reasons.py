@@ -10,7 +10,7 @@ import numpy.typing as npt
 from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets, HardCase
 from posttrain.select.score_columns import Columns
-from posttrain.select.scores.registry import UNCERTAINTY_SIGN
+from posttrain.select.scores.registry import BASE_MEASURES, UNCERTAINTY_SIGN
 from posttrain.select.selectors.similarity import Floats, Rows, blocks
 
 _KIND_PHRASES = {
@@ -55,7 +55,9 @@ def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, b
     """
     columns, count = choice.columns, choice.count
     # The measure that the strategy used; entropy for one that used none.
-    by = next(str(name) for name in (config.options.get("by"), config.strategy, "entropy") if name in UNCERTAINTY_SIGN)
+    by = config.options.get("by")
+    if by not in UNCERTAINTY_SIGN:
+        by = config.strategy if config.strategy in BASE_MEASURES else "entropy"
     known = columns[by][:count] if by in columns else np.full(count, np.nan)
     uncertainties = uncertainty_reasons(by, known, choice.rows, choice.is_scored)
     covers = coverage_reasons(choice.points, choice.rows, count) if len(choice.rows) else []
