@@ -55,9 +55,9 @@ def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, b
     """
     columns, count = choice.columns, choice.count
     # The measure that the strategy used; entropy for one that used none.
-    by = config.options.get("by")
+    by = str(config.options.get("by"))
     if by not in UNCERTAINTY_SIGN:
-        by = config.strategy if config.strategy in BASE_MEASURES else "entropy"
+        by = str(config.strategy) if config.strategy in BASE_MEASURES else "entropy"
     known = columns[by][:count] if by in columns else np.full(count, np.nan)
     uncertainties = uncertainty_reasons(by, known, choice.rows, choice.is_scored)
     covers = coverage_reasons(choice.points, choice.rows, count) if len(choice.rows) else []

@@ -93,7 +93,7 @@ class PreparedObjective:
         divisor, total, metrics = self.objective.begin_step(self.lm, groups), 0.0, []
         for rows in groups:
             loss = self.objective.loss(self.lm, pack([self.objective.units[row] for row in rows]), rows)
-            (loss.sum / divisor).backward()
+            (loss.sum / divisor).backward()  # type: ignore[no-untyped-call]
             total += loss.sum.item()
             metrics.append(loss.metrics)
         return total / divisor, mean_metrics(merge_metrics(metrics))
