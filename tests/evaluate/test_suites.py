@@ -22,7 +22,7 @@ from posttrain.models.likelihood import answer_log_likelihoods, label_scores, te
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.extensions import load_function
+from posttrain.store.extensions import add_module_folder, load_function
 
 LABELS = ["lost card", "refund", "top up"]
 Answers = Callable[[list[tuple[str, bool]]], None]
@@ -237,7 +237,7 @@ def test_a_module_that_fails_is_the_users_mistake_with_its_line(
     assert says.format(file=tmp_path / "broken_scores.py") in str(caught.value)
 
 
-def test_modules_are_looked_for_in_the_given_folder_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_looked_for_in_an_added_folder_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "scores_of_this_test.py").write_text("def score(answer, expected, prompt):\n    return 1\n")
     (tmp_path / "statistics.py").write_text("raise ImportError")
@@ -245,9 +245,10 @@ def test_modules_are_looked_for_in_the_given_folder_last(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="put it in the workspace's folder or on PYTHONPATH"):
         load_function("scores_of_this_test:score", "evaluate.suites.mine.function")
     for _ in range(2):
-        assert load_function("scores_of_this_test:score", "evaluate.suites.mine.function", tmp_path)("", "", []) == 1
+        add_module_folder(tmp_path)
     assert sys.path.count(str(tmp_path)) == 1
-    assert load_function("statistics:mean", "evaluate.suites.mine.function", tmp_path)([1, 3]) == 2
+    assert load_function("scores_of_this_test:score", "evaluate.suites.mine.function")("", "", []) == 1
+    assert load_function("statistics:mean", "evaluate.suites.mine.function")([1, 3]) == 2
 
 
 def test_bad_records_are_named(classifier: LanguageModel, writer: LanguageModel) -> None:

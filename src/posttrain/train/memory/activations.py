@@ -18,7 +18,8 @@ keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token c
 Frozen weights keep no input. A LoRA adapter of rank r keeps its input, wn once for all that read the same, and its
 inner values, wr; with dropout the mask and the dropped input, 2wn each. Where it is not fused
 (``models/fused_lora``), peft has a float32 copy of the input for each adapter, 4n, and 4r; with dropout 8n; under
-autocast 2n, 2r and 6n. Residual sums keep nothing. A part that is computed again keeps its input alone (Chen et al. 2016, arXiv:1604.06174).
+autocast 2n, 2r and 6n. Residual sums keep nothing. A part that is computed again keeps its input alone (Chen et al.
+2016, arXiv:1604.06174).
 """
 
 from collections.abc import Sequence
