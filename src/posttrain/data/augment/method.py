@@ -56,6 +56,7 @@ class AugmentMethod(Section):
 
 def record_generator(seed: int, id: str, method: str, copy: int) -> np.random.Generator:
     """Return a generator that depends on these values alone."""
+    # Separated by NUL, which no part holds: otherwise different parts could join to equal text.
     digest = hashlib.sha256(f"{seed}\0{id}\0{method}\0{copy}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16])))
 

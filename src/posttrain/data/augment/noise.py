@@ -20,6 +20,7 @@ from posttrain.store.files import write_atomically
 from posttrain.store.hashing import file_digest
 from posttrain.store.text_files import read_text
 
+# Split as `count_words` splits, or the counts would be of other words.
 _WORD = re.compile(r"\S+")
 
 
@@ -69,12 +70,14 @@ class Noise(AugmentMethod):
             rows = np.array([known.get(word, -1) for word in words], dtype=np.int64)
             counts, seen = read_counts(self.counts), rows >= 0
             followed = counts.followed[rows[seen]]
+            # Gamma of absolute discounting, N1+(x, .) / c(x, .) times gamma 0 (section 3.3 of the paper).
             share = counts.followers[rows[seen]] / np.maximum(followed, 1)
             gamma[seen] = self.rate * np.where(followed > 0, share, 1.0)
         return gamma
 
     def _noised(self, text: str, rng: np.random.Generator) -> str | None:
         matches = list(_WORD.finditer(text))
+        # One draw a word, whether or not it is replaced: a higher rate adds replacements and keeps the others.
         hits = np.flatnonzero(rng.random(len(matches)) < self.probability([match[0] for match in matches]))
         if not hits.size:
             return None
@@ -82,6 +85,7 @@ class Noise(AugmentMethod):
             new = [self.blank] * hits.size
         else:
             counts = read_counts(self.counts)
+            # The cumulated distribution, inverted: a search a word, where `choice` would read the whole vocabulary.
             drawn = np.searchsorted(_cumulative(self.counts, self.kind), rng.random(hits.size), side="right")
             new = [counts.words[row] for row in drawn.tolist()]
         return replace_words(text, [matches[at] for at in hits.tolist()], new)
@@ -108,6 +112,7 @@ class NoiseCounts:
 
 def replacement_distribution(counts: NoiseCounts, kind: str) -> npt.NDArray[np.float64]:
     """Return the distribution from which replacements are drawn, float64 [V]."""
+    # Kneser-Ney's lower order; a corpus of single words has no predecessors, and falls back on the unigram.
     weights = counts.predecessors if kind == "back_off" and counts.predecessors.any() else counts.counts
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 

@@ -74,10 +74,12 @@ def paraphrase_texts(texts: list[str], generate: Generate, copies: int = 1, copy
         copies: paraphrases per request.
         copy: index of the paraphrase to return.
     """
+    # Each text once, in order of appearance: copies must not cost a second request.
     distinct = list(dict.fromkeys(texts))
     replies = generate([paraphrase_prompt(text, copies) for text in distinct])
     chosen: dict[str, str | None] = {}
     for text, reply in zip(distinct, replies, strict=True):
+        # Models often ignore the format that was asked for and number their lines.
         written = parse_json(reply) or parse_list(reply) if reply is not None else None
         chosen[text] = written[copy] if written and copy < len(written) else None
     return [chosen[text] for text in texts]

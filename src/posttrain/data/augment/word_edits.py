@@ -149,6 +149,7 @@ def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
             fix = "put words that mean the same on one line, with commas between them"
             raise UserError("one word alone has no synonym", where=f"{file}:{number}", fix=fix)
         for word in words:
+            # A word of several lines has the synonyms of all: the file does not say which sense is meant.
             synonyms.setdefault(word.casefold(), set()).update(words)
     if not synonyms:
         raise UserError("holds no synonyms", where=str(file), fix="write a line such as `buy, purchase`")
@@ -173,6 +174,7 @@ def _wordnet(name: str) -> Any:
 @lru_cache(maxsize=100_000)
 def _wordnet_synonyms(name: str, word: str) -> tuple[str, ...]:
     """Return the single words that share a synset with ``word``, sorted, without itself."""
+    # Sorted below: sets of strings differ in order from process to process, and draws are by index.
     lemmas = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
     return tuple(sorted(lemma for lemma in lemmas if lemma.casefold() != word and _WORD.fullmatch(lemma)))
 

@@ -26,6 +26,7 @@ def thresholds(labels: Labels, probabilities: Floats) -> Floats:
     """
     counts = np.bincount(labels, minlength=probabilities.shape[1])
     sums = np.bincount(labels, self_confidence(labels, probabilities), minlength=probabilities.shape[1])
+    # No prediction is confident for a class without records: infinity is never reached.
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
 
 

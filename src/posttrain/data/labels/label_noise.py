@@ -67,6 +67,7 @@ def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
     count, classes = probabilities.shape
     if not count or classes < 2:
         return NoiseChannel(1.0, np.eye(classes), np.ones(count), labels.copy())
+    # A probability of 0 would rule a class out, whatever the temperature.
     logits = np.log(np.maximum(probabilities, _MIN_PROBABILITY))
     seen = confident_joint(labels, probabilities).T.astype(np.float64)
     temperature, before = 1.0, np.inf
@@ -102,6 +103,7 @@ def _smoothed_transition(seen: Floats) -> Floats:
 def _scaled_softmax(logits: Floats, temperature: float) -> Floats:
     """Return the softmax of ``logits / temperature`` over rows."""
     scaled = logits / temperature
+    # The same softmax, and `exp` cannot overflow.
     scaled -= scaled.max(axis=1, keepdims=True)
     np.exp(scaled, out=scaled)
     scaled /= scaled.sum(axis=1, keepdims=True)
@@ -139,6 +141,7 @@ def audit_labels(
     total = predict_out_of_fold(features, labels, fold, models=models)
     channel = fit_noise_channel(labels, total)
     for number in range(2, rounds + 1):
+        # Weighed, not removed: a class whose labels all seem wrong would be left without a record.
         total = total + predict_out_of_fold(features, labels, fold, np.maximum(channel.correct, _MIN_WEIGHT), models)
         channel = fit_noise_channel(labels, total / number)
     return LabelAudit(total / rounds, channel)

@@ -139,6 +139,7 @@ class RecordCounts:
                 self._totals[name] += int(lengths.sum())
 
     def _add_answers(self, answers: pa.ChunkedArray, sides: Sequence[str]) -> None:
+        # Counted before the return below: the share of answered records is wanted of open answers too.
         self.answered += len(answers) - answers.null_count
         if self._open_ended:
             return

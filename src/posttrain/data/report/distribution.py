@@ -125,6 +125,7 @@ def histograms(distributions: Sequence[Distribution], most: int = 30) -> tuple[F
     # A few outliers would squeeze all else into one bin; they are counted above the last edge.
     if high - low > 1.5 * (usual - low) > 0:
         high = usual
+    # Bins of fractional width over whole numbers would hold 1 or 2 of them by turns, and look like a comb.
     whole = all(np.array_equal(distribution.values, np.rint(distribution.values)) for distribution in known)
     width = _round_width((high - low) / (most - 1), whole)
     first = np.floor(low / width)

@@ -68,6 +68,7 @@ class Drift:
             worst = max(self.numbers, key=lambda share: (share.level == "shifted", share.index))
             most = f"greatest PSI {worst.index:.2g}, in {worst.name.replace('_', ' ')}"
             findings.append(("numbers", worst.level == "shifted", most))
+        # Shifts first; the sort is stable, so that the rest keeps its order.
         findings.sort(key=lambda share: not share[1])
         if not findings:
             return "nothing to compare"
@@ -138,6 +139,7 @@ def hashed_ngrams(texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """Counts hashed runs of 3 to 5 characters within words: vectors float32 [N, 2048] of length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
+    # Hashed, so that both versions have the same columns without a common vocabulary.
     vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), n_features=_HASHED, dtype=np.float32)
     return np.asarray(vectorizer.transform(texts).toarray(), dtype=np.float32)
 

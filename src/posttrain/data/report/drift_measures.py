@@ -78,8 +78,10 @@ def jensen_shannon(old: npt.ArrayLike, new: npt.ArrayLike) -> float:
     middle = (before + after) / 2
     total = 0.0
     for counts in (before, after):
+        # 0 ln 0 is 0 in the limit; NumPy gives NaN.
         there = counts > 0
         total += float(counts[there] @ np.log2(counts[there] / middle[there])) / 2
+    # Rounding may leave it just outside, and its root would be NaN.
     return min(max(total, 0.0), 1.0)
 
 
@@ -113,6 +115,7 @@ def homogeneity(counts: npt.NDArray[np.int64]) -> float:
     """p-value of Pearson's chi-square test that both rows of counts [2, K] come from one distribution."""
     from scipy.stats import chi2_contingency
 
+    # A category that neither has would expect 0, and divide by it.
     there = counts[:, counts.sum(axis=0) > 0]
     return float(chi2_contingency(there, correction=False).pvalue) if there.shape[1] > 1 else 1.0
 
@@ -249,6 +252,7 @@ def mean_discrepancy(
     count, total = len(old), len(kernel)
     rng = np.random.default_rng(seed)
     first = np.arange(total) < count
+    # Measured by the same code as the permutations, so that rounding is the same.
     squared = float(_squared_mmd(kernel, first[:, None], count)[0])
     permuted: list[float] = []
     for start in range(0, permutations, _PERMUTATIONS_AT_ONCE):

@@ -140,6 +140,7 @@ def log_odds(
     """
     weights = np.asarray(prior, dtype=np.float64)
     after, before = (np.asarray(counts, dtype=np.float64) + weights for counts in (new, old))
+    # Equation 16: the odds of a run against all others, with pseudo-counts; equations 20 and 22 below.
     delta = np.log(after / (after.sum() - after)) - np.log(before / (before.sum() - before))
     return delta, delta / np.sqrt(1 / after + 1 / before)
 
@@ -175,6 +176,7 @@ def ngram_changes(counted: Sequence[Ngrams]) -> NgramChanges:
 
 def word_count(text: str) -> int:
     """Counts the words; punctuation belongs to the word that it touches."""
+    # ASCII has no ideographs, and `split` is much faster than the expression.
     return len(text.split()) if text.isascii() else len(_SPACED_WORD.findall(text))
 
 

@@ -92,6 +92,7 @@ class ClusterCollector:
         """Count the rows of a REJECTED table whose cluster is not null; of ``texts`` [N] ``shown`` characters."""
         names = rejected["cluster"].to_pylist()
         ids = rejected["id"].to_pylist()
+        # Eight bytes each instead of a name: millions of duplicates may be rejected.
         clusters = id_hashes(names, self.seed)
         self._members.append(clusters)
         order = id_hashes(ids, self.seed)
@@ -112,6 +113,7 @@ class ClusterCollector:
         largest = []
         for index in order[sampled[order]][:_LARGEST].tolist():
             members = texts[int(cluster_hashes[index])]
+            # Equal texts once: members of a cluster are often copies.
             shown = tuple(mask(text)[0] for text in list(dict.fromkeys(text for _, text in members))[:_SHOWN_TEXTS])
             largest.append(DuplicateCluster(members[0][0], int(removed[index]) + 1, shown))
         return DuplicateClusters(dict(Counter((removed + 1).tolist())), tuple(largest))

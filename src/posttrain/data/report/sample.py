@@ -26,6 +26,7 @@ class BottomKSample(Generic[Row]):
 
     def wanted(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Rows int64 [M] of uint64 [N] that may still belong to the sample."""
+        # At the limit too: of equal hashes the id decides.
         return np.flatnonzero(hashes <= self._limit)
 
     def add(self, hash: int, id: str, row: Row) -> None:

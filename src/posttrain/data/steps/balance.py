@@ -66,6 +66,7 @@ class Balance(GlobalStep):
         sizes: npt.NDArray[np.int64],
     ) -> dict[int, Rejection]:
         """Return the records over the cap of their class."""
+        # Of the smallest class that occurs: a label without records would make every class too large.
         cap = int(np.floor(self.ratio * sizes.min()))
         large = np.flatnonzero(sizes[inverse] > cap)
         ids = sketches["id"].take(pa.array(counted[large])).to_pylist()

@@ -46,6 +46,7 @@ def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequenc
         if bound.limit is None:
             continue
         values = measures[bound.measure]
+        # Not the comparison's opposite: NaN fails both, and a record without the measure must pass.
         broken = ~(_COMPARISONS[bound.must_be](values, bound.limit) | np.isnan(values))
         for row in np.flatnonzero(broken).tolist():
             value = float(values[row])
@@ -59,5 +60,6 @@ def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequenc
 def ratio(piece: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Divide, float64 [N]; NaN where the whole is zero."""
     quotients = np.full(len(whole), np.nan)
+    # `where` leaves NaN and raises no warning where the whole is zero.
     np.divide(piece, whole, out=quotients, where=whole > 0)
     return quotients

@@ -54,6 +54,7 @@ class Drop(RowStep):
         return reject_rows(table, self.name, rejections)
 
     def _lines_by_id(self) -> dict[str, int]:
+        # The file's state is part of the cache's key, so that an edited file is read again.
         return _named_ids(self.file, self.only, file_state(self.file))
 
 
@@ -71,6 +72,7 @@ def _named_ids(file: str, only: str | None, state: str) -> dict[str, int]:
                 lines.setdefault(text.strip(), number)
         return lines
     for row in read_rows(path, path.name):
+        # A line that is skipped could be the one that names a harmful record.
         if isinstance(row, Problem):
             raise row.error()
         ids = [str(row.values[name]) for name in _NAMES if row.values.get(name)]

@@ -50,6 +50,7 @@ class Minhash(GlobalStep):
             tuple(joined_texts(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
         )
         answers = zip(table["completion"].to_pylist(), table["rejected"].to_pylist(), strict=True)
+        # `repr` keeps a missing answer apart from an empty one, and a pair from its two answers joined.
         digests = b"".join(hashlib.blake2b(repr(answer).encode(), digest_size=8).digest() for answer in answers)
         return sketches.append_column("answer", pa.array(np.frombuffer(digests, dtype=np.uint64)))
 
@@ -62,6 +63,7 @@ class Minhash(GlobalStep):
         )
         sketches = corpus.sketches().select(["grams", "answer"])
         grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
+        # Alike inputs with different answers stay: they may show the limit between two labels.
         removed, kept = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
         # Equal hashes of all n-grams are similarity 1, and pairs of the version before keep their score: only the rest
         # needs the texts.
@@ -219,6 +221,7 @@ class Semantic(GlobalStep):
 
     def located(self, root: Path) -> Self:
         folder = root / Path(self.model).expanduser()
+        # A Hub id looks like a relative path: only a folder that is there is taken for one.
         is_folder = self.model != _MINILM and folder.is_dir()
         return self.model_copy(update={"model": str(folder)}) if is_folder else self
 
@@ -235,6 +238,7 @@ class Semantic(GlobalStep):
         return {"step": self.name, "version": self.version, "model": _embedder_key(self.model), "field": self.field}
 
     def sketch(self, table: pa.Table) -> pa.Table:
+        # float16 halves the memory of all rows, and moves a cosine by less than thresholds are set by.
         vectors = embed_texts(self.model, joined_texts(table, self.field)).astype(np.float16)
         values = pa.array(vectors.reshape(-1), pa.float16())
         lists = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
@@ -246,6 +250,7 @@ class Semantic(GlobalStep):
         vectors = _vectors(sketches["embedding"], corpus.alive)
         cluster = cosine_clusters(vectors, self.threshold, self.exact_rows, self.seed)
         sizes = np.bincount(cluster, minlength=len(rows))
+        # Answers are read only of rows that are not alone in their cluster.
         many = np.flatnonzero(sizes[cluster] > 1)
         ids = sketches["id"].take(pa.array(rows)).to_pylist()
         removed, kept = _semantic_repeats(corpus, rows, many, cluster)

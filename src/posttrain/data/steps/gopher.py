@@ -79,6 +79,7 @@ class Gopher(RowStep):
 
 
 def _word_measures(texts: Sequence[str], stop_words: frozenset[str]) -> Measures:
+    # Reshaped, because without texts the array would have no columns to take apart.
     counts = np.array([_word_counts(text, stop_words) for text in texts], dtype=np.float64).reshape(-1, 9)
     counts[[not text for text in texts]] = np.nan  # an empty text has no measures, so it breaks no bound
     words, characters, hashes, ellipses, alphabetic, stops, lines, bullets, endings = counts.T
@@ -104,6 +105,7 @@ def _word_counts(text: str, stop_words: frozenset[str]) -> tuple[int, ...]:
         len(words),
         sum(map(len, words)),
         text.count("#"),
+        # The paper writes of ellipses; pages have them as three full stops as well as in one character.
         text.count("...") + text.count("…"),
         alphabetic,
         len(stop_words.intersection(text.lower().split())),
@@ -175,6 +177,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
+    # Most chat messages are one line, which needs no regular expression.
     if "\n" not in text:
         return [text.strip()] if text.strip() else []
     return [paragraph for paragraph in map(str.strip, _PARAGRAPHS.split(text)) if paragraph]

@@ -68,11 +68,13 @@ class LabelErrors(GlobalStep):
 
     def sketch(self, table: pa.Table) -> pa.Table:
         """Sketch ``input_id`` and ``label``, null for records that are not judged."""
+        # The better answer of a preference pair is a text of its own, not a label.
         pairs = pa.compute.is_valid(table["rejected"])
         label = pa.compute.if_else(pairs, pa.scalar(None, pa.string()), table["completion"])
         return pa.table({"input_id": table["input_id"], "label": label})
 
     def sketch_key(self) -> dict[str, Any]:
+        # No setting changes the sketch, so that another one does not make it anew.
         return {"step": self.name, "version": self.version}
 
     def decide(self, corpus: Corpus) -> GlobalResult:
@@ -133,10 +135,12 @@ class LabelErrors(GlobalStep):
         """Return the label errors, and the more likely label of each."""
         if self.prune == "likelihood":
             wrong = label_audit.channel.likely != labels
+            # Another class may be likelier than the label, and the label still more likely right than wrong.
             wrong &= label_audit.channel.correct < 0.5
         else:
             wrong = find_label_issues(labels, label_audit.probabilities, self.prune)
         others = label_audit.probabilities.copy()
+        # Below every probability, so that the label itself is never suggested.
         others[np.arange(len(labels)), labels] = -1
         better = np.where(label_audit.channel.likely != labels, label_audit.channel.likely, others.argmax(axis=1))
         at = np.flatnonzero(wrong)
@@ -155,6 +159,8 @@ def ngram_counts(texts: Sequence[str]) -> Any:
     """Count character n-grams of 2 to 5 within words, each in the column of its hash: sparse float64 [N, 2^18]."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
+    # Hashed: workers need no vocabulary in common. Signs that alternate would leave negative counts, which have no
+    # logarithm in TF-IDF.
     vectoriser = HashingVectorizer(
         analyzer="char_wb", ngram_range=(2, 5), n_features=_COLUMNS, alternate_sign=False, norm=None
     )

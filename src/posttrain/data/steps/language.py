@@ -84,6 +84,7 @@ class Language(RowStep):
 
 def _has_letters(text: str, enough: int) -> bool:
     """Return True if a text has enough letters; a Chinese, Japanese or Korean one counts thrice."""
+    # Counting stops early: long texts would be counted letter by letter in Python.
     beginnings = (text[: 2 * enough], text)  # the first is nearly always enough
     return any(
         sum(3 if letter >= "\u2e80" else 1 for letter in filter(str.isalpha, beginning)) >= enough

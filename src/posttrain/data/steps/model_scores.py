@@ -65,6 +65,7 @@ class Perplexity(ModelStep):
         from posttrain.models.likelihood import text_log_likelihoods
 
         measure = np.full(table.num_rows, np.nan)
+        # A worker whose tables are empty must not load a model.
         if table.num_rows:
             lm = self.loaded()
             sums, counts = text_log_likelihoods(lm, joined_texts(table, self.field))

@@ -55,6 +55,7 @@ _SAFE = (
     "\u3030-\u303e\u3041-\u3096\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff9f"
 )
 
+# Whitespace that `_clean_once` removes, for RE2, whose end of text is \z.
 _LOOSE = r"[ \t]\n|\n\n|\A\n|[ \t\n]\z"
 
 

@@ -41,6 +41,7 @@ class PersonalData(RowStep):
     @field_validator("kinds")
     @classmethod
     def _each_once(cls, kinds: list[Kind]) -> list[Kind]:
+        # In one order: the same kinds listed otherwise are the same step, with the same key.
         return [kind for kind in KINDS if kind in kinds]
 
     def apply(self, table: pa.Table) -> Outcome:

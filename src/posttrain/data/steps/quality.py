@@ -82,6 +82,7 @@ class Quality(RowStep):
     def key(self) -> dict[str, Any]:
         settings = super().key()
         if not self.good:
+            # A folder that others may train again: its content counts, not its path.
             return {**settings, "model": file_key(str(self.model))}
         files = {name: [file_key(file) for file in getattr(self, name)] for name in ("good", "bad")}
         if self.embedder is None:
@@ -99,6 +100,7 @@ class Quality(RowStep):
         model = str(self.model)
         if not self.good:
             return _loaded_classifier(model, file_state(model))
+        # As JSON, because the cache's key must be hashable and settings hold lists.
         return _trained_classifier(self.model_dump_json(), tuple(file_state(file) for file in [*self.good, *self.bad]))
 
     def _train(self) -> "LinearClassifier":

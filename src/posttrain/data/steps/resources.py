@@ -61,6 +61,7 @@ def locate_model(model: str, root: Path) -> str:
 def model_key(model: str) -> str:
     """Return the key of a language model: the digest of its content; a Hub id and the tiny model are their own keys."""
     source = locate_model(model, Path())
+    # A Hub id is its own key: its content is not known before it is downloaded.
     return file_key(source) if Path(source).is_absolute() else source
 
 
@@ -82,6 +83,7 @@ def _load_language_model(source: str, precision: Precision, state: str) -> "Lang
 
     if Path(source).is_dir():
         return load_language_model(Path(source), TaskConfig(), precision)
+    # The weights are in memory once they are loaded, so that their files need not stay.
     with tempfile.TemporaryDirectory() as folder:
         fetch(source, Path(folder))
         return load_language_model(Path(folder), TaskConfig(), precision)

@@ -190,6 +190,7 @@ class GlobalStep(Step, ABC):
 
     def sketch_key(self) -> dict[str, Any]:
         """Return everything that a sketch depends on besides its row, as JSON."""
+        # Every setting by default, which is always right; a step whose sketch ignores costly settings leaves them out.
         return self.key()
 
     @abstractmethod

@@ -70,6 +70,7 @@ class Substring(GlobalStep):
         return pa.table({"fingerprints": lists})
 
     def decide(self, corpus: Corpus) -> GlobalResult:
+        # Texts are read for the few rows with a fingerprint that occurs twice; all others cannot hold a repeated run.
         rows, shared = _suspects(corpus)
         blocks = [rows[start : start + _ROWS_A_BLOCK] for start in range(0, len(rows), _ROWS_A_BLOCK)]
         search = partial(_windows, field=self.field, length=self.length, shared=shared)
@@ -205,6 +206,7 @@ def _suspects(corpus: Corpus) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uin
     values = np.asarray(lists.flatten().to_numpy(), dtype=np.uint64)
     row = np.repeat(np.arange(corpus.rows), sizes)
     living = corpus.alive[row]
+    # A run that only a rejected record repeats is not repeated in the dataset.
     row, values = row[living], values[living]
     shared = repeated_values(values)
     return np.unique(row[is_member(values, shared)]), shared

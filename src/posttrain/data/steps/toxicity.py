@@ -104,6 +104,7 @@ class Toxicity(RowStep):
     def apply(self, table: pa.Table) -> Outcome:
         texts = joined_texts(table, self.field)
         counts = count_terms(texts, self._terms(), disguised=self.disguised).astype(np.float64)
+        # A record without words has no listed one either: 0, and not 0 / 0.
         frequent = 100 * counts[:, 0] / np.maximum(counts[:, 1], 1)
         measures = {"toxic_words": frequent, "toxicity": frequent}
         bounds = [Bound("listed words", "toxic_words", "at most", self.max_hits)]
@@ -129,6 +130,7 @@ class Toxicity(RowStep):
         return classifier.probabilities(texts, classifier.label_indices(self.toxic_labels, where))
 
 
+# `state` is part of the cache's key only, so that an edited list is read again.
 @cache
 def _cached_terms(file: str | None, state: str) -> TermList:
     return read_terms(None if file is None else Path(file))
@@ -191,6 +193,7 @@ def _count_listed(words: Sequence[str], terms: TermList) -> int:
     )
 
 
+# Disguised words recur, and each costs a pass over the list; bounded, as their number grows with the data.
 @lru_cache(100_000)
 def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
     """Return True if a disguised word is a listed one."""

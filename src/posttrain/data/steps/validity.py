@@ -17,6 +17,7 @@ from posttrain.store.section import Section
 # The bytes 0x80 to 0xBF, which continue a character in UTF-8, as Windows-1252 or Latin-1 shows them.
 _CONTINUATION = "[\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 
+# In the syntax of RE2, by which Arrow counts them, such as \x{fffd} for a code point.
 _PATTERNS = {
     "nul_characters": r"\x00",
     "control_characters": r"[\x01-\x08\x0e-\x1f\x7f-\x{9f}]",
@@ -138,6 +139,7 @@ class Length(RowStep):
                 Bound(f"{what} too long", f"{name}_words", "at most", lengths.max_words),
             ]
         outcome = apply_bounds(table, self.name, measures, bounds)
+        # Both answers of a pair are bounded, and only the better one is what a model learns.
         facts = {name: values for name, values in outcome.facts.items() if not name.startswith("worse")}
         return outcome._replace(facts=facts)
 

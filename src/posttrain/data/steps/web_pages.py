@@ -22,6 +22,7 @@ _ELLIPSES = ("...", "…")
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
 
+# Possessive: without backtracking a line of a million full stops takes linear time.
 _SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"”'’)\]]*+(?=\s|\Z)")
 
 _LINE_ENDS = tuple(".!?。．！？｡؟۔।॥።՞։…‽⁇⁈⁉\"'”’»」』)")
@@ -95,6 +96,7 @@ class C4(RowStep):
     def _stays(self, line: str) -> bool:
         words, lower = line.split(), line.lower()
         return not (
+            # At least one word: a blank line is no sentence, even where there is no minimum.
             len(words) < max(self.min_words_per_line, 1)
             or (self.terminal_punctuation and (not line.endswith(_SENTENCE_ENDS) or line.endswith(_ELLIPSES)))
             or (len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length)
@@ -145,6 +147,7 @@ class Fineweb(RowStep):
 
 
 def _line_measures(texts: Sequence[str], short_line: int) -> Measures:
+    # Reshaped, because without texts the array would have no columns to take apart.
     counts = np.array([_line_counts(text, short_line) for text in texts], dtype=np.float64).reshape(-1, 6)
     lines, punctuated, short, repeated_characters, ends, words = counts.T
     return {

@@ -56,6 +56,7 @@ def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int
             continue
         ending += role.ends_block
         padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
+        # A generator for each weight: a rule for one must not change the numbers of those after it.
         weight.copy_(chosen.draw(weight.shape, _weight_generator(seed, name)))
         if padding is not None:
             weight[padding] = 0
@@ -191,6 +192,7 @@ def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | No
         return None
     if isinstance(owner, _ConvNd):
         window = math.prod(weight.shape[2:])
+        # An input reaches the outputs of its own group only.
         return weight.shape[1] * window, weight.shape[0] // owner.groups * window
     if weight.ndim > 3:
         return None

@@ -130,6 +130,7 @@ def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device:
         wide = numbers.product if fused else 4 + (numbers.product if full else 0)
         inside += tokens * (wide * (shape.queries + shape.keys) + scales)
     projections = 2.0 * tokens * hidden * (shape.queries + 2 * shape.keys)
+    # Two products, queries by keys and weights by values, of 2 FLOPs a number.
     scores = 4.0 * shape.queries * batch.pairs
     output = 2.0 * tokens * shape.queries * hidden
     attention = ActivationCost(
@@ -158,6 +159,7 @@ def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device:
 
 def norm_bytes(shape: ModelShape, numbers: NumberSizes, *, trained: bool) -> int:
     """Count the bytes a token that a norm of the hidden states keeps."""
+    # LayerNorm of torch keeps its input, a mean and a scale.
     if not shape.rms:
         return numbers.stream * shape.hidden + 8
     if numbers.fused:
@@ -217,6 +219,7 @@ def _adapter_bytes(readers: Sequence[ParameterSpec], config: LoraConfig, numbers
     width = readers[0].shape[1]
     number = numbers.adapter or (2 if numbers.autocast else 4)
     inner = sum(number * weight.shape[0] for weight in readers)
+    # Dropout gives each adapter an input of its own, which it must keep with its mask.
     if config.dropout:
         return inner + len(readers) * ((numbers.adapter or 4) + number) * width
     copies = 1 if numbers.adapter or numbers.product == 4 else len(readers)

@@ -275,6 +275,7 @@ def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradie
         gradients: bytes of their gradients in low precision, a logit.
     """
     output, vocabulary = _objective_output(config), spec.shape.vocabulary
+    # Eight float32 numbers a logit.
     if output == "logits":  # of the student and the teacher, their log-probabilities and the divergence
         return 4 * 8 * min(_DISTILLED_LOGITS, batch.supervised * vocabulary)
     if output != "log_probabilities":

@@ -60,6 +60,7 @@ class MicroBatch:
             config: how long and how many sequences may be.
             longest: tokens of the longest sequence where that is known.
         """
+        # Records are cut to `max_length`, so none is longer.
         length = min(longest or config.max_length, config.max_length)
         unit = length * (2 if OBJECTIVES[config.objective].shape == "pair" else 1)
         tokens = max(unit, min(budget, unit * config.batch_size))

@@ -169,6 +169,7 @@ def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
         policies.append(
             RecomputePolicy(frozenset(name for name, _ in parts), saved, sum(cost.flops for _, cost in parts))
         )
+    # Last, where `full` looks for it.
     return [*policies, RecomputePolicy(frozenset(["layer"]), costs.whole.saved, costs.whole.flops)]
 
 

@@ -114,6 +114,7 @@ def gradient_bytes(spec: ModelSpec) -> int:
 
 def ema_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     """Count the bytes of the float32 moving averages."""
+    # float32 for 16-bit weights too: steps of 1 - decay would be rounded away.
     return 0 if config.ema.decay is None else 4 * spec.count(trained=True)
 
 
@@ -137,6 +138,7 @@ def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int
             return 4 * count
         *outer, rows, columns = weight.shape
         return 4 * math.prod(outer) * (rows + columns)
+    # Muon steps hidden matrices alone; all other weights are AdamW's.
     if name == "muon" and weight.kind == "matrix" and len(weight.shape) == 2:
         return 4 * count
     blocks = count >= _QUANTISED_MINIMUM and count % _QUANTISED_BLOCK == 0

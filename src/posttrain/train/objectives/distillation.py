@@ -66,6 +66,7 @@ def distill(
     if isinstance(teacher, Tensor):
         _check_vocabulary(student, teacher)
         if config.top_k is not None:
+            # Cut as cached outputs are, so that both give one loss.
             teacher = top_tokens(teacher, config.top_k, config.temperature)
     if isinstance(teacher, Tensor):
         best = teacher.argmax(-1)
@@ -93,12 +94,14 @@ def divergence(student: Tensor, teacher: Tensor, config: DistillationConfig) -> 
     """[N], nats, between log-probabilities [N, C] over the same C events; see ``distill``."""
     # An event that is impossible under both would give -inf - -inf, which is NaN.
     student, teacher = student.clamp(min=_LOG_ZERO), teacher.clamp(min=_LOG_ZERO)
+    # Forward, the student covers all that the teacher may say; reverse, it keeps to what the teacher finds likely.
     if config.divergence == "forward":
         return _kl(teacher, student)
     if config.divergence == "reverse":
         return _kl(student, teacher)
     # ln(b teacher + (1-b) student) of GKD's equation 1, in logarithms: small probabilities would underflow.
     mixture = torch.logaddexp(student + math.log1p(-config.beta), teacher + math.log(config.beta))
+    # Equation 1 of GKD.
     return config.beta * _kl(teacher, mixture) + (1 - config.beta) * _kl(student, mixture)
 
 
@@ -127,6 +130,7 @@ def distill_hidden(
         sizes = f"{student.shape[-1]} and {teacher.shape[-1]}"
         raise UserError(f"hidden states of {sizes} dimensions do not compare", fix="learn a projection between them")
     if config.distance == "mse":
+        # The mean over dimensions, so that the weight means the same for narrow and wide models.
         losses = (student - teacher).square().mean(-1)
     else:
         losses = 1 - functional.cosine_similarity(student, teacher, dim=-1)
@@ -141,6 +145,7 @@ def _check_vocabulary(student: Tensor, teacher: Tensor) -> None:
 
 
 def _kl(first: Tensor, second: Tensor) -> Tensor:
+    # exp(-1e4) is exactly 0, so that an impossible event adds 0.
     return (first.exp() * (first - second)).sum(-1)
 
 
@@ -243,6 +248,7 @@ class Distillation(SftObjective):
         outputs = self._compute_teacher_outputs(folder)
         self.teacher_outputs = TeacherOutputs(outputs, self.units, self.spec, lm.device)
         if self.spec.logits and self.spec.top_k is None:
+            # All of a distribution is kept as the last hidden state, from which the head computes chunks of logits.
             self.head = load_head(outputs, self.teacher, lm)
 
     def _compute_teacher_outputs(self, folder: Path) -> Path:

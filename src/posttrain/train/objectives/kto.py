@@ -116,6 +116,7 @@ class KtoObjective(Objective):
         """Estimate the divergence on mismatched pairs, and count the step's answers."""
         # Of the whole step. TRL estimates it on each micro-batch, which changes the gradient with how a step is cut.
         policy, reference = [], []
+        # As the reference was read: dropout alone would make the two diverge.
         with evaluation_mode(lm.model):
             for rows in groups:
                 units = [[self.mismatched(row)] for row in rows]
@@ -155,6 +156,7 @@ def mismatched_partners(prompts: Sequence[Sequence[int]], size: int) -> list[int
     if len(prompts) < 2:
         raise UserError("kto compares answers with those to other prompts, and there is but one record")
     seen: dict[tuple[int, ...], int] = {}
+    # By content: two records with one prompt must not be each other's mismatch.
     numbers = np.array([seen.setdefault(tuple(prompt), len(seen)) for prompt in prompts])
     partners: list[int] = []
     while len(partners) < len(numbers):

@@ -97,6 +97,7 @@ def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
     """
     if row_weights is None:
         return values
+    # A shape such as [N, 1] would be broadcast to [N, N], and train on a sum that means nothing.
     if row_weights.shape != values.shape:
         raise ValueError(f"{list(row_weights.shape)} weights do not go with {list(values.shape)} rows")
     return values * row_weights
@@ -176,6 +177,7 @@ def sum_by_sequence(tokens: Tensor, packed: Packed, counted: Tensor | None = Non
     owners = packed.sequence
     if counted is not None:
         tokens, owners = tokens[counted], owners[counted]
+    # A loop over sequences would start a kernel for each.
     sums = tokens.new_zeros(packed.sequences).index_add(0, owners, tokens)
     return SequenceLogProbs(sums, torch.bincount(owners, minlength=packed.sequences))
 

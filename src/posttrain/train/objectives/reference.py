@@ -123,6 +123,7 @@ def _load_cached(file: Path, shape: list[int]) -> Tensor | None:
         with safe_open(file, "pt") as opened:
             values: Tensor = opened.get_tensor(_NAME)
             expected = (opened.metadata() or {}).get("sha256")
+        # A wrong reference would change the training silently, and computing it again is cheap beside that.
         if list(values.shape) == shape and format.tensor_digest(values) == expected:
             return values
     except (SafetensorError, OSError):
@@ -137,7 +138,9 @@ def weights_digest(model: nn.Module) -> str:
     for name, weight in model.named_parameters():
         # The reference is the model below the adapter; that one differs when a training resumes.
         if "lora_" not in name:
+            # Dtype and shape too: equal bytes may be other weights.
             sha256.update(f"{weight.dtype}{list(weight.shape)}".encode())
+            # Of the weights themselves: a folder's files may be the same model in another form, or another model by now.
             sha256.update(byte_view(weight.detach().cpu().contiguous()))
     return sha256.hexdigest()
 

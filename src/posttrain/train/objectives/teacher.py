@@ -145,9 +145,11 @@ def compute_teacher_outputs(
     return outputs
 
 
+# The head and the layers come from one pass: a teacher is often many times as large as its student.
 @torch.no_grad()
 def _run_teacher(lm: LanguageModel, units: Sequence[Unit], spec: TeacherSpec, tokens: int, folder: Path) -> None:
     if spec.logits and spec.top_k is None:
+        # The head alone: training does not load the whole teacher again.
         save_head(lm, folder)
     starts = _token_offsets(units)
     with (
@@ -163,6 +165,7 @@ def _run_teacher(lm: LanguageModel, units: Sequence[Unit], spec: TeacherSpec, to
 
         for rows, outputs in run_in_groups(units, group_by_tokens(units, range(len(units)), tokens), read):
             for name, values in outputs.items():
+                # Groups are consecutive rows, so that each fills one slice of the files.
                 put(name, int(starts[rows[0]]), values)
             advance(len(rows))
 
@@ -255,6 +258,7 @@ def load_head(folder: Path, teacher: Path, like: LanguageModel) -> LanguageModel
     with torch.device("meta"):  # no memory for weights that are assigned below
         head = nn.Linear(width, vocabulary, bias="bias" in weights)
     head.load_state_dict(weights, assign=True)
+    # Without gradients: they would take as much memory as the head.
     head.requires_grad_(False)
     config = AutoConfig.from_pretrained(teacher, trust_remote_code=False)
     return LanguageModel(_HeadOnlyModel(config, head), like.tokenizer, like.task)
