@@ -87,7 +87,7 @@ class RecomputeConfig(Section):
 
 
 class TrainConfig(Section):
-    """How a round trains its candidate."""
+    """Settings of a training."""
 
     objective: str = Field(
         "sft",
@@ -168,7 +168,7 @@ class TrainConfig(Section):
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the objective learns from a teacher."""
+        """True if the objective learns from a teacher."""
         return objective_spec(self.objective).shape == "teacher"
 
     def with_teacher_from(self, root: Path) -> "TrainConfig":

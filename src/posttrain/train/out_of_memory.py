@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: an accelerator's, torch's on a CPU, or Python's own."""
+    """Return whether an error says that memory ran out: an accelerator's, torch's on a CPU, or Python's own."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -41,7 +41,7 @@ def empty_cache() -> None:
 def run_in_groups(
     units: Sequence[Unit], groups: Iterable[Sequence[int]], read: Callable[[Sequence[int]], Result]
 ) -> Iterator[tuple[Sequence[int], Result]]:
-    """Each group's rows and what ``read`` gives of them, in the groups' order.
+    """Yield each group's rows and the result of ``read``, in the groups' order.
 
     Where memory runs out, that group and all that follow are cut into smaller ones.
 
@@ -67,7 +67,7 @@ def run_in_groups(
 
 
 def _try_group(read: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> tuple[Result] | None:
-    """What it gives; None where memory ran out, and what it had taken is given back."""
+    """Read a group; None if memory ran out, after freeing what the attempt had taken."""
     try:
         return (read(rows),)
     except (RuntimeError, MemoryError) as error:
@@ -78,7 +78,7 @@ def _try_group(read: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> 
 
 
 def _halve_budget(units: Sequence[Unit], rows: Sequence[int]) -> int:
-    """Half of the rows' tokens."""
+    """Return half of the rows' tokens, the budget to try next."""
     tokens = sum(len(sequence.ids) for row in rows for sequence in units[row])
     if len(rows) == 1:
         raise WorkError(f"out of memory with one example of {tokens} tokens at a time; set a lower train.max_length")

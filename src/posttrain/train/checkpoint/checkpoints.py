@@ -49,7 +49,7 @@ class Checkpoints:
         self.close()
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is due after this many steps, by steps or by the clock."""
+        """Return whether a checkpoint is due after this many steps, by steps or by the clock."""
         # Steps come first, as they are the same on every machine.
         if self.config.every_steps and step % self.config.every_steps == 0:
             return True

@@ -25,5 +25,5 @@ class CheckpointConfig(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether there are to be any."""
+        """True if checkpoints are to be written."""
         return self.every_seconds is not None or self.every_steps is not None

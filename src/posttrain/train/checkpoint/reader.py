@@ -32,7 +32,7 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
     """Read and verify the checkpoint of a step; its tensors share no memory.
 
     Raises:
-        Damaged: names the file, and the tensor, that is not as it was written.
+        DamagedCheckpoint: names the file, and the tensor, that is not as it was written.
         OSError: the files cannot be read for a reason that is no damage, such as missing permissions.
     """
     manifest = read_manifest(folder, step)
@@ -47,7 +47,7 @@ def verify_checkpoint(folder: Path, manifest: Manifest) -> None:
     """Read a whole folder back and compare it with its manifest.
 
     Raises:
-        Damaged: something differs.
+        DamagedCheckpoint: something differs.
     """
     if _read_file(folder, MANIFEST) != encode_manifest(manifest):
         raise DamagedCheckpoint(f"{MANIFEST} is not as it was written")
@@ -61,7 +61,7 @@ def read_manifest(folder: Path, step: int) -> Manifest:
     """Read the manifest of a step, and check the sizes of its files.
 
     Raises:
-        Damaged: it does not hold, or a file is missing or has another size.
+        DamagedCheckpoint: it does not hold, or a file is missing or has another size.
     """
     manifest = decode_manifest(_read_file(folder, MANIFEST))
     if manifest.step != step:

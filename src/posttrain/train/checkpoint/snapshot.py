@@ -70,7 +70,7 @@ class Snapshots:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is contiguous in host memory, and no lazy conjugate or negative."""
+    """Return whether the tensor is contiguous in host memory, and no lazy conjugate or negative."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 

@@ -135,7 +135,7 @@ def variance_warnings(layers: Sequence[LayerVariance], largest_ratio: float) -> 
     From the embeddings to the first layer anything may happen: that layer adds to embeddings of any size.
 
     Args:
-        found: embeddings and layers, in the model's order.
+        layers: embeddings and layers, in the model's order.
         largest_ratio: of the variances of two neighbouring layers, the larger by the smaller.
     """
     lines = []

@@ -125,7 +125,7 @@ def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def _is_gated(module: Any) -> bool:
-    """Whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else; a probe decides."""
+    """Return whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else; a probe decides."""
     if {name for name, _ in module.named_children()} != GATED:
         return False
     weight = next(module.parameters())

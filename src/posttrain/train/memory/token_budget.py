@@ -107,7 +107,7 @@ def choose_budget(
 
 
 def fits(estimate: MemoryEstimate, available: int | None) -> bool:
-    """Whether an estimate fits into the available bytes."""
+    """Return whether an estimate fits into the available bytes."""
     return available is None or estimate.total <= _USABLE_SHARE * available
 
 

@@ -28,7 +28,7 @@ class ParameterSpec:
 
     @property
     def adapter(self) -> bool:
-        """Whether it belongs to a LoRA adapter."""
+        """True if it belongs to a LoRA adapter."""
         return ".lora_" in self.name
 
     @property

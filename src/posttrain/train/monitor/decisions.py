@@ -69,12 +69,12 @@ class Decision:
 
     @property
     def restores(self) -> bool:
-        """Whether the last good checkpoint is restored."""
+        """True if the last good checkpoint is restored."""
         return self.can_go_back and self.drops_gradient and self.action in ("rollback", "lower_rate")
 
     @property
     def drops_gradient(self) -> bool:
-        """Whether the optimiser must not step with the gradient at hand."""
+        """True if the optimiser must not step with the gradient at hand."""
         lowers_after_fault = self.action == "lower_rate" and self.finding.kind in FAULT_KINDS
         return lowers_after_fault or self.action in ("skip", "rollback", "stop")
 

@@ -108,7 +108,7 @@ def divergence(student: Tensor, teacher: Tensor, config: DistillationConfig) -> 
 def distill_hidden(
     student: Tensor, teacher: Tensor, config: HiddenConfig, *, projection: Callable[[Tensor], Tensor] | None = None
 ) -> Loss:
-    """How far the student's hidden states are from the teacher's; a mean over positions.
+    """Distance of the student's hidden states from the teacher's; a mean over positions.
 
     ``mse``: the mean square over dimensions, after A. Romero et al., FitNets, 2014, arXiv:1412.6550, equation 3,
     and X. Jiao et al., TinyBERT, 2019, arXiv:1909.10351, equation 8. ``cosine``: 1 less the cosine, as V. Sanh et

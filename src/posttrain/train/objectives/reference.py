@@ -140,7 +140,7 @@ def weights_digest(model: nn.Module) -> str:
         if "lora_" not in name:
             # Dtype and shape too: equal bytes may be other weights.
             sha256.update(f"{weight.dtype}{list(weight.shape)}".encode())
-            # Of the weights themselves: a folder's files may be the same model in another form, or another model by now.
+            # The weights themselves, not their files, which may hold the same model in another form.
             sha256.update(byte_view(weight.detach().cpu().contiguous()))
     return sha256.hexdigest()
 

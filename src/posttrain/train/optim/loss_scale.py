@@ -33,7 +33,7 @@ class LossScale:
         self._good = 0  # steps since the scale last changed
 
     def overflowed(self, loss: float, norm: float) -> bool:
-        """Whether the gradients of a step overflowed and its loss did not.
+        """Return whether the gradients of a step overflowed and its loss did not.
 
         Args:
             loss: the step's loss; if that is NaN or infinite itself, a smaller scale does not help.

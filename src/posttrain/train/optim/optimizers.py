@@ -269,7 +269,7 @@ def _state_mismatch(full: str, why: str) -> UserError:
 
 
 def _fits_parameter(value: Tensor, tensor: Tensor) -> bool:
-    """Whether a state has the parameter's shape, or a single number for each row, each column or all."""
+    """Return whether a state has the parameter's shape, or a single number for each row, each column or all."""
     return value.ndim == 0 or (
         value.ndim == tensor.ndim
         and all(size in (1, whole) for size, whole in zip(value.shape, tensor.shape, strict=True))
