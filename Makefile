@@ -1,5 +1,6 @@
 # make demo     installs what is needed and runs the whole loop on the bundled task
 # make test     installs what the tests need and runs them all
+# make check    style, layers, types and the quick tests
 # make install  everything that the two need
 # make lint     style, layers and types
 
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test install lint
+.PHONY: demo test check install lint
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -16,6 +17,9 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(BIN)/pytest -n 2
+
+check: lint
+	$(BIN)/pytest -n 2 -m "not slow"
 
 install: $(VENV)/.installed-dev
 

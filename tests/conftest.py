@@ -23,6 +23,21 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
+# Whole runs in processes of their own, the commands of the documents, and thousands of damaged files.
+SLOW_FOLDERS = ("e2e", "docs", "fuzz")
+# The real model, and workspaces in which a loop is run.
+SLOW_FIXTURES = {"smollm2", "small", "small_anywhere"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow, besides what is marked at its definition, whole folders and the tests that use a slow fixture."""
+    tests = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(tests).parts[0]
+        if folder in SLOW_FOLDERS or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny Llama; treat it as read-only."""

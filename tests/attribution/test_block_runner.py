@@ -135,6 +135,7 @@ def ridge() -> RidgeUtility:
     return RidgeUtility(features + labels[:, None], labels, records + true[:, None], true)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_digits(tmp_path: Path) -> None:
     def stopped(**options: Any) -> Values:
         return tmc_shapley(ridge(), permutations=400, block_size=4, standard_error=0.02, **options)

@@ -151,6 +151,7 @@ def test_samples_come_close_and_say_how_close(name: str) -> None:
     np.testing.assert_allclose(fewer.standard_errors / result.standard_errors, 2, rtol=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 def test_standard_errors_are_calibrated(name: str) -> None:
     method, exact = SAMPLED[name]

@@ -73,6 +73,7 @@ def test_no_order_of_the_records_matters() -> None:
     np.testing.assert_allclose(one.values[order], other.values, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["knn_shapley", "tmc_shapley", "beta_shapley"])
 def test_wrong_labels_are_worth_least(method: str) -> None:
     features, labels = blobs(60)
@@ -85,6 +86,7 @@ def test_wrong_labels_are_worth_least(method: str) -> None:
     assert set(np.argsort(result.values)[:4].tolist()) == set(wrong)
 
 
+@pytest.mark.slow
 def test_wrong_labels_are_worth_less_by_banzhaf() -> None:
     """Of large sets, where one record changes little, on average."""
     features, labels = blobs(60, spread=2.0)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 Tree = Callable[[Path], dict[str, str]]
 Break = Callable[[Path], None]

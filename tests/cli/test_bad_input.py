@@ -250,6 +250,7 @@ def test_in_a_later_round(
     assert [entry["decision"] for entry in state["rounds"][:3]] == ["baseline", "deploy", "deploy"]
 
 
+@pytest.mark.slow
 def test_a_mended_run_resumes_as_if_nothing_had_been(small: Any, finished_workspace: Path, posttrain: Call) -> None:
     root = small()
     right = {path: path.read_bytes() for path in root.iterdir()}
@@ -263,6 +264,7 @@ def test_a_mended_run_resumes_as_if_nothing_had_been(small: Any, finished_worksp
     assert states[0]["champion"]["id"] == states[1]["champion"]["id"]
 
 
+@pytest.mark.slow
 def test_a_model_that_the_hub_does_not_give(
     small: Any, posttrain: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

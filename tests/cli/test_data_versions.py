@@ -191,6 +191,7 @@ def test_a_report_of_one_version_and_of_two(built: Path, posttrain: Call) -> Non
     assert result["profile"]["records"] > 0
 
 
+@pytest.mark.slow
 def test_a_version_trains(built: Path, posttrain: Call) -> None:
     out = built / "trained"
     settings = ("--set", "train.epochs=1", "--out", out, "-w", built)
@@ -306,6 +307,7 @@ def test_an_augmented_record_knows_what_it_was_made_of(root: Path, posttrain: Ca
     assert event["before"] == varied["meta"]["augmented"]["of"]
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_nothing_of_use_leaves_no_file(root: Path, tiny_model: Path, posttrain: Call) -> None:
     seeds = write(root / "seeds.jsonl", [{"prompt": row["text"], "completion": row["label"]} for row in messages(0, 3)])
     settings = ("--method", "paraphrases", "--records", "1", "--model", tiny_model, "-w", root / "nowhere")

@@ -21,6 +21,7 @@ def own(small: Any, tmp_path: Path) -> Callable[..., Path]:
     return write_file
 
 
+@pytest.mark.slow
 def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_path: Path) -> None:
     root = tmp_path / "demo"
     ended = posttrain("demo", "--quick", "--data", own(), "--dir", root)

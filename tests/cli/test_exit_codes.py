@@ -140,6 +140,7 @@ def test_debug_shows_where_a_users_mistake_was_found(posttrain: Call, tmp_path: 
     assert ended.err.splitlines()[-1].endswith(f"posttrain init {tmp_path}")
 
 
+@pytest.mark.slow
 def test_ctrl_c(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*arguments: Any) -> Any:
         raise KeyboardInterrupt

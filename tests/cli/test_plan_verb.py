@@ -57,6 +57,7 @@ def answers(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_packaged_model(bones: Path, posttrain: Call) -> None:
     ended = posttrain("plan", "--model", "smollm2-135m", *FIXED)
     assert ended.code == 0, ended

@@ -28,6 +28,7 @@ def root_copy(finished_workspace: Path, tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "adversarial.jsonl"
     command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--out", out]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 
 

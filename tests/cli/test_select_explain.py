@@ -11,6 +11,8 @@ import pytest
 
 from posttrain.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 
 ODD = "zebra umbrella quartz"

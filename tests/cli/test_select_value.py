@@ -16,6 +16,8 @@ import pyarrow.parquet as parquet
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 
 COLUMNS = ["--column", "prompt=text", "--column", "completion=label"]

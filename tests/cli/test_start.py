@@ -33,6 +33,7 @@ print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
 def test_nothing_heavy_is_loaded(tmp_path: Path, statement: str) -> None:
     program = PROGRAM.format(statement=statement)

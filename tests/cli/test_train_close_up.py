@@ -42,6 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     return asked
 
 
+@pytest.mark.slow
 def test_a_profile_beside_the_model(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     out = tmp_path / "out"
     ended = posttrain("train", *SMALL, "--data", answers, "--out", out, "--profile")

@@ -16,6 +16,8 @@ import yaml
 from posttrain import __version__
 from posttrain.store.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 
 

@@ -16,6 +16,8 @@ from posttrain.loop.history import CandidateResult, candidate_results, champion_
 from posttrain.select.selectors.registry import select as select_rows
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 
 

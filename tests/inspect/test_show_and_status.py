@@ -12,6 +12,8 @@ from posttrain.inspect.show import show
 from posttrain.loop.config import load_config
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 
 

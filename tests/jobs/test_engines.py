@@ -69,6 +69,7 @@ def ray() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.slow
 class TestRay(EngineContract):
     @pytest.fixture
     def engine(self, ray: Engine) -> Engine:  # type: ignore[override]
@@ -96,6 +97,7 @@ with open_engine("processes", 2) as engine:
 
 
 @pytest.mark.parametrize("after", [0.0, 0.1, 0.2, 0.4, 0.8])
+@pytest.mark.slow
 def test_ctrl_c_ends_workers_without_a_word(after: float) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED],

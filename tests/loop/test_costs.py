@@ -30,6 +30,7 @@ def chosen_lines(loop: Any) -> set[int]:
     return {row["line"] for row in pool if row["id"] in batch}
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, open_loop: Open) -> None:
     root = with_minutes(small, lambda row: 1 if row % 2 else 1000, options={"budget": 50})
     loop = open_loop(root)

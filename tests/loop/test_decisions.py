@@ -10,6 +10,8 @@ import pytest
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.evaluate import measure_latencies
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 # Enough for the tiny model to learn the four labels by heart.
 LEARNS: dict[str, Any] = {"epochs": 20, "learning_rate": 4.0e-3, "precision": "float32"}

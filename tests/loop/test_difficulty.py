@@ -12,6 +12,8 @@ import pytest
 from posttrain.loop.stages import train as training
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 CURRICULUM = {"name": "fixed", "duration": 0.6, "start": 0.3}
 

@@ -132,6 +132,7 @@ def test_a_rule_that_is_no_rule() -> None:
         GateConfig.read({"deploy": ["accuracy >> 1"]}, "posttrain.yaml")
 
 
+@pytest.mark.slow
 def test_the_default_is_a_gain_on_the_first_suite_whatever_the_hash_seed(tmp_path: Path) -> None:
     """Sets of strings come in another order in each process."""
     program = """

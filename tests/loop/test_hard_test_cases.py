@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.config import load_config
@@ -22,6 +23,7 @@ def predictions_by_id(store: Workspace, evaluation: str) -> dict[str, dict[str, 
     return {row["id"]: row for row in result.to_pylist()}
 
 
+@pytest.mark.slow
 def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., Path]) -> None:
     root = small(select={"hard_cases": list(HARD_CASE_KINDS)})
     config = load_config(root)
@@ -43,6 +45,7 @@ def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., 
         assert len(np.load(folder / HARD_CASES)) == len(cases)
 
 
+@pytest.mark.slow
 def test_by_default_no_other_model_is_evaluated(small: Callable[..., Path]) -> None:
     root = small()
     config = load_config(root)

@@ -50,6 +50,7 @@ def test_a_shared_run_of_words_is_refused_before_training(small: Any, open_loop:
     assert not [run for run in loop.metadata.runs() if run.stage == "train"]
 
 
+@pytest.mark.slow
 def test_the_default_steps_let_the_same_files_train(small: Any, open_loop: Open) -> None:
     loop = open_loop(leaking(small, "month", pool=60, data={"steps": [*BY_HAND["steps"], "decontaminate"]}))
     loop.run(1)
@@ -120,6 +121,7 @@ def test_a_run_of_words_shared_with_a_suite_is_refused_before_training(small: An
         loop.run()
 
 
+@pytest.mark.slow
 def test_a_suite_that_comes_later_is_kept_out_of_what_was_labelled_before(small: Any, open_loop: Open) -> None:
     root = with_suite(small, apart(small))
     loop = open_loop(root)

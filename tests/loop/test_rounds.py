@@ -9,6 +9,8 @@ import pytest
 
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 ROUND = ["score", "select", "label", "dataset", "train", "evaluate", "latency", "decide"]
 BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "dataset", "evaluate", "latency"]
 Open = Callable[[Path], Any]

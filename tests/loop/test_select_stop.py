@@ -15,6 +15,8 @@ from posttrain.store.errors import UserError
 from posttrain.web.selection import read_selections
 from posttrain.web.selection_view import selections_view
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 
 

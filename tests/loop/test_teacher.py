@@ -11,6 +11,8 @@ from posttrain.loop.config import load_config
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 
 

@@ -14,6 +14,8 @@ from posttrain.loop.context import RoundContext
 from posttrain.web.selection import read_selections
 from posttrain.web.selection_view import selections_view
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[[Path], Any]
 
 SELECT = {"pool_sample": 15, "strategy": "facility_location", "options": {"by": "entropy"}, "explore": 0.25}

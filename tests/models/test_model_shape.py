@@ -56,6 +56,7 @@ def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> Non
     assert (result.queries, result.keys) == (96, 32)
 
 
+@pytest.mark.slow
 def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
     source = locate(DEMO_MODEL, tmp_path)
     model = meta_model(read_config(source))

@@ -124,6 +124,7 @@ def test_a_saved_model_carries_the_template_that_it_was_trained_with(copy: Path,
     assert lm.prompt_ids(turns) == served(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.slow
 def test_a_gguf_file_becomes_plain_weights(smollm2: Path, real: LanguageModel, tmp_path: Path) -> None:
     """Some of its tensors as the gguf package's own reader gives them."""
     from gguf import GGUFReader, dequantize

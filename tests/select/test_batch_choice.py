@@ -155,6 +155,7 @@ def test_small_and_empty_pools() -> None:
         assert empty.schema == BATCH_SCHEMA
 
 
+@pytest.mark.slow
 def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
     scores = score_table(40)
     config = SelectConfig(explore=0.5, focus=0.0, strategy="entropy")

@@ -79,6 +79,7 @@ def test_covering_the_pool_beats_chance() -> None:
     assert result.counts == [12, 24, 36, 48]
 
 
+@pytest.mark.slow
 def test_processes_change_nothing() -> None:
     features, labels = records(6)
     one, two = (

@@ -84,6 +84,7 @@ print(hashlib.sha256(points.tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_every_process_and_with_any_number_of_threads() -> None:
     def digest(threads: int) -> str:
         run = [sys.executable, "-c", _PROGRAM]

@@ -21,6 +21,7 @@ def test_the_gain_of_a_known_curve_is_found(top: float, start: float, scale: flo
     assert result.gain == pytest.approx(true[1] - true[0], abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_interval_holds_what_it_says() -> None:
     """Curves drawn from the prior, always measured on the same records: nine in ten gains lie in the interval."""
     generator = np.random.default_rng(0)

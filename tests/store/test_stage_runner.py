@@ -247,6 +247,7 @@ def two_stages(workspace: Workspace, log: Path) -> str:
     return str(model.id)
 
 
+@pytest.mark.slow
 def test_killed_at_every_instant(memory_folder: Path, in_process: InProcess) -> None:
     """The sweep kills one process before each of its calls; the same command again always ends the same."""
     ends: set[tuple[int, int]] = set()
@@ -308,6 +309,7 @@ def test_killed_at_every_instant(memory_folder: Path, in_process: InProcess) -> 
     assert ends == {(1, 2), (2, 2)}
 
 
+@pytest.mark.slow
 def test_full_disk_at_every_instant(memory_folder: Path) -> None:
     """Each call in turn is told that the disk is full: one clear line, nothing half-written."""
     Workspace.create(memory_folder / "new").close()

@@ -199,6 +199,7 @@ def alone() -> TrainJobConfig:
     return TrainJobConfig.read({"model": "tiny", "data": "none", "train": train}, "here")
 
 
+@pytest.mark.slow
 def test_what_is_written_trains(
     tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_the_same_training(
     assert apart(fresh, known, tmp_path, objective, WAYS[name]) < WAYS[name].tolerance
 
 
+@pytest.mark.slow
 def test_compiled(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path) -> None:
     assert apart(fresh, known, tmp_path, "sft", COMPILED) < COMPILED.tolerance
 

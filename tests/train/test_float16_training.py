@@ -67,6 +67,7 @@ def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
     assert {step["loss_scale"] for step in exact} == {None}
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_far_too_large_is_left_behind(run: Callable[..., Steps]) -> None:
     steps = run("large", epochs=12, scaling=ScalingConfig(initial=2.0**26))
     scale = 2.0**26
@@ -81,6 +82,7 @@ def test_a_scale_that_is_far_too_large_is_left_behind(run: Callable[..., Steps])
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
 def test_one_overflow_is_a_step_left_out(
     run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch, factor: float

@@ -98,6 +98,7 @@ def test_a_kill_before_anything_was_noted(
     assert train_standalone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", ["auto", 4096])
 def test_the_micro_batch_that_was_used_is_said(
     tiny_model: Path,

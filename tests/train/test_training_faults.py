@@ -24,6 +24,8 @@ from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name the intent.")
 Spoil = Callable[[Loss, list[int]], Loss]
 

@@ -86,6 +86,7 @@ def test_the_table_is_logged_and_what_is_wrong_is_warned_of(
     assert all("from layer 0 to layer 1" in line for line in warnings if "changes by" in line)
 
 
+@pytest.mark.slow
 def test_memory_runs_out_at_the_first_look(
     described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

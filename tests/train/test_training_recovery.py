@@ -20,6 +20,8 @@ from posttrain.train.recovery import RecoveryLog
 from posttrain.train.stage import train
 from posttrain.train.trainer import StepResult
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 
 

@@ -30,6 +30,8 @@ from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 from posttrain.train.trainer import StepResult
 
+pytestmark = pytest.mark.slow
+
 LORA = {"method": "lora", "lora": LoraConfig(rank=4, dropout=0.3)}
 METHODS = {
     "float32": {"precision": "float32"},

@@ -22,6 +22,7 @@ MakeRecords = Callable[..., pa.Table]
 TASK = TaskConfig(system="Name the intent.", max_new_tokens=12)
 
 
+@pytest.mark.slow
 def test_a_candidate_in_hugging_face_layout(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_the_answers_of_a_pair_are_of_one_kind(
     assert not {told["id"][row].as_py() for row in (0, 4, 8)} & set(meta["never_met"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "curriculum", [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}, SELF_PACED], ids=["loss", "score", "self_paced"]
 )
@@ -240,6 +241,7 @@ def test_orders_that_cannot_be(
         )
 
 
+@pytest.mark.slow
 def test_a_self_paced_training_goes_by_what_it_measures(
     tiny_model: Path,
     told: pa.Table,

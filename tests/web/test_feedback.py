@@ -212,6 +212,7 @@ def wait_for(acknowledged: list[str], count: int) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_kill_again_and_again_under_concurrent_posts(tmp_path: Path) -> None:
     folder, moments = tmp_path / "inbox", random.Random(5)
     acknowledged: list[str] = []

@@ -18,6 +18,8 @@ from posttrain.web.report import interval_levels, render_report
 from posttrain.web.report_data import Report
 from posttrain.web.report_reader import read_report
 
+pytestmark = pytest.mark.slow
+
 # Enough for the tiny model to learn the four labels by heart.
 LEARNS: dict[str, Any] = {
     "label": {"per_round": 20},

@@ -16,6 +16,8 @@ from posttrain.web.report import render_report
 from posttrain.web.report_reader import read_report
 from posttrain.web.selection import read_selections
 
+pytestmark = pytest.mark.slow
+
 _LEARNS: dict[str, Any] = {
     "label": {"per_round": 16},
     "train": {"epochs": 6, "learning_rate": 4.0e-3, "precision": "float32"},

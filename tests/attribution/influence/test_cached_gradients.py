@@ -79,6 +79,7 @@ def begin(script: Path, folder: Path, counter: Path, pause: str) -> subprocess.P
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, tmp_path, here) -> None:
     folder, counter = tmp_path / "kept", tmp_path / "counter"
     killed = begin(script, folder, counter, "stop")
@@ -101,6 +102,7 @@ def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, 
     assert sorted(file.suffix for file in folder.iterdir()) == [".block"] * 3
 
 
+@pytest.mark.slow
 def test_processes_share_the_blocks_out(script, tmp_path) -> None:
     folder, counter = tmp_path / "kept", tmp_path / "counter"
     both = [begin(script, folder, counter, "slow") for _ in range(2)]

@@ -110,6 +110,7 @@ def test_curvature_products_go_through_the_model(adapted, records) -> None:
     assert float(direction @ bent) > 0
 
 
+@pytest.mark.slow
 def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_path) -> None:
     model = functional_causal_lm(adapted)
     moments = AdamMoments(torch.zeros(model.size), torch.ones(model.size) * 1e-3, 5)

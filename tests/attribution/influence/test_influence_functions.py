@@ -57,6 +57,7 @@ def test_logistic_is_the_derivative_of_retraining(logistic, dense) -> None:
         assert float(expected.abs().max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_logistic_foretells_leaving_one_out(logistic) -> None:
     fitted, fit = logistic
     result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, curvature="hessian")

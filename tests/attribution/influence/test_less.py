@@ -96,6 +96,7 @@ def test_lengths_of_test_gradients_do_not_count(network, trained) -> None:
     )
 
 
+@pytest.mark.slow
 def test_settled_moments_are_what_adam_comes_to_one_record_at_a_time(network) -> None:
     # a learning rate of 0 lets the weights stay; the fewer it forgets, the nearer its memory is to the mean
     model = network.model.module

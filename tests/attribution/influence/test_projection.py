@@ -33,6 +33,7 @@ def test_inner_products_are_kept_on_average_with_the_stated_variance(kind) -> No
     assert abs(np.var(result, ddof=1) / variance - 1) < 5 * (2 / draws) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_product_with_one_matrix_whatever_the_block(kind) -> None:
     size, projection = 9000, Projection(70, 3, kind)  # three pieces of the matrix
@@ -79,6 +80,7 @@ def test_seeds_kinds_and_dimensions_give_other_matrices() -> None:
             assert not torch.allclose(one, other)
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same() -> None:
     code = (
         "import torch; from posttrain.attribution.influence.projection import Projection;"

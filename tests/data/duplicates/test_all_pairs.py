@@ -43,6 +43,7 @@ def found(texts: list[str], rows: list[int], new: list[bool], cluster: np.ndarra
     return {(min(pair), max(pair)) for pair in pairs}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),

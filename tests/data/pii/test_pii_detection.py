@@ -237,6 +237,7 @@ def test_pieces_do_not_overlap(text: str) -> None:
     assert all(item.end <= other.start for item, other in pairwise(result))
 
 
+@pytest.mark.slow
 @given(st.from_regex(r"\A(?:4[0-9]{15}|5[1-5][0-9]{14}|3[47][0-9]{13}|62[0-9]{14})\Z"))
 def test_a_wrong_check_digit_is_no_card(digits: str) -> None:
     right = next(digits[:-1] + last for last in "0123456789" if luhn(digits[:-1] + last))

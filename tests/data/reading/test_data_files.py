@@ -49,6 +49,7 @@ def test_compressed_files_say_what_plain_ones_say(tmp_path: Path, name: str, suf
     assert plain.num_rows == 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_a_truncated_file_is_one_problem_with_the_line_reached(tmp_path: Path, name: str, suffix: str) -> None:

@@ -34,6 +34,7 @@ def with_times(*times: str | int | None, groups: list[str | None] | None = None)
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(rows=drawn_rows, seed=st.integers(0, 5), stratify=st.sampled_from([None, "label"]), grouped=st.booleans())
 def test_no_record_moves_when_others_are_appended(
@@ -49,6 +50,7 @@ def test_no_record_moves_when_others_are_appended(
         assert part.rejections == {row: why for row, why in final.rejections.items() if row < size}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(rows=drawn_rows, seed=st.integers(0, 5), data=st.data())
 def test_clusters_grow_together_and_nothing_moves(

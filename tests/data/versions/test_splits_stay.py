@@ -81,6 +81,7 @@ RECIPES: list[list[Any]] = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),

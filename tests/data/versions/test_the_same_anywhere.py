@@ -65,6 +65,7 @@ def made(root: Path, *steps: Any, **values: Any) -> Version:
     return build({**config, **values})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "fill"), STEPS, ids=lambda value: json.dumps(value) if isinstance(value, dict) else ""
 )
@@ -75,6 +76,7 @@ def test_two_folders(tmp_path: Path, step: Any, fill: Fill) -> None:
     assert str(tmp_path) not in json.dumps(here.meta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("perplexity", {}), ("difficulty", {"max_ifd": None})])
 def test_a_model_beside_the_files(tmp_path: Path, tiny_model: Path, name: str, settings: dict[str, Any]) -> None:
     def fill(root: Path) -> None:
@@ -85,6 +87,7 @@ def test_a_model_beside_the_files(tmp_path: Path, tiny_model: Path, name: str, s
     assert here.id == there.id
 
 
+@pytest.mark.slow
 def test_an_embedder_beside_the_files(tmp_path: Path) -> None:
     def fill(root: Path) -> None:
         shutil.copytree(find_embedder("minilm"), root / "encoder")

@@ -15,6 +15,8 @@ from posttrain.data import Version, build
 from posttrain.data.reading import pieces as cutting
 from posttrain.store.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 STEPS: list[Any] = [
     "normalise",
     "exact",

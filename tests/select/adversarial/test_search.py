@@ -56,6 +56,7 @@ def records_of(lm: LanguageModel, wrong: int = 0) -> list[LabelledPrompt]:
     return [LabelledPrompt(f"r{row}", *example) for row, example in enumerate(zip(prompts, answers, strict=True))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ATTACKS)
 def test_kept_are_those_whose_answer_changes(labeller: LanguageModel, method: str) -> None:
     records, judge = records_of(labeller, wrong=4), Judge(labeller)
@@ -85,6 +86,7 @@ def result(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) ->
     return search(lm, records, Judge(lm), alike, SearchSettings(**{"n": 3, "swaps": 4, "budget": 4000, **settings}))
 
 
+@pytest.mark.slow
 def test_the_order_of_the_records_changes_nothing_and_the_seed_does(labeller: LanguageModel) -> None:
     records = records_of(labeller)
     first = result(labeller, records, n=2)

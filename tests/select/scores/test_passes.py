@@ -154,6 +154,7 @@ def test_a_chunk_reads_as_it_was_written(tmp_path: Path) -> None:
     assert str(result.to_pylist()) == str(chunk.to_pylist())
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_no_record_is_scored_twice(tmp_path: Path, tiny_model: Path) -> None:
     """The scores are the same to the byte, and what was being scored at a kill is a chunk at most."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"

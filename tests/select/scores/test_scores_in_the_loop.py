@@ -18,6 +18,8 @@ from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 CLOSED = ["bald", "consensus_kl", "perplexity", "verbalised_confidence", "vote_entropy"]
 FREE = [
     "entailment_entropy",

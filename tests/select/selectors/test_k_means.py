@@ -61,6 +61,7 @@ def test_rows_that_weigh_nothing_pull_no_centre() -> None:
     assert sorted(result.centres.ravel().tolist()) == [0.5, 100.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_mini_batches_come_near_to_it(weighted: bool) -> None:
     points = cloud(6000, 4)

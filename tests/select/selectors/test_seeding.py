@@ -25,6 +25,7 @@ def probabilities() -> dict[tuple[int, int, int], float]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposals", [1, 64])
 def test_draws_have_the_probabilities_of_k_means_plus_plus(proposals: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(badge, "_PROPOSALS", proposals)

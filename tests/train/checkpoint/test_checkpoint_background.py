@@ -334,6 +334,7 @@ def test_memory_that_changes_while_it_is_written_is_caught(
     assert now.steps() == []
 
 
+@pytest.mark.slow
 def test_an_exit_without_close_waits(folder: Path) -> None:
     """A script that ends while its last checkpoint is being written has that checkpoint."""
     code = f"""

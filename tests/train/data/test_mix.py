@@ -93,6 +93,7 @@ def test_steps_count_as_passes(steps: int) -> None:
     assert order.seen().sum() == 4 * steps
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     temperature=st.floats(0.5, 10),

@@ -102,6 +102,7 @@ def test_tokens_stay_on_the_disk(records: pa.Table, tmp_path: Path) -> None:
     assert found.shards[0].ids.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_who_makes_them(
     pairs: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def test_the_bytes_do_not_depend_on_who_makes_them(
         assert contents(found.folder) == expected
 
 
+@pytest.mark.slow
 def test_the_first_bad_record_is_named_whoever_finds_it(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +128,7 @@ def test_the_first_bad_record_is_named_whoever_finds_it(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 def test_all_records_that_are_too_long_are_counted(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
@@ -141,6 +144,7 @@ def test_all_records_that_are_too_long_are_counted(
     assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != ".lock")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_spoken_of(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

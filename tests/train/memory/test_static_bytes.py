@@ -39,6 +39,7 @@ def test_weights_masters_and_sums(trained: TrainConfig, model: Model) -> None:
     masters.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "sgd", "plain sgd", "adam8bit"])
 def test_what_optimisers_remember(name: str, model: Model) -> None:
     optimizer = OptimizerConfig(name="sgd", momentum=0.0) if name == "plain sgd" else OptimizerConfig(name=name)  # type: ignore[arg-type]

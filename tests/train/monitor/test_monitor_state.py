@@ -150,6 +150,7 @@ def troubled(run: list[StepValues], seed: int) -> list[StepValues]:
     return run
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), split=st.integers(0, 200))
 @settings(max_examples=60)
 def test_a_watch_that_is_resumed_goes_on_as_if_it_had_never_stopped(

@@ -26,6 +26,7 @@ def test_hidden_states_against_their_definition(states: Array) -> None:
     assert angle.sum.item() == pytest.approx(sum(cosine(*row) for row in zip(*states, strict=True)), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", ["mse", "cosine"])
 @given(hidden_pairs)
 def test_ones_own_hidden_states(distance: str, states: Array) -> None:

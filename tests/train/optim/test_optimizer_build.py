@@ -71,6 +71,7 @@ def set_rates(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["lr_scale"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 @pytest.mark.parametrize(("settings", "reference"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_it_is_the_librarys_optimizer_bit_for_bit(
@@ -102,6 +103,7 @@ def test_it_is_the_librarys_optimizer_bit_for_bit(
         assert not torch.equal(mine.tensor, old), mine.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "reference"), CASES, ids=lambda value: getattr(value, "__name__", None))
 def test_the_rate_starts_at_zero(
     settings: dict[str, Any], reference: Reference, gpt2: nn.Module, copies: Copies

@@ -116,6 +116,7 @@ def test_each_makes_a_difference_and_is_no_fault(
     assert (tmp_path / "out" / "model.safetensors").read_bytes() != plain(records, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", TOGETHER)
 def test_a_killed_training_ends_as_if_it_had_not_been(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, way: str

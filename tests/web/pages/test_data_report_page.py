@@ -85,6 +85,7 @@ def opened(open_in_view: Callable[[Path], Any], versions: tuple[Profile, Drift],
     return open_in_view(tmp_path / "page.html")
 
 
+@pytest.mark.slow
 def test_the_page_is_sound_and_what_records_say_stays_text(opened: Any) -> None:
     opened.assert_keeps_to_itself()
     opened.assert_has_sections(SECTIONS)

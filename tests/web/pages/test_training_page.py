@@ -83,6 +83,7 @@ def test_a_folder_without_a_training(tmp_path: Path, content: str | None, says: 
         read_training_folder(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_lines: MakeLines) -> None:
     entry = training_lines(1000, groups=30)
     steps = np.arange(100_000, dtype=np.float64)
