@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.data.versions.named_build import parse_version
-from posttrain.jobs.engine import Engine, open_engine
+from posttrain.jobs.base import Engine
+from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError, WorkError
 
 
@@ -85,7 +86,7 @@ def test_a_wrong_engine_is_the_users_mistake() -> None:
 
 INTERRUPTED = """
 import time
-from posttrain.jobs.engine import open_engine
+from posttrain.jobs.engines import open_engine
 
 with open_engine("processes", 2) as engine:
     try:

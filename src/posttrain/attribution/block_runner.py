@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from posttrain.attribution.array_cache import read_checked, write_checked
 from posttrain.attribution.utility import Floats, Rows, Utility, check_finite, utility_key
-from posttrain.jobs.engine import EngineName, open_engine
+from posttrain.jobs.engines import EngineName, open_engine
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder
 from posttrain.store.hashing import digest

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from joblib.externals.loky.backend.reduction import dump
 
-from posttrain.jobs.engine import Engine, Item, Result
+from posttrain.jobs.base import Engine, Item, Result
 from posttrain.store.errors import WorkError
 
 _PREFETCH = 2  # items waiting for each worker, so that none is idle and few lie in memory

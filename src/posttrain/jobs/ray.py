@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from posttrain.jobs.engine import Engine, Item, Result
+from posttrain.jobs.base import Engine, Item, Result
 from posttrain.store.errors import UserError, WorkError
 
 _BLOCK_SIZE = 256  # items handed over at a time, so that an endless iterable is not drained

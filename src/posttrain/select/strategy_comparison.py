@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.jobs.engine import available_cores, open_engine
+from posttrain.jobs.engines import available_cores, open_engine
 from posttrain.select.learning_curve import CurvePlan, full_accuracy, hold_out, learning_curve
 from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS, select
 from posttrain.select.strategy import AUTO, warm_strategy

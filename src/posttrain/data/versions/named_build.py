@@ -17,7 +17,7 @@ from posttrain.data.versions.build_version import STAGE, build_version
 from posttrain.data.versions.named_versions import RESERVED_NAMES
 from posttrain.data.versions.recipe import Files, Recipe, Suite, applicable_steps, default_steps
 from posttrain.data.versions.version import Version
-from posttrain.jobs.engine import open_engine
+from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError
 from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
