@@ -33,9 +33,9 @@ def made(config: Any) -> LanguageModel:
 
 def logits_and_gradients(lm: LanguageModel) -> list[torch.Tensor]:
     lm.model.zero_grad()
-    found = lm.model(input_ids=IDS).logits
-    found.logsumexp(-1).sum().backward()
-    return [found.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
+    result = lm.model(input_ids=IDS).logits
+    result.logsumexp(-1).sum().backward()
+    return [result.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
 
 
 def replaced(lm: LanguageModel) -> set[str]:
@@ -60,16 +60,16 @@ def test_the_same_model(config: Any, norms: set[str]) -> None:
         assert replaced(lm) == norms
         inside = logits_and_gradients(lm)
     assert not replaced(lm)
-    for one, other in zip(inside, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    for one, other in zip(logits_and_gradients(lm), plain, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(inside, plain, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-4)
+    for first, other in zip(logits_and_gradients(lm), plain, strict=True):
+        assert torch.equal(first, other)
 
 
 def final_states(lm: LanguageModel) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = lm.decoder(input_ids=IDS, use_cache=False).last_hidden_state
-    return found.double()
+        result: torch.Tensor = lm.decoder(input_ids=IDS, use_cache=False).last_hidden_state
+    return result.double()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -127,15 +127,15 @@ def test_a_model_with_an_adapter(dropout: float) -> None:
         lm.model.zero_grad()
         with condition():
             assert ("Linear" in replaced(lm)) == bool(runs)
-            found = lm.model(input_ids=IDS).logits
-            found.logsumexp(-1).sum().backward()
+            result = lm.model(input_ids=IDS).logits
+            result.logsumexp(-1).sum().backward()
             with lm.model.disable_adapter():
                 without = lm.model(input_ids=IDS).logits
         gradients = [weight.grad.clone() for weight in lm.model.parameters() if weight.requires_grad]
-        runs.append([found.detach(), without.detach(), *gradients])
+        runs.append([result.detach(), without.detach(), *gradients])
     assert not replaced(lm)
-    for one, other in zip(*runs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for first, other in zip(*runs, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_of_other_kinds_are_left_alone() -> None:

@@ -67,7 +67,7 @@ def write_set(
     def made(some: Sequence[Sequence[TokenizedExample]]) -> Block:
         sequences = [sequence for unit in some for sequence in unit]
         ids = [token for sequence in sequences for token in sequence.ids]
-        supervised = [one for sequence in sequences for one in sequence.supervised]
+        supervised = [item for sequence in sequences for item in sequence.supervised]
         return Block(
             np.array(ids, np.int32),
             np.array(supervised, np.bool_),

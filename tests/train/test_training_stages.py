@@ -57,15 +57,15 @@ def told(records: pa.Table) -> pa.Table:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The rows of every micro-batch that a loss is taken on; a step is one here."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     loss = SftObjective.loss
 
     def noted(self: SftObjective, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        found.append(list(rows))
+        result.append(list(rows))
         return loss(self, lm, packed, rows)
 
     monkeypatch.setattr(SftObjective, "loss", noted)
-    return found
+    return result
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -136,11 +136,11 @@ def test_what_was_made_of_a_test_record_that_a_step_has_rewritten() -> None:
 
 @pytest.mark.parametrize("mark", [variant, synthetic])
 def test_the_check_finds_one_whose_origin_is_held_out(mark: object) -> None:
-    one, other = made(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
-    for tables in ({"train": one, "test": other}, {"train": other, "test": one}):
+    first, other = made(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
+    for tables in ({"train": first, "test": other}, {"train": other, "test": first}):
         (leak,) = find_leaks(tables)
         assert (leak.kind, leak.splits) == ("origin", ("train", "test"))
         assert leak.detail == "one is derived from the other, or both from a third"
-    assert find_leaks({"train": one, "test": ORIGINALS.slice(4, 2)}) == []
+    assert find_leaks({"train": first, "test": ORIGINALS.slice(4, 2)}) == []
     (leak,) = find_leaks({"train": made("{}", mark("q")).slice(1), "test": made(mark("q"))})  # type: ignore[operator]
     assert leak.kind == "origin"

@@ -117,16 +117,16 @@ def ids_file(path: Path, ids: list[str | int], said: str) -> str:
 
 
 def test_an_id_with_two_contents_is_found_across_files(tmp_path: Path) -> None:
-    one = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
+    item = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
     same = ids_file(tmp_path / "same.jsonl", ["b", "a", "c"], "words of")
     other = ids_file(tmp_path / "other.jsonl", ["d", "7", "a"], "more words of")
     given = {"name": "set", "workspace": tmp_path, "engine": "inline"}
-    assert build({**given, "files": [one, same]}).count("train") == 6
+    assert build({**given, "files": [item, same]}).count("train") == 6
     message = r"^other\.jsonl:2: its id also occurs at one\.jsonl:2, with other content; give every record an id"
     with pytest.raises(UserError, match=message):
         build({**given, "files": [other]})
     with pytest.raises(UserError, match=message):
-        build({**given, "name": "at-once", "files": [one, same, other]})
+        build({**given, "name": "at-once", "files": [item, same, other]})
 
 
 def test_ids_are_compared_like_a_dictionary_would(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_the_same_task_gives_the_same_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines_of(8)), encoding="utf-8")
     piece = next(pieces(path, "a"))
-    one, other = made(piece, tmp_path / "one"), made(piece, tmp_path / "other")
-    assert one.key == other.key
-    for file in one.folder.iterdir():
+    first, other = made(piece, tmp_path / "one"), made(piece, tmp_path / "other")
+    assert first.key == other.key
+    for file in first.folder.iterdir():
         assert file.read_bytes() == (other.folder / file.name).read_bytes()
-    assert one.records().schema == pa.schema(one.records().schema)
+    assert first.records().schema == pa.schema(first.records().schema)

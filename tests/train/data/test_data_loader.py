@@ -170,7 +170,7 @@ def test_whatever_happens_every_sample_is_met_once(
                     assert batch.packed.ids.tolist() == expected
             before = state["samples"] if state and len(made) == 1 else 0
             states = [loader.state(None if used is None else max(used, before)) for loader in loaders]
-            assert all(one == states[0] for one in states)
+            assert all(item == states[0] for item in states)
             state = json.loads(json.dumps(states[0]))
     assert met == whole
 

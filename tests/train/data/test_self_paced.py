@@ -178,12 +178,12 @@ def test_processes_that_are_told_the_same_decide_the_same(size: int) -> None:
     lengths = np.random.default_rng(1).integers(5, 50, COUNT)
     whole = told(STEPS)
     orders = [order() for _ in range(size)]
-    worlds = [RankPartition(one, lengths, size) for one in orders]
+    worlds = [RankPartition(item, lengths, size) for item in orders]
     for step in range(STEPS):
         met = []
-        for rank, (one, world) in enumerate(zip(orders, worlds, strict=True)):
-            met += [row for row, its in zip(one.rows(step), world.ranks(step), strict=True) if its == rank]
-            tell(one, step)
+        for rank, (item, world) in enumerate(zip(orders, worlds, strict=True)):
+            met += [row for row, its in zip(item.rows(step), world.ranks(step), strict=True) if its == rank]
+            tell(item, step)
         assert sorted(met) == sorted(whole.rows(step))
 
 

@@ -48,8 +48,8 @@ def test_after_a_step_the_gravest_comes_first(make_values: MakeValues) -> None:
     for step in range(8, 11):
         watch.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
     watch.observe(make_values(11, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
-    found = watch.observe(make_values(12, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
-    assert [(decision.finding.kind, decision.action) for decision in found] == [
+    result = watch.observe(make_values(12, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
+    assert [(decision.finding.kind, decision.action) for decision in result] == [
         ("divergence", "rollback"),
         ("dead_layers", "warn"),
     ]
