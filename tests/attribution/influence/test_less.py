@@ -106,13 +106,13 @@ def test_settled_moments_are_what_adam_comes_to_one_record_at_a_time(network) ->
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[None]), y[None]).backward()
             optimizer.step()
-    told, result = (
+    explicit, result = (
         AdamMoments.from_optimizer(network.model, optimizer),
         AdamMoments.from_records(network.model, network.train, 7),
     )
-    full = 1 - 0.9999**told.steps
-    torch.testing.assert_close(result.first, told.first / full, rtol=2e-2, atol=1e-4)
-    torch.testing.assert_close(result.second, told.second / full, rtol=2e-2, atol=1e-5)
+    full = 1 - 0.9999**explicit.steps
+    torch.testing.assert_close(result.first, explicit.first / full, rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(result.second, explicit.second / full, rtol=2e-2, atol=1e-5)
 
 
 def test_mistakes_are_one_line(network, trained) -> None:

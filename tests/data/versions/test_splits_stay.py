@@ -36,22 +36,22 @@ def write(path: Path, rows: Sequence[Row], mode: str = "w") -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def told(version: Version) -> list[tuple[Row, str]]:
+def split_of_rows(version: Version) -> list[tuple[Row, str]]:
     """Every record with its split."""
     tables = version.sided_tables()
     return [pair for table, names in tables for pair in zip(table.to_pylist(), names, strict=True)]
 
 
 def sides(version: Version, key: str = "id") -> Sides:
-    return {row[key]: side for row, side in told(version)}
+    return {row[key]: side for row, side in split_of_rows(version)}
 
 
 def texts(version: Version) -> Sides:
-    return {row["prompt"][-1]["content"]: side for row, side in told(version)}
+    return {row["prompt"][-1]["content"]: side for row, side in split_of_rows(version)}
 
 
 def by_line(version: Version) -> list[tuple[int, str]]:
-    return sorted((row["line"], side) for row, side in told(version) if row["source"] == "a.jsonl")
+    return sorted((row["line"], side) for row, side in split_of_rows(version) if row["source"] == "a.jsonl")
 
 
 def leaks(version: Version, **settings: Any) -> list[str]:

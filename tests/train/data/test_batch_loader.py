@@ -174,10 +174,10 @@ def test_an_interrupted_training_leaves_no_thread(units: Sequence[Unit]) -> None
 def test_an_adaptive_order_is_told_of_losses_in_time(units: Sequence[Unit], workers: int, prefetch: int) -> None:
     curriculum = CurriculumConfig(name="adaptive", start=0.4, every=2, duration=0.9)
 
-    def made() -> BatchSampler:
+    def build_sampler() -> BatchSampler:
         return order([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
 
-    alone, ours = made(), made()
+    alone, ours = build_sampler(), build_sampler()
     with BatchLoader(units, ours, 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
         for batch in loader:
             assert [row for rows in batch.rows for row in rows] == alone.rows(batch.step)

@@ -22,7 +22,7 @@ STOPPED = Decision(Finding("nan", 4, "loss is nan"), "stop", "nothing helped")
 class Writer:
     """TensorBoard's SummaryWriter."""
 
-    made: list["Writer"]
+    created: list["Writer"]
 
     def __init__(self, folder: str, purge_step: int) -> None:
         self.folder, self.purge_step = folder, purge_step
