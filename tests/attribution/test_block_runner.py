@@ -149,8 +149,8 @@ def test_two_processes_give_the_same_digits(tmp_path: Path) -> None:
         return data_oob(features, labels, bags=25, block_size=4, **options)
 
     for number, method in enumerate((stopped, of_sets, of_bags)):
-        one = method()
-        assert same(one, method(workers=2, folder=tmp_path / str(number)))
+        item = method()
+        assert same(item, method(workers=2, folder=tmp_path / str(number)))
         assert len(list((tmp_path / str(number)).glob("*/*.block"))) > 4
-        assert same(one, method(folder=tmp_path / str(number)))
+        assert same(item, method(folder=tmp_path / str(number)))
     assert stopped().evaluations < 200 * 90

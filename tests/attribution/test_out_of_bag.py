@@ -23,8 +23,8 @@ def test_it_equals_a_direct_computation() -> None:
         for row in set(range(60)) - set(drawn.tolist()):
             outcomes[row].append(float(tree.predict(features[row : row + 1])[0] == labels[row]))
     assert min(map(len, outcomes)) > 1
-    np.testing.assert_allclose(result.values, [np.mean(one) for one in outcomes], rtol=1e-12)
-    errors = [np.std([*one, 0, 1]) / np.sqrt(len(one) + 2) for one in outcomes]
+    np.testing.assert_allclose(result.values, [np.mean(item) for item in outcomes], rtol=1e-12)
+    errors = [np.std([*item, 0, 1]) / np.sqrt(len(item) + 2) for item in outcomes]
     np.testing.assert_allclose(result.standard_errors, errors, atol=1e-12)
     assert result.evaluations == 23
     assert 0 < result.standard_errors.max() < 0.5

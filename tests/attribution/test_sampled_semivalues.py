@@ -82,9 +82,9 @@ def test_banzhaf_stops_and_says_what_it_does_not_know() -> None:
     result = banzhaf(utility, 30, samples=5000, standard_error=0.2, block_size=10)
     assert result.evaluations < 5000
     assert result.standard_errors.max() <= 0.2
-    one = banzhaf(utility, 30, samples=1)
-    assert np.isnan(one.values).all()
-    assert np.isnan(one.standard_errors).all()
+    item = banzhaf(utility, 30, samples=1)
+    assert np.isnan(item.values).all()
+    assert np.isnan(item.standard_errors).all()
 
 
 def test_the_seed_decides() -> None:
@@ -94,7 +94,7 @@ def test_the_seed_decides() -> None:
 
 
 def test_the_size_of_blocks_does_not_matter() -> None:
-    one, many = (tmc_shapley(Counted(11), 30, permutations=13, block_size=block_size) for block_size in (1, 5))
-    np.testing.assert_allclose(one.values, many.values, rtol=1e-12)
-    np.testing.assert_allclose(one.standard_errors, many.standard_errors, rtol=1e-12)
-    assert one.evaluations == many.evaluations
+    item, many = (tmc_shapley(Counted(11), 30, permutations=13, block_size=block_size) for block_size in (1, 5))
+    np.testing.assert_allclose(item.values, many.values, rtol=1e-12)
+    np.testing.assert_allclose(item.standard_errors, many.standard_errors, rtol=1e-12)
+    assert item.evaluations == many.evaluations

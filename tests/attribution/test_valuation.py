@@ -68,9 +68,9 @@ def test_no_order_of_the_records_matters() -> None:
     features, labels = blobs(40)
     fold = np.arange(40) // 3 % 4
     order = np.random.default_rng(0).permutation(40)
-    one = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
+    item = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
     other = cross_validated_values(ValuationMethod("knn_shapley"), features[order], labels[order], fold[order])
-    np.testing.assert_allclose(one.values[order], other.values, rtol=1e-12)
+    np.testing.assert_allclose(item.values[order], other.values, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ ODD = "zebra umbrella quartz"
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
-def taught(request: Any, small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_workspace(request: Any, small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace whose training set holds a near copy of one test record, unlike all others."""
-    make = small_anywhere(tmp_path_factory.mktemp("taught"))
+    make = small_anywhere(tmp_path_factory.mktemp("trained_workspace"))
     train = {"full": {}, "lora": {"method": "lora", "learning_rate": 2e-2}}[request.param]
     root: Path = make(
         data={"pool": [], "labelled": ["labelled.csv"]}, rounds=1, train={**train, "epochs": 8, "batch_size": 8}
@@ -55,10 +55,10 @@ def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]
 
 @pytest.mark.parametrize("method", ["ekfac", "conjugate_gradient", "less"])
 def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
-    taught: Path, posttrain: Call, records: Any, method: str
+    trained_workspace: Path, posttrain: Call, records: Any, method: str
 ) -> None:
-    asked = next(row for row in records(taught, 1, "test") if row["prompt"][0]["content"] == ODD)
-    command = ["select", "explain", "-w", taught, "--method", method]
+    asked = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
+    command = ["select", "explain", "-w", trained_workspace, "--method", method]
     result = posttrain(*command, asked["id"], "--json").json
     assert result["kind"] == "evaluated"
     assert result["prediction"]["expected"] == "loan"
@@ -71,9 +71,21 @@ def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
     assert result["parameters"] in output
 
 
-def test_among_limits_the_records_to_the_most_similar(taught: Path, posttrain: Call, records: Any) -> None:
-    asked = next(row for row in records(taught, 1, "test") if row["prompt"][0]["content"] == ODD)
-    command = ["select", "explain", "-w", taught, asked["id"], "--method", "tracin", "--among", "4", "--n", "4"]
+def test_among_limits_the_records_to_the_most_similar(trained_workspace: Path, posttrain: Call, records: Any) -> None:
+    asked = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
+    command = [
+        "select",
+        "explain",
+        "-w",
+        trained_workspace,
+        asked["id"],
+        "--method",
+        "tracin",
+        "--among",
+        "4",
+        "--n",
+        "4",
+    ]
     result = posttrain(*command, "--json").json
     named = result["towards"] + result["against"]
     assert result["looked_at"] == len(named) == 4

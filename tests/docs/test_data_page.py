@@ -74,10 +74,10 @@ def test_the_table_names_every_step_with_what_it_looks_at_and_meets() -> None:
 
 
 def test_the_loops_sets_meet_the_steps_that_it_says() -> None:
-    told = PAGE.partition("In the loop")[2].partition("\n\n")[0].partition("test records meet")
+    sentence = PAGE.partition("In the loop")[2].partition("\n\n")[0].partition("test records meet")
     hidden = {name for name, step in STEPS.items() if step.needs_answers and not step.training_only}
-    assert set(re.findall(r"`(\w+)`", told[0])) == {"decontaminate", *hidden}
-    assert set(re.findall(r"`(\w+)`", told[2])) == {name for name, step in STEPS.items() if step.evaluation}
+    assert set(re.findall(r"`(\w+)`", sentence[0])) == {"decontaminate", *hidden}
+    assert set(re.findall(r"`(\w+)`", sentence[2])) == {name for name, step in STEPS.items() if step.evaluation}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -76,8 +76,8 @@ def test_equal_models_and_one_record() -> None:
     scores = np.array([1.0, 0, 1, 1])
     same = paired_bootstrap(scores, scores, seed=0)
     assert (same.difference, same.low, same.high, same.n) == (0, 0, 0, 4)
-    one = paired_bootstrap(np.array([1.0]), np.array([0.0]), seed=0)
-    assert (one.low, one.high) == (1, 1)
+    item = paired_bootstrap(np.array([1.0]), np.array([0.0]), seed=0)
+    assert (item.low, item.high) == (1, 1)
 
 
 def test_swapping_the_models_mirrors_the_difference() -> None:

@@ -71,7 +71,7 @@ TAUGHT = {"hi": "ax a", "my card is gone": "by b", "where?": "cz c", "": "du d",
 
 
 @pytest.fixture(scope="session")
-def taught(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
+def trained(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
     """The tiny model after a few steps of plain gradient descent, and the answers by prompt that it has learnt."""
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=8), "float32")
     examples = [lm.encode([{"role": "user", "content": asked}], message) for asked, message in TAUGHT.items()]

@@ -22,7 +22,7 @@ SIZES = {
 IDS = torch.arange(40).view(2, 20)
 
 
-def made(config: Any) -> LanguageModel:
+def build_model(config: Any) -> LanguageModel:
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, weight in model.named_parameters():
@@ -33,9 +33,9 @@ def made(config: Any) -> LanguageModel:
 
 def logits_and_gradients(lm: LanguageModel) -> list[torch.Tensor]:
     lm.model.zero_grad()
-    found = lm.model(input_ids=IDS).logits
-    found.logsumexp(-1).sum().backward()
-    return [found.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
+    result = lm.model(input_ids=IDS).logits
+    result.logsumexp(-1).sum().backward()
+    return [result.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
 
 
 def replaced(lm: LanguageModel) -> set[str]:
@@ -54,28 +54,28 @@ def replaced(lm: LanguageModel) -> set[str]:
     ids=lambda value: getattr(value, "model_type", ""),
 )
 def test_the_same_model(config: Any, norms: set[str]) -> None:
-    lm = made(config)
+    lm = build_model(config)
     plain = logits_and_gradients(lm)
     with fuse_layers(lm):
         assert replaced(lm) == norms
         inside = logits_and_gradients(lm)
     assert not replaced(lm)
-    for one, other in zip(inside, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    for one, other in zip(logits_and_gradients(lm), plain, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(inside, plain, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-4)
+    for first, other in zip(logits_and_gradients(lm), plain, strict=True):
+        assert torch.equal(first, other)
 
 
 def final_states(lm: LanguageModel) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = lm.decoder(input_ids=IDS, use_cache=False).last_hidden_state
-    return found.double()
+        result: torch.Tensor = lm.decoder(input_ids=IDS, use_cache=False).last_hidden_state
+    return result.double()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_layers_add_up_is_not_rounded(compiled: bool) -> None:
     config = LlamaConfig(**(SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}))
-    exact, low = final_states(made(config)), made(config)
+    exact, low = final_states(build_model(config)), build_model(config)
     low.model.to(torch.bfloat16)
     plain = (final_states(low) - exact).norm()
     with fuse_layers(low, compiled=compiled):
@@ -92,7 +92,7 @@ def test_what_layers_add_up_is_not_rounded(compiled: bool) -> None:
 
 @pytest.mark.parametrize("config", [GemmaConfig(**SIZES), GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4)])
 def test_other_models_add_up_as_they_did(config: Any) -> None:
-    lm = made(config)
+    lm = build_model(config)
     lm.model.to(torch.bfloat16)
     with fuse_layers(lm):
         states = lm.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
@@ -101,7 +101,7 @@ def test_other_models_add_up_as_they_did(config: Any) -> None:
 
 def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     own = modeling_llama.apply_rotary_pos_emb
-    lm = made(LlamaConfig(**SIZES))
+    lm = build_model(LlamaConfig(**SIZES))
     with fuse_layers(lm):
         assert modeling_llama.apply_rotary_pos_emb is not own
     assert modeling_llama.apply_rotary_pos_emb is own
@@ -116,7 +116,7 @@ def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_model_with_an_adapter(dropout: float) -> None:
-    lm = add_adapter(made(LlamaConfig(**SIZES, attention_bias=True)), LoraConfig(rank=4, dropout=dropout))
+    lm = add_adapter(build_model(LlamaConfig(**SIZES, attention_bias=True)), LoraConfig(rank=4, dropout=dropout))
     for name, weight in lm.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
@@ -127,15 +127,15 @@ def test_a_model_with_an_adapter(dropout: float) -> None:
         lm.model.zero_grad()
         with condition():
             assert ("Linear" in replaced(lm)) == bool(runs)
-            found = lm.model(input_ids=IDS).logits
-            found.logsumexp(-1).sum().backward()
+            result = lm.model(input_ids=IDS).logits
+            result.logsumexp(-1).sum().backward()
             with lm.model.disable_adapter():
                 without = lm.model(input_ids=IDS).logits
         gradients = [weight.grad.clone() for weight in lm.model.parameters() if weight.requires_grad]
-        runs.append([found.detach(), without.detach(), *gradients])
+        runs.append([result.detach(), without.detach(), *gradients])
     assert not replaced(lm)
-    for one, other in zip(*runs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for first, other in zip(*runs, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_of_other_kinds_are_left_alone() -> None:
@@ -143,14 +143,16 @@ def test_adapters_of_other_kinds_are_left_alone() -> None:
     from peft import get_peft_model
 
     settings = PeftConfig(r=4, target_modules=["q_proj", "embed_tokens"], use_dora=True)
-    lm = made(LlamaConfig(**SIZES))
+    lm = build_model(LlamaConfig(**SIZES))
     lm = LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
     with fuse_layers(lm):
         assert replaced(lm) == {"LlamaRMSNorm"}
 
 
 def test_a_vocabulary_of_a_few_words() -> None:
-    lm = made(LlamaConfig(**(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0})))
+    lm = build_model(
+        LlamaConfig(**(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0}))
+    )
     lm.model.to(torch.bfloat16)
     with fuse_layers(lm):
         states = lm.decoder(input_ids=IDS % 16, output_hidden_states=True).hidden_states

@@ -29,15 +29,15 @@ def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
 def test_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numbers: int) -> None:
     monkeypatch.setattr(fused, "_NUMBERS", numbers)
     inputs = [drawn(2, 5, 16, dtype=dtype), drawn(16, dtype=dtype)]
-    doubles = [one.detach().double().requires_grad_() for one in inputs]
+    doubles = [first.detach().double().requires_grad_() for first in inputs]
     ours, exact = rms_norm(*inputs, 1e-5, dtype), normed(*doubles, 1e-5)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(
         rms_norm_reference(*inputs, 1e-5, dtype), ours, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
     )
-    for one, other in zip(gradients(ours, inputs), gradients(exact, doubles), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    for first, other in zip(gradients(ours, inputs), gradients(exact, doubles), strict=True):
+        torch.testing.assert_close(first.double(), other, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
 def test_a_norm_leaves_its_input_as_it_is() -> None:
@@ -57,8 +57,8 @@ def test_rotation_is_that_of_complex_numbers(dtype: torch.dtype) -> None:
     ours = rotate(states, *(part.repeat(1, 1, 1, 2).to(dtype) for part in (angle.cos(), angle.sin())))
     assert ours.stride() == states.stride()
     torch.testing.assert_close(ours.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    (one,), (other,) = gradients(ours, [states]), gradients(exact, [double])
-    torch.testing.assert_close(one.double(), other, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    (item,), (other,) = gradients(ours, [states]), gradients(exact, [double])
+    torch.testing.assert_close(item.double(), other, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -68,13 +68,13 @@ def test_a_linear_layer_with_an_adapter(dtype: torch.dtype, apart: bool) -> None
     down, up = drawn(3, 6, dtype=torch.float32), drawn(8, 3, dtype=torch.float32)
     weight, bias = drawn(8, 6, dtype=dtype).detach(), drawn(8, dtype=dtype).detach()
     inputs = [states, *([read] if apart else []), down, up]
-    doubles = [one.detach().double().requires_grad_() for one in inputs]
+    doubles = [first.detach().double().requires_grad_() for first in inputs]
     ours = lora_linear(states, read if apart else states, weight, bias, down, up, 0.5)
     exact = doubles[0] @ weight.double().T + bias.double() + 0.5 * doubles[-3] @ doubles[-2].T @ doubles[-1].T
     assert ours.dtype == dtype
     tolerance = 3 * TOLERANCE[dtype]  # it is rounded after each product
     torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
-    found = gradients(ours, inputs)
-    assert [one.dtype for one in found] == [one.dtype for one in inputs]
-    for one, other in zip(found, gradients(exact, doubles), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=3 * tolerance)
+    result = gradients(ours, inputs)
+    assert [first.dtype for first in result] == [first.dtype for first in inputs]
+    for first, other in zip(result, gradients(exact, doubles), strict=True):
+        torch.testing.assert_close(first.double(), other, rtol=tolerance, atol=3 * tolerance)

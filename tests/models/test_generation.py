@@ -9,7 +9,7 @@ from posttrain.models.generate import generate
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
 
-Taught = tuple[LanguageModel, dict[str, str]]
+Trained = tuple[LanguageModel, dict[str, str]]
 
 
 def ask(text: str) -> Turns:
@@ -31,9 +31,9 @@ def one_token_at_a_time(lm: LanguageModel, prompt: Turns, limit: int) -> tuple[s
 
 @pytest.mark.parametrize("batch_tokens", [1, 120, 4096])
 def test_answers_are_greedy_whatever_the_batch(
-    taught: Taught, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
 ) -> None:
-    lm, answers = taught
+    lm, answers = trained
     prompts = [ask(text) for text in [*answers, "never seen before", "a question that is longer " * 3]]
     monkeypatch.setattr(generate_module, "_BATCH_TOKENS", batch_tokens)
     result = generate(lm, prompts)
@@ -44,8 +44,8 @@ def test_answers_are_greedy_whatever_the_batch(
     assert all(answer.finished for answer in result[: len(answers)])
 
 
-def test_a_batch_is_as_wide_as_its_longest_prompt_lets_it(taught: Taught, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, _ = taught
+def test_a_batch_is_as_wide_as_its_longest_prompt_lets_it(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, _ = trained
     shapes = []
     answer = generate_module._answer
 
@@ -62,8 +62,8 @@ def test_a_batch_is_as_wide_as_its_longest_prompt_lets_it(taught: Taught, monkey
     assert len(shapes) < 6
 
 
-def test_an_answer_that_is_cut_off_says_so(taught: Taught) -> None:
-    lm, answers = taught
+def test_an_answer_that_is_cut_off_says_so(trained: Trained) -> None:
+    lm, answers = trained
     asked, message = next(iter(answers.items()))
     cut, whole = (generate(lm, [ask(asked)], max_new_tokens=limit)[0] for limit in (2, len(message) + 1))
     assert (cut.text, cut.finished) == (message[:2].strip(), False)
@@ -74,9 +74,9 @@ def test_an_answer_that_is_cut_off_says_so(taught: Taught) -> None:
     ("key", "value"), [("do_sample", True), ("repetition_penalty", 9.0), ("no_repeat_ngram_size", 1), ("num_beams", 3)]
 )
 def test_the_models_generation_config_does_not_make_it_less_greedy(
-    taught: Taught, monkeypatch: pytest.MonkeyPatch, key: str, value: object
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, key: str, value: object
 ) -> None:
-    lm, answers = taught
+    lm, answers = trained
     prompts = [ask(text) for text in [*answers, "never seen before", "nor this"]]
     expected = [one_token_at_a_time(lm, prompt, 8)[0] for prompt in prompts]
     for name, setting in {key: value, "temperature": 5.0, "top_k": 0}.items():
@@ -88,8 +88,8 @@ def test_no_prompts(tiny: LanguageModel) -> None:
     assert generate(tiny, []) == []
 
 
-def test_every_stop_token_ends_an_answer(taught: Taught) -> None:
-    lm, answers = taught
+def test_every_stop_token_ends_an_answer(trained: Trained) -> None:
+    lm, answers = trained
     space = lm.tokenizer(" ")["input_ids"][0]
     other = LanguageModel(lm.model, lm.tokenizer, lm.task)
     other.chat = ChatTemplate(lm.tokenizer, lm.chat.stop_ids | {space})

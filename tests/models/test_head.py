@@ -32,17 +32,17 @@ def test_values_and_gradients(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
     results: list[tuple[torch.Tensor, ...]] = []
     for way in (token_log_probabilities, whole):
         states = (torch.randn(6, weight.shape[1], generator=torch.Generator().manual_seed(0)) * scale).requires_grad_()
-        found = way(lm, states, targets)
-        (found * weights).sum().backward()
-        results.append((found.detach().float(), states.grad.float(), weight.grad.clone()))
+        result = way(lm, states, targets)
+        (result * weights).sum().backward()
+        results.append((result.detach().float(), states.grad.float(), weight.grad.clone()))
         weight.grad = None
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def smoothed(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    found, mean = token_and_mean_log_probabilities(lm, states, targets)
-    return 0.9 * found + 0.1 * mean
+    result, mean = token_and_mean_log_probabilities(lm, states, targets)
+    return 0.9 * result + 0.1 * mean
 
 
 def whole_and_smoothed(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -78,11 +78,11 @@ def test_under_autocast_it_is_as_near_as_torch(
         assert states.grad.dtype == weight.grad.dtype == weight.dtype
         return [states.grad, weight.grad, weight.grad.sum(0)]  # the last is 0 where a row's logits' gradients are
 
-    found, own = gradients(ours), gradients(theirs)
+    result, own = gradients(ours), gradients(theirs)
     lm.model.double()
     exact = gradients(theirs, on=False)
-    for one, other, right in zip(found, own, exact, strict=True):
-        assert (one - right).norm() <= 1.1 * (other - right).norm()
+    for first, other, right in zip(result, own, exact, strict=True):
+        assert (first - right).norm() <= 1.1 * (other - right).norm()
     assert exact[2].norm() < 1e-5 * exact[1].norm()
 
 
@@ -92,15 +92,15 @@ def test_heads_that_change_their_logits(lm: LanguageModel, name: str, value: flo
     monkeypatch.setattr(head, "_ROW_CHUNK", 4)
     states = torch.randn(6, lm.model.config.hidden_size, requires_grad=True)
     targets = torch.arange(6)
-    found = token_log_probabilities(lm, states, targets)
-    torch.testing.assert_close(found, whole(lm, states, targets).float())
-    found.sum().backward()
+    result = token_log_probabilities(lm, states, targets)
+    torch.testing.assert_close(result, whole(lm, states, targets).float())
+    result.sum().backward()
     assert states.grad is not None
     assert states.grad.abs().sum() > 0
 
 
 def test_no_supervised_token(lm: LanguageModel) -> None:
     states = torch.randn(0, lm.model.config.hidden_size, requires_grad=True)
-    found = token_log_probabilities(lm, states, torch.zeros(0, dtype=torch.long))
-    assert found.shape == (0,)
-    found.sum().backward()
+    result = token_log_probabilities(lm, states, torch.zeros(0, dtype=torch.long))
+    assert result.shape == (0,)
+    result.sum().backward()

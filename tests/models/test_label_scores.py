@@ -96,9 +96,9 @@ def test_no_prompts(tiny: LanguageModel) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("tolerance", "share"), [(0.9, 0.3), (0.1, 0.4), (1e-2, 0.5), (1e-4, 0.9)])
 def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
-    taught: tuple[LanguageModel, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tolerance: float, share: float
+    trained: tuple[LanguageModel, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tolerance: float, share: float
 ) -> None:
-    lm, answers = taught
+    lm, answers = trained
     labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
     prompts = [ask(asked) for asked in answers] + PROMPTS
     walked: list[int] = []
@@ -120,12 +120,12 @@ def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
 
 
 def test_without_a_tolerance_the_work_is_the_same_for_every_model(
-    taught: tuple[LanguageModel, dict[str, str]], tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[LanguageModel, dict[str, str]], tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A latency that hung on how sure a model is would decide gates by chance."""
     labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
     shapes: list[list[torch.Size]] = []
-    for lm in (taught[0], tiny):
+    for lm in (trained[0], tiny):
         shapes.append([])
         forward = lm.decoder.forward
 
@@ -139,8 +139,8 @@ def test_without_a_tolerance_the_work_is_the_same_for_every_model(
     assert len(shapes[0]) > 1
 
 
-def test_a_named_label_is_exact_however_improbable(taught: tuple[LanguageModel, dict[str, str]]) -> None:
-    lm, answers = taught
+def test_a_named_label_is_exact_however_improbable(trained: tuple[LanguageModel, dict[str, str]]) -> None:
+    lm, answers = trained
     labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
     prompts = [ask(asked) for asked in answers]
     expected = normalised(reference(lm, prompts, labels))

@@ -29,9 +29,9 @@ def test_logits_are_the_models_own(family: Callable[..., LanguageModel], kind: s
     ids = torch.randint(0, 256, (3, 11), generator=torch.Generator().manual_seed(0))
     own = lm.model(input_ids=ids).logits
     hidden = lm.decoder(input_ids=ids).last_hidden_state
-    found = lm.logits(hidden)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, own, atol=1e-5, rtol=1e-5)
+    result = lm.logits(hidden)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, own, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lm.logits(hidden[:, 4:6]), own[:, 4:6], atol=1e-5, rtol=1e-5)
     assert own.std() > 0.05
 

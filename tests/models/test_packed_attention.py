@@ -50,15 +50,15 @@ def check(pieces: list[Segment], row: AttentionPlan, heads: tuple[int, int], sca
     """Values and gradients are those of torch's masked attention."""
     mask = sees(pieces)
     ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
-    found, _ = packed_attention_forward(None, *ours, None, scaling=scale, plan=row)
+    actual, _ = packed_attention_forward(None, *ours, None, scaling=scale, plan=row)
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=scale, enable_gqa=True)
     expected = expected.transpose(1, 2)
-    torch.testing.assert_close(found, expected)
-    weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
-    (found * weights).sum().backward()
+    torch.testing.assert_close(actual, expected)
+    weights = torch.randn(actual.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
+    (actual * weights).sum().backward()
     (expected * weights).sum().backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+    for first, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(first.grad, other.grad, atol=1e-6, rtol=1e-5)
 
 
 @settings(max_examples=60)
@@ -95,9 +95,9 @@ def test_what_is_kept_does_not_grow_with_lengths() -> None:
 def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout takes torch's kernel too; with next to none of it both ways can be compared."""
     pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
-    one = states(17, 4, 2)
-    ours, _ = packed_attention_forward(None, *one, None, plan=plan_attention(pieces))
-    theirs, _ = packed_attention_forward(None, *one, None, dropout=1e-12, plan=plan_attention(pieces))
+    item = states(17, 4, 2)
+    ours, _ = packed_attention_forward(None, *item, None, plan=plan_attention(pieces))
+    theirs, _ = packed_attention_forward(None, *item, None, dropout=1e-12, plan=plan_attention(pieces))
     torch.testing.assert_close(ours, theirs)
 
 
@@ -123,9 +123,10 @@ def test_pieces_without_tokens() -> None:
 
 def as_spans(pieces: list[Segment], device: str = "cpu") -> AttentionPlan:
     """The plan that a CUDA device gets, here."""
-    found = plan_attention(pieces)
+    result = plan_attention(pieces)
     return replace(
-        found, spans=attention_plan.varlen_spans([piece.indices for piece in pieces], _prefix_positions(pieces), device)
+        result,
+        spans=attention_plan.varlen_spans([piece.indices for piece in pieces], _prefix_positions(pieces), device),
     )
 
 
@@ -148,14 +149,14 @@ def one_by_one(
     assert enable_gqa == (query.shape[1] != key.shape[1])
     assert most_queries == int(query_starts.diff().max())
     assert most_keys == int(key_starts.diff().max())
-    found = []
+    result = []
     for number in range(len(query_starts) - 1):
         q = query[query_starts[number] : query_starts[number + 1]].transpose(0, 1)
-        k, v = (one[key_starts[number] : key_starts[number + 1]].transpose(0, 1) for one in (key, value))
+        k, v = (item[key_starts[number] : key_starts[number + 1]].transpose(0, 1) for item in (key, value))
         mask = torch.ones(q.shape[1], k.shape[1]).tril(k.shape[1] - q.shape[1]).bool()
         seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
-        found.append(seen.transpose(0, 1))
-    return torch.cat(found)
+        result.append(seen.transpose(0, 1))
+    return torch.cat(result)
 
 
 @settings(max_examples=60)
@@ -168,14 +169,14 @@ def test_the_spans_of_a_row_are_masked_attention(drawn: list[tuple[int, int]], h
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
         patch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
-        found, _ = packed_attention_forward(None, *ours, None, scaling=0.3, plan=as_spans(pieces))
+        actual, _ = packed_attention_forward(None, *ours, None, scaling=0.3, plan=as_spans(pieces))
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(found, expected.transpose(1, 2))
-    weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
-    (found * weights).sum().backward()
+    torch.testing.assert_close(actual, expected.transpose(1, 2))
+    weights = torch.randn(actual.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
+    (actual * weights).sum().backward()
     (expected.transpose(1, 2) * weights).sum().backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+    for first, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(first.grad, other.grad, atol=1e-6, rtol=1e-5)
 
 
 def test_a_row_of_whole_sequences_is_taken_as_it_is() -> None:
@@ -187,18 +188,18 @@ def test_a_row_of_whole_sequences_is_taken_as_it_is() -> None:
 def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
     """Its own signature and shapes, forwards and backwards, without a device."""
     pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
-    given = [one.detach().to("meta", torch.bfloat16).requires_grad_() for one in states(17, *heads)]
+    given = [item.detach().to("meta", torch.bfloat16).requires_grad_() for item in states(17, *heads)]
     monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
-    found, _ = packed_attention_forward(None, *given, None, plan=as_spans(pieces, "meta"))
-    assert found.shape == (1, 17, heads[0], 16)
-    found.float().sum().backward()
-    assert all(one.grad is not None and one.grad.shape == one.shape for one in given)
+    result, _ = packed_attention_forward(None, *given, None, plan=as_spans(pieces, "meta"))
+    assert result.shape == (1, 17, heads[0], 16)
+    result.float().sum().backward()
+    assert all(item.grad is not None and item.grad.shape == item.shape for item in given)
 
 
 def test_what_the_kernel_cannot_do_goes_the_other_way() -> None:
     query = torch.zeros(3, 2, 16)
     assert not attention.has_varlen_kernel(query, 0.0), "it is on the CPU"
     pieces = [Segment(0, 5), Segment(5, 3, 0)]
-    found, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=as_spans(pieces))
+    actual, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=as_spans(pieces))
     expected, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=plan_attention(pieces))
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)

@@ -63,11 +63,11 @@ def test_each_sequence_is_read_as_alone(
     if small:
         as_initialised(lm)
     before = lm.decoder.config._attn_implementation
-    alone = [lm.decoder(torch.tensor([one.ids[:-1]])).last_hidden_state[0, 1:] for one in SEQUENCES]
-    with packed_attention(lm, 12) as found:
-        assert found == packs
+    alone = [lm.decoder(torch.tensor([item.ids[:-1]])).last_hidden_state[0, 1:] for item in SEQUENCES]
+    with packed_attention(lm, 12) as result:
+        assert result == packs
         assert lm.decoder.config._attn_implementation == (attention.PACKED_ATTENTION if packs else before)
-        states = predicting_states(lm, pack([[one] for one in SEQUENCES], padded=not found))
+        states = predicting_states(lm, pack([[item] for item in SEQUENCES], padded=not result))
     assert lm.decoder.config._attn_implementation == before
     torch.testing.assert_close(states, torch.cat(alone), atol=1e-5, rtol=1e-4)
 
@@ -92,7 +92,7 @@ def test_attention_across_sequences_is_seen_however_little_it_does(
 def test_what_a_sequence_is_read_from(family: Family) -> None:
     """Its own tokens, and no others."""
     lm = family("mixtral", num_local_experts=4)
-    packed = pack([[one] for one in SEQUENCES])
+    packed = pack([[item] for item in SEQUENCES])
     with packed_attention(lm, 12):
         states, reach = _states_and_input_gradients(lm, packed, 1)
         assert torch.equal(states, predicting_states(lm, packed))

@@ -21,7 +21,7 @@ UNITS = st.lists(st.lists(SEQUENCES, min_size=1, max_size=3), min_size=1, max_si
 
 def seen(row: Packed) -> list[set[int]]:
     """The places in the row that each token of it attends to."""
-    found: list[set[int]] = [set() for _ in range(row.ids.shape[1])]
+    result: list[set[int]] = [set() for _ in range(row.ids.shape[1])]
     plan: AttentionPlan = row.plan
     done = 0
     for group in plan.groups:
@@ -30,9 +30,9 @@ def seen(row: Packed) -> list[set[int]]:
             before = [at for at, off in zip(group.before[number].tolist(), hidden, strict=True) if not off]
             for place, query in enumerate(queries):
                 if plan.real is None or plan.real[done]:
-                    found[query] = {*before, *queries[: place + 1]}
+                    result[query] = {*before, *queries[: place + 1]}
                 done += 1
-    return found
+    return result
 
 
 @given(units=UNITS, padded=st.booleans())
@@ -53,7 +53,7 @@ def test_every_supervised_token_is_predicted_from_what_stands_before_it(units: l
         context = sorted(attended[at], key=lambda other: positions[other])
         assert [ids[other] for other in context] == sequences[number].ids[:place]
         assert [positions[other] for other in context] == list(range(place))
-    assert (row.sequences, row.tokens) == (len(sequences), sum(len(one.ids) for one in sequences))
+    assert (row.sequences, row.tokens) == (len(sequences), sum(len(item.ids) for item in sequences))
     if padded:
         assert len(ids) == row.tokens - row.sequences
     for values in (row.ids, row.positions, row.predicting, row.targets, row.sequence):
@@ -65,8 +65,8 @@ def values(row: Packed) -> list[object]:
     plan = row.plan
     groups = [part for group in plan.groups for part in (group.queries, group.before, group.hidden)]
     rest = [value for name, value in vars(row).items() if name != "plan"]
-    found = [*groups, plan.order, plan.inverse, plan.real, plan.spans, *rest]
-    return [(one.dtype, one.tolist()) if isinstance(one, torch.Tensor) else one for one in found]
+    result = [*groups, plan.order, plan.inverse, plan.real, plan.spans, *rest]
+    return [(item.dtype, item.tolist()) if isinstance(item, torch.Tensor) else item for item in result]
 
 
 @given(parts=st.lists(UNITS, min_size=1, max_size=4), padded=st.booleans())
@@ -81,7 +81,7 @@ def test_micro_batches_hold_every_unit_once_within_their_limit(units: list[Unit]
     assert [unit for part in parts for unit in part] == units
     sizes = [sum(len(sequence.ids) for unit in part for sequence in unit) for part in parts]
     assert all(size <= budget or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
-    joined = [size + sum(len(one.ids) for one in part[0]) for size, part in zip(sizes, parts[1:], strict=False)]
+    joined = [size + sum(len(item.ids) for item in part[0]) for size, part in zip(sizes, parts[1:], strict=False)]
     assert all(size > budget for size in joined), "no room is left"
 
 

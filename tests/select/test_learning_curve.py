@@ -23,9 +23,9 @@ def records(classes: int = 12, seed: int = 0) -> tuple[np.ndarray, list[str]]:
 def test_each_class_is_held_out_in_its_share() -> None:
     features, labels = records()
     task = hold_out(features, labels, 3)
-    for one in range(task.classes):
-        size = labels.count(sorted(set(labels))[one])
-        assert (task.test_labels == one).sum() == max(1, int(0.3 * size))
+    for item in range(task.classes):
+        size = labels.count(sorted(set(labels))[item])
+        assert (task.test_labels == item).sum() == max(1, int(0.3 * size))
     assert len(task.labels) + len(task.test_labels) == len(labels)
     np.testing.assert_allclose(np.linalg.norm(task.features, axis=1), 1, rtol=1e-5)
     other = hold_out(features, labels, 4)
@@ -66,7 +66,7 @@ def test_auto_covers_what_is_alike_and_draws_where_nothing_is() -> None:
 def test_one_class_only_is_always_predicted() -> None:
     task = hold_out(*records(), seed=0)
     curve = learning_curve(task, CurvePlan("random", (1, 2)), 0)
-    assert curve[0] in {float((task.test_labels == one).mean()) for one in range(task.classes)}
+    assert curve[0] in {float((task.test_labels == item).mean()) for item in range(task.classes)}
 
 
 def test_covering_the_pool_beats_chance() -> None:
@@ -82,10 +82,10 @@ def test_covering_the_pool_beats_chance() -> None:
 @pytest.mark.slow
 def test_processes_change_nothing() -> None:
     features, labels = records(6)
-    one, two = (
+    item, two = (
         compare_strategies(features, labels, ["margin"], seeds=2, batch=10, most=30, workers=count) for count in (1, 2)
     )
-    assert one == two
+    assert item == two
 
 
 def test_mistakes() -> None:

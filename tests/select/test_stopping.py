@@ -74,7 +74,7 @@ def test_nothing_is_said_without_a_curve_of_shares(labels: list[int], values: li
 
 def test_kappa_is_that_of_scikit_learn() -> None:
     generator = np.random.default_rng(1)
-    before, now = ([f"label {one}" for one in generator.integers(4, size=300)] for _ in range(2))
+    before, now = ([f"label {item}" for item in generator.integers(4, size=300)] for _ in range(2))
     now[:200] = before[:200]
     result = cohen_kappa(dict(enumerate_text(before)), dict(enumerate_text(now)))
     assert result == pytest.approx(cohen_kappa_score(before, now), abs=1e-12)

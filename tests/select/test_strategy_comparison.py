@@ -51,7 +51,7 @@ def test_the_best_strategy_is_advised_if_it_is_surely_better() -> None:
         "lucky": base + np.array([[0.3], [-0.1], [0.4], [-0.2], [0.3], [0.0]]),
     }
     result = summarise(counts, curves, targets, "random")
-    assert [one.strategy for one in result] == ["lucky", "good", "random"]
+    assert [item.strategy for item in result] == ["lucky", "good", "random"]
     good = result[1]
     assert (good.gain, good.p_value) == (pytest.approx(0.1), pytest.approx(2 / 64))
     assert good.labels == pytest.approx(15)

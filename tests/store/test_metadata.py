@@ -97,20 +97,20 @@ class MetadataContract:
         assert metadata.run("run-none") is None
 
     def test_runs_by_what_they_are(self, metadata: Metadata) -> None:
-        made = [metadata.start_run(stage, "k", round=number) for number in (0, 1) for stage in ("score", "train")]
-        metadata.finish_run(made[3].id)
-        assert [run.id for run in metadata.runs()] == [run.id for run in made]
-        assert [run.id for run in metadata.runs(round=0)] == [made[0].id, made[1].id]
-        assert [run.id for run in metadata.runs(stage="train")] == [made[1].id, made[3].id]
-        assert [run.id for run in metadata.runs(round=1, stage="train", status="done")] == [made[3].id]
+        runs = [metadata.start_run(stage, "k", round=number) for number in (0, 1) for stage in ("score", "train")]
+        metadata.finish_run(runs[3].id)
+        assert [run.id for run in metadata.runs()] == [run.id for run in runs]
+        assert [run.id for run in metadata.runs(round=0)] == [runs[0].id, runs[1].id]
+        assert [run.id for run in metadata.runs(stage="train")] == [runs[1].id, runs[3].id]
+        assert [run.id for run in metadata.runs(round=1, stage="train", status="done")] == [runs[3].id]
         assert metadata.runs(round=7) == []
 
     def test_order_does_not_follow_the_clock(self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
         times = iter(datetime(2030 - year, 1, 1, tzinfo=UTC) for year in range(30))
         for module in ("metadata", "names"):
             monkeypatch.setattr(f"posttrain.store.{module}.utc_now", lambda: next(times))
-        made = [finished(metadata, artifact(number), {}).id for number in (5, 3, 4)]
-        assert [run.id for run in metadata.runs()] == made
+        runs = [finished(metadata, artifact(number), {}).id for number in (5, 3, 4)]
+        assert [run.id for run in metadata.runs()] == runs
         again = metadata.start_run("stage", f"key of {artifact(5).id}")
         metadata.finish_run(again.id, artifact(5).id)
         assert metadata.finished_run(again.key) == metadata.run(again.id)
@@ -170,7 +170,7 @@ class MetadataContract:
         finished(metadata, pool, {"file": "a digest of a file"})
         finished(metadata, labels, {"pool": pool.id})
         finished(metadata, train, {"pool": pool.id, "labels": labels.id})
-        made = finished(metadata, model, {"train": train.id})
+        runs = finished(metadata, model, {"train": train.id})
         finished(metadata, following, {"start": model.id, "pool": pool.id})
         unfinished = metadata.start_run("s", "k", inputs={"pool": pool.id})
 
@@ -181,14 +181,14 @@ class MetadataContract:
             None,
         ]
         assert metadata.consumers(pool.id)[-1].id == unfinished.id
-        assert metadata.producers(model.id) == [made]
+        assert metadata.producers(model.id) == [runs]
         assert metadata.producers("dataset-9") == []
 
         result = [(item.depth, item.artifact.id) for item in ancestors(metadata, model.id)]
         assert result == [(0, model.id), (1, train.id), (2, labels.id), (2, pool.id)]
         result = [(item.depth, item.artifact.id) for item in descendants(metadata, pool.id)]
         assert result == [(0, pool.id), (1, labels.id), (1, train.id), (1, following.id), (2, model.id)]
-        assert ancestors(metadata, model.id)[0].run == made
+        assert ancestors(metadata, model.id)[0].run == runs
         assert ancestors(metadata, "dataset-9") == []
 
     def test_lineage_of_a_stage_that_changed_nothing(self, metadata: Metadata) -> None:

@@ -64,10 +64,10 @@ def write_set(
 ) -> TokenSet:
     """A set on the disk with these units."""
 
-    def made(some: Sequence[Sequence[TokenizedExample]]) -> Block:
+    def build_block(some: Sequence[Sequence[TokenizedExample]]) -> Block:
         sequences = [sequence for unit in some for sequence in unit]
         ids = [token for sequence in sequences for token in sequence.ids]
-        supervised = [one for sequence in sequences for one in sequence.supervised]
+        supervised = [item for sequence in sequences for item in sequence.supervised]
         return Block(
             np.array(ids, np.int32),
             np.array(supervised, np.bool_),
@@ -78,7 +78,7 @@ def write_set(
             np.zeros(len(some), np.float32),
         )
 
-    blocks = [made(units[start : start + block]) for start in range(0, len(units), block)]
+    blocks = [build_block(units[start : start + block]) for start in range(0, len(units), block)]
     records = pa.table({"id": [str(row) for row in range(len(units))]})
     store = LocalArtifacts(folder, folder / "tmp")
     with store.temporary_folder() as fresh:

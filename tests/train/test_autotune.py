@@ -47,10 +47,10 @@ class Machine:
         self.asked.append(dict(settings))
         took = min(self.seconds, seconds)
         self.now += took
-        found = self.rate(settings)
-        if isinstance(found, str):
-            return Trial(settings, seconds=took, problem=found)
-        rates = tuple(found * np.exp(self.noise * self.rng.standard_normal()) for _ in range(4))
+        result = self.rate(settings)
+        if isinstance(result, str):
+            return Trial(settings, seconds=took, problem=result)
+        rates = tuple(result * np.exp(self.noise * self.rng.standard_normal()) for _ in range(4))
         start = self.compiling if settings["compile"] else 0.0
         memory = 1_000_000 * settings["micro_batch_tokens"]
         return Trial(settings, rates, 8192, start, memory, self.wait, took)
@@ -107,7 +107,7 @@ def test_settings_that_crash_are_survived_and_never_chosen() -> None:
     machine = Machine(rate)
     tuned = machine.search()
     assert (tuned.settings["micro_batch_tokens"], tuned.settings["compile"]) == (2048, False)
-    assert {one.problem for one in tuned.trials} == {"", OUT_OF_MEMORY, "ended by SIGSEGV"}
+    assert {item.problem for item in tuned.trials} == {"", OUT_OF_MEMORY, "ended by SIGSEGV"}
 
 
 def test_a_config_that_runs_out_of_memory_is_made_smaller_first() -> None:
@@ -131,8 +131,8 @@ def test_activations_are_computed_again_only_where_memory_is_short() -> None:
             return OUT_OF_MEMORY
         return float(tokens) * (0.8 if again else 1.0)
 
-    found = Machine(rate).search(seconds=2000.0).settings
-    assert (found["micro_batch_tokens"], found["recompute.mode"]) == (4096, "full")
+    result = Machine(rate).search(seconds=2000.0).settings
+    assert (result["micro_batch_tokens"], result["recompute.mode"]) == (4096, "full")
     machine = Machine(saturating)
     machine.search()
     assert {asked["recompute.mode"] for asked in machine.asked} == {"none"}
@@ -160,8 +160,8 @@ def test_noise_does_not_decide() -> None:
     worse = 0
     for seed in range(40):
         machine = Machine(saturating, noise=0.3, rng=np.random.default_rng(seed))
-        found = machine.search(seconds=600.0).settings
-        worse += saturating(found) < 0.8 * 64 * 1.2  # type: ignore[operator]
+        result = machine.search(seconds=600.0).settings
+        worse += saturating(result) < 0.8 * 64 * 1.2  # type: ignore[operator]
     assert worse <= 4
 
 
@@ -219,10 +219,10 @@ sys.exit(main(Path(sys.argv[1])))
     )
     out = tmp_path / "out"
     limited = autotune_settings(out, alone, records, lambda folder: tiny_model, 120.0, measure)
-    crashed = [one for one in limited.trials if one.problem]
-    assert [(one.settings["micro_batch_tokens"], one.problem) for one in crashed] == [(512, "ended by SIGABRT")]
+    crashed = [item for item in limited.trials if item.problem]
+    assert [(item.settings["micro_batch_tokens"], item.problem) for item in crashed] == [(512, "ended by SIGABRT")]
     assert limited.after > 0
-    assert all(one.memory_bytes > 0 for one in limited.trials if not one.problem)
+    assert all(item.memory_bytes > 0 for item in limited.trials if not item.problem)
     assert {path.name for path in out.iterdir()} == {"config.yaml", "autotune.json"}
     written = TrainJobConfig.read(yaml.safe_load((out / "config.yaml").read_text()), "config.yaml")
     assert written.train.micro_batch_tokens == limited.settings["micro_batch_tokens"] == 256

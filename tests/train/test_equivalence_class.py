@@ -75,12 +75,12 @@ ANSWERS = [("lost", "stolen"), ("refund", "topup"), ("gone", "found")]
 
 def units_of(lm: LanguageModel, objective: str) -> list[Unit]:
     """Sixteen units of much the same length, so that one token budget cuts every eight of them alike."""
-    found = []
+    result = []
     for number, asked in enumerate(PROMPTS):
         answers = ANSWERS[number % len(ANSWERS)]
         sequences = [lm.encode([{"role": "user", "content": asked}], said) for said in answers]
-        found.append(sequences if objective == "dpo" else sequences[:1])
-    return found
+        result.append(sequences if objective == "dpo" else sequences[:1])
+    return result
 
 
 def config_of(objective: str, way: Way, units: Sequence[Unit]) -> TrainConfig:
@@ -108,8 +108,8 @@ def log_probability(lm: LanguageModel, sequence: TokenizedExample) -> Tensor:
     """Of all supervised tokens, by transformers' own forward."""
     ids = torch.tensor([sequence.ids])
     every = lm.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-    found = every.gather(-1, ids[0, 1:, None])[:, 0]
-    return found[torch.tensor(sequence.supervised[1:])].sum()
+    result = every.gather(-1, ids[0, 1:, None])[:, 0]
+    return result[torch.tensor(sequence.supervised[1:])].sum()
 
 
 def unit_loss(lm: LanguageModel, start: LanguageModel, unit: Unit, config: TrainConfig) -> tuple[Tensor, int]:
@@ -154,7 +154,7 @@ def canonical(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, see
         optimizer.step()
         optimizer.zero_grad()
         values.append((mean.item(), float(norm)))
-    return Trajectory(np.array(values), {name: one.detach() for name, one in lm.model.named_parameters()})
+    return Trajectory(np.array(values), {name: entry.detach() for name, entry in lm.model.named_parameters()})
 
 
 class Killed(BaseException):
@@ -179,7 +179,7 @@ def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, way: Way, sc
         assert trainer.training.loader._padded == way.padded
         return Trajectory(
             np.array([(step.loss, step.grad_norm) for step in steps]),
-            {name: one.detach() for name, one in lm.model.named_parameters()},
+            {name: item.detach() for name, item in lm.model.named_parameters()},
         )
 
 
@@ -225,13 +225,13 @@ def apart(fresh: Fresh, known: dict[str, Trajectory], scratch: Path, objective: 
     if objective not in known:
         known[objective] = canonical(fresh(), units, config, seed=7)
     expected = known[objective]
-    found = train(fresh, units, config, way, scratch)
-    assert found.values.shape == expected.values.shape == (STEPS, 2)
+    actual = train(fresh, units, config, way, scratch)
+    assert actual.values.shape == expected.values.shape == (STEPS, 2)
     assert expected.values[0, 1] > config.clip, "the first step is clipped"
     assert expected.values[-1, 0] < 0.7 * expected.values[0, 0], "something is learned"
-    residuals = found.values / expected.values - 1
+    residuals = actual.values / expected.values - 1
     assert np.abs(residuals.mean(axis=0)).max() < way.tolerance / 5, "it drifts to one side"
     if way.precision == "float32":
         for name, weight in expected.weights.items():
-            torch.testing.assert_close(found.weights[name], weight, atol=2e-4, rtol=0, msg=name)
+            torch.testing.assert_close(actual.weights[name], weight, atol=2e-4, rtol=0, msg=name)
     return float(np.abs(residuals).max())

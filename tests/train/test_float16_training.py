@@ -34,8 +34,8 @@ def run(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
         changed = config.model_copy(update={"precision": "float16", "epochs": 4, "checkpoint": NEVER, **changes})
         folder = tmp_path / name
         train(tiny_model, records, changed, TASK, seed=3, out=folder / "out", scratch=folder / "scratch")
-        found: Steps = json.loads((folder / "out" / "training.json").read_text())
-        return found
+        result: Steps = json.loads((folder / "out" / "training.json").read_text())
+        return result
 
     return go
 
@@ -46,24 +46,24 @@ def planted(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> 
 
     def changed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal call
-        found = loss(self, lm, packed, rows)
+        result = loss(self, lm, packed, rows)
         call += 1
         if call in calls or not calls:
-            found.sum.register_hook(lambda gradient: gradient * factor)
-        return found
+            result.sum.register_hook(lambda gradient: gradient * factor)
+        return result
 
     monkeypatch.setattr(SftObjective, "loss", changed)
 
 
 def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
     exact = run("float32", precision="float32")
-    found = run("float16", scaling=ScalingConfig(initial=2.0**10))
-    residuals = np.array([one["loss"] / other["loss"] - 1 for one, other in zip(found, exact, strict=True)])
+    result = run("float16", scaling=ScalingConfig(initial=2.0**10))
+    residuals = np.array([first["loss"] / other["loss"] - 1 for first, other in zip(result, exact, strict=True)])
     assert 0 < np.abs(residuals).max() < 0.02
     assert abs(residuals.mean()) < 0.005
-    norms = np.array([one["grad_norm"] / other["grad_norm"] - 1 for one, other in zip(found, exact, strict=True)])
+    norms = np.array([first["grad_norm"] / other["grad_norm"] - 1 for first, other in zip(result, exact, strict=True)])
     assert np.abs(norms).max() < 0.1, "norms are those of the gradients without the scale"
-    assert {step["loss_scale"] for step in found} == {2.0**10}
+    assert {step["loss_scale"] for step in result} == {2.0**10}
     assert {step["loss_scale"] for step in exact} == {None}
 
 
@@ -113,8 +113,8 @@ def test_a_loss_that_is_no_number_is_the_watchs_business(
     def spoilt(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal calls
         calls += 1
-        found = loss(self, lm, packed, rows)
-        return Loss(found.sum * torch.nan, found.count) if calls == 3 else found
+        result = loss(self, lm, packed, rows)
+        return Loss(result.sum * torch.nan, result.count) if calls == 3 else result
 
     monkeypatch.setattr(SftObjective, "loss", spoilt)
     half = config.model_copy(update={"precision": "float16", "scaling": ScalingConfig(initial=2.0**10)})

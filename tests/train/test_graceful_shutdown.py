@@ -26,11 +26,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def ask(step: int, *numbers: signal.Signals) -> None:
         def signalled(*arguments: Any) -> Any:
-            found = add_up(*arguments)
+            result = add_up(*arguments)
             if arguments[1].step == step:
                 for number in numbers:
                     os.kill(os.getpid(), number)
-            return found
+            return result
 
         monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", signalled)
 

@@ -50,7 +50,7 @@ def test_putting_an_adapter_on_warns_of_nothing(fresh: Fresh) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         add_adapter(fresh(), LORA)
-    assert [str(one.message) for one in said] == []
+    assert [str(item.message) for item in said] == []
 
 
 def test_the_folded_model_is_the_adapted_one(

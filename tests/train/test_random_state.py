@@ -41,9 +41,9 @@ def test_each_generator_goes_on(tmp_path: Path, name: str, skipped: int) -> None
     checkpoints.save(1, Checkpoint(random_state(), {}))
     expected = [draw() for _ in range(5)]
     assert [draw() for _ in range(5)] != expected
-    found = checkpoints.latest()
-    assert found is not None
-    set_random_state(found.tensors)
+    actual = checkpoints.latest()
+    assert actual is not None
+    set_random_state(actual.tensors)
     assert [draw() for _ in range(5)] == expected
 
 

@@ -22,7 +22,7 @@ TASK = TaskConfig(system="Name the intent.")
 WEIGHTS = [1, 0.25, 0, 3, 1, 0, 0.5, 2, 1, 1]
 
 
-def told(records: pa.Table, weights: Sequence[Any], **more: Any) -> pa.Table:
+def with_weights(records: pa.Table, weights: Sequence[Any], **more: Any) -> pa.Table:
     meta = [json.dumps({"worth": weight, **more}) for weight in weights]
     return records.set_column(records.schema.get_field_index("meta"), "meta", pa.array(meta))
 
@@ -52,9 +52,9 @@ def near(one: Path, other: Path) -> bool:
 
 
 def test_a_record_without_weight_is_not_there(trained: Any, records: pa.Table) -> None:
-    out, meta = trained(told(records, WEIGHTS))
+    out, meta = trained(with_weights(records, WEIGHTS))
     kept = [row for row, weight in enumerate(WEIGHTS) if weight]
-    alone, without = trained(told(records, WEIGHTS).take(pa.array(kept)))
+    alone, without = trained(with_weights(records, WEIGHTS).take(pa.array(kept)))
     assert contents(out) == contents(alone)
     assert meta.pop("weightless") == [records["id"][row].as_py() for row in (2, 5)]
     assert meta == without
@@ -63,17 +63,17 @@ def test_a_record_without_weight_is_not_there(trained: Any, records: pa.Table) -
 
 def test_only_relations_matter(trained: Any, records: pa.Table) -> None:
     plain, _ = trained(records, weight=None)
-    assert contents(trained(told(records, [0.125] * 10))[0]) == contents(plain)
-    weighted, _ = trained(told(records, WEIGHTS))
-    assert contents(trained(told(records, [weight * 8 for weight in WEIGHTS]))[0]) == contents(weighted)
-    assert not near(trained(told(records, [weight or 1 for weight in WEIGHTS]))[0], plain), "they do matter"
+    assert contents(trained(with_weights(records, [0.125] * 10))[0]) == contents(plain)
+    weighted, _ = trained(with_weights(records, WEIGHTS))
+    assert contents(trained(with_weights(records, [weight * 8 for weight in WEIGHTS]))[0]) == contents(weighted)
+    assert not near(trained(with_weights(records, [weight or 1 for weight in WEIGHTS]))[0], plain), "they do matter"
 
 
 def test_a_record_that_counts_twice(trained: Any, records: pa.Table) -> None:
     """In steps of all records, in which one stands twice or counts twice."""
     order = pa.array([*range(10), 4])
-    twice, _ = trained(told(records, [1] * 10).take(order), batch_size=11)
-    counted, _ = trained(told(records, [1, 1, 1, 1, 2, 1, 1, 1, 1, 1]), batch_size=10)
+    twice, _ = trained(with_weights(records, [1] * 10).take(order), batch_size=11)
+    counted, _ = trained(with_weights(records, [1, 1, 1, 1, 2, 1, 1, 1, 1, 1]), batch_size=10)
     losses = [[step["loss"] for step in json.loads((out / "training.json").read_text())] for out in (twice, counted)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert near(twice, counted)
@@ -83,7 +83,7 @@ def test_a_record_that_counts_twice(trained: Any, records: pa.Table) -> None:
 def test_however_rows_are_laid_out(
     trained: Any, records: pa.Table, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
-    weighted = told(records, WEIGHTS)
+    weighted = with_weights(records, WEIGHTS)
     if objective == "dpo":
         weighted = weighted.set_column(
             weighted.schema.get_field_index("rejected"), "rejected", pa.array(["no, not at all"] * 10)
@@ -110,7 +110,7 @@ def test_however_rows_are_laid_out(
 )
 def test_what_is_no_weight(trained: Any, records: pa.Table, weights: list[Any], says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        trained(told(records.slice(0, 3), weights))
+        trained(with_weights(records.slice(0, 3), weights))
     assert "\n" not in str(caught.value)
 
 
@@ -122,6 +122,6 @@ def test_mistakes_are_said_before_a_model_is_loaded(
 
     monkeypatch.setattr(stage, "load_model", never)
     with pytest.raises(UserError, match=r"it has no number `value` but `None`; .*train\.weight.*`worth`"):
-        trained(told(records, WEIGHTS, topic="a"), weight="value")
+        trained(with_weights(records, WEIGHTS, topic="a"), weight="value")
     with pytest.raises(UserError, match=r"train\.weight: kto has no weights of records"):
-        trained(told(records, WEIGHTS, label=True), objective="kto")
+        trained(with_weights(records, WEIGHTS, label=True), objective="kto")

@@ -26,7 +26,7 @@ class Told:
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         self.lines[values.step] = values
-        self.decisions += [(one.finding.kind, one.finding.step, one.action) for one in decisions]
+        self.decisions += [(item.finding.kind, item.finding.step, item.action) for item in decisions]
 
     def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         self.lines = {number: values for number, values in self.lines.items() if number < len(steps)}
@@ -45,8 +45,8 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
         def add_up(*arguments: Any) -> StepResult:
             nonlocal calls
             calls += 1
-            found = usual(*arguments)
-            return dataclasses.replace(found, loss=found.loss * factor) if calls == step + 1 else found
+            result = usual(*arguments)
+            return dataclasses.replace(result, loss=result.loss * factor) if calls == step + 1 else result
 
         monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", add_up)
 
@@ -65,7 +65,7 @@ def test_each_decision_is_told_once(
     spoilt(3, float("nan"))
     values = config.model_dump(mode="json") | {"watch": {"nan": {"action": action}}, "micro_batch_tokens": 4096}
     sink = Told()
-    found = train(
+    result = train(
         tiny_model,
         records,
         TrainConfig.read(values, "here"),
@@ -76,5 +76,5 @@ def test_each_decision_is_told_once(
         sink=sink,
     )
     assert sink.decisions == [("nan", 3, action)]
-    assert [(one["kind"], one["step"], one["action"]) for one in found["decisions"]] == sink.decisions
+    assert [(item["kind"], item["step"], item["action"]) for item in result["decisions"]] == sink.decisions
     assert sorted(sink.lines) == list(range(6))

@@ -43,9 +43,9 @@ def _filled(row: torch.Tensor, width: int, filler: int) -> torch.Tensor:
 
 
 def gradients(lm: LanguageModel) -> dict[str, torch.Tensor]:
-    found = {name: weight.grad.clone() for name, weight in lm.model.named_parameters() if weight.grad is not None}
+    result = {name: weight.grad.clone() for name, weight in lm.model.named_parameters() if weight.grad is not None}
     lm.model.zero_grad()
-    return found
+    return result
 
 
 def by_micro_batches(
@@ -74,10 +74,10 @@ def test_loss_and_gradient_do_not_depend_on_how_rows_are_laid_out(
         loss.backward()
         looped += loss.item()
     one_by_one = gradients(lm)
-    found, counted = by_micro_batches(lm, examples, tokens)
+    result, counted = by_micro_batches(lm, examples, tokens)
     ours = gradients(lm)
     assert counted == count == sum(sum(example.supervised) for example in examples)
-    assert found == pytest.approx(total.item(), rel=1e-5) == pytest.approx(looped, rel=1e-5)
+    assert result == pytest.approx(total.item(), rel=1e-5) == pytest.approx(looped, rel=1e-5)
     assert ours.keys() == padded.keys()
     for name in padded:
         for reference in (padded[name], one_by_one[name]):
@@ -146,8 +146,8 @@ def test_odd_batches(fresh: Fresh, rows: list[TokenizedExample]) -> None:
     expected, count = own_loss(lm, rows)
     expected.backward()
     reference = gradients(lm)
-    found, counted = by_micro_batches(lm, rows, 100_000)
-    assert (found, counted) == (pytest.approx(expected.item(), rel=1e-5), count)
+    actual, counted = by_micro_batches(lm, rows, 100_000)
+    assert (actual, counted) == (pytest.approx(expected.item(), rel=1e-5), count)
     for name, gradient in gradients(lm).items():
         torch.testing.assert_close(gradient, reference[name], atol=2e-5, rtol=1e-3)
 
@@ -197,8 +197,8 @@ def test_other_families(
     reference = gradients(lm)
     with packed_attention(lm, max(len(example.ids) for example in examples)) as found_to_pack:
         assert found_to_pack == packs
-    found, _ = by_micro_batches(lm, examples, 100_000)
-    assert found == pytest.approx(expected.item(), rel=1e-4)
+    actual, _ = by_micro_batches(lm, examples, 100_000)
+    assert actual == pytest.approx(expected.item(), rel=1e-4)
     ours = gradients(lm)
     largest = max(float(gradient.abs().max()) for gradient in reference.values())
     for name in reference:

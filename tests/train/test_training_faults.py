@@ -105,32 +105,32 @@ def clean(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
         "train",
     )
     folder = tmp_path_factory.mktemp("clean")
-    found, *others = (trained(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 8))
-    noise = max(abs(other["last_loss"] - found["last_loss"]) for other in others)
-    assert found["decisions"] == []
-    assert noise < 0.05 * found["last_loss"] < 0.01 * found["first_loss"], "noise hides no failure"
-    return Clean(tiny_model, records, config, found, noise)
+    result, *others = (trained(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 8))
+    noise = max(abs(other["last_loss"] - result["last_loss"]) for other in others)
+    assert result["decisions"] == []
+    assert noise < 0.05 * result["last_loss"] < 0.01 * result["first_loss"], "noise hides no failure"
+    return Clean(tiny_model, records, config, result, noise)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 100.0])
 def test_one_bad_batch(clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     spoilt(monkeypatch, at_step(24, factor))
-    found = clean.again(tmp_path)
+    result = clean.again(tmp_path)
     if factor != 100:  # gradients have shrunk so much by then that 100 times as much is clipped, and no outlier
-        assert [(one["kind"], one["step"]) for one in found["decisions"]] == [("nan", 24)]
-    assert found["steps"] == clean.summary["steps"]
-    assert abs(found["last_loss"] - clean.summary["last_loss"]) <= clean.noise
+        assert [(item["kind"], item["step"]) for item in result["decisions"]] == [("nan", 24)]
+    assert result["steps"] == clean.summary["steps"]
+    assert abs(result["last_loss"] - clean.summary["last_loss"]) <= clean.noise
 
 
 def test_a_gradient_that_is_far_too_large(
     tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoilt(monkeypatch, at_step(12, 100.0))
-    found = trained(tiny_model, records, long, tmp_path)
-    decided = [(one["kind"], one["action"], one["step"]) for one in found["decisions"]]
+    result = trained(tiny_model, records, long, tmp_path)
+    decided = [(item["kind"], item["action"], item["step"]) for item in result["decisions"]]
     assert decided == [("explosion", "skip", 12)]
-    assert found["steps"] == 30
-    assert found["last_loss"] < 0.4 * found["first_loss"]
+    assert result["steps"] == 30
+    assert result["last_loss"] < 0.4 * result["first_loss"]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -149,15 +149,15 @@ def test_memory_runs_out(
         return loss
 
     spoilt(monkeypatch, spoil)
-    found = clean.again(tmp_path)
+    result = clean.again(tmp_path)
     assert sum(message.startswith("out of memory at step 24: ") for message in caplog.messages) == times
     assert sizes[:24] == [4] * 24
     assert max(sizes[24 + times :]) == 4 // 2**times, "the micro-batches are smaller"
     assert sum(sizes[24 + times :]) == 16 * 4, "and no example is left out"
-    assert found["decisions"] == []
-    assert found["steps"] == clean.summary["steps"]
-    assert found["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
-    assert abs(found["last_loss"] - clean.summary["last_loss"]) <= clean.noise
+    assert result["decisions"] == []
+    assert result["steps"] == clean.summary["steps"]
+    assert result["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
+    assert abs(result["last_loss"] - clean.summary["last_loss"]) <= clean.noise
 
 
 def test_memory_runs_out_for_one_example(
@@ -187,10 +187,10 @@ def test_memory_that_ran_out_is_remembered(clean: Clean, tmp_path: Path, monkeyp
     spoilt(monkeypatch, spoil)
     with pytest.raises(KeyboardInterrupt):
         clean.again(tmp_path)
-    found = clean.again(tmp_path)
+    result = clean.again(tmp_path)
     assert sizes[:8] == [4] * 8
     assert max(sizes[8:15]) == max(sizes[15:]) == 2
-    assert found["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
+    assert result["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
 
 
 def test_a_disk_that_is_full_for_a_while(
@@ -208,12 +208,12 @@ def test_a_disk_that_is_full_for_a_while(
         return write_tensors(*arguments, **options)
 
     monkeypatch.setattr(checkpoint_write, "write_tensors", full)
-    found = clean.again(tmp_path)
+    result = clean.again(tmp_path)
     said = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
     assert [message.split()[4] for message in said] == ["10", "12", "14"]
     assert all("no space left on device): training continues without it" in message for message in said)
     assert tried == 19, "all are tried, but for the last step"
-    assert found == clean.summary
+    assert result == clean.summary
     kept = sorted(path.name for path in (tmp_path / "scratch" / "checkpoints").glob("step-*"))
     assert kept == ["step-000000036", "step-000000038"]
 
@@ -223,9 +223,9 @@ def test_without_a_checkpoint_the_gradient_is_left_out(
 ) -> None:
     never = long.model_copy(update={"checkpoint": long.checkpoint.model_copy(update={"every_steps": None})})
     spoilt(monkeypatch, at_step(2, float("nan")))
-    found = trained(tiny_model, records, never, tmp_path)
-    assert [(one["kind"], one["action"]) for one in found["decisions"]] == [("nan", "skip")]
-    assert found["last_loss"] < found["first_loss"]
+    result = trained(tiny_model, records, never, tmp_path)
+    assert [(item["kind"], item["action"]) for item in result["decisions"]] == [("nan", "skip")]
+    assert result["last_loss"] < result["first_loss"]
 
 
 def test_without_a_checkpoint_no_number_does_not_go_on_for_ever(
@@ -290,10 +290,10 @@ def test_a_step_without_a_number_survives_a_kill(
         spoilt(patch, spoil)
         with pytest.raises(KeyboardInterrupt):
             trained(tiny_model, records, seldom, tmp_path)
-    found = trained(tiny_model, records, seldom, tmp_path)
+    result = trained(tiny_model, records, seldom, tmp_path)
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [step["step"] for step in log if step["loss"] is None] == [1]
-    assert found["last_loss"] < found["first_loss"]
+    assert result["last_loss"] < result["first_loss"]
 
 
 @pytest.mark.parametrize(("kept", "from_step"), [(9, 15), (2, 17)])
@@ -321,10 +321,10 @@ def test_a_divergence_goes_back_to_before_it_began(
         return Loss(loss.sum + 30 * loss.count, loss.count, loss.metrics) if 16 <= calls < 20 else loss
 
     spoilt(monkeypatch, spoil)
-    found = trained(tiny_model, records, long.model_copy(update=changes), tmp_path)
-    decision = next(one for one in found["decisions"] if one["kind"] == "divergence")
+    result = trained(tiny_model, records, long.model_copy(update=changes), tmp_path)
+    decision = next(item for item in result["decisions"] if item["kind"] == "divergence")
     assert (decision["action"], decision["since"], decision["step"]) == ("rollback", 15, 18)
-    assert found["steps"] == 30
+    assert result["steps"] == 30
     assert calls == 30 + 19 - from_step
     course = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
     assert course == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turned_factor": 1.0, "turns": 1}
@@ -335,8 +335,8 @@ def test_a_lower_rate_takes_no_step_away(
 ) -> None:
     slow = MonitorConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
     constant = {"watch": slow, "schedule": long.schedule.model_copy(update={"name": "constant", "warmup": 0.0})}
-    found = trained(tiny_model, records, long.model_copy(update=constant), tmp_path)
-    (first, *_) = (one for one in found["decisions"] if one["kind"] == "plateau")
+    result = trained(tiny_model, records, long.model_copy(update=constant), tmp_path)
+    (first, *_) = (item for item in result["decisions"] if item["kind"] == "plateau")
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     rates = [step["lr"] for step in log]
     assert rates[first["step"]] == 2 * rates[first["step"] + 1]

@@ -55,7 +55,7 @@ def test_from_a_config_alone(
 def test_variances_do_not_depend_on_the_precision(
     described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
-    found = {
+    result = {
         precision: trained(
             described,
             records,
@@ -64,7 +64,7 @@ def test_variances_do_not_depend_on_the_precision(
         )["initialization"]
         for precision in ("float32", "float16")
     }
-    for exact, half in zip(found["float32"], found["float16"], strict=True):
+    for exact, half in zip(result["float32"], result["float16"], strict=True):
         assert half["activations"] == pytest.approx(exact["activations"], rel=0.02)
         assert half["gradients"] == pytest.approx(exact["gradients"], rel=0.02)
 
@@ -101,10 +101,10 @@ def test_memory_runs_out_at_the_first_look(
 
     monkeypatch.setattr(SftObjective, "loss", short)
     config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
-    found = trained(described, records, config, tmp_path)["initialization"]
+    result = trained(described, records, config, tmp_path)["initialization"]
     assert sizes[0] == 4
     assert sizes[-1] == 1
-    assert [one["layer"] for one in found] == ["embeddings", "0", "1"]
+    assert [item["layer"] for item in result] == ["embeddings", "0", "1"]
 
 
 def test_looking_changes_nothing(

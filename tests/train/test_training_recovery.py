@@ -37,12 +37,12 @@ class Lines:
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         loss = values.loss if math.isfinite(values.loss) else 0.0
-        self.lines[values.step] = (loss, values.lr, [one.line() for one in decisions])
+        self.lines[values.step] = (loss, values.lr, [item.line() for item in decisions])
 
     def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         self.lines = {number: line for number, line in self.lines.items() if number < len(steps)}
         for number, (_, _, said) in self.lines.items():
-            assert said == [one.line() for one in told.get(number, ())]
+            assert said == [item.line() for item in told.get(number, ())]
 
     def close(self) -> None: ...
 
@@ -69,8 +69,8 @@ def run(
             if step in waiting:
                 waiting.clear()
                 raise Killed
-            found = add_up(*arguments)
-            return dataclasses.replace(found, loss=found.loss + spoiled.get(step, 0.0))
+            result = add_up(*arguments)
+            return dataclasses.replace(result, loss=result.loss + spoiled.get(step, 0.0))
 
         monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", changed)
         saved = {"every_steps": 4, "every_seconds": None, "background": False}
@@ -109,8 +109,8 @@ def test_killed_at_any_step(run: Run, case: tuple[Spoiled, dict[str, Any]]) -> N
     assert whole["decisions"]
     assert sorted(expected.lines) == list(range(STEPS))
     for step in (6, 11, 19):
-        found, lines = run(f"killed-{step}", *case, killed=step)
-        assert found["decisions"] == whole["decisions"], step
+        actual, lines = run(f"killed-{step}", *case, killed=step)
+        assert actual["decisions"] == whole["decisions"], step
         assert lines.lines == expected.lines, step
 
 
@@ -128,15 +128,15 @@ def test_killed_while_going_back(run: Run, monkeypatch: pytest.MonkeyPatch, afte
         return rewind(self, step)
 
     monkeypatch.setattr(Checkpoints, "rewind", killed)
-    found, lines = run("killed", *DIVERGED)
+    actual, lines = run("killed", *DIVERGED)
     assert calls == [15, 15], "the second attempt went on with it"
-    assert found["decisions"] == whole["decisions"]
+    assert actual["decisions"] == whole["decisions"]
     assert lines.lines == expected.lines
 
 
 def test_what_a_step_that_is_forgotten_decided_is_told(run: Run) -> None:
-    found, lines = run("told", *DIVERGED)
-    (rollback,) = (Decision.from_json(one) for one in found["decisions"] if one["action"] == "rollback")
+    result, lines = run("told", *DIVERGED)
+    (rollback,) = (Decision.from_json(item) for item in result["decisions"] if item["action"] == "rollback")
     told = [line for _, _, decisions in lines.lines.values() for line in decisions]
     assert told.count(rollback.line()) == 1
 
@@ -145,8 +145,8 @@ def test_what_a_step_that_is_forgotten_decided_is_told(run: Run) -> None:
     ("case", "action"), [(TURNED, "skip"), (DIVERGED, "lower_rate")], ids=["no number", "divergence"]
 )
 def test_nothing_to_go_back_to(run: Run, case: tuple[Spoiled, dict[str, Any]], action: str) -> None:
-    found, lines = run("without", *case, checkpoint={"every_seconds": None})
-    decision = next(one for one in found["decisions"] if one["action"] != "warn")
+    result, lines = run("without", *case, checkpoint={"every_seconds": None})
+    decision = next(item for item in result["decisions"] if item["action"] != "warn")
     assert (decision["action"], decision["why"]) == (action, "there is no checkpoint to start from")
     rates = [lines.lines[step][1] for step in range(STEPS)]
     after = decision["step"] + 1
@@ -211,8 +211,8 @@ def test_going_back_over_a_lowered_rate_lowers_it_once(run: Run) -> None:
     watch = {"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}, "nan": {"action": "rollback"}}
     schedule = {"schedule": {"name": "constant", "warmup": 0.0}}
     _, expected = run("calm", {}, watch, **schedule)
-    found, lines = run("back", {11: math.nan}, watch, **schedule)
-    plateaus = [(one["kind"], one["step"]) for one in found["decisions"] if one["kind"] == "plateau"]
+    actual, lines = run("back", {11: math.nan}, watch, **schedule)
+    plateaus = [(item["kind"], item["step"]) for item in actual["decisions"] if item["kind"] == "plateau"]
     assert plateaus[0] == plateaus[1], "it is met again"
     assert plateaus[0][1] < 11 < plateaus[2][1]
     assert {step: line[1] for step, line in lines.lines.items() if step < 12} == {

@@ -165,8 +165,8 @@ def into(tiny_model: Path, records: pa.Table, tmp_path: Path) -> Callable[[str, 
 
 
 def read_lines(file: Path, leave_out: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    found = map(json.loads, file.read_text().splitlines())
-    return [{key: value for key, value in line.items() if key not in leave_out} for line in found]
+    result = map(json.loads, file.read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in leave_out} for line in result]
 
 
 def test_the_metrics_of_a_killed_training(
@@ -232,8 +232,8 @@ def test_metrics_that_were_lost_are_written_again(
     usual = trainer.Trainer.accumulate_gradients
 
     def spoilt(*arguments: Any) -> StepResult:
-        found = usual(*arguments)
-        return replace(found, loss=math.nan) if arguments[1].step == 1 else found
+        result = usual(*arguments)
+        return replace(result, loss=math.nan) if arguments[1].step == 1 else result
 
     monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", spoilt)
     config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")

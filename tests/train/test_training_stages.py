@@ -41,14 +41,14 @@ class Heard:
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         self.steps.append(values)
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], sourced_records: Mapping[int, Sequence[Decision]]) -> None:
         del self.steps[len(steps) :]
 
     def close(self) -> None: ...
 
 
 @pytest.fixture
-def told(records: pa.Table) -> pa.Table:
+def sourced_records(records: pa.Table) -> pa.Table:
     """The ten records of two topics, with a score each."""
     meta = [json.dumps({"topic": "abcd"[row % 4], "score": score}) for row, score in enumerate(SCORES)]
     return records.set_column(records.schema.get_field_index("meta"), "meta", pa.array(meta))
@@ -57,15 +57,15 @@ def told(records: pa.Table) -> pa.Table:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The rows of every micro-batch that a loss is taken on; a step is one here."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     loss = SftObjective.loss
 
     def noted(self: SftObjective, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        found.append(list(rows))
+        result.append(list(rows))
         return loss(self, lm, packed, rows)
 
     monkeypatch.setattr(SftObjective, "loss", noted)
-    return found
+    return result
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -77,7 +77,7 @@ def with_settings(config: TrainConfig, **changes: Any) -> TrainConfig:
 
 
 def test_stages_have_their_data_length_and_rate(
-    tiny_model: Path, told: pa.Table, config: TrainConfig, tmp_path: Path, seen: list[list[int]]
+    tiny_model: Path, sourced_records: pa.Table, config: TrainConfig, tmp_path: Path, seen: list[list[int]]
 ) -> None:
     stages = [
         {"mix": {"a": 1, "b": 1}, "mix_by": "topic", "epochs": 2, "learning_rate": 1e-4},
@@ -88,7 +88,7 @@ def test_stages_have_their_data_length_and_rate(
     heard = Heard()
     meta = train(
         tiny_model,
-        told,
+        sourced_records,
         with_settings(config, stages=stages, schedule=constant),
         TASK,
         seed=3,
@@ -113,12 +113,12 @@ def test_stages_have_their_data_length_and_rate(
 
 
 def test_easy_records_come_first(
-    tiny_model: Path, told: pa.Table, config: TrainConfig, tmp_path: Path, seen: list[list[int]]
+    tiny_model: Path, sourced_records: pa.Table, config: TrainConfig, tmp_path: Path, seen: list[list[int]]
 ) -> None:
     curriculum = {"name": "fixed", "difficulty": "score", "start": 0.4, "duration": 0.5, "pacing": "step", "stairs": 1}
     train(
         tiny_model,
-        told,
+        sourced_records,
         with_settings(config, curriculum=curriculum, epochs=4),
         TASK,
         seed=3,
@@ -130,9 +130,11 @@ def test_easy_records_come_first(
 
 
 def test_the_answers_of_a_pair_are_of_one_kind(
-    tiny_model: Path, told: pa.Table, config: TrainConfig, tmp_path: Path
+    tiny_model: Path, sourced_records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
-    pairs = told.set_column(told.schema.get_field_index("rejected"), "rejected", pa.array(["no"] * 10))
+    pairs = sourced_records.set_column(
+        sourced_records.schema.get_field_index("rejected"), "rejected", pa.array(["no"] * 10)
+    )
     stages = [{"mix": {"a": 1}, "mix_by": "topic", "epochs": 1}, {"steps": 1}]
     changes = {"objective": "kto", "batch_size": 2, "stages": stages}
     meta = train(
@@ -146,7 +148,7 @@ def test_the_answers_of_a_pair_are_of_one_kind(
     )
     assert meta["steps"] == 4, "three records of two answers each, and one step more"
     assert 5 <= len(meta["never_met"]) <= 7
-    assert not {told["id"][row].as_py() for row in (0, 4, 8)} & set(meta["never_met"])
+    assert not {sourced_records["id"][row].as_py() for row in (0, 4, 8)} & set(meta["never_met"])
 
 
 @pytest.mark.slow
@@ -155,7 +157,7 @@ def test_the_answers_of_a_pair_are_of_one_kind(
 )
 def test_a_curriculum_that_is_killed_at_every_step(
     tiny_model: Path,
-    told: pa.Table,
+    sourced_records: pa.Table,
     config: TrainConfig,
     tmp_path: Path,
     seen: list[list[int]],
@@ -165,12 +167,14 @@ def test_a_curriculum_that_is_killed_at_every_step(
 
     def again(name: str) -> dict[str, Any]:
         torch.manual_seed(99)  # a new process's generators stand anywhere
-        return train(tiny_model, told, config, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-scratch")
+        return train(
+            tiny_model, sourced_records, config, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-scratch"
+        )
 
     meta = again("whole")
     met = list(seen)
     left_out = set(range(10)) - {row for rows in met for row in rows}
-    assert meta.get("never_met", []) == [told["id"][row].as_py() for row in sorted(left_out)]
+    assert meta.get("never_met", []) == [sourced_records["id"][row].as_py() for row in sorted(left_out)]
     assert len({row for rows in met[:2] for row in rows}) < len({row for rows in met for row in rows})
     del seen[:]
     for step in range(meta["steps"]):
@@ -226,13 +230,13 @@ def test_a_curriculum_that_is_killed_at_every_step(
     ],
 )
 def test_orders_that_cannot_be(
-    tiny_model: Path, told: pa.Table, config: TrainConfig, tmp_path: Path, changes: dict[str, Any], says: str
+    tiny_model: Path, sourced_records: pa.Table, config: TrainConfig, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
-    task = TaskConfig(labels=sorted(set(told["completion"].to_pylist())))
+    task = TaskConfig(labels=sorted(set(sourced_records["completion"].to_pylist())))
     with pytest.raises(UserError, match=says):
         train(
             tiny_model,
-            told,
+            sourced_records,
             with_settings(config, **changes),
             task,
             seed=3,
@@ -244,7 +248,7 @@ def test_orders_that_cannot_be(
 @pytest.mark.slow
 def test_a_self_paced_training_goes_by_what_it_measures(
     tiny_model: Path,
-    told: pa.Table,
+    sourced_records: pa.Table,
     config: TrainConfig,
     tmp_path: Path,
     seen: list[list[int]],
@@ -255,7 +259,9 @@ def test_a_self_paced_training_goes_by_what_it_measures(
     def meets(name: str, **changes: Any) -> list[list[int]]:
         changed = with_settings(config, curriculum=SELF_PACED, epochs=3, **changes)
         del seen[:]
-        meta = train(tiny_model, told, changed, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s")
+        meta = train(
+            tiny_model, sourced_records, changed, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s"
+        )
         assert meta["steps"] == 9
         rows = [row for rows in seen for row in rows]
         return [rows[start : start + 4] for start in range(0, 4 * 8, 4)]
@@ -270,9 +276,11 @@ def test_a_self_paced_training_goes_by_what_it_measures(
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_loader_changes_nothing(
-    tiny_model: Path, told: pa.Table, config: TrainConfig, tmp_path: Path, workers: int, prefetch: int
+    tiny_model: Path, sourced_records: pa.Table, config: TrainConfig, tmp_path: Path, workers: int, prefetch: int
 ) -> None:
-    plain = train(tiny_model, told, config, TASK, seed=3, out=tmp_path / "plain", scratch=tmp_path / "a")
+    plain = train(tiny_model, sourced_records, config, TASK, seed=3, out=tmp_path / "plain", scratch=tmp_path / "a")
     ahead = with_settings(config, loader={"workers": workers, "prefetch": prefetch})
-    assert train(tiny_model, told, ahead, TASK, seed=3, out=tmp_path / "ahead", scratch=tmp_path / "b") == plain
+    assert (
+        train(tiny_model, sourced_records, ahead, TASK, seed=3, out=tmp_path / "ahead", scratch=tmp_path / "b") == plain
+    )
     assert contents(tmp_path / "ahead") == contents(tmp_path / "plain")

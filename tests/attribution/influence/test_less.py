@@ -48,19 +48,19 @@ def test_it_is_the_sum_of_cosines_computed_one_by_one(network, trained, projecti
     checkpoints, _ = trained
     result = less(network.model, checkpoints, network.train, network.test, projection=projection)
     expected = np.zeros((20, 4))
-    for one in checkpoints:
-        placed = network.model.at(one.parameters)
+    for item in checkpoints:
+        placed = network.model.at(item.parameters)
         actual, reference = gradients(placed, network.train), gradients(placed, network.test)
-        beta1, beta2, after = 0.8, 0.95, one.adam.steps + 1
+        beta1, beta2, after = 0.8, 0.95, item.adam.steps + 1
         for i in range(20):
-            first = (beta1 * one.adam.first + (1 - beta1) * actual[i]) / (1 - beta1**after)
-            second = (beta2 * one.adam.second + (1 - beta2) * actual[i] ** 2) / (1 - beta2**after)
+            first = (beta1 * item.adam.first + (1 - beta1) * actual[i]) / (1 - beta1**after)
+            second = (beta2 * item.adam.second + (1 - beta2) * actual[i] ** 2) / (1 - beta2**after)
             step = first / (second**0.5 + 1e-6)
             for j in range(4):
                 a, b = step, reference[j]
                 if projection:
                     a, b = projection(a[None])[0], projection(b[None])[0]
-                expected[i, j] += one.rate * float(a @ b / (a.norm() * b.norm()))
+                expected[i, j] += item.rate * float(a @ b / (a.norm() * b.norm()))
     np.testing.assert_allclose(result.scores, expected, rtol=1e-9, atol=1e-12)
     assert np.abs(result.scores).max() <= 0.09 + 1e-12
     assert result.evaluations == 48
@@ -84,7 +84,7 @@ def test_lengths_of_test_gradients_do_not_count(network, trained) -> None:
         network.model.outputs,
         lambda outputs, batch: 3 * nn.functional.cross_entropy(outputs, batch[1], reduction="none"),
     )
-    plain = [Checkpoint(one.parameters, one.rate, one.adam) for one in checkpoints]
+    plain = [Checkpoint(item.parameters, item.rate, item.adam) for item in checkpoints]
     moved = less(doubled, plain, network.train, network.test, projection=None)
     # Training steps do change with the scale, as Adam's moments stay: only their part of the scores.
     assert not np.allclose(result.scores, moved.scores)
@@ -106,13 +106,13 @@ def test_settled_moments_are_what_adam_comes_to_one_record_at_a_time(network) ->
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[None]), y[None]).backward()
             optimizer.step()
-    told, result = (
+    explicit, result = (
         AdamMoments.from_optimizer(network.model, optimizer),
         AdamMoments.from_records(network.model, network.train, 7),
     )
-    full = 1 - 0.9999**told.steps
-    torch.testing.assert_close(result.first, told.first / full, rtol=2e-2, atol=1e-4)
-    torch.testing.assert_close(result.second, told.second / full, rtol=2e-2, atol=1e-5)
+    full = 1 - 0.9999**explicit.steps
+    torch.testing.assert_close(result.first, explicit.first / full, rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(result.second, explicit.second / full, rtol=2e-2, atol=1e-5)
 
 
 def test_mistakes_are_one_line(network, trained) -> None:

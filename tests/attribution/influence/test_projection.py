@@ -75,9 +75,9 @@ def test_pieces_of_a_wide_dense_matrix_are_one_matrix(monkeypatch) -> None:
 def test_seeds_kinds_and_dimensions_give_other_matrices() -> None:
     x = vectors(2, 5000)
     result = [Projection(64, seed, kind)(x) for seed in (0, 1) for kind in KINDS]
-    for row, one in enumerate(result):
+    for row, first in enumerate(result):
         for other in result[:row]:
-            assert not torch.allclose(one, other)
+            assert not torch.allclose(first, other)
 
 
 @pytest.mark.slow

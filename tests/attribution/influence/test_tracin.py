@@ -38,7 +38,7 @@ def test_checkpoints_add_up_by_their_rates(network) -> None:
     first = network.model.parameters
     second = {name: value * 0.5 for name, value in first.items()}
     alone = [
-        tracin(network.model, [Checkpoint(one, 1.0)], network.train, network.test).scores for one in (first, second)
+        tracin(network.model, [Checkpoint(item, 1.0)], network.train, network.test).scores for item in (first, second)
     ]
     both = tracin(network.model, [Checkpoint(first, 0.1), Checkpoint(second, 0.3)], network.train, network.test)
     np.testing.assert_allclose(both.scores, 0.1 * alone[0] + 0.3 * alone[1])

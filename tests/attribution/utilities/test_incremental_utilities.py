@@ -141,8 +141,8 @@ def test_other_scores_of_neighbours(k: int) -> None:
         shares = np.zeros((len(true), 3))
         shares[:, model.classes_] = model.predict_proba(records)
         own = shares[np.arange(len(true)), true]
-        for one in growing:
-            one.add(row)
+        for item in growing:
+            item.add(row)
         np.testing.assert_allclose(growing[0].score(), np.log(np.maximum(own, 1e-6)).mean(), rtol=1e-12)
         np.testing.assert_allclose(growing[1].score(), own.mean() * min(k, count) / k, rtol=1e-12)
         assert likelihood(order[:count]) == growing[0].score()

@@ -188,8 +188,8 @@ def test_the_order_of_the_evaluation_records_decides_nothing() -> None:
     for _ in range(3):
         order = rng.permutation(evaluation.num_rows)
         again = index_evaluation(evaluation.take(pa.array(order))).search(training)
-        assert {row: (one.reason, one.score, one.kept) for row, one in again.rejections.items()} == {
-            row: (one.reason, one.score, one.kept) for row, one in expected.rejections.items()
+        assert {row: (item.reason, item.score, item.kept) for row, item in again.rejections.items()} == {
+            row: (item.reason, item.score, item.kept) for row, item in expected.rejections.items()
         }
         assert {(row, order[other]) for row, other in again.pairs} == set(expected.pairs)
 
@@ -212,7 +212,7 @@ def brute_force(training: pa.Table, evaluation: pa.Table, is_found: Callable[[se
     """The rows for which something holds of their set of 5-grams and that of an evaluation input."""
     own = [shingles(fold_case(text), 5) for text in input_texts(training)]
     others = [shingles(fold_case(text), 5) for text in input_texts(evaluation)]
-    return {row for row, one in enumerate(own) if any(is_found(one, other) for other in others)}
+    return {row for row, first in enumerate(own) if any(is_found(first, other) for other in others)}
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 1.0])
@@ -234,19 +234,19 @@ def test_containment_is_that_of_an_exhaustive_search(contained: float) -> None:
         f"{prose(100 + number, 9)} {mutated(rng, text)} {prose(200 + number, 9)}"
         for number, text in enumerate(texts * 2)
     ]
-    found = index_evaluation(table_of(*texts), ngram=None, threshold=1.0, contained=contained).find(table_of(*around))
+    result = index_evaluation(table_of(*texts), ngram=None, threshold=1.0, contained=contained).find(table_of(*around))
 
     def share(text: str, other: str) -> float:
-        runs, wanted = ([one[start : start + 5] for start in range(len(one) - 4)] for one in (text, other))
+        runs, wanted = ([item[start : start + 5] for start in range(len(item) - 4)] for item in (text, other))
         width = int(np.ceil(len(wanted) / contained))
         starts = range(max(1, len(runs) - width + 1))
         return max(len(set(runs[start : start + width]) & set(wanted)) for start in starts) / len(set(wanted))
 
     for row, text in enumerate(around):
         shares = [share(text, other) for other in texts]
-        assert (row in found) == (max(shares) >= contained)
-        if row in found:
-            assert found[row].score == max(shares)
+        assert (row in result) == (max(shares) >= contained)
+        if row in result:
+            assert result[row].score == max(shares)
 
 
 def test_the_size_of_blocks_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +283,12 @@ def test_shared_runs_are_those_of_an_exhaustive_search(ngram: int) -> None:
 
     index = index_evaluation(evaluation, ngram=ngram, threshold=None, ignore_above=None)
     others = [runs(text) for text in texts]
-    found = index.find(training)
+    result = index.find(training)
     for row, text in enumerate(training["text"].to_pylist()):
         own = runs(text)
         shared = [len(own & other) for other in others]
-        assert (row in found) == (max(shared) > 0)
-        if max(shared) and found[row].reason.startswith("shares"):
+        assert (row in result) == (max(shared) > 0)
+        if max(shared) and result[row].reason.startswith("shares"):
             other = int(np.argmax(shared))
-            assert found[row].kept == evaluation["id"][other].as_py()
-            assert found[row].score == max(max(shared) / len(own), max(shared) / len(others[other]))
+            assert result[row].kept == evaluation["id"][other].as_py()
+            assert result[row].score == max(max(shared) / len(own), max(shared) / len(others[other]))

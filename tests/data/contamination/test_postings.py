@@ -13,8 +13,8 @@ SETS = st.lists(st.sets(st.integers(0, 30), max_size=20), max_size=12)
 
 def shingles(sets: list[set[int]]) -> Shingles:
     """The sets, their members spread over all 64 bits."""
-    values = [np.sort(np.array([member * 0x0765_4321_0FED_CBA9 for member in one], np.uint64)) for one in sets]
-    sizes = np.array([len(one) for one in sets], np.int64)
+    values = [np.sort(np.array([member * 0x0765_4321_0FED_CBA9 for member in item], np.uint64)) for item in sets]
+    sizes = np.array([len(item) for item in sets], np.int64)
     return Shingles(np.concatenate([np.empty(0, np.uint64), *values]), offsets_of(sizes))
 
 
@@ -35,5 +35,5 @@ def test_sets_that_share_enough_members_meet(
         ]
     finally:
         postings._PAIRS_A_BLOCK = before
-    shared = {(a, b): len(one & other) for a, one in enumerate(asked) for b, other in enumerate(indexed)}
+    shared = {(a, b): len(item & other) for a, item in enumerate(asked) for b, other in enumerate(indexed)}
     assert sorted(result) == sorted((a, b, count) for (a, b), count in shared.items() if count >= least)

@@ -24,8 +24,8 @@ def test_a_shared_run_leaves_a_shared_fingerprint(ngram: int) -> None:
     for _ in range(50):
         shared = text(rng, ngram)
         pair = [f"{text(rng, int(rng.integers(0, 30)))} {shared} {text(rng, int(rng.integers(0, 30)))}" for _ in "ab"]
-        one, other = of([part.strip() for part in pair], ngram)
-        assert one & other
+        first, other = of([part.strip() for part in pair], ngram)
+        assert first & other
 
 
 @pytest.mark.parametrize("ngram", [1, 3, 13])
@@ -34,23 +34,23 @@ def test_minima_are_those_of_every_window(ngram: int) -> None:
     texts = [text(rng, length) for length in (1, ngram, ngram + 1, 40, 2)]
     window = min(4, ngram)
     result = window_minima(texts, ngram)
-    for number, one in enumerate(texts):
-        shorter = ngram_sequences([one], ngram - window + 1, "word").values.tolist()
+    for number, item in enumerate(texts):
+        shorter = ngram_sequences([item], ngram - window + 1, "word").values.tolist()
         expected = [min(shorter[at : at + window]) for at in range(max(1, len(shorter) - window + 1))]
         assert result.values[result.offsets[number] : result.offsets[number + 1]].tolist() == expected
-        assert len(expected) == len(ngram_sequences([one], ngram, "word").values)
+        assert len(expected) == len(ngram_sequences([item], ngram, "word").values)
 
 
 def test_a_fingerprint_depends_on_nothing_but_its_text() -> None:
     rng = np.random.default_rng(1)
     texts = [text(rng, int(rng.integers(1, 40))) for _ in range(20)]
-    assert of(texts, 13) == [of([one], 13)[0] for one in texts]
+    assert of(texts, 13) == [of([item], 13)[0] for item in texts]
 
 
 def test_texts_of_few_words_are_told_apart_as_wholes() -> None:
-    one, same, other = of(["a b c", "a b c", "a b d e f g h i j k l m"], 13)
-    assert len(one) == len(other) == 1
-    assert one == same != other
+    item, same, other = of(["a b c", "a b c", "a b d e f g h i j k l m"], 13)
+    assert len(item) == len(other) == 1
+    assert item == same != other
 
 
 def test_fingerprints_are_few() -> None:

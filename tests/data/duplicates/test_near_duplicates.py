@@ -291,7 +291,7 @@ def test_like_inputs_with_different_answers_stay(make: Callable[..., pa.Table]) 
     ]
 
 
-@pytest.mark.parametrize(("texts", "told"), [("abc", "not one text"), (["a", None], r"texts\[1\] is NoneType")])
-def test_what_is_no_list_of_texts_is_said(texts: object, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+@pytest.mark.parametrize(("texts", "message"), [("abc", "not one text"), (["a", None], r"texts\[1\] is NoneType")])
+def test_what_is_no_list_of_texts_is_said(texts: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         near_duplicates(texts)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def test_hashes_are_the_sets(texts: list[str], ngram: int, unit: Unit) -> None:
     assert hashed.values.dtype == np.uint64
     assert hashed.offsets.dtype == np.int64
     assert hashed.offsets[0] == 0
-    assert hashed.sizes.tolist() == [len(one) for one in sets]
+    assert hashed.sizes.tolist() == [len(item) for item in sets]
     for begin, end in zip(hashed.offsets[:-1], hashed.offsets[1:], strict=True):
         assert (np.diff(hashed.values[begin:end].astype(object)) > 0).all()
     i, j = (axis.ravel() for axis in np.indices((len(texts), len(texts))))
@@ -51,10 +51,10 @@ def test_hashes_are_the_sets(texts: list[str], ngram: int, unit: Unit) -> None:
 def test_a_hash_depends_on_its_ngram_alone(texts: list[str], ngram: int, unit: Unit) -> None:
     together = ngram_sets(texts, ngram, unit)
     one_by_one = [ngram_sets([text], ngram, unit).values for text in texts]
-    assert together.values.tolist() == [value for one in one_by_one for value in one.tolist()]
+    assert together.values.tolist() == [value for item in one_by_one for value in item.tolist()]
     in_order = ngram_sequences(texts, ngram, unit)
-    for row, one in enumerate(one_by_one):
-        assert np.array_equal(np.unique(in_order.values[in_order.offsets[row] : in_order.offsets[row + 1]]), one)
+    for row, item in enumerate(one_by_one):
+        assert np.array_equal(np.unique(in_order.values[in_order.offsets[row] : in_order.offsets[row + 1]]), item)
 
 
 def test_blocks_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

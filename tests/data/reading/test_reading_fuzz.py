@@ -87,7 +87,7 @@ def outcome(path: Path) -> Outcome:
             tables.append(table)  # those before the refusal are wanted
     except UserError as error:
         refusal = str(error)
-    problems = [one for one in scan_records(path, name=path.name) if isinstance(one, Problem)]
+    problems = [item for item in scan_records(path, name=path.name) if isinstance(item, Problem)]
     return Outcome(concat(tables), refusal, problems, check_file(path, labels=["a"], name=path.name))
 
 
@@ -121,7 +121,7 @@ def contents(found: Outcome) -> list[dict[str, Any]]:
 
 def told_lines(path: Path) -> list[int]:
     """The line of every record, and of every problem that has one."""
-    lines = [one.line if isinstance(one, Problem) else one["line"] for one in scan_records(path)]
+    lines = [item.line if isinstance(item, Problem) else item["line"] for item in scan_records(path)]
     return [line for line in lines if line is not None]
 
 
@@ -133,11 +133,11 @@ def kinds(found: Outcome) -> list[str]:
 @given(CONTENT, st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.csv.zst"]))
 def test_any_bytes(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    found = outcome(tmp_path / name)
-    assert_sound(found, name)
-    assert found.records.num_rows <= content.count(b"\n") + content.count(b"{") + content.count(b"\r") + 1
+    result = outcome(tmp_path / name)
+    assert_sound(result, name)
+    assert result.records.num_rows <= content.count(b"\n") + content.count(b"{") + content.count(b"\r") + 1
     if name.endswith((".parquet", ".gz", ".zst")):  # which random bytes are not
-        assert kinds(found) == ["damaged file"] if content else len(found.problems) == 1
+        assert kinds(result) == ["damaged file"] if content else len(result.problems) == 1
     # A first line that opens an array is refused for the whole file, once.
     is_array = content.removeprefix(b"\xef\xbb\xbf").startswith(b"[")
     if name == "a.jsonl" and not is_utf16(content) and not is_array:
@@ -151,14 +151,14 @@ def test_any_compressed_bytes_cut_anywhere(tmp_path: Path, content: bytes, stop:
     (tmp_path / name).write_bytes(bytes(packed)[:stop])
     plain = tmp_path / name.rpartition(".")[0]
     plain.write_bytes(content)
-    found, whole = outcome(tmp_path / name), outcome(plain)
-    assert_sound(found, name)
+    result, whole = outcome(tmp_path / name), outcome(plain)
+    assert_sound(result, name)
     if stop < len(packed):
-        assert found.refusal is not None
-        assert contents(found) == contents(whole)[: found.records.num_rows]
+        assert result.refusal is not None
+        assert contents(result) == contents(whole)[: result.records.num_rows]
     else:
-        assert contents(found) == contents(whole)
-        assert kinds(found) == kinds(whole)
+        assert contents(result) == contents(whole)
+        assert kinds(result) == kinds(whole)
 
 
 @ours
@@ -184,13 +184,13 @@ def test_damaged_parquet(tmp_path: Path, blocks: list[bytes], data: st.DataObjec
         position = data.draw(st.integers(0, len(content) - 1))
         content[position : position + len(block)] = block
     (tmp_path / "a.parquet").write_bytes(bytes(content))
-    found = outcome(tmp_path / "a.parquet")
-    assert_sound(found, "a.parquet")
-    assert (found.refusal is None) == (not found.problems)
+    result = outcome(tmp_path / "a.parquet")
+    assert_sound(result, "a.parquet")
+    assert (result.refusal is None) == (not result.problems)
     if bytes(content) == sink.getvalue():
-        assert found.records["text"].to_pylist() == ["a", "b"]
-        assert found.records["line"].to_pylist() == [1, 2]
-        assert not found.problems
+        assert result.records["text"].to_pylist() == ["a", "b"]
+        assert result.records["line"].to_pylist() == [1, 2]
+        assert not result.problems
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
@@ -262,16 +262,16 @@ NOTHING = "the file holds no records; put records into it, or name another file"
 )  # fmt: skip
 def test_what_was_once_found_is_refused(tmp_path: Path, name: str, content: bytes, refusals: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
-    found = outcome(tmp_path / name)
-    assert_sound(found, name)
-    assert [str(problem.error()) for problem in found.problems] == [f"{name}{refusal}" for refusal in refusals]
-    assert found.records.num_rows == 0
+    result = outcome(tmp_path / name)
+    assert_sound(result, name)
+    assert [str(problem.error()) for problem in result.problems] == [f"{name}{refusal}" for refusal in refusals]
+    assert result.records.num_rows == 0
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_a_text_of_many_brackets_is_a_text(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(DEEP_TEXT)
-    found = outcome(tmp_path / name)
-    assert found.problems == []
-    assert found.records["text"].to_pylist() == ["a"]
-    assert found.records["meta"].to_pylist() == [json.dumps({"meta": "[" * 500})]
+    result = outcome(tmp_path / name)
+    assert result.problems == []
+    assert result.records["text"].to_pylist() == ["a"]
+    assert result.records["meta"].to_pylist() == [json.dumps({"meta": "[" * 500})]

@@ -152,7 +152,7 @@ def test_every_format_gives_the_same_records(tmp_path: Path) -> None:
     names = ["a.jsonl", "a.json", "lines.json", "a.csv", "a.tsv", "a.parquet", "saved", "plain"]
     ids = {name: concat(list(read(tmp_path / name)))["id"].to_pylist() for name in names}
     assert len(set(ids["a.jsonl"])) == 5
-    assert all(found == ids["a.jsonl"] for found in ids.values())
+    assert all(result == ids["a.jsonl"] for result in ids.values())
 
 
 def test_lines_are_those_of_an_editor(tmp_path: Path) -> None:

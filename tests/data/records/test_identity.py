@@ -64,8 +64,8 @@ def test_the_same_words_about_two_images_are_two_records(tmp_path: Path) -> None
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (table,) = read(file)
     for column in ("id", "input_id"):
-        plain, one, two, again = table[column].to_pylist()
-        assert len({plain, one, two}) == 3
+        plain, item, two, again = table[column].to_pylist()
+        assert len({plain, item, two}) == 3
         assert again == two
     assert assign_ids(table).equals(table)
     assert table["id"][0].as_py() == record_id([{"role": "user", "content": "What is this?"}], "a cat", None, None)

@@ -29,7 +29,7 @@ def synthetic(*seeds: str) -> str:
     return json.dumps({"synthetic": {"method": "paraphrases", "model": "m", "seeds": list(seeds)}})
 
 
-def made(*metas: str) -> pa.Table:
+def records_of(*metas: str) -> pa.Table:
     return table_of(*({"prompt": f"made {n}", "completion": "x", "meta": meta} for n, meta in enumerate(metas)))
 
 
@@ -44,8 +44,8 @@ def test_marks_are_read() -> None:
         '{"said": "augmented"}',
         '{"said": {"augmented": {"of": "x"}}}',
     ]
-    assert origin_ids(made(*metas)).to_pylist() == [None, "a", "b", "", "e", None, None, None]
-    assert origin_ids(made()).to_pylist() == []
+    assert origin_ids(records_of(*metas)).to_pylist() == [None, "a", "b", "", "e", None, None, None]
+    assert origin_ids(records_of()).to_pylist() == []
 
 
 def test_marks_are_told() -> None:
@@ -69,7 +69,7 @@ def test_they_are_on_their_origins_side_and_never_held_out(
     of: list[int], first: bool, grouped: bool, stratify: str | None
 ) -> None:
     config = HALVES.model_copy(update={"group": grouped, "stratify": stratify})
-    new = made(*(variant(IDS[n]) if n % 3 else synthetic(IDS[n]) for n in of))
+    new = records_of(*(variant(IDS[n]) if n % 3 else synthetic(IDS[n]) for n in of))
     table = split_keys(concat([new, ORIGINALS] if first else [ORIGINALS, new]), config)
     config = freeze_settings(table, config)
     alone = assign_splits(split_keys(ORIGINALS, config), config).splits
@@ -90,9 +90,9 @@ def test_they_are_on_their_origins_side_and_never_held_out(
 
 def test_they_do_not_count_where_shares_are_settled() -> None:
     config = SplitsConfig(test=0.25, stratify="label")
-    more = concat([ORIGINALS, made(*(synthetic() for _ in range(200)))])
+    more = concat([ORIGINALS, records_of(*(synthetic() for _ in range(200)))])
     assert freeze_settings(split_keys(more, config), config) == freeze_settings(split_keys(ORIGINALS, config), config)
-    alone = split_keys(made(synthetic("a"), variant("b")), config)
+    alone = split_keys(records_of(synthetic("a"), variant("b")), config)
     with pytest.raises(UserError, match=r"^data\.splits: every record was derived from others"):
         freeze_settings(alone, config)
     everything = SplitsConfig(test=0)
@@ -104,13 +104,13 @@ def test_their_moment_decides_nothing() -> None:
     originals = table_of(*({"text": f"text {day}", "meta": f'{{"at": "2026-01-0{day}"}}'} for day in (1, 6)))
     early, late = originals["id"].to_pylist()
     splits = assign_splits(
-        split_keys(concat([originals, made(variant(early), variant(late), synthetic())]), config), config
+        split_keys(concat([originals, records_of(variant(early), variant(late), synthetic())]), config), config
     ).splits
     assert splits.tolist() == [0, 2, 0, -1, 0]
 
 
 def test_a_drawn_share_holds_out_originals_alone() -> None:
-    table = concat([ORIGINALS, made(*map(variant, IDS))])
+    table = concat([ORIGINALS, records_of(*map(variant, IDS))])
     rest, held_out = hash_split(table, 0.5)
     assert origin_ids(held_out).null_count == held_out.num_rows > 5
     kept, rejected, *_ = without_held_out_variants(rest, held_out, CHANGED.empty_table())
@@ -120,7 +120,9 @@ def test_a_drawn_share_holds_out_originals_alone() -> None:
 
 
 def test_what_was_made_of_a_test_record_that_a_step_has_rewritten() -> None:
-    rest = made(variant("as it was read"), variant("between two steps"), variant("its twin"), variant("of another"))
+    rest = records_of(
+        variant("as it was read"), variant("between two steps"), variant("its twin"), variant("of another")
+    )
     changed = pa.Table.from_pylist(
         [
             {"id": "between two steps", "before": "as it was read", "step": "normalise", "detail": ""},
@@ -136,11 +138,11 @@ def test_what_was_made_of_a_test_record_that_a_step_has_rewritten() -> None:
 
 @pytest.mark.parametrize("mark", [variant, synthetic])
 def test_the_check_finds_one_whose_origin_is_held_out(mark: object) -> None:
-    one, other = made(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
-    for tables in ({"train": one, "test": other}, {"train": other, "test": one}):
+    first, other = records_of(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
+    for tables in ({"train": first, "test": other}, {"train": other, "test": first}):
         (leak,) = find_leaks(tables)
         assert (leak.kind, leak.splits) == ("origin", ("train", "test"))
         assert leak.detail == "one is derived from the other, or both from a third"
-    assert find_leaks({"train": one, "test": ORIGINALS.slice(4, 2)}) == []
-    (leak,) = find_leaks({"train": made("{}", mark("q")).slice(1), "test": made(mark("q"))})  # type: ignore[operator]
+    assert find_leaks({"train": first, "test": ORIGINALS.slice(4, 2)}) == []
+    (leak,) = find_leaks({"train": records_of("{}", mark("q")).slice(1), "test": records_of(mark("q"))})  # type: ignore[operator]
     assert leak.kind == "origin"

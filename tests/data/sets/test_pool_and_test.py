@@ -176,9 +176,9 @@ def test_digests_follow_the_content(folder: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"test.csv"}
     (folder / "set").mkdir()
     (folder / "set" / "a.arrow").write_bytes(b"a")
-    one = input_digests(config(pool="set"), folder)["set"]
+    item = input_digests(config(pool="set"), folder)["set"]
     (folder / "set" / "a.arrow").rename(folder / "set" / "b.arrow")
-    assert input_digests(config(pool="set"), folder)["set"] != one
+    assert input_digests(config(pool="set"), folder)["set"] != item
     with pytest.raises(UserError, match=r"^no\.csv: there is no such file"):
         input_digests(config(pool="no.csv"), folder)
 

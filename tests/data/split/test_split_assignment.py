@@ -63,8 +63,8 @@ def test_clusters_grow_together_and_nothing_moves(
     known = None
     for size in sizes:
         for _ in range(2):  # a newer version may find more that is alike
-            one, other = (data.draw(st.integers(0, max(0, size - 1))) for _ in range(2))
-            clusters[clusters == clusters[one]] = clusters[other]
+            first, other = (data.draw(st.integers(0, max(0, size - 1))) for _ in range(2))
+            clusters[clusters == clusters[first]] = clusters[other]
         splits, rejections = assign_splits(table.slice(0, size), config, clusters[:size], known)
         if known is not None:
             assert (splits[: len(known)][known >= 0] == known[known >= 0]).all()

@@ -62,8 +62,8 @@ def test_what_the_user_allows_is_no_leak() -> None:
 
 
 def test_validation_must_not_give_the_test_away_either() -> None:
-    for kind, (one, other, _) in PLANTED.items():
-        result = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], other], [*CLEAN[10:19], one]))
+    for kind, (first, other, _) in PLANTED.items():
+        result = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], other], [*CLEAN[10:19], first]))
         expected = [] if kind == "13-gram" else [(kind, ("validation", "test"))]
         assert [(leak.kind, leak.splits) for leak in result] == expected
 

@@ -22,13 +22,13 @@ class TestExact(StepContract):
     def test_the_first_stays(self, step: Step, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 2, 4]
-        gone = outcome.rejected.to_pylist()
-        assert [(row["line"], row["detail"]) for row in gone] == [
+        rejected = outcome.rejected.to_pylist()
+        assert [(row["line"], row["detail"]) for row in rejected] == [
             (3, "the same as f:1"),
             (5, "the same as f:1"),
             (6, "the same as f:4"),
         ]
-        assert all(row["kept"] == row["cluster"] == row["id"] for row in gone)
+        assert all(row["kept"] == row["cluster"] == row["id"] for row in rejected)
 
 
 class TestConflicts(StepContract):

@@ -23,15 +23,15 @@ ASKED = {
 
 def messages() -> list[dict[str, Any]]:
     """32 records; the labels of lines 3 and 20 are wrong."""
-    made = [
+    rows = [
         {"prompt": pattern.format(subject), "completion": label}
         for label, patterns in ASKED.items()
         for pattern in patterns
         for subject in SUBJECTS
     ]
     for line in (3, 20):
-        made[line - 1]["completion"] = "pin" if line == 3 else "arrival"
-    return made
+        rows[line - 1]["completion"] = "pin" if line == 3 else "arrival"
+    return rows
 
 
 class TestLabelErrors(StepContract):

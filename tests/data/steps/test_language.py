@@ -37,9 +37,12 @@ class TestLanguage(StepContract):
     def test_the_others_go(self, step: Step, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert reasons(outcome) == {2: "language", 6: "language"}
-        gone = outcome.rejected.to_pylist()
-        assert [row["detail"] for row in gone] == [f"de with {gone[0]['score']:.2f}", f"zh with {gone[1]['score']:.2f}"]
-        assert all(0.65 <= row["score"] <= 1 for row in gone)
+        rejected = outcome.rejected.to_pylist()
+        assert [row["detail"] for row in rejected] == [
+            f"de with {rejected[0]['score']:.2f}",
+            f"zh with {rejected[1]['score']:.2f}",
+        ]
+        assert all(0.65 <= row["score"] <= 1 for row in rejected)
 
     def test_facts(self, step: Step, table: pa.Table) -> None:
         facts = apply_step(step, table).facts

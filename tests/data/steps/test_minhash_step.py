@@ -58,21 +58,24 @@ class TestMinhash(StepContract):
         ids = table["id"].to_pylist()
         shared = len(TEXT) - 4
         score = shared / (shared + 1)
-        gone = outcome.rejected.to_pylist()
-        assert [(row["line"], row["detail"], row["cluster"], row["kept"]) for row in gone] == [
+        rejected = outcome.rejected.to_pylist()
+        assert [(row["line"], row["detail"], row["cluster"], row["kept"]) for row in rejected] == [
             (3, f"similarity {score:.2f} to f:1", ids[0], ids[0]),
             (6, f"similarity {shared / (shared + 2):.2f} to f:2", ids[0], ids[1]),
         ]
-        assert {row["reason"] for row in gone} == {"near duplicate"}
-        assert [row["score"] for row in gone] == [score, shared / (shared + 2)]
+        assert {row["reason"] for row in rejected} == {"near duplicate"}
+        assert [row["score"] for row in rejected] == [score, shared / (shared + 2)]
 
     def test_what_hangs_together_by_others(self) -> None:
         words = [f"word{number:03d}" for number in range(60)]
         texts = [" ".join(words[start : start + 40]) for start in (0, 3, 6)]
-        gone = apply_step(Minhash(), table_of(*texts)).rejected.to_pylist()
-        assert [row["line"] for row in gone] == [2, 3]
-        assert gone[0]["score"] >= 0.8 > gone[1]["score"]
-        assert gone[1]["detail"] == f"similarity {gone[1]['score']:.2f} to f:1, with which it hangs together by others"
+        rejected = apply_step(Minhash(), table_of(*texts)).rejected.to_pylist()
+        assert [row["line"] for row in rejected] == [2, 3]
+        assert rejected[0]["score"] >= 0.8 > rejected[1]["score"]
+        assert (
+            rejected[1]["detail"]
+            == f"similarity {rejected[1]['score']:.2f} to f:1, with which it hangs together by others"
+        )
 
     def test_equal_inputs_and_empty_ones(self) -> None:
         rows = [{"prompt": "", "completion": "a"}, {"prompt": "B ", "completion": "a"}, {}, {}]

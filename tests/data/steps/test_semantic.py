@@ -36,13 +36,16 @@ class TestSemantic(StepContract):
     def test_the_first_of_each_answer_stays(self, step: Step, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 3, 4, 5]
-        gone = outcome.rejected.to_pylist()
-        assert [(row["line"], row["reason"]) for row in gone] == [(2, "semantic duplicate"), (6, "semantic duplicate")]
+        rejected = outcome.rejected.to_pylist()
+        assert [(row["line"], row["reason"]) for row in rejected] == [
+            (2, "semantic duplicate"),
+            (6, "semantic duplicate"),
+        ]
         ids = table["id"].to_pylist()
-        assert [(row["cluster"], row["kept"]) for row in gone] == [(ids[0], ids[0]), (ids[0], ids[4])]
+        assert [(row["cluster"], row["kept"]) for row in rejected] == [(ids[0], ids[0]), (ids[0], ids[4])]
         embeddings = Embedder.load("minilm").embed([CARD, "The card which I ordered has not arrived yet!"])
-        assert gone[0]["score"] == pytest.approx(float(embeddings[0] @ embeddings[1]), abs=1e-3)
-        assert gone[0]["detail"] == f"cosine {gone[0]['score']:.3f} to f:1"
+        assert rejected[0]["score"] == pytest.approx(float(embeddings[0] @ embeddings[1]), abs=1e-3)
+        assert rejected[0]["detail"] == f"cosine {rejected[0]['score']:.3f} to f:1"
 
     def test_its_key_is_that_of_the_weights(self, step: Step) -> None:
         assert len(step.key()["model"]) == 64

@@ -36,12 +36,12 @@ def exhaustive(texts: list[str], length: int) -> list[list[int]]:
     result = []
     for number, text in enumerate(texts):
         own = text.lower().split()
-        gone: set[int] = set()
+        removed: set[int] = set()
         for place in range(len(own) - length + 1):
             source, at = first.setdefault(tuple(own[place : place + length]), (number, place))
             if source != number or place - at >= length:
-                gone.update(range(place, place + length))
-        result.append(sorted(gone))
+                removed.update(range(place, place + length))
+        result.append(sorted(removed))
     return result
 
 
@@ -49,11 +49,11 @@ def by_step(texts: list[str], length: int) -> list[list[int]]:
     """The same by fingerprints, windows and repeats."""
     shared = repeated_values(fingerprints(texts, length).values)
     own = [comparable_words(text) for text in texts]
-    gone: list[set[int]] = [set() for _ in texts]
+    removed: list[set[int]] = [set() for _ in texts]
     for repeat in find_repeats(windows(texts, length, shared), length):
         assert verify_span(repeat, own[repeat.text], own[repeat.source], length) == [repeat]
-        gone[repeat.text].update(range(repeat.begin, repeat.end))
-    return [sorted(item) for item in gone]
+        removed[repeat.text].update(range(repeat.begin, repeat.end))
+    return [sorted(item) for item in removed]
 
 
 def patchwork(seed: int, count: int, vocabulary: int) -> list[str]:

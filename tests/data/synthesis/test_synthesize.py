@@ -206,8 +206,8 @@ def test_the_steps_see_new_records_beside_the_seeds(tmp_path: Path) -> None:
     settings = {"method": "label_inputs", "records": 2, "max_requests": 2}
     outcome = run(tmp_path, saying('["!!!", "!!"]', '["???"]'), seeds, per_request=2, **settings)
     assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == ["!!"]
-    gone = [(row["step"], row["kept"]) for row in outcome.rejected.to_pylist()]
-    assert gone == [("exact", seeds["id"][1].as_py()), ("exact", seeds["id"][0].as_py())]
+    rejected = [(row["step"], row["kept"]) for row in outcome.rejected.to_pylist()]
+    assert rejected == [("exact", seeds["id"][1].as_py()), ("exact", seeds["id"][0].as_py())]
 
 
 def test_earlier_synthetic_records_can_be_seeds(tmp_path: Path) -> None:

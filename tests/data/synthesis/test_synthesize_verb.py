@@ -39,8 +39,8 @@ def test_what_goes_is_kept_with_its_reason_and_what_stays_tells_where_it_is_from
     assert "JSON array" in endpoint.asked[0]["messages"][0]["content"]
     (kept,) = lines(tmp_path / "new.jsonl")
     assert (kept["prompt"], kept["completion"]) == (WRITTEN[0], "delivery")
-    gone = [(row["step"], row["reason"]) for row in lines(tmp_path / "new.rejected.jsonl")]
-    assert gone == [*[("synthesize", "too similar")] * 2, ("length", "input too short")]
+    rejected = [(row["step"], row["reason"]) for row in lines(tmp_path / "new.rejected.jsonl")]
+    assert rejected == [*[("synthesize", "too similar")] * 2, ("length", "input too short")]
 
     code, out, err = call(
         capsys, "data", "add", tmp_path / "new.jsonl", "--name", "set", "-w", tmp_path, "--engine", "inline"

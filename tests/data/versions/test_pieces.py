@@ -94,7 +94,7 @@ def test_what_is_appended_changes_only_the_last_piece(tmp_path: Path) -> None:
     assert after[len(before) - 1] != before[-1]
 
 
-def made(piece: Piece, folder: Path) -> Shard:
+def build_shard(piece: Piece, folder: Path) -> Shard:
     return Shard.open(ShardTask(piece, None, (), (), (), folder)())
 
 
@@ -103,7 +103,7 @@ def test_an_id_with_two_contents_is_found_across_pieces(tmp_path: Path) -> None:
     rows.append({"text": "other words", "id": "id 3"})
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    shards = [made(piece, tmp_path / "shards") for piece in pieces(path, "a.jsonl")]
+    shards = [build_shard(piece, tmp_path / "shards") for piece in pieces(path, "a.jsonl")]
     assert len(shards) > 2
     check_user_ids(shards[:-1])
     with pytest.raises(UserError, match=r"^a\.jsonl:31: its id also occurs on line 4, with other content"):
@@ -117,16 +117,16 @@ def ids_file(path: Path, ids: list[str | int], said: str) -> str:
 
 
 def test_an_id_with_two_contents_is_found_across_files(tmp_path: Path) -> None:
-    one = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
+    item = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
     same = ids_file(tmp_path / "same.jsonl", ["b", "a", "c"], "words of")
     other = ids_file(tmp_path / "other.jsonl", ["d", "7", "a"], "more words of")
     given = {"name": "set", "workspace": tmp_path, "engine": "inline"}
-    assert build({**given, "files": [one, same]}).count("train") == 6
+    assert build({**given, "files": [item, same]}).count("train") == 6
     message = r"^other\.jsonl:2: its id also occurs at one\.jsonl:2, with other content; give every record an id"
     with pytest.raises(UserError, match=message):
         build({**given, "files": [other]})
     with pytest.raises(UserError, match=message):
-        build({**given, "name": "at-once", "files": [one, same, other]})
+        build({**given, "name": "at-once", "files": [item, same, other]})
 
 
 def test_ids_are_compared_like_a_dictionary_would(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_the_same_task_gives_the_same_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines_of(8)), encoding="utf-8")
     piece = next(pieces(path, "a"))
-    one, other = made(piece, tmp_path / "one"), made(piece, tmp_path / "other")
-    assert one.key == other.key
-    for file in one.folder.iterdir():
+    first, other = build_shard(piece, tmp_path / "one"), build_shard(piece, tmp_path / "other")
+    assert first.key == other.key
+    for file in first.folder.iterdir():
         assert file.read_bytes() == (other.folder / file.name).read_bytes()
-    assert one.records().schema == pa.schema(one.records().schema)
+    assert first.records().schema == pa.schema(first.records().schema)

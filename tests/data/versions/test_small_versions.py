@@ -121,8 +121,8 @@ def test_a_contradicting_label_takes_the_parents_record_too(make: Make) -> None:
 def diff(older: Dataset, newer: Dataset) -> Diff:
     with tempfile.TemporaryDirectory() as folder:
         versions = []
-        for name, one in (("older", older), ("newer", newer)):
-            write_dataset(Path(folder, name), one.records, one.rejected, one.meta)
+        for name, item in (("older", older), ("newer", newer)):
+            write_dataset(Path(folder, name), item.records, item.rejected, item.meta)
             versions.append(Version.of_folder(Path(folder, name)))
         return diff_versions(*versions)
 

@@ -36,22 +36,22 @@ def write(path: Path, rows: Sequence[Row], mode: str = "w") -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def told(version: Version) -> list[tuple[Row, str]]:
+def split_of_rows(version: Version) -> list[tuple[Row, str]]:
     """Every record with its split."""
     tables = version.sided_tables()
     return [pair for table, names in tables for pair in zip(table.to_pylist(), names, strict=True)]
 
 
 def sides(version: Version, key: str = "id") -> Sides:
-    return {row[key]: side for row, side in told(version)}
+    return {row[key]: side for row, side in split_of_rows(version)}
 
 
 def texts(version: Version) -> Sides:
-    return {row["prompt"][-1]["content"]: side for row, side in told(version)}
+    return {row["prompt"][-1]["content"]: side for row, side in split_of_rows(version)}
 
 
 def by_line(version: Version) -> list[tuple[int, str]]:
-    return sorted((row["line"], side) for row, side in told(version) if row["source"] == "a.jsonl")
+    return sorted((row["line"], side) for row, side in split_of_rows(version) if row["source"] == "a.jsonl")
 
 
 def leaks(version: Version, **settings: Any) -> list[str]:
@@ -232,7 +232,7 @@ def test_a_record_whose_answer_has_changed(make: Make, bridge: Bridge, small: Ve
 
 
 def test_a_group_that_joins_two_splits(make: Make, bridge: Bridge) -> None:
-    one, other = bridge.others[:2]
+    first, other = bridge.others[:2]
     rows = [
         *bridge.rows(bridge.train, group="g"),
         *bridge.rows(bridge.test, group="h"),
@@ -240,9 +240,9 @@ def test_a_group_that_joins_two_splits(make: Make, bridge: Bridge) -> None:
     ]
     seed = next(seed for seed in range(99) if (hash_draw(["", ""], ["g", "h"], seed) < 0.3).tolist() == [False, True])
     before = make(rows, "a.jsonl", splits={"seed": seed})
-    joining = [{"prompt": bridge.test, "completion": "y", "group": "g"}, {"prompt": f"{one} {other}", "group": "g"}]
+    joining = [{"prompt": bridge.test, "completion": "y", "group": "g"}, {"prompt": f"{first} {other}", "group": "g"}]
     after = make([{"completion": "x", **row} for row in joining], "b.jsonl", splits={"seed": seed})
-    assert stays(before, after)[f"{one} {other}"] == "train"
+    assert stays(before, after)[f"{first} {other}"] == "train"
     rejections = [row for table in after.rejected() for row in table.to_pylist()]
     assert [(row["completion"], row["reason"]) for row in rejections] == [("y", "links two splits")]
 

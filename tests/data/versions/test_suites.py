@@ -35,19 +35,19 @@ def made(root: Path, suite: list[dict[str, Any]], *steps: Any, **values: Any) ->
     return build({**given, "workspace": root, "engine": "inline", **values})
 
 
-def gone(version: Version) -> int:
+def num_rejected(version: Version) -> int:
     return sum(entry["count"] for entry in version.meta["funnel"] if entry["step"] == "decontaminate")
 
 
 @pytest.mark.parametrize("before", [[], ["pii"], ["normalise", "pii"], ["exact", "conflicts", "pii"]])
 def test_a_suite_goes_through_the_steps_that_rewrite(tmp_path: Path, before: list[str]) -> None:
-    assert gone(made(tmp_path, [*MAILS, FREE], *before, "decontaminate")) == 5
+    assert num_rejected(made(tmp_path, [*MAILS, FREE], *before, "decontaminate")) == 5
 
 
 def test_records_that_a_step_would_refuse_are_still_measured_on(tmp_path: Path) -> None:
     twice = [OTHERS[0], {**OTHERS[0], "completion": "c"}, OTHERS[1], OTHERS[1], FREE]
     version = made(tmp_path, twice, "exact", "conflicts", "answers", "decontaminate", labels=["a", "b", "c", "q"])
-    assert gone(version) == 2
+    assert num_rejected(version) == 2
 
 
 @pytest.mark.parametrize("steps", [[], ["exact"], ["pii"], ["pii", "decontaminate"], ["decontaminate"]])
@@ -104,4 +104,4 @@ def test_one_file_may_be_two_suites(tmp_path: Path) -> None:
     ]
     suites = [{"file": "suite.jsonl", "columns": {"prompt": name}} for name in ("second", "first", "first")]
     version = made(tmp_path, rows, "decontaminate", suites=suites)
-    assert gone(version) == 1
+    assert num_rejected(version) == 1

@@ -114,7 +114,7 @@ def test_a_moved_workspace_grows_by_a_minor_version_and_another_word_list_is_a_m
     lines(there / "bad.txt", "thing")
     made(there, step, files=["more.jsonl"])
     with Workspace.open(there) as store:
-        assert [one.semantic for one in store.metadata.names("s")] == ["1.0.0", "1.1.0", "2.0.0"]
+        assert [item.semantic for item in store.metadata.names("s")] == ["1.0.0", "1.1.0", "2.0.0"]
 
 
 def test_splits_by_time_grow_by_minor_versions(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_splits_by_time_grow_by_minor_versions(tmp_path: Path) -> None:
     for name in ("a", "b"):
         made(root, "exact", files=[f"{name}.jsonl"], splits=splits)
     with Workspace.open(root) as store:
-        assert [one.semantic for one in store.metadata.names("s")] == ["1.0.0", "1.1.0"]
+        assert [item.semantic for item in store.metadata.names("s")] == ["1.0.0", "1.1.0"]
 
 
 def test_what_has_been_through_a_step_is_known_elsewhere(tmp_path: Path) -> None:

@@ -20,15 +20,15 @@ def same_beginning(text: str, others: Sequence[str]) -> npt.NDArray[np.float64]:
 
 @pytest.mark.parametrize("method", ATTACKS)
 def test_what_is_yielded_is_allowed(problem: Make, method: str) -> None:
-    one = problem(swaps=2, similarity=same_beginning)
-    result = [candidate for step in ATTACKS[method](one) for candidate in step]
+    item = problem(swaps=2, similarity=same_beginning)
+    result = [candidate for step in ATTACKS[method](item) for candidate in step]
     assert result
     for candidate in result:
-        assert 1 <= candidate.swaps == one.swaps(candidate.own) <= 2
+        assert 1 <= candidate.swaps == item.swaps(candidate.own) <= 2
         assert candidate.similarity == 1
-        assert same_beginning(one.passage.text, [candidate.text])[0] == 1
-        passage = one.passage
-        assert one.lm.prompt_ids(passage.prompt(candidate.text)) == [*passage.before, *candidate.own, *passage.after]
+        assert same_beginning(item.passage.text, [candidate.text])[0] == 1
+        passage = item.passage
+        assert item.lm.prompt_ids(passage.prompt(candidate.text)) == [*passage.before, *candidate.own, *passage.after]
         assert candidate.text.isprintable()
 
 
@@ -42,10 +42,10 @@ def test_the_same_seed_finds_the_same(problem: Make, method: str) -> None:
 @pytest.mark.parametrize("method", ATTACKS)
 @pytest.mark.parametrize("limit", [0, 3, 30])
 def test_no_more_is_read_than_the_budget(problem: Make, method: str, limit: int) -> None:
-    one = problem(budget=limit)
-    list(ATTACKS[method](one))
-    assert one.budget.spent <= limit
-    assert one.budget.refused or limit > 3
+    item = problem(budget=limit)
+    list(ATTACKS[method](item))
+    assert item.budget.spent <= limit
+    assert item.budget.refused or limit > 3
 
 
 @pytest.mark.parametrize("method", ATTACKS)
@@ -54,31 +54,31 @@ def test_where_nothing_is_alike_nothing_is_found(problem: Make, method: str) -> 
 
 
 def test_hotflip_takes_the_best_of_all_swaps(problem: Make) -> None:
-    one = problem(swaps=1, similarity=same_beginning)
-    [[result]] = hotflip(one)
-    gains = one.gains(one.start)
+    item = problem(swaps=1, similarity=same_beginning)
+    [[result]] = hotflip(item)
+    gains = item.gains(item.start)
     assert gains is not None
     best: tuple[float, Rewriting] | None = None
-    for position in range(len(one.start)):
+    for position in range(len(item.start)):
         for token in range(gains.shape[1]):
-            own = (*one.start[:position], token, *one.start[position + 1 :])
+            own = (*item.start[:position], token, *item.start[position + 1 :])
             gain = float(gains[position, token])
-            if gain > 0 and (best is None or gain > best[0]) and (allowed := one.allowed([own])):
+            if gain > 0 and (best is None or gain > best[0]) and (allowed := item.allowed([own])):
                 best = gain, allowed[0]
     assert best is not None
     assert result == best[1]
 
 
 def test_hotflip_swaps_one_more_token_a_step(problem: Make) -> None:
-    one = problem(swaps=4)
-    assert [candidate.swaps for [candidate] in hotflip(one)] == [1, 2, 3, 4]
+    item = problem(swaps=4)
+    assert [candidate.swaps for [candidate] in hotflip(item)] == [1, 2, 3, 4]
 
 
 def test_gcg_never_falls_behind_where_it_began(problem: Make) -> None:
-    one = problem(swaps=3)
-    steps = [candidate for [candidate] in gcg(one)]
-    losses = one.losses(steps)
-    start = one.start_loss()
+    item = problem(swaps=3)
+    steps = [candidate for [candidate] in gcg(item)]
+    losses = item.losses(steps)
+    start = item.start_loss()
     assert losses is not None
     assert start is not None
     assert len(steps) > 1

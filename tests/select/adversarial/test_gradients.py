@@ -38,10 +38,10 @@ def test_gains_are_the_slopes_towards_every_token(
     labeller: LanguageModel, problem: Callable[..., AttackProblem], choices: list[str]
 ) -> None:
     objective = AnswerLoss(labeller, choices)
-    one = problem("my card", objective=objective)
-    gains = one.gains(one.start)
+    item = problem("my card", objective=objective)
+    gains = item.gains(item.start)
     assert gains is not None
-    passage, vocabulary = one.passage, one.vocabulary
+    passage, vocabulary = item.passage, item.vocabulary
     before = embedded(labeller, [*passage.before, *passage.own, *passage.after])
     position = len(passage.before)
     allowed = torch.isfinite(gains[0]).nonzero()[:, 0].tolist()

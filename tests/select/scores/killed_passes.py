@@ -35,7 +35,7 @@ AT_ONCE = 4
 def main(model: Path, whole: Path, killed: Path, moments: list[str]) -> None:
     labels._CHUNK = AT_ONCE
     load_language_model(model, TaskConfig())  # what takes seconds to import is there for all
-    for folder, moment in [(whole, None), *((killed, one) for one in moments), (killed, None)]:
+    for folder, moment in [(whole, None), *((killed, item) for item in moments), (killed, None)]:
         child = os.fork()
         if child == 0:
             run(model, folder, moment)
@@ -83,7 +83,7 @@ def watch(folder: Path, moment: str | None) -> None:
         score = group.score
 
         def begun(lm, chunk):  # type: ignore[no-untyped-def]
-            note("begun.log", [f"{group.name} {one.key}" for one in chunk])
+            note("begun.log", [f"{group.name} {item.key}" for item in chunk])
             table = score(lm, chunk)
             passing("score")
             return table

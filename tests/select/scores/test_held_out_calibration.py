@@ -83,7 +83,7 @@ def test_answers_are_calibrated_by_how_likely_the_champion_finds_what_it_said(mo
 
     def score(lm: Any, subset: Sequence[ScoringInput]) -> pa.Table:
         asked.extend(subset)
-        sums = [-float(len(one.answers[0])) for one in subset]
+        sums = [-float(len(item.answers[0])) for item in subset]
         return pa.table(
             {"log_probability": pa.array(sums, pa.float64()), "tokens": pa.array([10] * len(sums), pa.int64())}
         )
@@ -96,7 +96,7 @@ def test_answers_are_calibrated_by_how_likely_the_champion_finds_what_it_said(mo
     assert result is not None
     assert result.records == 40  # five are of other records than the test set's
     assert result.temperature != 1
-    assert {(one.prompt[0]["content"], one.answers[0]) for one in asked} == {
+    assert {(item.prompt[0]["content"], item.answers[0]) for item in asked} == {
         (f"question {row}", "x" * (1 + row % 3)) for row in range(40)
     }
     rows[7]["score"] = -2.5  # a log-likelihood, say

@@ -48,9 +48,9 @@ def logits_after(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
 
 def test_token_entropy_is_the_mean_entropy_of_the_full_distribution(lm: LanguageModel) -> None:
     records = [*asked("hello", answers=("a",)), *asked("what a long question this is", answers=("blue sky",))]
-    result = mean_token_entropies(lm, [encode_answer(lm, one) for one in records])
-    for value, one in zip(result, records, strict=True):
-        before, answer = lm.prompt_ids(one.prompt), lm.answer_ids(one.answers[0])
+    result = mean_token_entropies(lm, [encode_answer(lm, item) for item in records])
+    for value, item in zip(result, records, strict=True):
+        before, answer = lm.prompt_ids(item.prompt), lm.answer_ids(item.answers[0])
         logs = logits_after(lm, before + answer).log_softmax(-1)[len(before) - 1 : -1]
         assert value == pytest.approx(float(-(logs.exp() * logs).sum(-1).mean()), rel=1e-4)
 
@@ -71,7 +71,7 @@ def test_gradient_norm_is_that_of_the_output_layer(tiny_model: Path, scale: floa
     assert weight.grad is not None
     assert loss == pytest.approx(float(direct.detach()), rel=1e-5)
     assert norm == pytest.approx(float(weight.grad.norm()), rel=1e-4)
-    assert all(one.grad is None for one in lm.model.parameters())
+    assert all(item.grad is None for item in lm.model.parameters())
 
 
 def test_samples_are_drawn_from_the_model(lm: LanguageModel) -> None:
@@ -91,7 +91,7 @@ def test_samples_are_drawn_from_the_model(lm: LanguageModel) -> None:
 def test_samples_hang_on_the_record_and_not_on_those_beside_it(lm: LanguageModel) -> None:
     records = asked("one", "another, longer question", "a third")
     together = sample_answers(lm, records, 4, 1.0, seed=5)
-    assert together == [sample_answers(lm, [one], 4, 1.0, seed=5)[0] for one in records]
+    assert together == [sample_answers(lm, [item], 4, 1.0, seed=5)[0] for item in records]
     assert together != sample_answers(lm, records, 4, 1.0, seed=6)
     assert len({tuple(ids) for ids in together[0]}) > 1
 
@@ -100,8 +100,8 @@ def test_sampled_answers_have_their_log_probabilities(lm: LanguageModel) -> None
     records = asked("one", "two or three")
     table = sample_group(3, 1.0, 0).score(lm, records)
     drawn = sample_answers(lm, records, 3, 1.0, 0)
-    for row, one in enumerate(records):
-        before = lm.prompt_ids(one.prompt)
+    for row, item in enumerate(records):
+        before = lm.prompt_ids(item.prompt)
         for place, ids in enumerate(drawn[row]):
             logs = logits_after(lm, before + ids).log_softmax(-1)[len(before) - 1 : -1]
             direct = float(logs.gather(1, torch.tensor(ids)[:, None]).sum())
@@ -110,7 +110,7 @@ def test_sampled_answers_have_their_log_probabilities(lm: LanguageModel) -> None
 
 
 def test_a_sub_network_is_the_same_each_time_and_leaves_the_model_as_it_was(lm: LanguageModel) -> None:
-    prompts = [one.prompt for one in asked("one", "two")]
+    prompts = [item.prompt for item in asked("one", "two")]
 
     def scores() -> np.ndarray:
         return label_scores(lm, prompts, LABELS, tolerance=0).log_probabilities
@@ -129,7 +129,7 @@ def test_a_sub_network_is_the_same_each_time_and_leaves_the_model_as_it_was(lm: 
 
 
 def test_masks_leave_out_a_share_and_keep_the_mean(lm: LanguageModel) -> None:
-    layer = next(one for one in lm.decoder.modules() if isinstance(one, torch.nn.Linear))
+    layer = next(item for item in lm.decoder.modules() if isinstance(item, torch.nn.Linear))
     seen: list[torch.Tensor] = []
     with dropout_mask(lm, 0.25, seed=0, number=0):
         handle = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -144,15 +144,15 @@ def test_dropout_passes_are_those_of_the_sub_networks(lm: LanguageModel) -> None
     table = dropout_group(LABELS, 3, 0.2, 7).score(lm, records)
     result = to_matrix(table, "log_probabilities").reshape(2, 3, 4)
     with dropout_mask(lm, 0.2, 7, 2):
-        direct = label_scores(lm, [one.prompt for one in records], LABELS, tolerance=1e-3).log_probabilities
+        direct = label_scores(lm, [item.prompt for item in records], LABELS, tolerance=1e-3).log_probabilities
     np.testing.assert_array_equal(result[:, 2], direct)
 
 
 def test_the_likelihood_of_a_given_answer_is_that_of_the_greedy_one_where_it_is_it(lm: LanguageModel) -> None:
     greedy = answer_group().score(lm, asked("one", "two"))
     given = [
-        ScoringInput(one.prompt, (answer,))
-        for one, answer in zip(asked("one", "two"), greedy["predicted"].to_pylist(), strict=True)
+        ScoringInput(first.prompt, (answer,))
+        for first, answer in zip(asked("one", "two"), greedy["predicted"].to_pylist(), strict=True)
     ]
     assert likelihood_group().score(lm, given).equals(greedy.select(["log_probability", "tokens"]))
     result = surprisal(greedy)
@@ -162,15 +162,15 @@ def test_the_likelihood_of_a_given_answer_is_that_of_the_greedy_one_where_it_is_
 def test_instruction_difficulty_is_the_ratio_of_perplexities(lm: LanguageModel) -> None:
     records = [*asked("one", answers=("refund",)), *asked("two", answers=("top up",))]
     result = instruction_difficulty_group().score(lm, records)["instruction_difficulty"].to_numpy()
-    for value, one in zip(result, records, strict=True):
+    for value, item in zip(result, records, strict=True):
         after, alone = (
-            torch.tensor([before + lm.answer_ids(one.answers[0])])
-            for before in (lm.prompt_ids(one.prompt), [lm.tokenizer.bos_token_id or min(lm.chat.stop_ids)])
+            torch.tensor([before + lm.answer_ids(item.answers[0])])
+            for before in (lm.prompt_ids(item.prompt), [lm.tokenizer.bos_token_id or min(lm.chat.stop_ids)])
         )
-        count = len(lm.answer_ids(one.answers[0]))
+        count = len(lm.answer_ids(item.answers[0]))
         with torch.inference_mode():
             logs = [lm.model(ids).logits[0, -count - 1 : -1].float().log_softmax(-1) for ids in (after, alone)]
-        means = [float(one.gather(1, after[0, -count:, None]).mean()) for one in logs]
+        means = [float(item.gather(1, after[0, -count:, None]).mean()) for item in logs]
         assert value == pytest.approx(math.exp(means[1] - means[0]), rel=1e-4)
 
 

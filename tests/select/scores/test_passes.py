@@ -34,8 +34,8 @@ class Counting:
         self.group = ScoreGroup(score=self.score, **settings)
 
     def score(self, lm: Any, records: Sequence[ScoringInput]) -> pa.Table:
-        self.asked += [one.prompt[0]["content"] for one in records]
-        lengths = [float(len(one.prompt[0]["content"])) for one in records]
+        self.asked += [item.prompt[0]["content"] for item in records]
+        lengths = [float(len(item.prompt[0]["content"])) for item in records]
         return pa.table({"length": pa.array(lengths, pa.float64())})
 
 

@@ -31,8 +31,8 @@ def test_lexical_diversity_by_hand() -> None:
 
 @given(st.lists(words, min_size=2, max_size=5))
 def test_lexical_diversity_is_a_mean_over_pairs(answers: list[str]) -> None:
-    def f1(one: str, other: str) -> float:
-        left, right = one.split(), other.split()
+    def f1(item: str, other: str) -> float:
+        left, right = item.split(), other.split()
         if not left and not right:
             return 1.0
         rest, shared = list(right), 0
@@ -50,9 +50,9 @@ def test_lexical_diversity_is_a_mean_over_pairs(answers: list[str]) -> None:
 
 def test_an_answer_joins_the_first_group_that_means_the_same() -> None:
     near = {(0, 2), (1, 3), (3, 4)}  # 4 is like 3, but not like 1, which stands for their group
-    assert cluster_answers(5, lambda one, other: (one, other) in near) == [0, 1, 0, 1, 2]
-    assert cluster_answers(3, lambda one, other: True) == [0, 0, 0]
-    assert cluster_answers(0, lambda one, other: True) == []
+    assert cluster_answers(5, lambda first, other: (first, other) in near) == [0, 1, 0, 1, 2]
+    assert cluster_answers(3, lambda first, other: True) == [0, 0, 0]
+    assert cluster_answers(0, lambda first, other: True) == []
 
 
 def test_semantic_entropy_by_hand() -> None:

@@ -55,7 +55,7 @@ def opened() -> Iterator[Any]:
 
 
 def scores_of(store: Workspace, round: int) -> tuple[Artifact, Path]:
-    (run,) = [one for one in store.metadata.runs(stage="score", status="done") if one.round == round][-1:]
+    (run,) = [item for item in store.metadata.runs(stage="score", status="done") if item.round == round][-1:]
     assert run.output is not None
     return store.artifacts.get(run.output), store.artifacts.path(run.output)
 
@@ -103,7 +103,7 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     assert (answered["gradient_norm"].to_numpy() > 0).all()
     assert (answered["instruction_difficulty"].to_numpy() > 0).all()
     # The batch is what BALD holds to be worth most.
-    (chosen,) = [one for one in store.metadata.runs(stage="select", status="done") if one.round == 2]
+    (chosen,) = [item for item in store.metadata.runs(stage="select", status="done") if item.round == 2]
     batch = parquet.read_table(store.artifacts.path(str(chosen.output)) / "batch.parquet")
     order = np.argsort(-table["bald"].to_numpy(), kind="stable")[:12]
     assert batch["id"].to_pylist() == [table["id"][int(row)].as_py() for row in order]
@@ -111,7 +111,7 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     # One score more: the others are there.
     store = opened(root, rounds=3, until="score")
     before = parquet.read_table(scores_of(store, 3)[1] / "scores.parquet")
-    assert {one.name for one in (root / ".posttrain" / "scores").iterdir()} <= {
+    assert {item.name for item in (root / ".posttrain" / "scores").iterdir()} <= {
         entry.candidate for entry in store.metadata.rounds()
     }
     small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": ["perplexity"]})
@@ -179,7 +179,7 @@ def test_a_sentence_model_says_which_records_are_alike(
         np.testing.assert_allclose(table["embedding"].to_pylist(), sentences.embed(asked), atol=1e-6)
     labelled = np.load(scores_of(store, 2)[1] / "labelled.npy")
     assert labelled.shape == (12, sentences.width)
-    kept = {one.name for one in (root / ".posttrain" / "scores").iterdir()}
+    kept = {item.name for item in (root / ".posttrain" / "scores").iterdir()}
     assert sentences.key in kept, "its embeddings hold for every champion"
 
 

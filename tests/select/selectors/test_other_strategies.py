@@ -125,10 +125,10 @@ def test_typicality_is_by_the_neighbours_of_the_same_cluster() -> None:
     points = np.random.default_rng(2).normal(size=(90, 3)).astype(np.float32)
     cluster = np.repeat([0, 1, 2], [50, 38, 2])
     result = typicality(points, cluster, np.random.default_rng(0))
-    for one, near in ((0, 20), (1, 20), (2, 1)):
-        members = points[cluster == one]
+    for first, near in ((0, 20), (1, 20), (2, 1)):
+        members = points[cluster == first]
         distances, _ = NearestNeighbors(n_neighbors=near + 1).fit(members).kneighbors(members)
-        np.testing.assert_allclose(result[cluster == one], 1 / distances[:, 1:].mean(axis=1), rtol=1e-3)
+        np.testing.assert_allclose(result[cluster == first], 1 / distances[:, 1:].mean(axis=1), rtol=1e-3)
 
 
 def test_typiclust_prefers_clusters_without_a_label() -> None:

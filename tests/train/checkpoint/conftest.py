@@ -51,12 +51,12 @@ def make() -> Callable[..., Checkpoint]:
 def same() -> Callable[[Checkpoint | None, Checkpoint], bool]:
     """Whether two checkpoints are the same to the bit, names, dtypes and shapes too."""
 
-    def same(found: Checkpoint | None, expected: Checkpoint) -> bool:
-        if found is None or (found.state, found.steps) != (expected.state, expected.steps):
+    def same(actual: Checkpoint | None, expected: Checkpoint) -> bool:
+        if actual is None or (actual.state, actual.steps) != (expected.state, expected.steps):
             return False
-        if list(found.tensors) != list(expected.tensors):
+        if list(actual.tensors) != list(expected.tensors):
             return False
-        return all(_bits(found.tensors[name]) == _bits(tensor) for name, tensor in expected.tensors.items())
+        return all(_bits(actual.tensors[name]) == _bits(tensor) for name, tensor in expected.tensors.items())
 
     return same
 
@@ -94,8 +94,8 @@ def background(folder: Path) -> Iterator[Callable[..., Checkpoints]]:
         return opened[-1]
 
     yield open_one
-    for one in opened:
-        one.close()
+    for item in opened:
+        item.close()
 
 
 class Savers:

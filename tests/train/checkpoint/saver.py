@@ -161,8 +161,8 @@ def _act(request: Request) -> None:
                 case "rewind":
                     checkpoints.rewind(*arguments)
                 case "go on":  # as a training does that is killed again and again
-                    found = checkpoints.latest()
-                    step = found.state["step"] if found else 0
+                    result = checkpoints.latest()
+                    step = result.state["step"] if result else 0
                     while True:
                         step += 1
                         checkpoints.save(step, make(step, 0, request.size))

@@ -39,9 +39,9 @@ class Slow:
             self.most = max(self.most, self.at_once)
             self.reached.set()
             assert self.go.wait(60)
-            found = write_tensors(*arguments, **options)
+            result = write_tensors(*arguments, **options)
             self.at_once -= 1
-            return found
+            return result
 
         patch.setattr(write_module, "write_tensors", slow)
 
@@ -324,9 +324,9 @@ def test_memory_that_changes_while_it_is_written_is_caught(
     write_tensors = write_module.write_tensors
 
     def changing(path: Path, tensors: dict[str, torch.Tensor]) -> Any:
-        found = write_tensors(path, tensors)
+        result = write_tensors(path, tensors)
         write_tensors(path, {**tensors, "half": tensors["half"] + 1})
-        return found
+        return result
 
     monkeypatch.setattr(write_module, "write_tensors", changing)
     with pytest.raises(WorkError, match="does not match its checksums in `half`"):
@@ -354,9 +354,9 @@ Checkpoints(Path({str(folder)!r}), CheckpointConfig()).save(1, Checkpoint({{"x":
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    found = Checkpoints(folder).latest()
-    assert found is not None
-    assert torch.equal(found.tensors["x"], torch.ones(3))
+    result = Checkpoints(folder).latest()
+    assert result is not None
+    assert torch.equal(result.tensors["x"], torch.ones(3))
 
 
 def test_what_a_killed_process_left_is_removed(now: Checkpoints, make: Make, caplog: pytest.LogCaptureFixture) -> None:

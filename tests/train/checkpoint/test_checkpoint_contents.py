@@ -61,10 +61,10 @@ def test_tensors_come_back(folder: Path, same: Same, kind: str, in_background: b
         expected = Checkpoint(
             {name: tensor.detach().resolve_conj() for name, tensor in TENSORS[kind].items()}, expected.state
         )
-        found = checkpoints.latest()
-        assert same(found, expected)
-        assert found is not None
-        for tensor in found.tensors.values():  # nothing on the disk, and nobody else's memory
+        actual = checkpoints.latest()
+        assert same(actual, expected)
+        assert actual is not None
+        for tensor in actual.tensors.values():  # nothing on the disk, and nobody else's memory
             tensor.zero_()
         assert same(checkpoints.latest(), expected)
         assert same(Checkpoints(folder).latest(), expected)
@@ -99,17 +99,17 @@ STATES: dict[str, Any] = {
 @pytest.mark.parametrize("name", STATES)
 def test_the_state_comes_back(now: Checkpoints, name: str) -> None:
     now.save(1, Checkpoint({}, STATES[name]))
-    found = now.latest()
-    assert found is not None
-    assert found.state == STATES[name]
-    assert list(found.state) == list(STATES[name])
+    result = now.latest()
+    assert result is not None
+    assert result.state == STATES[name]
+    assert list(result.state) == list(STATES[name])
 
 
 def test_a_state_with_nan(now: Checkpoints) -> None:
     now.save(1, Checkpoint({}, {"loss": math.nan}))
-    found = now.latest()
-    assert found is not None
-    assert math.isnan(found.state["loss"])
+    result = now.latest()
+    assert result is not None
+    assert math.isnan(result.state["loss"])
 
 
 @pytest.mark.parametrize("state", [{"a": {1: 2}}, {"a": [{None: 2}]}, {"a": {1, 2}}, {"a": torch.ones(1)}])
@@ -164,11 +164,11 @@ def test_others_can_read_the_tensors(now: Checkpoints, same: Same, kind: str) ->
     tensors = {name: tensor.detach().resolve_conj() for name, tensor in TENSORS[kind].items()}
     now.save(7, Checkpoint(tensors, {}))
     place = now.folder / "step-000000007"
-    found = load_file(place / "tensors.safetensors")
-    assert found.keys() == tensors.keys()
+    result = load_file(place / "tensors.safetensors")
+    assert result.keys() == tensors.keys()
     entries = json.loads((place / "manifest.json").read_bytes())["tensors"]
     assert all(entries[name]["start"] % tensor.element_size() == 0 for name, tensor in tensors.items()), "aligned"
-    assert same(Checkpoint({name: found[name] for name in tensors}, {}), Checkpoint(tensors, {}))
+    assert same(Checkpoint({name: result[name] for name in tensors}, {}), Checkpoint(tensors, {}))
 
 
 @pytest.mark.parametrize("in_background", [True, False])

@@ -85,9 +85,9 @@ def test_a_run_keeps_what_the_rules_say(config: CheckpointConfig, run: dict[int,
     there: list[SavedCheckpoint] = []
     for step in sorted(run):
         there.append(SavedCheckpoint(step, run[step]))
-        there = [one for one in there if one.step in steps_to_keep(there, config)]
+        there = [item for item in there if item.step in steps_to_keep(there, config)]
         assert there[-1].step == step, "the newest is never removed"
-    steps = [one.step for one in there]
+    steps = [item.step for item in there]
     newest = sorted(run)[-config.keep_last :]
     every = [step for step in run if config.keep_every and step % config.keep_every == 0]
     measured = {step: metric for step, metric in run.items() if metric is not None}

@@ -67,8 +67,8 @@ def test_killed_at_every_call(
         assert seen == events[: number + 1], "the process did something else this time"
         step, version = after if event in seen else before
         checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=2))
-        found = checkpoints.latest()
-        assert same(found, make(step, version)) if step else found is None, seen[-1]
+        result = checkpoints.latest()
+        assert same(result, make(step, version)) if step else result is None, seen[-1]
         # A new process goes on as if nothing had been: nothing is in its way, and nothing is left lying about.
         for later in (4, 5):
             checkpoints.save(later, make(later))
@@ -165,11 +165,11 @@ def test_killed_at_any_time_again_and_again(
         time.sleep(generator.uniform(0, 0.1))
         os.kill(process, signal.SIGKILL)
         assert savers.wait() == [savers.killed]
-        found = Checkpoints(folder).latest()
-        assert found is not None
-        step = found.state["step"]
+        result = Checkpoints(folder).latest()
+        assert result is not None
+        step = result.state["step"]
         assert committed() <= step <= committed() + 1
-        assert same(found, make(step, 0, size))
+        assert same(result, make(step, 0, size))
         assert step > reached
         reached = step
 
@@ -190,9 +190,9 @@ def test_two_processes_in_one_folder(
     checkpoints = Checkpoints(folder)
     assert checkpoints.steps()[-1] == 60
     for step in checkpoints.steps():
-        found = checkpoints.at(step)
-        assert found is not None
-        assert same(found, make(step, found.state["version"]))
+        result = checkpoints.at(step)
+        assert result is not None
+        assert same(result, make(step, result.state["version"]))
     assert list((folder / "tmp").iterdir()) == []
     assert list(folder.glob("damaged-*")) == []
 
@@ -218,6 +218,6 @@ def test_a_process_goes_on_beside_one_that_was_killed(
     wait_for(1, commits(1) + 3)
     os.kill(ids[1], signal.SIGKILL)
     assert savers.wait() == [savers.killed] * 2
-    found = Checkpoints(folder).latest()
-    assert found is not None
-    assert same(found, make(found.state["step"]))
+    result = Checkpoints(folder).latest()
+    assert result is not None
+    assert same(result, make(result.state["step"]))

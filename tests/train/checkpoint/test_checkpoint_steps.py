@@ -82,11 +82,11 @@ def test_neighbours_never_share_a_file(now: Checkpoints, make: Make, same: Same)
 def test_the_only_one_that_is_kept_goes_on_with_its_file(
     folder: Path, make: Make, same: Same, added: list[int]
 ) -> None:
-    one = Checkpoints(folder, CheckpointConfig(background=False, keep_last=1))
+    item = Checkpoints(folder, CheckpointConfig(background=False, keep_last=1))
     for step in range(1, 10):
-        one.save(step, make(step))
+        item.save(step, make(step))
     assert added == [1] * 9
-    assert same(one.latest(), make(9))
+    assert same(item.latest(), make(9))
 
 
 def test_going_back_and_another_course(now: Checkpoints, make: Make, same: Same) -> None:
@@ -163,10 +163,10 @@ def test_no_number(now: Checkpoints, make: Make) -> None:
     steps[1] = replace(steps[1], loss=math.nan, group_norms={"head": math.inf})
     for step in (1, 2, 3):
         now.save(step, Checkpoint({}, {}, steps))
-    found = now.latest()
-    assert found is not None
-    assert math.isnan(found.steps[1].loss)
-    assert [found.steps[0], found.steps[2]] == [steps[0], steps[2]]
+    result = now.latest()
+    assert result is not None
+    assert math.isnan(result.steps[1].loss)
+    assert [result.steps[0], result.steps[2]] == [steps[0], steps[2]]
 
 
 def test_killed_at_every_call_while_a_file_grows(
@@ -200,11 +200,11 @@ def test_the_writer_leaves_the_cores_to_the_training(
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    found = []
+    result = []
     write_tensors = write_module.write_tensors
 
     def noted(*arguments: Any) -> Any:
-        found.append(priority())
+        result.append(priority())
         return write_tensors(*arguments)
 
     monkeypatch.setattr(write_module, "write_tensors", noted)
@@ -212,5 +212,5 @@ def test_the_writer_leaves_the_cores_to_the_training(
     checkpoints = background()
     checkpoints.save(1, make(1))
     checkpoints.close()
-    assert found == [10 if sys.platform == "linux" else mine]  # elsewhere a priority is the whole process's
+    assert result == [10 if sys.platform == "linux" else mine]  # elsewhere a priority is the whole process's
     assert priority() == mine

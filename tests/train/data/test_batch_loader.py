@@ -34,12 +34,12 @@ def order(stages: Sequence[PhaseConfig] = (PhaseConfig(epochs=3),), **known: Any
 def content(batch: Batch) -> dict[str, Any]:
     """All of a batch as plain values."""
     rows = [
-        {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in vars(one).items()}
-        for one in batch.packed
+        {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in vars(item).items()}
+        for item in batch.packed
     ]
-    for one in rows:
-        plan = one.pop("plan")
-        one["plan"] = (plan.order.tolist(), plan.inverse.tolist())
+    for item in rows:
+        plan = item.pop("plan")
+        item["plan"] = (plan.order.tolist(), plan.inverse.tolist())
     return {"step": batch.step, "epoch": batch.epoch, "rows": batch.rows, "lengths": batch.lengths, "packed": rows}
 
 
@@ -64,7 +64,7 @@ def _no_thread_is_left() -> Iterator[None]:
 def test_it_loads_what_no_loader_would(units: Sequence[Unit], workers: int, prefetch: int, padded: bool) -> None:
     config = LoaderConfig(workers=workers, prefetch=prefetch)
     with BatchLoader(units, order(), 130, padded=padded, config=config) as loader:
-        found = [content(batch) for batch in loader]
+        actual = [content(batch) for batch in loader]
     expected = []
     for step in range(9):
         epoch, rows = step // 3, order().rows(step)
@@ -75,8 +75,8 @@ def test_it_loads_what_no_loader_would(units: Sequence[Unit], workers: int, pref
         lengths = BatchLengths.of([units[row] for row in rows], packed)
         assert lengths.sequences == [len(units[row][0].ids) for row in rows]
         expected.append(content(Batch(step, epoch, groups, packed, lengths)))
-    assert found == expected
-    assert max(len(batch["packed"]) for batch in found) > 1
+    assert actual == expected
+    assert max(len(batch["packed"]) for batch in actual) > 1
 
 
 @pytest.mark.parametrize("step", range(10))
@@ -174,15 +174,15 @@ def test_an_interrupted_training_leaves_no_thread(units: Sequence[Unit]) -> None
 def test_an_adaptive_order_is_told_of_losses_in_time(units: Sequence[Unit], workers: int, prefetch: int) -> None:
     curriculum = CurriculumConfig(name="adaptive", start=0.4, every=2, duration=0.9)
 
-    def made() -> BatchSampler:
+    def build_sampler() -> BatchSampler:
         return order([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
 
-    alone, ours = made(), made()
+    alone, ours = build_sampler(), build_sampler()
     with BatchLoader(units, ours, 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
         for batch in loader:
             assert [row for rows in batch.rows for row in rows] == alone.rows(batch.step)
-            for one in (alone, ours):
-                one.observe(batch.step, 4.0 - batch.step / 3)
+            for item in (alone, ours):
+                item.observe(batch.step, 4.0 - batch.step / 3)
     assert ours.seen().tolist() == alone.seen().tolist()
 
 

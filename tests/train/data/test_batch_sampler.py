@@ -47,7 +47,7 @@ def test_stages_go_on_from_each_other() -> None:
     ]
     assert [place.epoch for place in places] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5]
     assert [place.config.learning_rate for place in order.phases] == [None, 1e-5, None]
-    passes = [order.rows(one) + order.rows(other) for one, other in ((0, 1), (2, 3), (4, 5), (6, 7), (9, 10))]
+    passes = [order.rows(first) + order.rows(other) for first, other in ((0, 1), (2, 3), (4, 5), (6, 7), (9, 10))]
     assert all(sorted(rows) == list(range(7)) for rows in passes)
     assert len({tuple(rows) for rows in passes}) == 5, "each is shuffled in its own way"
     assert order.seen().sum() == 4 * 7 + 4 + 7

@@ -22,8 +22,8 @@ def test_the_competence_of_the_paper(pacing: str, power: float) -> None:
 
 def test_steps_are_equal() -> None:
     config = CurriculumConfig(name="fixed", start=0.2, duration=0.8, pacing="step", stairs=4)
-    found = [competence(config, step, 10) for step in range(10)]
-    assert found == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8, 1, 1])
+    result = [competence(config, step, 10) for step in range(10)]
+    assert result == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8, 1, 1])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

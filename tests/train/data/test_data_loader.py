@@ -157,20 +157,20 @@ def test_whatever_happens_every_sample_is_met_once(
             for loader in loaders if state else []:
                 loader.load_state(state)
             last = number == len(runs) - 1
-            made = list(zip(*(loader if last else islice(loader, steps) for loader in loaders), strict=True))
+            batches = list(zip(*(loader if last else islice(loader, steps) for loader in loaders), strict=True))
             used = None
-            if made and not last:
-                used = min(samples, len(order().rows(made[-1][0].step)))
-            for step in made:
+            if batches and not last:
+                used = min(samples, len(order().rows(batches[-1][0].step)))
+            for step in batches:
                 rows = order().rows(step[0].step)
-                left = set(rows[:used]) if step is made[-1] and used is not None else set(rows)
+                left = set(rows[:used]) if step is batches[-1] and used is not None else set(rows)
                 for batch in step:
                     met.update(row for row in batch.rows if row in left)
                     expected = [id for row in batch.rows for id in units[row][0].ids]
                     assert batch.packed.ids.tolist() == expected
-            before = state["samples"] if state and len(made) == 1 else 0
+            before = state["samples"] if state and len(batches) == 1 else 0
             states = [loader.state(None if used is None else max(used, before)) for loader in loaders]
-            assert all(one == states[0] for one in states)
+            assert all(item == states[0] for item in states)
             state = json.loads(json.dumps(states[0]))
     assert met == whole
 

@@ -40,13 +40,13 @@ def said(sequence: Any) -> tuple[str, str]:
 
 def test_records_become_examples_in_their_order(fresh: Fresh, make_records: MakeRecords) -> None:
     lm = fresh()
-    found, cut = encode(lm, make_records([("hi", "x"), (None, "plain text"), ("card", "refund")]), 1024)
+    result, cut = encode(lm, make_records([("hi", "x"), (None, "plain text"), ("card", "refund")]), 1024)
     assert cut == []
-    assert [found[0], found[2]] == [
+    assert [result[0], result[2]] == [
         [lm.encode([{"role": "user", "content": asked}], said)] for asked, said in (("hi", "x"), ("card", "refund"))
     ]
-    assert lm.tokenizer.decode(found[1][0].ids) == "plain text<|end|>"
-    assert all(found[1][0].supervised)
+    assert lm.tokenizer.decode(result[1][0].ids) == "plain text<|end|>"
+    assert all(result[1][0].supervised)
 
 
 def test_a_labelled_text_is_learned_as_it_is_asked(fresh: Fresh, make_records: MakeRecords) -> None:
@@ -54,8 +54,8 @@ def test_a_labelled_text_is_learned_as_it_is_asked(fresh: Fresh, make_records: M
     lm = fresh()
     (row,) = make_records([(None, "my card is gone")]).to_pylist()
     labelled = pa.Table.from_pylist([{**row, "completion": "card"}], schema=RECORD)
-    ((found,),), _ = encode(lm, labelled, 1024)
-    assert found == lm.encode([{"role": "user", "content": "my card is gone"}], "card")
+    ((result,),), _ = encode(lm, labelled, 1024)
+    assert result == lm.encode([{"role": "user", "content": "my card is gone"}], "card")
 
 
 def test_an_encoder_does_what_its_model_does(fresh: Fresh, records: pa.Table) -> None:
@@ -67,12 +67,12 @@ def test_long_records_are_cut_at_their_beginning_and_counted(fresh: Fresh, make_
     lm = fresh()
     rows = make_records([("short", "x"), ("long " * 30, "refund"), (None, "plain " * 30)])
     whole, none = encode(lm, rows, 1024)
-    found, cut = encode(lm, rows, 60)
+    result, cut = encode(lm, rows, 60)
     assert (none, cut) == ([], [rows["id"][1].as_py(), rows["id"][2].as_py()])
-    assert found[0] == whole[0]
-    for (short,), (long,) in zip(found[1:], whole[1:], strict=True):
+    assert result[0] == whole[0]
+    for (short,), (long,) in zip(result[1:], whole[1:], strict=True):
         assert (short.ids, short.supervised) == (long.ids[-60:], long.supervised[-60:])
-    assert sum(found[1][0].supervised) == len("refund") + 1, "the answer is whole"
+    assert sum(result[1][0].supervised) == len("refund") + 1, "the answer is whole"
 
 
 def test_an_answer_that_leaves_no_room_for_its_prompt(fresh: Fresh, make_records: MakeRecords) -> None:
@@ -106,26 +106,28 @@ def test_a_record_without_an_answer(
 
 def test_only_the_answers_of_a_pair_are_learned() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    found = build_example(encoder(), record(prompt=turns, completion="x", rejected="y", meta={"margin": 2}), 99, "pair")
+    result = build_example(
+        encoder(), record(prompt=turns, completion="x", rejected="y", meta={"margin": 2}), 99, "pair"
+    )
     asked = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
-    assert [said(sequence) for sequence in found.unit] == [(asked, "x<|end|>"), (asked, "y<|end|>")]
-    assert (found.margin, found.target, found.cut) == (2.0, -1, False)
+    assert [said(sequence) for sequence in result.unit] == [(asked, "x<|end|>"), (asked, "y<|end|>")]
+    assert (result.margin, result.target, result.cut) == (2.0, -1, False)
     odd = build_example(encoder(), record(completion="x", rejected="y", meta={"margin": "much"}), 99, "pair")
     assert odd.margin != odd.margin
 
 
 @pytest.mark.parametrize("label", [True, False])
 def test_an_answer_with_a_label(label: bool) -> None:
-    found = build_example(encoder(), record(completion="x", meta={"label": label}), 99, "labelled")
-    assert (said(*found.unit), found.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), int(label))
+    result = build_example(encoder(), record(completion="x", meta={"label": label}), 99, "labelled")
+    assert (said(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), int(label))
 
 
 @pytest.mark.parametrize("values", [{"completion": "b"}, {"meta": {"label": 1}}])
 def test_a_class_is_read_off_where_the_prompt_ends(values: dict[str, Any]) -> None:
-    found = build_example(encoder(labels=["a", "b"]), record(**values), 99, "class")
-    assert (said(*found.unit), found.target) == (("<|user|>hi<|end|><|assistant|>", "<|end|>"), 1)
+    result = build_example(encoder(labels=["a", "b"]), record(**values), 99, "class")
+    assert (said(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "<|end|>"), 1)
     short = build_example(encoder(labels=["a", "b"]), record(**values), 4, "class")
-    assert (short.unit, short.cut) == ([TokenizedExample(found.unit[0].ids[-4:], [False] * 3 + [True])], True)
+    assert (short.unit, short.cut) == ([TokenizedExample(result.unit[0].ids[-4:], [False] * 3 + [True])], True)
 
 
 @pytest.mark.parametrize(

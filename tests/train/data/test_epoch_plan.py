@@ -30,17 +30,17 @@ def test_an_epoch_meets_every_row_once(rows: int, batch_size: int) -> None:
 def test_the_order_depends_on_seed_and_epoch_only() -> None:
     orders = [epoch_order(50, 4, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
     assert orders[0] == epoch_order(50, 4, 0, 0)
-    for one in range(4):
-        for other in range(one):
-            assert orders[one] != orders[other]
+    for item in range(4):
+        for other in range(item):
+            assert orders[item] != orders[other]
     assert epoch_order(50, 4, 1, 0) != epoch_order(50, 4, 0, 1)
 
 
 @given(total=st.integers(0, 10_000), weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
 def test_shares_add_up_and_are_less_than_one_off(total: int, weights: list[float]) -> None:
-    found = apportion(total, np.log(weights))
-    assert sum(found) == total
-    for share, weight in zip(found, weights, strict=True):
+    result = apportion(total, np.log(weights))
+    assert sum(result) == total
+    for share, weight in zip(result, weights, strict=True):
         assert abs(share - total * weight / sum(weights)) < 1 + 1e-9
 
 
@@ -71,8 +71,8 @@ def test_without_a_seed_kinds_stand_evenly_between_each_other() -> None:
 
 def test_a_batch_does_not_depend_on_those_asked_for_before() -> None:
     parts = [MixPart(np.arange(7), 4), MixPart(np.arange(7, 10), 6)]
-    one, other = EpochPlan(parts, 4, 3), EpochPlan(parts, 4, 3)
-    forwards = [one.rows(batch).tolist() for batch in range(9)]
+    first, other = EpochPlan(parts, 4, 3), EpochPlan(parts, 4, 3)
+    forwards = [first.rows(batch).tolist() for batch in range(9)]
     assert [other.rows(batch).tolist() for batch in reversed(range(9))] == forwards[::-1]
     assert forwards != [EpochPlan(parts, 4, 4).rows(batch).tolist() for batch in range(9)]
 

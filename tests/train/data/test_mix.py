@@ -33,15 +33,15 @@ def shares(sizes: tuple[int, ...], passes: int | None = None, **settings: Any) -
 def test_what_a_cap_takes_goes_to_the_others_by_weight(weights: list[float], caps: list[int], portion: float) -> None:
     weight, cap = np.array(weights), np.array(caps[: len(weights)])
     total = int(portion * cap.sum())
-    found = np.array(apportion(total, np.log(weight), cap))
-    assert found.sum() == total
-    assert (found <= cap).all()
+    result = np.array(apportion(total, np.log(weight), cap))
+    assert result.sum() == total
+    assert (result <= cap).all()
     # The level to which all fill: sum of min(cap, level x weight) is the total; found by halving.
     low, high = 0.0, float((cap / weight).max()) + 1
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if np.minimum(cap, middle * weight).sum() < total else (low, middle)
-    assert np.abs(found - np.minimum(cap, high * weight)).max() < 1 + 1e-6
+    assert np.abs(result - np.minimum(cap, high * weight)).max() < 1 + 1e-6
 
 
 @pytest.mark.filterwarnings("error")
@@ -63,9 +63,9 @@ def test_a_temperature_makes_shares_alike(temperature: float) -> None:
     sizes = np.array([1000, 200, 50])
     limited = np.minimum(sizes, 400)
     exact = limited ** (1 / temperature) / (limited ** (1 / temperature)).sum() * limited.sum()
-    found = shares((1000, 200, 50), mix="sizes", mix_limit=400, mix_temperature=temperature)
-    assert np.abs(found - exact).max() < 1
-    assert sum(found) == limited.sum()
+    result = shares((1000, 200, 50), mix="sizes", mix_limit=400, mix_temperature=temperature)
+    assert np.abs(result - exact).max() < 1
+    assert sum(result) == limited.sum()
 
 
 def test_weights_have_a_temperature_too() -> None:
@@ -112,10 +112,10 @@ def test_every_sample_is_accounted_for(sizes: list[int], temperature: float, see
             if step < order.starts[1]:
                 (account,) = mix_counts(order, {"source": names}, step, samples=samples)
                 of = {name: met[np.array(names) == name] for name in set(names)}
-                assert {name: one["met"] for name, one in account["kinds"].items()} == {
+                assert {name: item["met"] for name, item in account["kinds"].items()} == {
                     name: times.sum() for name, times in of.items()
                 }
-                assert all(one["most"] - one["fewest"] <= 1 for one in account["kinds"].values())
+                assert all(item["most"] - item["fewest"] <= 1 for item in account["kinds"].values())
             assert (order.seen(step, samples=samples) == met).all()
             met[row] += 1
         if step > 12:
@@ -145,10 +145,10 @@ def test_passes_keep_to_shares_and_caps_exactly(
     for epoch in (1, 2, 3):
         (account,) = mix_counts(order, {"source": names.tolist()}, order.steps // 3 * epoch)
         for name, part in zip(NAMES, parts, strict=False):
-            found = account["kinds"][name]
-            assert found["met"] == epoch * part.share
-            assert found["most"] - found["fewest"] <= 1
-            assert found["most"] <= (most or found["most"])
+            result = account["kinds"][name]
+            assert result["met"] == epoch * part.share
+            assert result["most"] - result["fewest"] <= 1
+            assert result["most"] <= (most or result["most"])
             assert part.share <= (limit or part.share)
 
 

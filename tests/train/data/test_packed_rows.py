@@ -41,11 +41,11 @@ def test_rows_are_what_one_would_write_by_hand(seed: int, sizes: list[list[int]]
     sequences = [sequence for unit in units for sequence in unit]
     tokens = Tokens(
         np.array([id for sequence in sequences for id in sequence.ids], np.int32),
-        np.array([one for sequence in sequences for one in sequence.supervised], np.bool_),
+        np.array([item for sequence in sequences for item in sequence.supervised], np.bool_),
         np.array([len(sequence.ids) for sequence in sequences], np.int64),
         np.array([len(unit) for unit in units], np.int64),
     )
-    found = pack_rows(tokens, budget)
-    assert len(found) == len(expected)
-    assert [{name: values.tolist() for name, values in row.items()} for row in found] == expected
-    assert all(values.dtype == np.int32 for row in found for values in row.values())
+    actual = pack_rows(tokens, budget)
+    assert len(actual) == len(expected)
+    assert [{name: values.tolist() for name, values in row.items()} for row in actual] == expected
+    assert all(values.dtype == np.int32 for row in actual for values in row.values())

@@ -32,7 +32,7 @@ def test_every_sample_is_in_one_shard(lengths: list[int], world_size: int) -> No
     assert all((np.diff(shard) > 0).all() for shard in shards)
     check_sizes([sum(lengths[place] for place in shard) for shard in shards], max(lengths, default=0))
     again = partition_samples(np.array(lengths, np.int64), world_size)
-    assert all((one == other).all() for one, other in zip(shards, again, strict=True))
+    assert all((first == other).all() for first, other in zip(shards, again, strict=True))
 
 
 @pytest.mark.parametrize("world_size", range(1, 17))
@@ -76,8 +76,8 @@ def test_what_is_left_is_dealt_anew(seed: int, sizes: list[int], stops: list[int
 def test_shares_do_not_depend_on_what_was_asked_for_before(since: tuple[int, int]) -> None:
     order = BatchSampler(50, 8, 0, [PhaseConfig(epochs=3)])
     lengths = skewed(50, 1.0, 0)
-    one, other = RankPartition(order, lengths, 3, since), RankPartition(order, lengths, 3, since)
-    forwards = [one.ranks(step).tolist() for step in range(order.steps)]
+    first, other = RankPartition(order, lengths, 3, since), RankPartition(order, lengths, 3, since)
+    forwards = [first.ranks(step).tolist() for step in range(order.steps)]
     assert [other.ranks(step).tolist() for step in reversed(range(order.steps))] == forwards[::-1]
     assert [other.ranks(step).tolist() for step in (5, 5, 6, 4)] == [forwards[step] for step in (5, 5, 6, 4)]
 

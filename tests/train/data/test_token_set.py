@@ -29,17 +29,17 @@ def test_a_shard_has_as_many_whole_records_as_fit(
     make_units: MakeUnits, make_set: MakeSet, shard_tokens: int, records: list[int]
 ) -> None:
     units = make_units(LENGTHS)
-    found = make_set(units, shard_tokens)
-    assert [len(shard) for shard in found.shards] == records
-    assert all(len(shard.ids) <= shard_tokens or len(shard) == 1 for shard in found.shards)
-    assert list(found) == units
-    assert found[-3:] == units[-3:]
-    assert found.record_ids == [str(row) for row in range(10)]
-    assert found.targets.tolist() == [unit[0].ids[0] for unit in units]
-    assert found.longest.tolist() == found.sequence_lengths.tolist() == found.unit_lengths.tolist() == LENGTHS
+    result = make_set(units, shard_tokens)
+    assert [len(shard) for shard in result.shards] == records
+    assert all(len(shard.ids) <= shard_tokens or len(shard) == 1 for shard in result.shards)
+    assert list(result) == units
+    assert result[-3:] == units[-3:]
+    assert result.record_ids == [str(row) for row in range(10)]
+    assert result.targets.tolist() == [unit[0].ids[0] for unit in units]
+    assert result.longest.tolist() == result.sequence_lengths.tolist() == result.unit_lengths.tolist() == LENGTHS
     for block in (1, 3, 7):
         again = make_set(units, shard_tokens, block)
-        assert (again.id, contents(again.folder)) == (found.id, contents(found.folder))
+        assert (again.id, contents(again.folder)) == (result.id, contents(result.folder))
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
@@ -48,10 +48,10 @@ def test_units_are_taken_in_any_order(
     make_units: MakeUnits, make_set: MakeSet, sequences: int, shard_tokens: int
 ) -> None:
     units = make_units(LENGTHS, 0, sequences)
-    found = make_set(units, shard_tokens)
+    result = make_set(units, shard_tokens)
     draws = np.random.default_rng(0)
     for rows in ([], [4], [9, 0, 0], [8, 9], *(draws.integers(0, 10, 25).tolist() for _ in range(5))):
-        tokens = found.take(rows)
+        tokens = result.take(rows)
         as_lists = [
             [TokenizedExample(list(sequence.ids), list(sequence.supervised)) for sequence in unit]
             for unit in tokens.views()
@@ -61,33 +61,33 @@ def test_units_are_taken_in_any_order(
         assert tokens.unit_lengths.tolist() == [sequences * LENGTHS[row] for row in rows]
     for row in (-1, 10):
         with pytest.raises(IndexError):
-            found.take([row])
+            result.take([row])
 
 
 def test_a_shard_is_opened_alone(make_units: MakeUnits, make_set: MakeSet) -> None:
     units = make_units(LENGTHS)
-    found = make_set(units, 45)
+    result = make_set(units, 45)
     for number in (0, 1, 2, 4, 5):
-        for file in (found.folder / f"shard-{number:05d}").iterdir():
+        for file in (result.folder / f"shard-{number:05d}").iterdir():
             file.unlink()
-    assert list(open_shard(found.folder, 3)) == units[6:8]
+    assert list(open_shard(result.folder, 3)) == units[6:8]
     with pytest.raises(IndexError, match="the set has 6 shards"):
-        open_shard(found.folder, 6)
+        open_shard(result.folder, 6)
 
 
 @pytest.mark.parametrize("name", ["ids", "supervised", "offsets", "units", "records.arrow"])
 def test_a_damaged_shard_is_named(make_units: MakeUnits, make_set: MakeSet, name: str) -> None:
-    found = make_set(make_units(LENGTHS), 45)
-    file = found.folder / "shard-00001" / name
+    result = make_set(make_units(LENGTHS), 45)
+    file = result.folder / "shard-00001" / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
-    assert len(open_shard(found.folder, 0)) == 4
+    assert len(open_shard(result.folder, 0)) == 4
     with pytest.raises(DamagedArtifactError, match=f"shard-00001/{name} differs"):
-        open_shard(found.folder, 1)
+        open_shard(result.folder, 1)
     file.unlink()
     with pytest.raises(DamagedArtifactError, match=f"shard-00001/{name} is missing"):
-        open_shard(found.folder, 1)
+        open_shard(result.folder, 1)
 
 
 @given(
@@ -101,11 +101,11 @@ def test_what_is_gathered_is_what_slices_give(
     draws = np.random.default_rng(0)
     sources = [draws.integers(-(2**31), 2**31, size).astype(dtype) for size in sizes]
     numbers, spans = [part[0] % len(sizes) for part in parts], [slice(*sorted(part[1:])) for part in parts]
-    found = gather(sources, numbers, spans)
+    actual = gather(sources, numbers, spans)
     expected = [sources[number][span] for number, span in zip(numbers, spans, strict=True)]
-    assert found.tolist() == [value for part in expected for value in part.tolist()]
-    assert found.dtype == dtype
-    assert not any(np.shares_memory(found, source) for source in sources)
+    assert actual.tolist() == [value for part in expected for value in part.tolist()]
+    assert actual.dtype == dtype
+    assert not any(np.shares_memory(actual, source) for source in sources)
 
 
 @given(counts=st.lists(st.integers(1, 4), max_size=20), seed=st.integers(0, 9))

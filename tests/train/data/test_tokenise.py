@@ -50,56 +50,56 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of the records whenever some are tokenised."""
-    found: list[int] = []
+    result: list[int] = []
 
     usual = blocks.tokenise_blocks
 
     def counted(encoder: Encoder, records: pa.Table, *given: Any) -> Any:
-        found.append(len(records))
+        result.append(len(records))
         return usual(encoder, records, *given)
 
     monkeypatch.setattr("posttrain.train.data.tokenise.tokenise_blocks", counted)
-    return found
+    return result
 
 
 def test_it_holds_what_was_encoded(fresh: Callable[..., LanguageModel], records: pa.Table, tmp_path: Path) -> None:
     lm = fresh()
-    found = tokenise(lm, records, 50, "completion", tmp_path)
+    result = tokenise(lm, records, 50, "completion", tmp_path)
     units, cut = encode(lm, records, 50)
-    assert list(found) == units
-    assert [found[-1], found[2:5], found[:]] == [units[-1], units[2:5], units]
-    assert (len(found), found.cut, found.record_ids) == (10, cut, records["id"].to_pylist())
+    assert list(result) == units
+    assert [result[-1], result[2:5], result[:]] == [units[-1], units[2:5], units]
+    assert (len(result), result.cut, result.record_ids) == (10, cut, records["id"].to_pylist())
     assert cut
-    assert found.longest.tolist() == [len(unit[0].ids) for unit in units]
-    assert found.largest_id == max(max(unit[0].ids) for unit in units)
-    assert found.meta["supervised_tokens"] == sum(sum(unit[0].supervised) for unit in units)
-    assert found.targets.tolist() == [-1] * 10
+    assert result.longest.tolist() == [len(unit[0].ids) for unit in units]
+    assert result.largest_id == max(max(unit[0].ids) for unit in units)
+    assert result.meta["supervised_tokens"] == sum(sum(unit[0].supervised) for unit in units)
+    assert result.targets.tolist() == [-1] * 10
     with pytest.raises(IndexError):
-        found[10]
+        result[10]
 
 
 def test_pairs_are_units_of_two(pairs: pa.Table, tmp_path: Path) -> None:
-    found = tokenise(encoder(), pairs, 100, "pair", tmp_path)
-    assert list(found) == encode(encoder(), pairs, 100, "pair")[0]
-    sizes = [[len(sequence.ids) for sequence in unit] for unit in found]
-    assert found.longest.tolist() == [max(unit) for unit in sizes]
-    assert found.margins.tolist() == [0, 1, 2, 0, 4, 5, 0, 7, 8, 0]
+    result = tokenise(encoder(), pairs, 100, "pair", tmp_path)
+    assert list(result) == encode(encoder(), pairs, 100, "pair")[0]
+    sizes = [[len(sequence.ids) for sequence in unit] for unit in result]
+    assert result.longest.tolist() == [max(unit) for unit in sizes]
+    assert result.margins.tolist() == [0, 1, 2, 0, 4, 5, 0, 7, 8, 0]
 
 
 def test_labels_stand_beside(records: pa.Table, tmp_path: Path) -> None:
     good = [row % 2 == 0 for row in range(10)]
-    labelled = with_column(records, "meta", [json.dumps({"label": one}) for one in good])
-    assert tokenise(encoder(), labelled, 100, "labelled", tmp_path).targets.tolist() == [int(one) for one in good]
+    labelled = with_column(records, "meta", [json.dumps({"label": item}) for item in good])
+    assert tokenise(encoder(), labelled, 100, "labelled", tmp_path).targets.tolist() == [int(item) for item in good]
     labels = ["top up", "refund", "card lost", "card stolen", "x"]
-    found = tokenise(encoder(TaskConfig(labels=labels)), records, 100, "class", tmp_path)
-    assert [labels[target] for target in found.targets] == records["completion"].to_pylist()
+    result = tokenise(encoder(TaskConfig(labels=labels)), records, 100, "class", tmp_path)
+    assert [labels[target] for target in result.targets] == records["completion"].to_pylist()
 
 
 def test_tokens_stay_on_the_disk(records: pa.Table, tmp_path: Path) -> None:
-    found = tokenise(encoder(), records, 100, "completion", tmp_path)
-    assert isinstance(found.shards[0].ids.base, np.memmap)
-    assert isinstance(found.shards[0].supervised.base, np.memmap)
-    assert found.shards[0].ids.dtype == np.int32
+    result = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert isinstance(result.shards[0].ids.base, np.memmap)
+    assert isinstance(result.shards[0].supervised.base, np.memmap)
+    assert result.shards[0].ids.dtype == np.int32
 
 
 @pytest.mark.slow
@@ -111,8 +111,8 @@ def test_the_bytes_do_not_depend_on_who_makes_them(
     expected = contents(whole.folder)
     assert len(expected) == 6
     for processes in (1, 2, 3):
-        found = tokenise(encoder(), pairs, 60, "pair", tmp_path / str(processes), processes)
-        assert contents(found.folder) == expected
+        actual = tokenise(encoder(), pairs, 60, "pair", tmp_path / str(processes), processes)
+        assert contents(actual.folder) == expected
 
 
 @pytest.mark.slow
@@ -243,5 +243,5 @@ def test_damage_is_found_and_mended(
 
 
 def test_a_set_can_be_opened_by_its_folder(records: pa.Table, tmp_path: Path) -> None:
-    found = tokenise(encoder(), records, 100, "completion", tmp_path)
-    assert list(TokenSet(found.folder)) == list(found)
+    result = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert list(TokenSet(result.folder)) == list(result)

@@ -41,7 +41,7 @@ def deep(tmp_path: Path, fresh: Fresh, rules: list[InitRuleConfig]) -> LanguageM
 
 def test_they_are_those_of_the_hidden_states(fresh: Fresh) -> None:
     lm = fresh()
-    found = layer_variances(lm, loss_of(lm))
+    result = layer_variances(lm, loss_of(lm))
     states: list[Tensor] = []
 
     def keep(module: torch.nn.Module, arguments: object, output: Tensor) -> None:
@@ -53,10 +53,10 @@ def test_they_are_those_of_the_hidden_states(fresh: Fresh) -> None:
     lm.model(input_ids=IDS, labels=IDS).loss.backward()
     for hook in hooks:
         hook.remove()
-    assert [one.layer for one in found] == ["embeddings", "0", "1"]
-    for one, state in zip(found, states, strict=True):
-        assert one.activations == pytest.approx(float(state.detach().double().var(correction=0)), rel=1e-4)
-        assert one.gradients == pytest.approx(float(state.grad.double().var(correction=0)), rel=1e-4)
+    assert [first.layer for first in result] == ["embeddings", "0", "1"]
+    for first, state in zip(result, states, strict=True):
+        assert first.activations == pytest.approx(float(state.detach().double().var(correction=0)), rel=1e-4)
+        assert first.gradients == pytest.approx(float(state.grad.double().var(correction=0)), rel=1e-4)
 
 
 def test_measuring_leaves_no_trace(fresh: Fresh) -> None:
@@ -92,11 +92,11 @@ def test_a_weight_that_is_no_number(fresh: Fresh, tmp_path: Path) -> None:
     lm = deep(tmp_path, fresh, [])
     with torch.no_grad():
         lm.decoder.layers[2].mlp.up_proj.weight[0, 0] = math.nan
-    found = layer_variances(lm, loss_of(lm))
-    lines = variance_warnings(found, 10.0)
+    result = layer_variances(lm, loss_of(lm))
+    lines = variance_warnings(result, 10.0)
     assert "the variance of activations of layer 2 is nan" in lines
     assert "the variance of activations of layer 1 is nan" not in lines
-    assert found[3].to_json()["activations"] is None
+    assert result[3].to_json()["activations"] is None
 
 
 @pytest.mark.parametrize("kind", ["activations", "gradients"])
@@ -121,19 +121,19 @@ def test_how_much_is_too_much(kind: str) -> None:
 
 
 def test_the_table() -> None:
-    found = [
+    result = [
         LayerVariance("embeddings", 0.0025, 4e-6),
         LayerVariance("0", 0.01, 1e-6),
         LayerVariance("1", 0.02, math.nan),
     ]
-    lines = variance_table(found).splitlines()
+    lines = variance_table(result).splitlines()
     assert lines[0].split() == ["layer", "activations", "ratio", "gradients", "ratio"]
     assert [line.split() for line in lines[1:]] == [
         ["embeddings", "0.0025", "4e-06"],
         ["0", "0.01", "4", "1e-06", "0.25"],
         ["1", "0.02", "2", "nan", "nan"],
     ]
-    assert found[1].to_json() == {"layer": "0", "activations": 0.01, "gradients": 1e-6}
+    assert result[1].to_json() == {"layer": "0", "activations": 0.01, "gradients": 1e-6}
 
 
 def test_a_model_without_a_list_of_layers(fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> None:

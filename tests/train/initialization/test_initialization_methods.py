@@ -31,13 +31,13 @@ def drawn(model: nn.Module, seed: int = 0, **settings: Any) -> dict[str, torch.T
 
 def test_normal(fresh: Fresh) -> None:
     lm = fresh()
-    found = drawn(lm.model, method="normal", std=0.03, gain=2.0)
-    for name, weight in found.items():
+    result = drawn(lm.model, method="normal", std=0.03, gain=2.0)
+    for name, weight in result.items():
         if name.endswith("proj.weight"):
             assert variance(weight) == pytest.approx(0.06**2, rel=TOLERANCE), name
         elif "norm" in name:
             assert bool((weight == 1).all()), "norms stay"
-    embeddings = found["model.embed_tokens.weight"]
+    embeddings = result["model.embed_tokens.weight"]
     assert variance(embeddings[:256]) == pytest.approx(0.03**2, rel=TOLERANCE), "the gain is for matrices"
     assert bool((embeddings[lm.model.config.pad_token_id] == 0).all())
 
@@ -78,14 +78,14 @@ def test_matrices_that_are_stored_the_other_way(fresh: Fresh) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=3, n_head=2, vocab_size=261, n_positions=128))
-    found = drawn(model, method="kaiming")
-    assert found["transformer.h.0.mlp.c_fc.weight"].shape == (64, 256)
-    assert variance(found["transformer.h.0.mlp.c_fc.weight"]) == pytest.approx(2 / 64, rel=TOLERANCE)
-    assert variance(found["transformer.h.0.mlp.c_proj.weight"]) == pytest.approx(2 / 256, rel=TOLERANCE)
-    found = drawn(model, method="depth_scaled", std=0.02)
-    assert variance(found["transformer.h.1.mlp.c_proj.weight"]) == pytest.approx(0.02**2 / 6, rel=TOLERANCE)
-    assert variance(found["transformer.h.1.attn.c_attn.weight"]) == pytest.approx(0.02**2, rel=TOLERANCE)
-    assert variance(found["transformer.wpe.weight"]) == pytest.approx(0.02**2, rel=TOLERANCE)
+    result = drawn(model, method="kaiming")
+    assert result["transformer.h.0.mlp.c_fc.weight"].shape == (64, 256)
+    assert variance(result["transformer.h.0.mlp.c_fc.weight"]) == pytest.approx(2 / 64, rel=TOLERANCE)
+    assert variance(result["transformer.h.0.mlp.c_proj.weight"]) == pytest.approx(2 / 256, rel=TOLERANCE)
+    result = drawn(model, method="depth_scaled", std=0.02)
+    assert variance(result["transformer.h.1.mlp.c_proj.weight"]) == pytest.approx(0.02**2 / 6, rel=TOLERANCE)
+    assert variance(result["transformer.h.1.attn.c_attn.weight"]) == pytest.approx(0.02**2, rel=TOLERANCE)
+    assert variance(result["transformer.wpe.weight"]) == pytest.approx(0.02**2, rel=TOLERANCE)
 
 
 def test_experts_and_convolutions() -> None:
@@ -101,9 +101,9 @@ def test_experts_and_convolutions() -> None:
     assert variance(transposed["model.layers.0.mlp.experts.gate_up_proj"]) == pytest.approx(2 / 32, rel=TOLERANCE)
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=512, state_size=4, num_hidden_layers=1))
     kept = mamba.backbone.layers[0].mixer.A_log.detach().clone()
-    found = drawn(mamba, method="kaiming")
-    assert variance(found["backbone.layers.0.mixer.conv1d.weight"]) == pytest.approx(2 / 4, rel=TOLERANCE)
-    assert torch.equal(found["backbone.layers.0.mixer.A_log"], kept), "it is no matrix"
+    result = drawn(mamba, method="kaiming")
+    assert variance(result["backbone.layers.0.mixer.conv1d.weight"]) == pytest.approx(2 / 4, rel=TOLERANCE)
+    assert torch.equal(result["backbone.layers.0.mixer.A_log"], kept), "it is no matrix"
 
 
 @pytest.mark.parametrize(("method", "gain"), [("kaiming", 1.0), ("xavier", 1.0), ("normal", 1.0)])
@@ -141,12 +141,12 @@ def test_a_rule_changes_what_it_matches_and_nothing_else(fresh: Fresh) -> None:
         InitRuleConfig(match="input_layernorm", method="normal", gain=3.0),
     ]
     plain = drawn(fresh().model, method="xavier")
-    found = drawn(fresh().model, method="xavier", rules=rules)
-    changed = {name for name in plain if not torch.equal(plain[name], found[name])}
+    result = drawn(fresh().model, method="xavier", rules=rules)
+    changed = {name for name in plain if not torch.equal(plain[name], result[name])}
     assert changed == {name for name in plain if "down_proj" in name or "input_layernorm" in name}
-    assert bool((found["model.layers.1.mlp.down_proj.weight"] == 0).all())
-    assert variance(found["model.layers.0.mlp.down_proj.weight"]) == pytest.approx(0.25, rel=TOLERANCE)
-    assert variance(found["model.layers.0.input_layernorm.weight"]) == pytest.approx(0.06**2, rel=0.5)
+    assert bool((result["model.layers.1.mlp.down_proj.weight"] == 0).all())
+    assert variance(result["model.layers.0.mlp.down_proj.weight"]) == pytest.approx(0.25, rel=TOLERANCE)
+    assert variance(result["model.layers.0.input_layernorm.weight"]) == pytest.approx(0.06**2, rel=0.5)
 
 
 def test_mistakes(fresh: Fresh) -> None:
@@ -164,5 +164,5 @@ def test_mistakes(fresh: Fresh) -> None:
 
 
 def test_a_uniform_distribution_has_its_standard_deviation() -> None:
-    found = Distribution(0.3, uniform=True).draw(torch.Size((40_000,)), torch.Generator().manual_seed(0))
-    assert float(found.std()) == pytest.approx(0.3, rel=0.02)
+    result = Distribution(0.3, uniform=True).draw(torch.Size((40_000,)), torch.Generator().manual_seed(0))
+    assert float(result.std()) == pytest.approx(0.3, rel=0.02)

@@ -45,9 +45,9 @@ def test_a_layer_to_the_byte(
 def test_a_whole_model(trained: TrainConfig, model: Model, row: Row, kept_bytes: Kept) -> None:
     packed = row(LENGTHS, 300)
     lm = model("llama", trained, 4)
-    found = estimate_memory(ModelSpec.of_model(lm.model), trained, MicroBatch.of(packed))
+    result = estimate_memory(ModelSpec.of_model(lm.model), trained, MicroBatch.of(packed))
     # The masks of the first layer's dropout are not kept, as its input needs no gradient.
-    assert found.activations == pytest.approx(
+    assert result.activations == pytest.approx(
         kept_bytes(lm, packed, trained), rel=0.04 if trained.lora.dropout else 0.01
     )
 
@@ -66,9 +66,9 @@ def test_attention_and_noise(
     config = TrainConfig.read({"noise": noise}, "train")
     packed = row(lengths, 300)
     lm = model("llama", config, 4)
-    found = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
+    result = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
     with dropout.apply_noise(lm, config.noise):
-        assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
+        assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -89,8 +89,8 @@ def test_other_families_are_near(model: Model, row: Row, kept_bytes: Kept) -> No
     settings = {"n_embd": 64, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     lm = model("gpt2", config, 4, activation_function="gelu", **settings)
     assert not model_shape(lm.model).gated
-    found = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
-    assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.1)
+    result = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
+    assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.1)
 
 
 def test_what_sequences_share_is_counted(model: Model, kept_bytes: Kept) -> None:
@@ -101,12 +101,12 @@ def test_what_sequences_share_is_counted(model: Model, kept_bytes: Kept) -> None
     sequences = [TokenizedExample([5] * 40 + [9 + at] * (8 + at), [False] * 40 + [True] * (8 + at)) for at in range(12)]
     packed = pack([[sequence] for sequence in sequences])
     batch = MicroBatch.of(packed)
-    assert batch.tokens < sum(len(one.ids) for one in sequences) / 3
+    assert batch.tokens < sum(len(item.ids) for item in sequences) / 3
     assert batch.queries > batch.tokens  # sequences side by side are padded
     assert batch.keys >= 12 * 39  # each has a copy of what is shared, but for the last token, which each reads itself
     lm = model("llama", config, 4)
-    found = estimate_memory(ModelSpec.of_model(lm.model), config, batch)
-    assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.05)
+    result = estimate_memory(ModelSpec.of_model(lm.model), config, batch)
+    assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.05)
 
 
 def test_a_full_micro_batch_is_the_largest(row: Row) -> None:

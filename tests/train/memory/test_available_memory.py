@@ -61,6 +61,6 @@ def test_the_real_machine() -> None:
     held = bytearray(64 << 20)
     held[::4096] = b"x" * len(held[::4096])
     assert 64 << 20 < process_bytes() <= peak_bytes()
-    found = available_bytes()
-    assert found is not None
-    assert found > 64 << 20
+    result = available_bytes()
+    assert result is not None
+    assert result > 64 << 20

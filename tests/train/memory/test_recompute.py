@@ -49,21 +49,21 @@ def gradients(lm: LanguageModel, packed: Packed) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     with packed_attention(lm, 500):
         token_log_probabilities(lm, predicting_states(lm, packed), packed.targets).sum().backward()
-    return {name: one.grad.clone() for name, one in lm.model.named_parameters() if one.grad is not None}
+    return {name: item.grad.clone() for name, item in lm.model.named_parameters() if item.grad is not None}
 
 
 def kept(lm: LanguageModel, packed: Packed) -> int:
     """Bytes that a forward pass leaves: what autograd keeps, and what functions hold that are to run again."""
 
     def alive() -> dict[int, torch.UntypedStorage]:
-        tensors = (one.untyped_storage() for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter))
+        tensors = (item.untyped_storage() for item in gc.get_objects() if type(item) in (torch.Tensor, nn.Parameter))
         return {storage.data_ptr(): storage for storage in tensors}
 
-    found: dict[int, torch.UntypedStorage] = {}
+    actual: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        found.setdefault(storage.data_ptr(), storage)
+        actual.setdefault(storage.data_ptr(), storage)
         return tensor
 
     with packed_attention(lm, 500):
@@ -71,9 +71,9 @@ def kept(lm: LanguageModel, packed: Packed) -> int:
         before = alive()
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             result = token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
-        found |= alive()
+        actual |= alive()
         del result
-    return sum(storage.nbytes() for place, storage in found.items() if place not in before)
+    return sum(storage.nbytes() for place, storage in actual.items() if place not in before)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -113,7 +113,7 @@ def test_attention_dropout_is_drawn_again(fresh: Callable[..., LanguageModel], p
         again = gradients(lm, packed)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
     lm.model.eval()
-    assert any(not torch.equal(plain[name], one) for name, one in gradients(lm, packed).items())
+    assert any(not torch.equal(plain[name], item) for name, item in gradients(lm, packed).items())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -30,8 +30,8 @@ COSTS = LayerCosts(
 
 def best(every: list[RecomputePolicy], layers: int, needed: int) -> float:
     """The fewest FLOPs of all combinations that save enough."""
-    found = combinations_with_replacement(every, layers)
-    return min(sum(w.flops for w in ones) for ones in found if sum(w.saved for w in ones) >= needed)
+    result = combinations_with_replacement(every, layers)
+    return min(sum(w.flops for w in ones) for ones in result if sum(w.saved for w in ones) >= needed)
 
 
 def test_the_ways_of_a_layer() -> None:
@@ -54,10 +54,10 @@ def test_what_saves_most_for_least_comes_first() -> None:
 @pytest.mark.parametrize("needed", range(0, 451, 25))
 def test_near_the_best_of_all(needed: int) -> None:
     every = recompute_policies(COSTS)
-    found = choose_policies(every, 3, needed)
-    assert sum(way.saved for way in found) >= needed
+    result = choose_policies(every, 3, needed)
+    assert sum(way.saved for way in result) >= needed
     # A greedy choice does at most one layer's way too much.
-    assert sum(way.flops for way in found) <= best(every, 3, needed) + max(way.flops for way in every)
+    assert sum(way.flops for way in result) <= best(every, 3, needed) + max(way.flops for way in every)
 
 
 @given(
@@ -68,10 +68,10 @@ def test_near_the_best_of_all(needed: int) -> None:
 def test_any_ways(pairs: list[tuple[int, float]], layers: int, needed: int) -> None:
     every = [KEEP_ALL, *(RecomputePolicy(frozenset({str(at)}), *pair) for at, pair in enumerate(pairs))]
     needed = min(needed, layers * max(way.saved for way in every))
-    found = choose_policies(every, layers, needed)
-    assert len(found) == layers
-    assert sum(way.saved for way in found) >= needed
-    flops = sum(way.flops for way in found)
+    result = choose_policies(every, layers, needed)
+    assert len(result) == layers
+    assert sum(way.saved for way in result) >= needed
+    flops = sum(way.flops for way in result)
     least = best(every, layers, needed)
     assert flops <= least + max(way.flops for way in every) or isclose(flops, least)
 

@@ -33,18 +33,18 @@ def smollm2() -> ModelSpec:
 
 
 def test_parts_add_up(smollm2: ModelSpec) -> None:
-    found = estimate_memory(smollm2, CONFIG, MicroBatch.full(4096, CONFIG), process=GIB)
+    result = estimate_memory(smollm2, CONFIG, MicroBatch.full(4096, CONFIG), process=GIB)
     count = 134_515_008
-    assert (found.parameters, found.masters, found.gradients) == (2 * count, 4 * count, 4 * count)
-    assert (found.optimizer, found.snapshot, found.averages) == (8 * count, 0, 0)
-    assert GIB < found.process < 1.1 * GIB  # libraries grow a little with their use
-    assert found.peak == "backward"
-    assert found.total == sum(found.parts.values()) == found.phases["backward"]
-    assert found.phases["step"] == found.static
+    assert (result.parameters, result.masters, result.gradients) == (2 * count, 4 * count, 4 * count)
+    assert (result.optimizer, result.snapshot, result.averages) == (8 * count, 0, 0)
+    assert GIB < result.process < 1.1 * GIB  # libraries grow a little with their use
+    assert result.peak == "backward"
+    assert result.total == sum(result.parts.values()) == result.phases["backward"]
+    assert result.phases["step"] == result.static
     # 22.3 kB a token and layer in bfloat16: 12 d + 4 (q + k) + 8 f.
     a_token = 12 * 576 + 4 * (576 + 192) + 8 * 1536
-    assert found.activations == pytest.approx(30 * 4096 * a_token, rel=0.02)
-    assert found.recomputed == 0
+    assert result.activations == pytest.approx(30 * 4096 * a_token, rel=0.02)
+    assert result.recomputed == 0
 
 
 def test_what_makes_it_smaller(smollm2: ModelSpec) -> None:
@@ -93,13 +93,13 @@ def test_the_largest_budget_that_fits(smollm2: ModelSpec) -> None:
     chosen = {room: choose_budget(smollm2, CONFIG, room * GIB) for room in (1, 4, 5, 6, 60)}
     assert not chosen[1].fits
     assert all(chosen[room].fits for room in (4, 5, 6, 60))
-    budgets = [found.tokens for found in chosen.values()]
+    budgets = [result.tokens for result in chosen.values()]
     assert budgets == sorted(budgets)
     assert (budgets[0], budgets[-1]) == (256, 4096)
     assert all(tokens & (tokens - 1) == 0 for tokens in budgets)
-    for room, found in chosen.items():
-        if found.tokens < 4096 and found.fits:
-            twice = estimate_memory(smollm2, CONFIG, MicroBatch.full(2 * found.tokens, CONFIG))
+    for room, result in chosen.items():
+        if result.tokens < 4096 and result.fits:
+            twice = estimate_memory(smollm2, CONFIG, MicroBatch.full(2 * result.tokens, CONFIG))
             assert not fits(twice, room * GIB)
     assert choose_budget(smollm2, CONFIG, None).tokens == 4096
     assert choose_budget(smollm2, CONFIG, None, device="cuda").tokens == 32768

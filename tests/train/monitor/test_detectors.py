@@ -51,9 +51,9 @@ def test_constant_norms_do_not_make_an_outlier_of_everything(make_values: MakeVa
 def test_a_new_level_of_norms_is_learned(make_values: MakeValues) -> None:
     explosion = Explosion(ExplosionConfig())
     norms = [1.0] * 100 + [50.0] * 100
-    found = [step for step, norm in enumerate(norms) if explosion.observe(make_values(step, grad_norm=norm))]
-    assert found[0] == 100
-    assert found[-1] < 100 + 40
+    result = [step for step, norm in enumerate(norms) if explosion.observe(make_values(step, grad_norm=norm))]
+    assert result[0] == 100
+    assert result[-1] < 100 + 40
 
 
 @pytest.mark.parametrize("norm", [math.inf, math.nan, 0.0])
@@ -85,8 +85,8 @@ def test_divergence_is_found_within_its_patience(simulate: Simulate, follow: Fol
     run = simulate(seed, steps=800, noise=0.1)
     planted = int(np.random.default_rng(seed).integers(100, 700))
     run = [replace(values, loss=values.loss * (3 if values.step >= planted else 1)) for values in run]
-    found = follow(Monitor(MonitorConfig()), run)
-    first = next(decision for decision in found if decision.finding.kind == "divergence")
+    result = follow(Monitor(MonitorConfig()), run)
+    first = next(decision for decision in result if decision.finding.kind == "divergence")
     limits = MonitorConfig().divergence
     assert first.action == "rollback"
     assert planted - 2 <= first.finding.since <= planted + 1, "to the step, but for noise"
@@ -125,12 +125,12 @@ def losses(seed: int, steps: int, gain: float, noise: float) -> list[float]:
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
 def test_a_plateau_is_found_on_a_flat_loss(make_values: MakeValues, seed: int, noise: float) -> None:
     plateau = Plateau(PlateauConfig())
-    found = [plateau.observe(make_values(step, loss=loss)) for step, loss in enumerate(losses(seed, 2000, 0, noise))]
-    first = next(finding for finding in found if finding is not None)
+    result = [plateau.observe(make_values(step, loss=loss)) for step, loss in enumerate(losses(seed, 2000, 0, noise))]
+    first = next(finding for finding in result if finding is not None)
     assert first.step >= 499
     assert "over the last 500 steps" in first.what
     assert first.since == first.step - 499
-    assert sum(finding is not None for finding in found) <= 4, "at most once a window"
+    assert sum(finding is not None for finding in result) <= 4, "at most once a window"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -144,10 +144,10 @@ def test_no_plateau_is_found_on_a_loss_that_improves_slowly(make_values: MakeVal
 def test_the_improvement_of_a_line_is_exact(make_values: MakeValues) -> None:
     """A loss on a line from 1 down to 1 - 0.009 has improved by 0.01 (ten steps' worth) of its mean."""
     plateau = Plateau(PlateauConfig(window=10, improvement=0.5))
-    found = [plateau.observe(make_values(step, loss=1 - 0.001 * step)) for step in range(10)]
-    assert found[:9] == [None] * 9
-    assert found[9] is not None
-    assert found[9].value == pytest.approx(0.01 / 0.9955, rel=1e-6)
+    result = [plateau.observe(make_values(step, loss=1 - 0.001 * step)) for step in range(10)]
+    assert result[:9] == [None] * 9
+    assert result[9] is not None
+    assert result[9].value == pytest.approx(0.01 / 0.9955, rel=1e-6)
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-6])
@@ -167,7 +167,7 @@ def test_a_layer_that_comes_back_is_not_dead_and_may_die_again(make_values: Make
     dead = DeadLayers(DeadLayersConfig(patience=3))
     norms = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     values = [make_values(step, group_norms={"a": norm, "b": 1.0, "c": 2.0}) for step, norm in enumerate(norms)]
-    assert [step for step, one in enumerate(values) if dead.observe(one)] == [5, 11]
+    assert [step for step, item in enumerate(values) if dead.observe(item)] == [5, 11]
 
 
 def test_steps_whose_norms_are_no_numbers_say_nothing_of_layers(make_values: MakeValues) -> None:

@@ -119,7 +119,7 @@ def test_what_a_config_must_not_say(changes: dict[str, Any], key: str) -> None:
 def test_only_what_went_back_counts_as_a_rollback() -> None:
     taken: list[Decision] = []
     for step in range(0, 4000, 500):
-        found = Finding("divergence", step, "the loss has risen")
-        taken.append(decide(found, MonitorConfig(), taken, can_go_back=False))
-    assert {(one.action, one.restores, one.drops_gradient) for one in taken} == {("lower_rate", False, True)}
-    assert [Decision.from_json(one.to_json()) for one in taken] == taken
+        result = Finding("divergence", step, "the loss has risen")
+        taken.append(decide(result, MonitorConfig(), taken, can_go_back=False))
+    assert {(item.action, item.restores, item.drops_gradient) for item in taken} == {("lower_rate", False, True)}
+    assert [Decision.from_json(item.to_json()) for item in taken] == taken

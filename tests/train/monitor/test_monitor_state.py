@@ -48,8 +48,8 @@ def test_after_a_step_the_gravest_comes_first(make_values: MakeValues) -> None:
     for step in range(8, 11):
         watch.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
     watch.observe(make_values(11, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
-    found = watch.observe(make_values(12, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
-    assert [(decision.finding.kind, decision.action) for decision in found] == [
+    result = watch.observe(make_values(12, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
+    assert [(decision.finding.kind, decision.action) for decision in result] == [
         ("divergence", "rollback"),
         ("dead_layers", "warn"),
     ]
@@ -111,14 +111,14 @@ def test_what_was_told_goes_with_what_was_measured() -> None:
 def test_a_new_stage_may_have_another_loss(simulate: Simulate, follow: Follow) -> None:
     easy, hard = simulate(0, steps=300), simulate(1, steps=600)[300:]
     hard = [replace(values, loss=4 * values.loss, grad_norm=100 * values.grad_norm) for values in hard]
-    told, untold = Monitor(MonitorConfig()), Monitor(MonitorConfig())
-    follow(told, easy)
-    told.before_step(math.nan, 1.0, 5, 299)
-    told.reset()
-    follow(told, hard)
-    assert [decision.finding.kind for decision in told.decisions] == ["nan"]
-    follow(untold, easy + hard)
-    assert {"explosion", "divergence"} <= {decision.finding.kind for decision in untold.decisions}
+    informed, uninformed = Monitor(MonitorConfig()), Monitor(MonitorConfig())
+    follow(informed, easy)
+    informed.before_step(math.nan, 1.0, 5, 299)
+    informed.reset()
+    follow(informed, hard)
+    assert [decision.finding.kind for decision in informed.decisions] == ["nan"]
+    follow(uninformed, easy + hard)
+    assert {"explosion", "divergence"} <= {decision.finding.kind for decision in uninformed.decisions}
 
 
 # Short windows, so that every detector has something to say in 200 steps.

@@ -52,18 +52,18 @@ def test_a_phase_that_fails_is_counted_and_left(clock: Clock) -> None:
 
 
 def test_another_thread_has_phases_of_its_own(clock: Clock) -> None:
-    before, found = meter.phase_seconds(), {}
+    before, result = meter.phase_seconds(), {}
 
     def save() -> None:
         with phase("checkpoint"):
             clock[0] += 5
-        found.update(meter.phase_seconds())
+        result.update(meter.phase_seconds())
 
     with phase("forward"):
         thread = threading.Thread(target=save)
         thread.start()
         thread.join()
-    assert found == {"checkpoint": 5}
+    assert result == {"checkpoint": 5}
     assert meter.phase_seconds_since(before) == {"forward": 5}
 
 

@@ -54,14 +54,14 @@ def lm(fresh: Callable[..., LanguageModel]) -> LanguageModel:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
     """The parts that the last profile found."""
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
 
     def kept(events: Any, *, on_accelerator: bool) -> dict[str, dict[str, float]]:
-        found.update(attribute_time(events, on_accelerator=on_accelerator))
-        return found
+        result.update(attribute_time(events, on_accelerator=on_accelerator))
+        return result
 
     monkeypatch.setattr("posttrain.train.monitor.profile.attribute_time", kept)
-    return found
+    return result
 
 
 def profile(lm: LanguageModel, folder: Path, steps: int = 1, wait: float = 0.0) -> str:

@@ -17,15 +17,15 @@ def where(**changes: float) -> ProfileSummary:
 
 
 def test_every_second_stands_in_one_row() -> None:
-    found = time_rows(where())
-    assert sum(share for _, share, _ in found) == pytest.approx(1)
-    shares = {name: share for name, share, _ in found}
+    result = time_rows(where())
+    assert sum(share for _, share, _ in result) == pytest.approx(1)
+    shares = {name: share for name, share, _ in result}
     assert shares["forward: linear layers"] == pytest.approx(2.1 / 10)
     assert shares["backward: output head"] == pytest.approx(0.5 / 10)
     assert shares["gradient sums"] == pytest.approx(0.25 / 10)
     assert shares["everything else"] == pytest.approx(0.05 / 10)
-    assert all(meaning for _, _, meaning in found)
-    assert [name for name, _, _ in found][:2] == ["reading data", "forward: attention"]
+    assert all(meaning for _, _, meaning in result)
+    assert [name for name, _, _ in result][:2] == ["reading data", "forward: attention"]
 
 
 def test_a_phase_that_is_not_known_is_shown_too() -> None:
@@ -57,5 +57,5 @@ def test_what_takes_too_much_has_a_line_of_advice(changes: dict[str, float], say
 
 def test_activations_that_are_computed_again_and_small_operations_are_told() -> None:
     parts = {"forward": {"rest": 1.0}, "backward": {"again": 0.5, "linear": 0.5}}
-    found = profile_advice(ProfileSummary(10.0, {"forward": 5.0, "backward": 4.0}, parts, 1, "cpu"))
-    assert [line.split(":")[0] for line in found] == ["computing activations again", "norms and activations"]
+    result = profile_advice(ProfileSummary(10.0, {"forward": 5.0, "backward": 4.0}, parts, 1, "cpu"))
+    assert [line.split(":")[0] for line in result] == ["computing activations again", "norms and activations"]

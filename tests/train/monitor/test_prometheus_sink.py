@@ -48,7 +48,7 @@ def test_prometheus_reads_the_metrics_over_http(prometheus: PrometheusSink, make
     assert f"Serves {len(names)} metrics" in str(PrometheusSink.__doc__)
     assert all(name.startswith("posttrain_train_") for name in names)
     assert set(types.values()) == {"gauge", "counter", "histogram"}
-    found = samples(text)
+    actual = samples(text)
     expected = {
         "step": 4,
         "loss": 1.4,
@@ -75,8 +75,8 @@ def test_prometheus_reads_the_metrics_over_http(prometheus: PrometheusSink, make
         'decisions_total{action="skip"}': 1,
         'decisions_total{action="rollback"}': 0,
     }
-    assert {name: found[f"posttrain_train_{name}"] for name in expected} == pytest.approx(expected)
-    assert math.isnan(found["posttrain_train_mfu_ratio"])
+    assert {name: actual[f"posttrain_train_{name}"] for name in expected} == pytest.approx(expected)
+    assert math.isnan(actual["posttrain_train_mfu_ratio"])
 
 
 def test_two_endpoints_do_not_meet(prometheus: PrometheusSink, make_values: MakeValues) -> None:

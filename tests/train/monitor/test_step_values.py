@@ -22,36 +22,36 @@ PROMISED = {
 
 
 def test_what_the_metrics_file_promises_is_there(make_values: MakeValues) -> None:
-    found = make_values(7).to_json()
-    assert found.keys() >= PROMISED
-    assert found["step"] == 7
-    assert found["group_norms"] == {"layers.0": 0.5, "layers.1": 0.6}
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    result = make_values(7).to_json()
+    assert result.keys() >= PROMISED
+    assert result["step"] == 7
+    assert result["group_norms"] == {"layers.0": 0.5, "layers.1": 0.6}
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 def test_numbers_that_are_none_become_null(make_values: MakeValues) -> None:
     groups = {"a": math.inf, "b": 1.0}
-    found = make_values(0, loss=math.nan, grad_norm=math.inf, group_norms=groups, mfu=None).to_json()
-    assert (found["loss"], found["grad_norm"], found["mfu"]) == (None, None, None)
-    assert found["group_norms"] == {"a": None, "b": 1.0}
-    json.dumps(found, allow_nan=False)
+    result = make_values(0, loss=math.nan, grad_norm=math.inf, group_norms=groups, mfu=None).to_json()
+    assert (result["loss"], result["grad_norm"], result["mfu"]) == (None, None, None)
+    assert result["group_norms"] == {"a": None, "b": 1.0}
+    json.dumps(result, allow_nan=False)
 
 
 def test_numbers_for_plots(make_values: MakeValues) -> None:
-    found = make_values(3, loss=math.nan, loss_scale=None).numbers()
-    assert found["grad_norm/layers.1"] == 0.6
-    assert found["lr"] == 1e-4
-    assert found.keys().isdisjoint({"loss", "loss_scale", "step", "group_norms"})
-    assert all(isinstance(number, float) for number in found.values())
+    result = make_values(3, loss=math.nan, loss_scale=None).numbers()
+    assert result["grad_norm/layers.1"] == 0.6
+    assert result["lr"] == 1e-4
+    assert result.keys().isdisjoint({"loss", "loss_scale", "step", "group_norms"})
+    assert all(isinstance(number, float) for number in result.values())
 
 
 def test_what_the_objective_measures_and_the_phases_are_plotted_under_names_of_their_own(
     make_values: MakeValues,
 ) -> None:
     values = make_values(3, metrics={"rewards/margins": 0.25, "kl": math.inf}, phases={"forward": 1.5})
-    found = values.numbers()
-    assert (found["objective/rewards/margins"], found["seconds/forward"]) == (0.25, 1.5)
-    assert found.keys().isdisjoint({"objective/kl", "metrics", "phases", "rewards/margins"})
+    result = values.numbers()
+    assert (result["objective/rewards/margins"], result["seconds/forward"]) == (0.25, 1.5)
+    assert result.keys().isdisjoint({"objective/kl", "metrics", "phases", "rewards/margins"})
     assert values.to_json()["metrics"] == {"rewards/margins": 0.25, "kl": None}
 
 

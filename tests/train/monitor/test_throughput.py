@@ -83,8 +83,8 @@ def test_the_work_is_what_torch_counts(config: PreTrainedConfig) -> None:
         model(input_ids=ids, labels=ids).loss.backward()
     decoder = DecoderSize.of(config)
     assert decoder is not None
-    found = training_flops(decoder, length, length * length, length)
-    assert counter.get_total_flops() == pytest.approx(found, rel=1e-3)
+    result = training_flops(decoder, length, length * length, length)
+    assert counter.get_total_flops() == pytest.approx(result, rel=1e-3)
 
 
 @pytest.mark.parametrize("config", [MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()])

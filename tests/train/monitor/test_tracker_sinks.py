@@ -22,7 +22,7 @@ STOPPED = Decision(Finding("nan", 4, "loss is nan"), "stop", "nothing helped")
 class Writer:
     """TensorBoard's SummaryWriter."""
 
-    made: list["Writer"]
+    created: list["Writer"]
 
     def __init__(self, folder: str, purge_step: int) -> None:
         self.folder, self.purge_step = folder, purge_step
@@ -74,8 +74,8 @@ class Client:
     def get_experiment_by_name(self, name: str) -> Any:
         if self.uri == "away later":
             raise Refused("cannot connect\nafter 2 tries")
-        found = self.experiments.get(name)
-        return found and SimpleNamespace(experiment_id=found)
+        result = self.experiments.get(name)
+        return result and SimpleNamespace(experiment_id=result)
 
     def create_experiment(self, name: str) -> str:
         return self.experiments.setdefault(name, "7")

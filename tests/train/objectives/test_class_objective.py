@@ -29,7 +29,7 @@ def test_against_the_definition(drawn: tuple[Array, Array, Array], smoothing: fl
     labels = logits.shape[1]
     if not weighted:
         weights = np.ones(labels)
-    found = classification(
+    actual = classification(
         torch.from_numpy(logits),
         torch.from_numpy(targets),
         ClassificationConfig(label_smoothing=smoothing),
@@ -37,9 +37,9 @@ def test_against_the_definition(drawn: tuple[Array, Array, Array], smoothing: fl
     )
     aim = (1 - smoothing) * np.eye(labels)[targets] + smoothing / labels
     expected = -(weights * aim * log_softmax(logits, axis=1)).sum()
-    assert found.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert found.count == pytest.approx(weights[targets].sum())
-    assert mean_metrics(found.metrics)["accuracy"] == pytest.approx((logits.argmax(1) == targets).mean())
+    assert actual.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert actual.count == pytest.approx(weights[targets].sum())
+    assert mean_metrics(actual.metrics)["accuracy"] == pytest.approx((logits.argmax(1) == targets).mean())
 
 
 @given(batches)
@@ -47,20 +47,20 @@ def test_a_weight_of_two_is_the_row_twice(drawn: tuple[Array, Array, Array]) -> 
     logits, targets = torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
     weights = torch.ones(logits.shape[1])
     weights[0] = 2
-    found = classification(logits, targets, ClassificationConfig(), weights=weights)
+    result = classification(logits, targets, ClassificationConfig(), weights=weights)
     twice = targets == 0
     repeated = classification(
         torch.cat([logits, logits[twice]]), torch.cat([targets, targets[twice]]), ClassificationConfig()
     )
-    assert found.count == repeated.count
-    assert found.sum.item() == pytest.approx(repeated.sum.item(), rel=1e-9, abs=1e-9)
+    assert result.count == repeated.count
+    assert result.sum.item() == pytest.approx(repeated.sum.item(), rel=1e-9, abs=1e-9)
 
 
 def test_an_example() -> None:
     logits = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
-    found = classification(logits, torch.tensor([0, 1]), ClassificationConfig())
-    assert found.sum.item() == pytest.approx(math.log(4 / 3) + math.log(2))
-    assert mean_metrics(found.metrics) == {"accuracy": 0.5}
+    result = classification(logits, torch.tensor([0, 1]), ClassificationConfig())
+    assert result.sum.item() == pytest.approx(math.log(4 / 3) + math.log(2))
+    assert mean_metrics(result.metrics) == {"accuracy": 0.5}
 
 
 def test_weights_by_label() -> None:

@@ -58,8 +58,8 @@ def test_the_even_mixture_is_scipys_jensen_shannon(logits: Array) -> None:
 @given(logit_pairs, st.floats(0.02, 0.98))
 def test_jensen_shannon_lies_between_0_and_the_entropy_of_its_mixture(logits: Array, beta: float) -> None:
     for student, teacher in zip(*logits, strict=True):
-        found = total(student[None], teacher[None], DistillationConfig(beta=beta))
-        assert -1e-12 <= found <= entropy([beta, 1 - beta]) + 1e-12
+        result = total(student[None], teacher[None], DistillationConfig(beta=beta))
+        assert -1e-12 <= result <= entropy([beta, 1 - beta]) + 1e-12
 
 
 @given(logit_pairs)
@@ -78,12 +78,12 @@ def test_jensen_shannon_tends_to_either_direction(logits: Array) -> None:
 def test_there_is_nothing_to_learn_from_oneself(divergence: str, top_k: int | None, logits: Array) -> None:
     student = torch.from_numpy(logits[0].copy()).requires_grad_()
     config = DistillationConfig(divergence=divergence, top_k=top_k, temperature=1.5)
-    found = distill(student, torch.from_numpy(logits[0]), config)
-    found.sum.backward()
-    assert found.sum.item() == pytest.approx(0, abs=1e-9)
+    result = distill(student, torch.from_numpy(logits[0]), config)
+    result.sum.backward()
+    assert result.sum.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
     assert student.grad.abs().max().item() == pytest.approx(0, abs=1e-9)
-    assert top_k or mean_metrics(found.metrics)["agreement"] == 1  # of equally probable tokens any may be kept
+    assert top_k or mean_metrics(result.metrics)["agreement"] == 1  # of equally probable tokens any may be kept
 
 
 @given(logit_pairs, st.floats(0, 1), st.integers(0, 2**32 - 1))
@@ -92,11 +92,11 @@ def test_soft_and_hard_targets(logits: Array, weight: float, seed: int) -> None:
     rows, vocabulary = student.shape
     targets = np.random.default_rng(seed).integers(0, vocabulary, rows)
     config = DistillationConfig(divergence="forward", temperature=2, scale_by_temperature=True, hard_weight=weight)
-    found = distill(*map(torch.from_numpy, (student, teacher)), config, targets=torch.from_numpy(targets))
+    result = distill(*map(torch.from_numpy, (student, teacher)), config, targets=torch.from_numpy(targets))
     soft = rel_entr(softmax(teacher / 2, axis=1), softmax(student / 2, axis=1)).sum()
     hard = -log_softmax(student, axis=1)[np.arange(rows), targets].sum()
-    assert found.sum.item() == pytest.approx((1 - weight) * 4 * soft + weight * hard, rel=1e-6, abs=1e-9)
-    assert mean_metrics(found.metrics)["divergence"] == pytest.approx(soft / rows, rel=1e-6, abs=1e-9)
+    assert result.sum.item() == pytest.approx((1 - weight) * 4 * soft + weight * hard, rel=1e-6, abs=1e-9)
+    assert mean_metrics(result.metrics)["divergence"] == pytest.approx(soft / rows, rel=1e-6, abs=1e-9)
 
 
 @each_divergence
@@ -105,9 +105,9 @@ def test_a_truncated_teacher(divergence: str, logits: Array, k: int) -> None:
     student, teacher = logits
     config = DistillationConfig(divergence=divergence, beta=0.3, temperature=1.5)
     kept = top_tokens(torch.from_numpy(teacher), k, temperature=1.5)
-    found = distill(torch.from_numpy(student), kept, config).sum.item()
+    actual = distill(torch.from_numpy(student), kept, config).sum.item()
     cut = total(student, teacher, config.model_copy(update={"top_k": k}))
-    assert found == cut
+    assert actual == cut
     # By hand: the k best tokens, and all others as one event.
     expected = 0.0
     for row, ids in enumerate(kept.ids.numpy()):
@@ -117,11 +117,11 @@ def test_a_truncated_teacher(divergence: str, logits: Array, k: int) -> None:
             rest = np.delete(probabilities, ids).sum()
             events.append(np.append(probabilities[ids], rest)[None])
         expected += formula(*events, divergence, 0.3).sum()
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
     whole = total(student, teacher, config)
-    assert found <= whole + 1e-6
+    assert actual <= whole + 1e-6
     if k >= student.shape[1] - 1:  # the rest is one token or none
-        assert found == pytest.approx(whole, rel=1e-4, abs=1e-6)
+        assert actual == pytest.approx(whole, rel=1e-4, abs=1e-6)
 
 
 def test_top_tokens() -> None:
@@ -143,9 +143,9 @@ def test_an_example() -> None:
 def test_impossible_tokens_stay_finite(divergence: str, top_k: int | None) -> None:
     masked = torch.tensor([[1.0, 0.0, -torch.inf]])
     student = masked.clone().requires_grad_()
-    found = distill(student, masked, DistillationConfig(divergence=divergence, top_k=top_k))
-    found.sum.backward()
-    assert found.sum.item() == pytest.approx(0, abs=1e-6)
+    result = distill(student, masked, DistillationConfig(divergence=divergence, top_k=top_k))
+    result.sum.backward()
+    assert result.sum.item() == pytest.approx(0, abs=1e-6)
     assert student.grad is not None
     assert student.grad.isfinite().all()
 
@@ -165,14 +165,14 @@ def test_a_rest_below_float32_pulls_at_nothing(divergence: str) -> None:
     # Both leave 2e-9 to the other tokens, which 1 less the kept tokens' mass cannot show.
     logits = torch.tensor([[20.0, 19.0, -1.0, -1.0]], requires_grad=True)
     config = DistillationConfig(divergence=divergence)
-    found = distill(logits, top_tokens(logits, 2), config)
-    found.sum.backward()
-    assert found.sum.item() == pytest.approx(0, abs=1e-6)
+    result = distill(logits, top_tokens(logits, 2), config)
+    result.sum.backward()
+    assert result.sum.item() == pytest.approx(0, abs=1e-6)
     assert logits.grad is not None
     assert logits.grad.abs().max().item() == pytest.approx(0, abs=1e-6)
 
 
 def test_the_most_probable_kept_token_may_lie_anywhere() -> None:
     kept = TopTokens(torch.tensor([[0, 2]]), torch.tensor([[0.2, 0.7]]).log())
-    found = distill(torch.tensor([[0.0, 0.0, 1.0]]), kept, DistillationConfig())
-    assert mean_metrics(found.metrics)["agreement"] == 1
+    result = distill(torch.tensor([[0.0, 0.0, 1.0]]), kept, DistillationConfig())
+    assert mean_metrics(result.metrics)["agreement"] == 1

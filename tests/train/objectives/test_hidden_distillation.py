@@ -31,9 +31,9 @@ def test_hidden_states_against_their_definition(states: Array) -> None:
 @given(hidden_pairs)
 def test_ones_own_hidden_states(distance: str, states: Array) -> None:
     student = torch.from_numpy(states[0].copy()).requires_grad_()
-    found = distill_hidden(student, torch.from_numpy(states[0]), HiddenConfig(distance=distance))
-    found.sum.backward()
-    assert found.sum.item() == pytest.approx(0, abs=1e-9)
+    result = distill_hidden(student, torch.from_numpy(states[0]), HiddenConfig(distance=distance))
+    result.sum.backward()
+    assert result.sum.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
     assert student.grad.abs().max().item() == pytest.approx(0, abs=1e-9)
 
@@ -42,10 +42,10 @@ def test_a_projection_between_widths_is_learned() -> None:
     torch.manual_seed(0)
     projection = torch.nn.Linear(3, 5, bias=False)
     student, teacher = torch.randn(2, 3), torch.randn(2, 5)
-    found = distill_hidden(student, teacher, HiddenConfig(), projection=projection)
+    actual = distill_hidden(student, teacher, HiddenConfig(), projection=projection)
     expected = (student.numpy() @ projection.weight.detach().numpy().T - teacher.numpy()) ** 2
-    assert found.sum.item() == pytest.approx(expected.mean(1).sum(), rel=1e-5)
-    found.sum.backward()
+    assert actual.sum.item() == pytest.approx(expected.mean(1).sum(), rel=1e-5)
+    actual.sum.backward()
     assert projection.weight.grad is not None
     with pytest.raises(UserError, match="3 and 5 dimensions"):
         distill_hidden(student, teacher, HiddenConfig())

@@ -36,7 +36,7 @@ def test_against_the_papers_formula(
 ) -> None:
     (policy, reference), good = drawn
     config = KtoConfig(beta=beta, desirable_weight=desirable, undesirable_weight=undesirable)
-    found = kto(
+    actual = kto(
         sequences(policy), sequences(reference), torch.from_numpy(good), torch.tensor(kl, dtype=torch.float64), config
     )
     expected = 0.0
@@ -45,25 +45,25 @@ def test_against_the_papers_formula(
         weight = desirable if is_good else undesirable
         value = weight * expit(beta * (ratio - z0) if is_good else beta * (z0 - ratio))
         expected += weight - value
-    assert found.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert found.count == len(good)
+    assert actual.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert actual.count == len(good)
 
 
 def test_an_example() -> None:
     # Log-ratios 2 and -1 desirable, 3 undesirable; kl 1 nat.
     good = torch.tensor([True, True, False])
     config = KtoConfig(desirable_weight=2, undesirable_weight=0.5)
-    found = kto(sequences([-3.0, -5, -4]), sequences([-5.0, -4, -7]), good, torch.tensor(1.0), config)
+    actual = kto(sequences([-3.0, -5, -4]), sequences([-5.0, -4, -7]), good, torch.tensor(1.0), config)
     expected = 2 * expit(-0.1) + 2 * expit(0.2) + 0.5 * expit(0.2)
-    assert found.sum.item() == pytest.approx(expected)
-    assert {name: count for name, (_, count) in found.metrics.items()} == {
+    assert actual.sum.item() == pytest.approx(expected)
+    assert {name: count for name, (_, count) in actual.metrics.items()} == {
         "kl": 3,
         "rewards/chosen": 2,
         "logps/chosen": 2,
         "rewards/rejected": 1,
         "logps/rejected": 1,
     }
-    assert mean_metrics(found.metrics) == pytest.approx(
+    assert mean_metrics(actual.metrics) == pytest.approx(
         {
             "kl": 1,
             "rewards/chosen": 0.05,
@@ -78,9 +78,9 @@ def test_an_example() -> None:
 @pytest.mark.parametrize("good", [True, False])
 def test_answers_of_one_kind(good: bool) -> None:
     config = KtoConfig()
-    found = kto(sequences([-3.0]), sequences([-3.0]), torch.tensor([good]), torch.tensor(0.0), config)
-    assert found.sum.item() == pytest.approx(0.5)
-    assert ("rewards/rejected" in mean_metrics(found.metrics)) is not good
+    result = kto(sequences([-3.0]), sequences([-3.0]), torch.tensor([good]), torch.tensor(0.0), config)
+    assert result.sum.item() == pytest.approx(0.5)
+    assert ("rewards/rejected" in mean_metrics(result.metrics)) is not good
 
 
 def test_the_estimate_is_a_clamped_mean_without_graph() -> None:
@@ -105,8 +105,8 @@ def test_the_estimate_teaches_nothing() -> None:
 
 
 def test_saturated_answers_keep_their_digits() -> None:
-    found = kto(sequences([0.0]), sequences([-30.0]), torch.tensor([True]), torch.tensor(0.0), KtoConfig(beta=1))
-    assert found.sum.item() == pytest.approx(math.exp(-30), rel=1e-4, abs=0)
+    result = kto(sequences([0.0]), sequences([-30.0]), torch.tensor([True]), torch.tensor(0.0), KtoConfig(beta=1))
+    assert result.sum.item() == pytest.approx(math.exp(-30), rel=1e-4, abs=0)
 
 
 def test_marks_that_are_too_few() -> None:

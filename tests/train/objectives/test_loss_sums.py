@@ -43,12 +43,12 @@ def test_precision() -> None:
 
 
 def test_sequences() -> None:
-    one = SequenceLogProbs(torch.tensor([-4.0, 0.0, -3.0]), torch.tensor([2, 0, 3]))
-    assert one.means.tolist() == [-2, 0, -1]
-    assert one[1:].sums.tolist() == [0, -3]
-    assert one[torch.tensor([2, 0])].counts.tolist() == [3, 2]
-    joined = SequenceLogProbs.join([one[:1], one[1:]])
-    assert (joined.sums.tolist(), joined.counts.tolist()) == (one.sums.tolist(), one.counts.tolist())
+    item = SequenceLogProbs(torch.tensor([-4.0, 0.0, -3.0]), torch.tensor([2, 0, 3]))
+    assert item.means.tolist() == [-2, 0, -1]
+    assert item[1:].sums.tolist() == [0, -3]
+    assert item[torch.tensor([2, 0])].counts.tolist() == [3, 2]
+    joined = SequenceLogProbs.join([item[:1], item[1:]])
+    assert (joined.sums.tolist(), joined.counts.tolist()) == (item.sums.tolist(), item.counts.tolist())
     assert len(joined) == 3
 
 
@@ -59,9 +59,9 @@ def test_sequences_that_are_no_vectors(sums: tuple[int, ...], counts: tuple[int,
 
 
 def test_a_lone_reference_is_not_broadcast() -> None:
-    many, one = (
+    many, item = (
         SequenceLogProbs(torch.zeros(3), torch.ones(3).long()),
         SequenceLogProbs(torch.zeros(1), torch.ones(1).long()),
     )
     with pytest.raises(ValueError, match="3 sequences do not go with 1"):
-        log_ratios(many, one)
+        log_ratios(many, item)

@@ -134,9 +134,9 @@ def test_parts_of_a_batch_add_up_to_it(case: Case, make: Make, seed: int, n: int
     rows, middle = make(seed, n), min(n - 1, 1 + int(cut * (n - 1)))
     whole = case.loss(rows)
     parts = [case.loss(part(rows, slice(0, middle))), case.loss(part(rows, slice(middle, None)))]
-    assert sum(one.sum.item() for one in parts) == pytest.approx(whole.sum.item(), rel=1e-9, abs=1e-12)
-    assert sum(one.count for one in parts) == pytest.approx(whole.count)
-    together = merge_metrics(one.metrics for one in parts)
+    assert sum(entry.sum.item() for entry in parts) == pytest.approx(whole.sum.item(), rel=1e-9, abs=1e-12)
+    assert sum(entry.count for entry in parts) == pytest.approx(whole.count)
+    together = merge_metrics(entry.metrics for entry in parts)
     assert together.keys() == whole.metrics.keys()
     for name, (value, count) in whole.metrics.items():
         assert together[name][0].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
@@ -217,9 +217,9 @@ def test_a_weight_is_how_often_a_row_is_there(
 ) -> None:
     rows = make(seed, 4, dtype)
     repeated = case.loss(part(rows, torch.arange(4).repeat_interleave(torch.tensor(times))))
-    found = weighted(case, rows, [float(one) for one in times])
-    assert found.sum.item() == pytest.approx(repeated.sum.item(), rel=near, abs=near * 10)
-    assert found.count == pytest.approx(repeated.count, rel=near)
+    result = weighted(case, rows, [float(entry) for entry in times])
+    assert result.sum.item() == pytest.approx(repeated.sum.item(), rel=near, abs=near * 10)
+    assert result.count == pytest.approx(repeated.count, rel=near)
     same = weighted(case, rows, [1.0] * 4)
     assert (same.sum.item(), same.count) == (case.loss(rows).sum.item(), case.loss(rows).count)
 
@@ -242,5 +242,5 @@ def test_a_likelihood_is_a_weighted_mean_over_tokens(name: str, make: Make) -> N
 
     rows = make(2, 3)
     twice = loss(part(rows, torch.tensor([0, 0, 2])))
-    found = loss(rows, row_weights=torch.tensor([0.2, 0.0, 0.1], dtype=torch.float64))
-    assert found.sum.item() / found.count == pytest.approx(twice.sum.item() / twice.count, rel=1e-12)
+    result = loss(rows, row_weights=torch.tensor([0.2, 0.0, 0.1], dtype=torch.float64))
+    assert result.sum.item() / result.count == pytest.approx(twice.sum.item() / twice.count, rel=1e-12)

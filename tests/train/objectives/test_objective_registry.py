@@ -20,13 +20,13 @@ def test_every_name_leads_to_a_class(name: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_descriptions_agree_with_themselves(name: str) -> None:
-    found = objective_spec(name)
-    assert found is OBJECTIVES[name]
-    assert not found.mismatched or found.reference
-    assert not found.reference or found.shape in ("pair", "labelled")
-    assert found.summary
-    assert "\n" not in found.summary
-    assert all(field.description for field in found.config.model_fields.values())
+    result = objective_spec(name)
+    assert result is OBJECTIVES[name]
+    assert not result.mismatched or result.reference
+    assert not result.reference or result.shape in ("pair", "labelled")
+    assert result.summary
+    assert "\n" not in result.summary
+    assert all(field.description for field in result.config.model_fields.values())
 
 
 @pytest.mark.parametrize("name", ["dpo", "cdpo", "robust_dpo", "ipo", "hinge", "kto"])

@@ -63,10 +63,14 @@ def test_kto(prepare: Any, tiny_model: Any) -> None:
     units = [sequence for (sequence,) in prepared.objective.units]
     asked = [sequence.ids[: sequence.supervised.index(True)] for sequence in units]
     said = [sequence.ids[sequence.supervised.index(True) :] for sequence in units]
-    ratio = torch.stack([answer(policy, one).sum() - answer(reference, one).sum() for one in units])
+    ratio = torch.stack([answer(policy, entry).sum() - answer(reference, entry).sum() for entry in units])
     met = zip(asked, said[-1:] + said[:-1], strict=True)
     others = [TokenizedExample(a + b, [False] * len(a) + [True] * len(b)) for a, b in met]
-    kl = torch.stack([answer(policy, one).sum() - answer(reference, one).sum() for one in others]).mean().clamp(min=0)
+    kl = (
+        torch.stack([answer(policy, entry).sum() - answer(reference, entry).sum() for entry in others])
+        .mean()
+        .clamp(min=0)
+    )
     good = torch.tensor([line % 3 != 0 for line in range(1, 9)])
     values = torch.where(good, 1 - torch.sigmoid(0.5 * (ratio - kl)), 0.6 * (1 - torch.sigmoid(0.5 * (kl - ratio))))
     assert loss == pytest.approx(values.mean().item(), rel=1e-5)
@@ -112,12 +116,12 @@ def test_distillation(prepare: Any, other_model: Any, kind: str) -> None:
     prepared = prepare("distill", {"distill": {"divergence": kind, "temperature": 1.5}})
     loss, _ = prepared.backward(ALL)
     student, teacher = plain(prepared), load_language_model(other_model, TaskConfig(), "float32")
-    found = []
+    result = []
     for (sequence,) in prepared.objective.units:
         on = torch.tensor(sequence.supervised)[1:]
         both = [lm.model(input_ids=torch.tensor([sequence.ids])).logits[0, :-1][on] / 1.5 for lm in (student, teacher)]
-        found.append(divergence(*(logits.double().log_softmax(-1) for logits in both), prepared.objective.settings))
-    assert loss == pytest.approx(torch.cat(found).mean().item(), rel=1e-4)
+        result.append(divergence(*(logits.double().log_softmax(-1) for logits in both), prepared.objective.settings))
+    assert loss == pytest.approx(torch.cat(result).mean().item(), rel=1e-4)
 
 
 def test_hidden_distillation_with_projections(prepare: Any, other_model: Any) -> None:
@@ -126,19 +130,19 @@ def test_hidden_distillation_with_projections(prepare: Any, other_model: Any) ->
     student, teacher = plain(prepared), load_language_model(other_model, TaskConfig(), "float32")
     projections = list(student.model.distillation_projections)
     assert [(p.in_features, p.out_features) for p in projections] == [(96, 128), (96, 128)]
-    found = []
+    result = []
     for (sequence,) in prepared.objective.units:
         on = torch.tensor(sequence.supervised)[1:]
         ids = torch.tensor([sequence.ids])
         both = [lm.model(input_ids=ids, output_hidden_states=True).hidden_states for lm in (student, teacher)]
         pairs = [(both[0][1], both[1][2]), (both[0][-1], both[1][-1])]
-        found.append(
+        result.append(
             sum(
                 (projection(mine[0, :-1][on]) - theirs[0, :-1][on]).square().mean(-1)
                 for projection, (mine, theirs) in zip(projections, pairs, strict=True)
             )
         )
-    assert loss == pytest.approx(torch.cat(found).mean().item(), rel=1e-4)
+    assert loss == pytest.approx(torch.cat(result).mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("objective", ["distill", "distill_hidden"])

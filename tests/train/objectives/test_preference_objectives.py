@@ -72,9 +72,9 @@ def test_against_the_papers_formula(name: str, drawn: tuple[Array, Array], beta:
     function, section, formula, smoothing = FORMULAS[name]
     config = section(beta=beta) if smoothing is None else section(beta=beta, label_smoothing=smoothing)
     expected = formula(*drawn, beta, smoothing or 0.0)
-    found = loss(function, *drawn, config)
-    assert found.sum.item() == pytest.approx(expected.sum(), rel=1e-9, abs=1e-9)
-    assert found.count == len(expected)
+    actual = loss(function, *drawn, config)
+    assert actual.sum.item() == pytest.approx(expected.sum(), rel=1e-9, abs=1e-9)
+    assert actual.count == len(expected)
 
 
 def one(chosen: float, rejected: float, reference_chosen: float, reference_rejected: float) -> tuple[Array, Array]:
@@ -103,9 +103,9 @@ def test_an_example(function: Callable[..., Loss], config: Section, expected: fl
 
 def test_metrics_of_an_example() -> None:
     logps = np.array([[-10.0, -5, -3], [-20.0, -4, -3], [-12.0, -5, -3], [-19.0, -6, -3]])
-    found = loss(dpo, logps, np.ones((2, 3), np.int64), DpoConfig())
-    assert {name: count for name, (_, count) in found.metrics.items()} == dict.fromkeys(found.metrics, 3)
-    assert mean_metrics(found.metrics) == pytest.approx(
+    result = loss(dpo, logps, np.ones((2, 3), np.int64), DpoConfig())
+    assert {name: count for name, (_, count) in result.metrics.items()} == dict.fromkeys(result.metrics, 3)
+    assert mean_metrics(result.metrics) == pytest.approx(
         {
             "rewards/chosen": 0.1 * (2 + 0 + 0) / 3,
             "rewards/rejected": 0.1 * (-1 + 2 + 0) / 3,
@@ -131,8 +131,8 @@ def test_half_wrong_preferences_teach_nothing_of_the_order(drawn: tuple[Array, A
 
 @given(quadruples)
 def test_a_vanishing_beta_forgets_the_answers(drawn: tuple[Array, Array]) -> None:
-    found = loss(dpo, *drawn, DpoConfig(beta=1e-12))
-    assert found.sum.item() == pytest.approx(found.count * math.log(2), rel=1e-6)
+    result = loss(dpo, *drawn, DpoConfig(beta=1e-12))
+    assert result.sum.item() == pytest.approx(result.count * math.log(2), rel=1e-6)
 
 
 @given(quadruples, st.floats(0, 0.45))
@@ -165,20 +165,20 @@ def test_a_pair_that_is_its_own_reverse() -> None:
     chosen, rejected = (value[None].requires_grad_() for value in logps[:2])
     count = torch.tensor([3])
     reference = [SequenceLogProbs(value[None], count) for value in logps[2:]]
-    found = dpo(SequenceLogProbs(chosen, count), SequenceLogProbs(rejected, count), *reference, DpoConfig())
-    found.sum.backward()
-    assert found.sum.item() == pytest.approx(math.log(2))
+    result = dpo(SequenceLogProbs(chosen, count), SequenceLogProbs(rejected, count), *reference, DpoConfig())
+    result.sum.backward()
+    assert result.sum.item() == pytest.approx(math.log(2))
     assert chosen.grad is not None
     assert chosen.grad.item() == pytest.approx(-0.05)
     assert rejected.grad is not None
     assert rejected.grad.item() == pytest.approx(0.05)
-    assert mean_metrics(found.metrics)["rewards/accuracies"] == 0
+    assert mean_metrics(result.metrics)["rewards/accuracies"] == 0
 
 
 @pytest.mark.parametrize("chosen", [-1e6, 1e6])
 def test_certainty_overflows_nothing(chosen: float) -> None:
-    found = loss(dpo, *one(chosen, 0, 0, 0), DpoConfig(beta=1))
-    assert found.sum.item() == max(0, -chosen)
+    result = loss(dpo, *one(chosen, 0, 0, 0), DpoConfig(beta=1))
+    assert result.sum.item() == max(0, -chosen)
 
 
 def test_sides_of_different_lengths_are_no_pairs() -> None:

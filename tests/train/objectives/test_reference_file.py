@@ -43,16 +43,16 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_it_is_computed_once(fresh: Callable[..., LanguageModel], tmp_path: Path, never: Callable[[], None]) -> None:
-    found = read(fresh(), tmp_path)
+    result = read(fresh(), tmp_path)
     lm = fresh()
     lm.model.set_attn_implementation("eager")
     for row, unit in enumerate(UNITS):
         for side, sequence in enumerate(unit):
             with torch.no_grad():
                 logits = lm.model(input_ids=torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
-            assert found[row, side] == pytest.approx(float(logits[2, sequence.ids[3]] + logits[3, 9]), rel=1e-5)
+            assert result[row, side] == pytest.approx(float(logits[2, sequence.ids[3]] + logits[3, 9]), rel=1e-5)
     never()
-    assert torch.equal(read(fresh(), tmp_path), found)
+    assert torch.equal(read(fresh(), tmp_path), result)
     assert len(files(tmp_path)) == 1
 
 
@@ -67,10 +67,10 @@ def test_micro_batches_that_are_named_are_read_as_they_are(
 
     monkeypatch.setattr(module, "pack", noted)
     parts = iter([[3, 1], [1, 0], [0, 3]])  # the last has nothing new
-    found = reference_log_probs(fresh(), UNITS, tmp_path, 10, padded=True, groups=parts)
+    result = reference_log_probs(fresh(), UNITS, tmp_path, 10, padded=True, groups=parts)
     assert read == [[3, 1], [1, 0], [2], [4]]
     (tmp_path / "other").mkdir()
-    torch.testing.assert_close(found, reference_log_probs(fresh(), UNITS, tmp_path / "other", 12, padded=True))
+    torch.testing.assert_close(result, reference_log_probs(fresh(), UNITS, tmp_path / "other", 12, padded=True))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_memory_runs_out(
         return sequence_log_probs(lm, packed)
 
     monkeypatch.setattr(module, "sequence_log_probs", short)
-    found = reference_log_probs(fresh(), UNITS, tmp_path / "short", 40, padded=True, groups=[[3, 1, 0, 4], [0, 2]])
-    torch.testing.assert_close(found, expected)
+    actual = reference_log_probs(fresh(), UNITS, tmp_path / "short", 40, padded=True, groups=[[3, 1, 0, 4], [0, 2]])
+    torch.testing.assert_close(actual, expected)
     assert done == sizes
     said = [f"  out of memory: at most {budget} tokens are read at a time from here on" for budget in budgets]
     assert [line for line in caplog.messages if "memory" in line] == said
@@ -121,29 +121,29 @@ def test_other_weights_and_other_tokens_have_files_of_their_own(
     fresh: Callable[..., LanguageModel], tmp_path: Path
 ) -> None:
     lm = fresh()
-    found = [read(lm, tmp_path)]
+    result = [read(lm, tmp_path)]
     with torch.no_grad():
         next(lm.model.parameters())[7, 3] += 0.5
-    found.append(read(lm, tmp_path))
-    found.append(read(lm, tmp_path, UNITS[:-1]))
-    changed = [[TokenizedExample(one.ids, [False, False, False, False, True]) for one in UNITS[0]], *UNITS[1:]]
-    found.append(read(lm, tmp_path, changed))
+    result.append(read(lm, tmp_path))
+    result.append(read(lm, tmp_path, UNITS[:-1]))
+    changed = [[TokenizedExample(item.ids, [False, False, False, False, True]) for item in UNITS[0]], *UNITS[1:]]
+    result.append(read(lm, tmp_path, changed))
     assert len(files(tmp_path)) == 4
-    assert not torch.equal(found[0], found[1])
-    assert torch.equal(found[1][:-1], found[2])
-    assert found[3][0, 0] > found[1][0, 0]
+    assert not torch.equal(result[0], result[1])
+    assert torch.equal(result[1][:-1], result[2])
+    assert result[3][0, 0] > result[1][0, 0]
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-3], lambda raw: raw[:-3] + b"\x01" + raw[-2:], lambda raw: b""])
 def test_damage_is_said_and_mended(
     fresh: Callable[..., LanguageModel], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any
 ) -> None:
-    found = read(fresh(), tmp_path)
+    result = read(fresh(), tmp_path)
     (file,) = files(tmp_path)
     good = file.read_bytes()
     file.write_bytes(damage(good))
     with caplog.at_level(logging.WARNING, "posttrain"):
-        assert torch.equal(read(fresh(), tmp_path), found)
+        assert torch.equal(read(fresh(), tmp_path), result)
     assert "is damaged" in caplog.text
     assert file.read_bytes() == good
 
@@ -158,8 +158,8 @@ def test_an_adapter_is_switched_off(
         for name, weight in lm.model.named_parameters():
             if "lora_" in name:
                 weight += 0.1
-    found = read(lm, tmp_path)
-    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+    result = read(lm, tmp_path)
+    torch.testing.assert_close(result, plain, atol=1e-5, rtol=0)
     assert lm.model.training, "it is left as it was"
     never()
     read(lm, tmp_path / "plain")  # the base weights are the same, and so is what is kept of them

@@ -33,12 +33,12 @@ def test_orpo_against_the_papers_formula(drawn: tuple[Array, Array], beta: float
     logps, counts = drawn
     texts = SequenceLogProbs(torch.from_numpy((logps * counts)[[0, 2]].sum(0)), torch.from_numpy(counts[[0, 2]].sum(0)))
     chosen, rejected = sequences(logps[0], counts[0]), sequences(logps[1], counts[1])
-    found = orpo(chosen, rejected, OrpoConfig(beta=beta), likelihood=texts)
+    result = orpo(chosen, rejected, OrpoConfig(beta=beta), likelihood=texts)
     # TRL: one mean over all tokens of the chosen texts, and one over the pairs.
     nll = -(logps * counts)[[0, 2]].sum() / counts[[0, 2]].sum()
     ratio = log_expit(logit(np.exp(logps[0])) - logit(np.exp(logps[1]))).mean()
-    assert found.sum.item() / found.count == pytest.approx(nll - beta * ratio, rel=1e-8)
-    assert mean_metrics(found.metrics)["nll"] == pytest.approx(nll)
+    assert result.sum.item() / result.count == pytest.approx(nll - beta * ratio, rel=1e-8)
+    assert mean_metrics(result.metrics)["nll"] == pytest.approx(nll)
 
 
 @given(drawn_pairs, st.floats(0.05, 3), st.floats(0, 2), st.floats(0, 0.5), st.sampled_from([0.0, 0.7]))
@@ -47,11 +47,11 @@ def test_simpo_against_the_papers_formula(
 ) -> None:
     logps, counts = drawn
     config = SimpoConfig(beta=beta, gamma=gamma, label_smoothing=smoothing, nll_weight=nll_weight)
-    found = simpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
+    result = simpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
     logits = beta * logps[0] - beta * logps[1] - gamma
     preferred = -(1 - smoothing) * log_expit(logits) - smoothing * log_expit(-logits)
     nll = -(logps * counts)[0].sum() / counts[0].sum()
-    assert found.sum.item() / found.count == pytest.approx(preferred.mean() + nll_weight * nll, rel=1e-9)
+    assert result.sum.item() / result.count == pytest.approx(preferred.mean() + nll_weight * nll, rel=1e-9)
 
 
 @given(drawn_pairs, st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 2))
@@ -60,12 +60,12 @@ def test_cpo_against_the_papers_formula(
 ) -> None:
     logps, counts = drawn
     config = CpoConfig(beta=beta, label_smoothing=smoothing, nll_weight=nll_weight)
-    found = cpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
+    result = cpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
     sums = logps * counts
     logits = beta * (sums[0] - sums[1])
     preferred = -(1 - smoothing) * log_expit(logits) - smoothing * log_expit(-logits)
     nll = -sums[0].sum() / counts[0].sum()
-    assert found.sum.item() / found.count == pytest.approx(preferred.mean() + nll_weight * nll, rel=1e-9)
+    assert result.sum.item() / result.count == pytest.approx(preferred.mean() + nll_weight * nll, rel=1e-9)
 
 
 def pair(
@@ -81,9 +81,9 @@ def pair(
 def test_examples() -> None:
     # A token has probability 1/2 in the chosen answer and 1/4 in the rejected: odds 1 and 1/3.
     chosen, rejected = pair(2 * math.log(0.5), 4 * math.log(0.25))
-    found = orpo(chosen, rejected, OrpoConfig())
-    assert found.sum.item() == pytest.approx(math.log(2) + 0.1 * math.log(1 + 1 / 3))
-    assert mean_metrics(found.metrics) == pytest.approx(
+    result = orpo(chosen, rejected, OrpoConfig())
+    assert result.sum.item() == pytest.approx(math.log(2) + 0.1 * math.log(1 + 1 / 3))
+    assert mean_metrics(result.metrics) == pytest.approx(
         {
             "rewards/chosen": 0.1 * math.log(0.5),
             "rewards/rejected": 0.1 * math.log(0.25),
@@ -96,14 +96,14 @@ def test_examples() -> None:
         }
     )
     logits = 2 * math.log(2) - 1
-    found = simpo(chosen, rejected, SimpoConfig(beta=2, gamma=1))
-    assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-logits)))
-    assert mean_metrics(found.metrics)["logps/rejected"] == pytest.approx(math.log(0.25))
-    assert "nll" not in found.metrics
+    result = simpo(chosen, rejected, SimpoConfig(beta=2, gamma=1))
+    assert result.sum.item() == pytest.approx(math.log(1 + math.exp(-logits)))
+    assert mean_metrics(result.metrics)["logps/rejected"] == pytest.approx(math.log(0.25))
+    assert "nll" not in result.metrics
     logits = 0.1 * (2 * math.log(0.5) - 4 * math.log(0.25))
-    found = cpo(chosen, rejected, CpoConfig())
-    assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-logits)) + math.log(2))
-    assert mean_metrics(found.metrics)["logps/rejected"] == pytest.approx(4 * math.log(0.25))
+    result = cpo(chosen, rejected, CpoConfig())
+    assert result.sum.item() == pytest.approx(math.log(1 + math.exp(-logits)) + math.log(2))
+    assert mean_metrics(result.metrics)["logps/rejected"] == pytest.approx(4 * math.log(0.25))
 
 
 def test_likelihood_is_a_mean_over_the_steps_tokens() -> None:
@@ -112,7 +112,7 @@ def test_likelihood_is_a_mean_over_the_steps_tokens() -> None:
     config = CpoConfig(beta=1e-9)
     parts = [cpo(both[rows], both[rows], config, tokens_per_pair=5.0) for rows in (slice(0, 1), slice(1, 2))]
     expected = math.log(2) + 13 / 10
-    assert sum(one.sum.item() for one in parts) / 2 == pytest.approx(expected)
+    assert sum(entry.sum.item() for entry in parts) / 2 == pytest.approx(expected)
     assert cpo(both, both, config).sum.item() / 2 == pytest.approx(expected)
 
 
@@ -130,9 +130,9 @@ def test_length_normalised_objectives_do_not_see_length(drawn: tuple[Array, Arra
 )
 def test_odds_of_certain_and_impossible_answers_stay_finite(chosen: float, rejected: float) -> None:
     sides = pair(chosen, rejected)
-    found = orpo(*sides, OrpoConfig())
-    found.sum.backward()
-    assert math.isfinite(found.sum.item())
+    result = orpo(*sides, OrpoConfig())
+    result.sum.backward()
+    assert math.isfinite(result.sum.item())
     for side in sides:
         assert side.sums.grad is not None
         assert side.sums.grad.isfinite().all()
@@ -140,9 +140,9 @@ def test_odds_of_certain_and_impossible_answers_stay_finite(chosen: float, rejec
 
 @pytest.mark.parametrize("logp", [-1e-3, -1e-5, -0.5, -3.0, -30.0])
 def test_log_odds_keep_their_digits_in_float32(logp: float) -> None:
-    found = orpo(*pair(logp, math.log(0.5), 1, 1), OrpoConfig())
+    result = orpo(*pair(logp, math.log(0.5), 1, 1), OrpoConfig())
     exact = np.float64(np.float32(logp))
-    assert mean_metrics(found.metrics)["log_odds"] == pytest.approx(exact - np.log(-np.expm1(exact)), rel=1e-5)
+    assert mean_metrics(result.metrics)["log_odds"] == pytest.approx(exact - np.log(-np.expm1(exact)), rel=1e-5)
 
 
 def test_a_likelihood_of_other_texts_is_refused() -> None:

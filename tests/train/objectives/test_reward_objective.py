@@ -18,14 +18,14 @@ three_rows = st.integers(1, 6).flatmap(lambda n: arrays(np.float64, (3, n), elem
 @given(three_rows, st.floats(0, 1), st.booleans())
 def test_against_the_papers_formula(rows: np.ndarray, centring: float, with_margin: bool) -> None:
     chosen, rejected, margin = rows
-    found = reward(
+    actual = reward(
         *map(torch.from_numpy, (chosen, rejected)),
         RewardConfig(centring=centring),
         margin=torch.from_numpy(margin) if with_margin else None,
     )
     expected = -log_expit(chosen - rejected - (margin if with_margin else 0)) + centring * (chosen + rejected) ** 2
-    assert found.sum.item() == pytest.approx(expected.sum(), rel=1e-9, abs=1e-9)
-    assert found.count == len(chosen)
+    assert actual.sum.item() == pytest.approx(expected.sum(), rel=1e-9, abs=1e-9)
+    assert actual.count == len(chosen)
 
 
 @given(three_rows, st.floats(-100, 100))
@@ -38,9 +38,9 @@ def test_only_differences_of_rewards_matter(rows: np.ndarray, shift: float) -> N
 
 def test_an_example() -> None:
     chosen, rejected = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 1.0])
-    found = reward(chosen, rejected, RewardConfig(centring=0.1), margin=torch.tensor([0.5, 0.0]))
-    assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(2) + 0.1 * (9 + 4))
-    assert mean_metrics(found.metrics) == {
+    result = reward(chosen, rejected, RewardConfig(centring=0.1), margin=torch.tensor([0.5, 0.0]))
+    assert result.sum.item() == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(2) + 0.1 * (9 + 4))
+    assert mean_metrics(result.metrics) == {
         "rewards/chosen": 1.5,
         "rewards/rejected": 1.0,
         "rewards/margins": 0.5,
@@ -50,10 +50,10 @@ def test_an_example() -> None:
 
 def test_half_precision_rewards_are_compared_in_float32() -> None:
     chosen = torch.tensor([100.0, 3.0], dtype=torch.bfloat16, requires_grad=True)
-    found = reward(chosen, torch.tensor([99.5, 2.0], dtype=torch.bfloat16), RewardConfig())
-    assert found.sum.dtype == torch.float32
-    assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(-1)), rel=1e-6)
-    found.sum.backward()
+    result = reward(chosen, torch.tensor([99.5, 2.0], dtype=torch.bfloat16), RewardConfig())
+    assert result.sum.dtype == torch.float32
+    assert result.sum.item() == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(-1)), rel=1e-6)
+    result.sum.backward()
     assert chosen.grad is not None
 
 

@@ -24,8 +24,8 @@ def example() -> tuple[torch.Tensor, torch.Tensor, SequenceLogProbs, torch.Tenso
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])
 def test_it_is_torchs_cross_entropy(smoothing: float) -> None:
-    logits, targets, found, means = example()
-    loss = sft(found, SftConfig(label_smoothing=smoothing), mean_sums=means)
+    logits, targets, actual, means = example()
+    loss = sft(actual, SftConfig(label_smoothing=smoothing), mean_sums=means)
     expected = functional.cross_entropy(logits, targets, label_smoothing=smoothing)
     assert loss.count == 5
     torch.testing.assert_close(loss.sum / loss.count, expected)
@@ -34,15 +34,15 @@ def test_it_is_torchs_cross_entropy(smoothing: float) -> None:
 
 
 def test_what_it_is_without_stays_in_sight() -> None:
-    _, _, found, means = example()
-    value, count = sft(found, SftConfig(label_smoothing=0.2), mean_sums=means).metrics["nll"]
-    assert (float(value), count) == (pytest.approx(float(sft(found).sum)), 5)
+    _, _, result, means = example()
+    value, count = sft(result, SftConfig(label_smoothing=0.2), mean_sums=means).metrics["nll"]
+    assert (float(value), count) == (pytest.approx(float(sft(result).sum)), 5)
     assert not value.requires_grad
-    assert not sft(found, SftConfig()).metrics
+    assert not sft(result, SftConfig()).metrics
 
 
 def test_the_mean_is_needed() -> None:
-    _, _, found, means = example()
+    _, _, result, means = example()
     for wrong in (None, means[:2]):
         with pytest.raises(ValueError, match="label smoothing needs"):
-            sft(found, SftConfig(label_smoothing=0.1), mean_sums=wrong)
+            sft(result, SftConfig(label_smoothing=0.1), mean_sums=wrong)

@@ -80,9 +80,9 @@ def test_the_reference_is_read_in_the_micro_batches_of_the_training(
 
     def noted(name: str, make: Any) -> Any:
         def packed(*given: Any, **more: Any) -> Any:
-            found = make(*given, **more)
-            read[name] += [one.ids[0].tolist() for one in (found if isinstance(found, list) else [found])]
-            return found
+            result = make(*given, **more)
+            read[name] += [item.ids[0].tolist() for item in (result if isinstance(result, list) else [result])]
+            return result
 
         return packed
 
@@ -118,11 +118,11 @@ def test_a_saved_reward_model_is_trained_on(tiny_model: Path, other_model: Path,
 def test_micro_batches_do_not_matter(
     tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any, objective: str
 ) -> None:
-    found = []
+    result = []
     for tokens in (1, 10_000, "auto"):
         config = config_of(objective, other_model, micro_batch_tokens=tokens, epochs=2)
-        found.append(trained(shaped, tiny_model, config, tmp_path, f"out{tokens}")[1])
-    losses = [[step["loss"] for step in steps] for steps in found]
+        result.append(trained(shaped, tiny_model, config, tmp_path, f"out{tokens}")[1])
+    losses = [[step["loss"] for step in steps] for steps in result]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] == pytest.approx(losses[2], rel=1e-4)
 

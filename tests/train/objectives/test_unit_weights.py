@@ -58,9 +58,9 @@ def test_each_unit_has_a_loss_of_its_own(prepare: Any, tiny_model: Path, objecti
         nll = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")[supervised[1:]]
         expected.append(nll.mean().item())
     for parts in ([ALL], [ALL[:3], ALL[3:]]):
-        found = [
+        actual = [
             prepared.objective.loss(lm, pack([prepared.objective.units[row] for row in rows]), rows).unit_losses
             for rows in parts
         ]
-        assert torch.cat(found).tolist() == pytest.approx(expected, rel=2e-5)
-        assert not any(losses.requires_grad for losses in found)
+        assert torch.cat(actual).tolist() == pytest.approx(expected, rel=2e-5)
+        assert not any(losses.requires_grad for losses in actual)

@@ -56,10 +56,10 @@ def test_a_padding_token_that_ends_answers_is_passed_over(prepare: Any, tmp_path
         for sequence in unit:
             assert sequence.ids[-2] != prepared.lm.tokenizer.eos_token_id
     with torch.no_grad():
-        found = class_logits(prepared.lm, predicting_states(prepared.lm, pack(list(objective.units))))
+        result = class_logits(prepared.lm, predicting_states(prepared.lm, pack(list(objective.units))))
         prepared.lm.model.set_attn_implementation("eager")
         ids = [*objective.units[0][0].ids[:-1], prepared.lm.tokenizer.eos_token_id]
-        torch.testing.assert_close(prepared.lm.model(input_ids=torch.tensor([ids])).logits, found[:1])
+        torch.testing.assert_close(prepared.lm.model(input_ids=torch.tensor([ids])).logits, result[:1])
 
 
 def test_mistakes_are_one_clear_line(prepare: Any, tiny_model: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def gradients(scale: float) -> list[torch.Tensor]:
 @pytest.mark.parametrize("value", [None, 0.5, 1.2, 1e6])
 @pytest.mark.parametrize("limit", [0.3, 4.0, 1e9, None])
 def test_value_then_norm(scale: float, value: float | None, limit: float | None) -> None:
-    ours, theirs = gradients(scale), [torch.nn.Parameter(torch.zeros_like(one)) for one in gradients(scale)]
+    ours, theirs = gradients(scale), [torch.nn.Parameter(torch.zeros_like(item)) for item in gradients(scale)]
     for weight, gradient in zip(theirs, gradients(scale), strict=True):
         weight.grad = gradient
     norm = float(torch.nn.utils.get_total_norm(ours))
@@ -37,4 +37,4 @@ def test_no_limit_is_a_setting() -> None:
 def test_without_a_value_the_gradients_are_not_touched() -> None:
     ours = gradients(50.0)
     clip_gradients(ours, 1e3, 1.0)
-    assert all(torch.equal(one, other) for one, other in zip(ours, gradients(50.0), strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(ours, gradients(50.0), strict=True))

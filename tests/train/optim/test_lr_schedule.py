@@ -30,12 +30,12 @@ def peers(make: Peer, steps: int) -> list[float]:
     """What another library's scheduler does with a peak of ``PEAK``."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=PEAK)
     scheduler = make(optimizer)
-    found = []
+    result = []
     for _ in range(steps + 1):
-        found.append(float(scheduler.get_last_lr()[0]))
+        result.append(float(scheduler.get_last_lr()[0]))
         optimizer.step()
         scheduler.step()
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def peers(make: Peer, steps: int) -> list[float]:
 def test_it_is_transformers_schedule(settings: dict[str, Any], make: Peer) -> None:
     """But for the warm-up, whose first step is not wasted on a rate of zero."""
     expected = peers(make, STEPS)
-    found = rates(STEPS, PEAK, warmup_steps=WARMUP, **settings)
-    assert found[:WARMUP] == pytest.approx(expected[1 : WARMUP + 1], rel=1e-12)
-    assert found[WARMUP:] == pytest.approx(expected[WARMUP:], rel=1e-12, abs=1e-15)
+    actual = rates(STEPS, PEAK, warmup_steps=WARMUP, **settings)
+    assert actual[:WARMUP] == pytest.approx(expected[1 : WARMUP + 1], rel=1e-12)
+    assert actual[WARMUP:] == pytest.approx(expected[WARMUP:], rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,17 @@ def test_it_is_transformers_schedule(settings: dict[str, Any], make: Peer) -> No
     ],
 )
 def test_the_final_rate_is_transformers_lowest(settings: dict[str, Any], make: Peer) -> None:
-    found = rates(STEPS, PEAK, warmup_steps=WARMUP, final_rate=0.1, **settings)
-    assert found[WARMUP:] == pytest.approx(peers(make, STEPS)[WARMUP:], rel=1e-12)
+    result = rates(STEPS, PEAK, warmup_steps=WARMUP, final_rate=0.1, **settings)
+    assert result[WARMUP:] == pytest.approx(peers(make, STEPS)[WARMUP:], rel=1e-12)
 
 
 @pytest.mark.parametrize("final_rate", [0.0, 0.25])
 def test_restarts_are_torchs(final_rate: float) -> None:
-    found = rates(STEPS, PEAK, name="cosine_restarts", warmup=0, cycles=4, final_rate=final_rate)
+    actual = rates(STEPS, PEAK, name="cosine_restarts", warmup=0, cycles=4, final_rate=final_rate)
     expected = peers(lambda o: CosineAnnealingWarmRestarts(o, STEPS // 4, eta_min=final_rate * PEAK), STEPS)
-    assert found[:STEPS] == pytest.approx(expected[:STEPS], rel=1e-12)
-    assert [step for step in range(STEPS) if found[step] == PEAK] == [0, 15, 30, 45]
-    assert found[STEPS] == final_rate * PEAK, "the last cycle ends low"
+    assert actual[:STEPS] == pytest.approx(expected[:STEPS], rel=1e-12)
+    assert [step for step in range(STEPS) if actual[step] == PEAK] == [0, 15, 30, 45]
+    assert actual[STEPS] == final_rate * PEAK, "the last cycle ends low"
 
 
 @pytest.mark.parametrize("name", CYCLICAL)
@@ -108,8 +108,8 @@ def test_cycles_are_torchs(name: str, cycles: int, final_rate: float) -> None:
         ),
         STEPS,
     )
-    found = rates(STEPS, PEAK, name=name, cycles=cycles, final_rate=final_rate, gamma=0.98)
-    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    actual = rates(STEPS, PEAK, name=name, cycles=cycles, final_rate=final_rate, gamma=0.98)
+    assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_cycles_by_hand() -> None:
@@ -142,14 +142,14 @@ def test_warm_up_by_share_or_by_steps(share: float) -> None:
 @pytest.mark.parametrize("final_rate", [0.0, 0.1])
 def test_nothing_jumps_but_a_restart(name: str, final_rate: float) -> None:
     steps = 20_000
-    found = rates(steps, name=name, final_rate=final_rate, warmup=0.1, cycles=4, gamma=0.9999, decay=0.2)
-    jumps = [step for step in range(steps) if abs(found[step + 1] - found[step]) > 0.02]
+    result = rates(steps, name=name, final_rate=final_rate, warmup=0.1, cycles=4, gamma=0.9999, decay=0.2)
+    jumps = [step for step in range(steps) if abs(result[step + 1] - result[step]) > 0.02]
     assert jumps == ([2000 + cycle * 4500 - 1 for cycle in (1, 2, 3)] if name == "cosine_restarts" else [])
     if name not in CYCLICAL:
-        assert found[0] > 0
-        assert found[1999] == found[2000] == 1, "the warm-up ends at the peak, and the schedule starts there"
+        assert result[0] > 0
+        assert result[1999] == result[2000] == 1, "the warm-up ends at the peak, and the schedule starts there"
     if name not in ("constant", "inverse_sqrt"):
-        assert found[steps] == pytest.approx(final_rate, abs=1e-12)
+        assert result[steps] == pytest.approx(final_rate, abs=1e-12)
 
 
 @given(
@@ -186,12 +186,12 @@ def test_every_rate_is_between_the_floor_and_the_peak(
         decay_shape=shape,
         gamma=gamma,
     )
-    found = [scheduled_lr(config, peak, step, steps) for step in range(steps + 1)]
-    assert all(0 <= value <= peak for value in found)
+    result = [scheduled_lr(config, peak, step, steps) for step in range(steps + 1)]
+    assert all(0 <= value <= peak for value in result)
     climb = min(config.warmup_length(steps), steps)
-    assert found[:climb] == sorted(found[:climb])
-    assert all(value > 0 for value in found[:climb])
-    assert all(value >= peak * final_rate for value in found[max(climb, config.warmup_length(steps)) :])
+    assert result[:climb] == sorted(result[:climb])
+    assert all(value > 0 for value in result[:climb])
+    assert all(value >= peak * final_rate for value in result[max(climb, config.warmup_length(steps)) :])
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,8 @@ def test_state_goes_on_where_it_was(dtype: torch.dtype) -> None:
     resumed = MasterWeights(other, config)
     resumed.load({name: tensor.clone() for name, tensor in state.items()})
     for step in range(3, 6):
-        for one, its in ((model, optimizer), (other, resumed)):
-            loss(one, step).backward()
+        for first, its in ((model, optimizer), (other, resumed)):
+            loss(first, step).backward()
             its.step(1e-2)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, dict(other.named_parameters())[name]), name
@@ -186,11 +186,11 @@ def test_a_widened_embedding_gives_the_rows_of_its_master() -> None:
         masters.masters[0].add_(1e-4)  # less than a step in bfloat16
     with masters.swapped_in():
         assert model.embedding(ids).dtype == torch.bfloat16  # what is not widened stays
-    widened = model.embedding.register_forward_hook(lambda module, given, found: found.float())
+    widened = model.embedding.register_forward_hook(lambda module, given, result: result.float())
     with masters.swapped_in():
-        found = model.embedding(ids)
-        assert torch.equal(found.detach(), masters.masters[0][ids])
-        (found * torch.tensor([1.0, 2.0, 4.0])[None, :, None]).sum().backward()
+        result = model.embedding(ids)
+        assert torch.equal(result.detach(), masters.masters[0][ids])
+        (result * torch.tensor([1.0, 2.0, 4.0])[None, :, None]).sum().backward()
     assert masters.sums[0][:, 0].tolist() == [0, 5, 0, 0, 2, 0, 0]
     assert not torch.equal(model.embedding(ids), masters.masters[0][ids])
     widened.remove()

@@ -109,4 +109,4 @@ def test_it_trains_as_without(fresh: Callable[..., LanguageModel]) -> None:
                 offload.round_back()
         return [weight.detach().clone() for weight in weights]
 
-    assert all(torch.equal(one, other) for one, other in zip(train(True), train(False), strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(train(True), train(False), strict=True))

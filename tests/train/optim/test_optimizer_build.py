@@ -62,8 +62,8 @@ CASES: list[tuple[dict[str, Any], Reference]] = [
 
 def set_gradients(named: Sequence[NamedParameter], step: int) -> None:
     random = torch.Generator().manual_seed(step)
-    for one in named:
-        one.tensor.grad = torch.randn(one.tensor.shape, generator=random) * 10.0 ** (step % 3 - 1)
+    for item in named:
+        item.tensor.grad = torch.randn(item.tensor.shape, generator=random) * 10.0 ** (step % 3 - 1)
 
 
 def set_rates(optimizer: Optimizer, rate: float) -> None:
@@ -84,17 +84,17 @@ def test_it_is_the_librarys_optimizer_bit_for_bit(
     )
     scales = {"embedding": 0.125, 0: 0.25, 1: 0.5, None: 1.0}
     # One optimiser a tensor, so that a mistake in the grouping cannot be in both.
-    each = [reference(one, 0.1 if one.kind in ("matrix", "head") else 0.0) for one in theirs]
+    each = [reference(first, 0.1 if first.kind in ("matrix", "head") else 0.0) for first in theirs]
     optimizer = build_optimizer(ours, config)
     assert isinstance(optimizer, Optimizer)
-    before = [one.tensor.clone() for one in ours]
+    before = [first.tensor.clone() for first in ours]
     for step, rate in enumerate([1e-2, 3e-2, 0.0, 1e-3]):
         set_gradients(ours, step)
         set_gradients(theirs, step)
         set_rates(optimizer, rate)
         optimizer.step()
-        for one, single in zip(theirs, each, strict=True):
-            value = rate * scales["embedding" if one.kind == "embedding" else one.depth]
+        for first, single in zip(theirs, each, strict=True):
+            value = rate * scales["embedding" if first.kind == "embedding" else first.depth]
             now = single.param_groups[0]["lr"]
             single.param_groups[0]["lr"] = torch.tensor(value) if isinstance(now, Tensor) else value
             single.step()
@@ -112,8 +112,8 @@ def test_the_rate_starts_at_zero(
     optimizer = build_optimizer(named, OptimizerConfig.read(settings, "test"))
     set_gradients(named, 0)
     optimizer.step()
-    for one, other in zip(named, copies(gpt2), strict=True):
-        assert torch.equal(one.tensor, other.tensor), one.name
+    for first, other in zip(named, copies(gpt2), strict=True):
+        assert torch.equal(first.tensor, other.tensor), first.name
 
 
 def test_muons_matrices_have_a_rate_of_their_own(gpt2: nn.Module, copies: Copies) -> None:
@@ -121,9 +121,9 @@ def test_muons_matrices_have_a_rate_of_their_own(gpt2: nn.Module, copies: Copies
     config = OptimizerConfig.read({"name": "muon", "layer_decay": 0.5, "muon": {"rate_scale": 20.0}}, "test")
     optimizer = build_optimizer(named, config)
     scales = {name: group["lr_scale"] for group in optimizer.param_groups for name in group["param_names"]}
-    for one in named:
-        below = {-1: 3, 0: 2, 1: 1, None: 0}[one.depth]
-        assert scales[one.name] == (20.0 if one.kind == "matrix" else 1.0) * 0.5**below, one.name
+    for item in named:
+        below = {-1: 3, 0: 2, 1: 1, None: 0}[item.depth]
+        assert scales[item.name] == (20.0 if item.kind == "matrix" else 1.0) * 0.5**below, item.name
 
 
 def test_muon_takes_hidden_matrices_only(gpt2: nn.Module, copies: Copies) -> None:
@@ -131,11 +131,13 @@ def test_muon_takes_hidden_matrices_only(gpt2: nn.Module, copies: Copies) -> Non
     optimizer = build_optimizer(named, OptimizerConfig(name="muon"))
     set_gradients(named, 0)
     optimizer.step()
-    for one in named:
+    for item in named:
         keys = (
-            {"momentum_buffer"} if one.kind == "matrix" and one.tensor.ndim == 2 else {"step", "exp_avg", "exp_avg_sq"}
+            {"momentum_buffer"}
+            if item.kind == "matrix" and item.tensor.ndim == 2
+            else {"step", "exp_avg", "exp_avg_sq"}
         )
-        assert set(optimizer.state[one.tensor]) == keys, one.name
+        assert set(optimizer.state[item.tensor]) == keys, item.name
 
 
 def test_parts_follow_torchs_own_state_dict(gpt2: nn.Module, copies: Copies) -> None:
@@ -147,11 +149,11 @@ def test_parts_follow_torchs_own_state_dict(gpt2: nn.Module, copies: Copies) -> 
             for mine, its in zip(ours, fresh, strict=True):
                 its.tensor.copy_(mine.tensor)
             other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares what it is given
-        for named, one in ((ours, optimizer), (fresh, other)):
+        for named, item in ((ours, optimizer), (fresh, other)):
             set_gradients(named, step)
-            set_rates(one, 1e-2)
-            if step >= 3 or one is optimizer:
-                one.step()
+            set_rates(item, 1e-2)
+            if step >= 3 or item is optimizer:
+                item.step()
     assert isinstance(other, CombinedOptimizer)
     assert all(part.state is other.state for part in other.parts)
     for mine, its in zip(ours, fresh, strict=True):

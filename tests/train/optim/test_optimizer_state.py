@@ -22,9 +22,9 @@ def steps(named: Sequence[NamedParameter], state: OptimizerState, numbers: range
     """Optimiser steps with gradients that depend on the step alone; one matrix has none before step 5."""
     for step in numbers:
         random = torch.Generator().manual_seed(step)
-        for one in named:
-            gradient = torch.randn(one.tensor.shape, generator=random)
-            one.tensor.grad = None if one.name == LATE and step < 5 else gradient
+        for item in named:
+            gradient = torch.randn(item.tensor.shape, generator=random)
+            item.tensor.grad = None if item.name == LATE and step < 5 else gradient
         for group in state.optimizer.param_groups:
             group["lr"] = 0.01 / (step + 1) * group["lr_scale"]
         state.optimizer.step()
@@ -52,13 +52,13 @@ def test_it_goes_on_where_it_was_bit_for_bit(
     before = OptimizerState(build_optimizer(first, config))
     steps(first, before, range(killed))
     save_file({key: tensor.contiguous() for key, tensor in before.tensors().items()}, tmp_path / "state")
-    second = [NamedParameter(one.name, one.tensor.clone(), one.kind, one.depth) for one in first]
+    second = [NamedParameter(item.name, item.tensor.clone(), item.kind, item.depth) for item in first]
     after = OptimizerState(build_optimizer(second, config))
     after.load(load_file(tmp_path / "state"))
     steps(second, after, range(killed, 8))
 
-    for expected, found in zip(whole, second, strict=True):
-        assert torch.equal(expected.tensor, found.tensor), expected.name
+    for expected, actual in zip(whole, second, strict=True):
+        assert torch.equal(expected.tensor, actual.tensor), expected.name
     expected_state, found_state = uninterrupted.tensors(), after.tensors()
     assert found_state.keys() == expected_state.keys()
     for key, value in expected_state.items():
@@ -80,14 +80,14 @@ def test_names_and_shapes(name: str, matrix: set[str], vector: set[str], gpt2: n
     state = OptimizerState(build_optimizer(named, config_of(name)))
     assert state.tensors() == {}
     steps(named, state, range(2))
-    found = state.tensors()
+    result = state.tensors()
     weight, norm = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.ln_1.weight"
-    assert {key.partition(".")[0] for key in found if key.endswith(weight)} == matrix
-    assert {key.partition(".")[0] for key in found if key.endswith(norm)} == vector
-    assert not any(key.endswith(LATE) for key in found), "it had no gradient yet"
-    for one in named:
+    assert {key.partition(".")[0] for key in result if key.endswith(weight)} == matrix
+    assert {key.partition(".")[0] for key in result if key.endswith(norm)} == vector
+    assert not any(key.endswith(LATE) for key in result), "it had no gradient yet"
+    for item in named:
         for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            assert found.get(f"{key}.{one.name}", one.tensor).shape == one.tensor.shape
+            assert result.get(f"{key}.{item.name}", item.tensor).shape == item.tensor.shape
 
 
 def test_moments_of_8_bits_are_saved_in_8_bits(gpt2: nn.Module, copies: Copies) -> None:
@@ -95,13 +95,13 @@ def test_moments_of_8_bits_are_saved_in_8_bits(gpt2: nn.Module, copies: Copies) 
     state = OptimizerState(build_optimizer(named, config_of("adam8bit")))
     steps(named, state, range(1))
     weight = "transformer.h.0.mlp.c_proj.weight"
-    found = state.tensors()
-    assert found[f"exp_avg:codes.{weight}"].dtype == torch.uint8
-    assert found[f"exp_avg:codes.{weight}"].shape == (128, 32)
-    assert all(type(tensor) is Tensor for tensor in found.values())
-    assert found["exp_avg.transformer.wte.weight"].dtype == torch.float32, "embeddings keep 32 bits"
-    state.load(found)
-    matrix = next(one.tensor for one in named if one.name == weight)
+    result = state.tensors()
+    assert result[f"exp_avg:codes.{weight}"].dtype == torch.uint8
+    assert result[f"exp_avg:codes.{weight}"].shape == (128, 32)
+    assert all(type(tensor) is Tensor for tensor in result.values())
+    assert result["exp_avg.transformer.wte.weight"].dtype == torch.float32, "embeddings keep 32 bits"
+    state.load(result)
+    matrix = next(item.tensor for item in named if item.name == weight)
     assert [state.optimizer.state[matrix][key].signed for key in ("exp_avg", "exp_avg_sq")] == [True, False]
 
 
@@ -157,9 +157,9 @@ def test_numbers_come_back_as_they_were() -> None:
     assert "nothing.weight" not in saved
     resumed = OptimizerState(_Numbers(weight))
     resumed.load(saved)
-    found = resumed.optimizer.state[weight]
-    assert (found["count"], found["mean"], found["warm"]) == (2**40 + 1, 0.1, True)
-    assert [type(found[key]) for key in ("count", "mean", "warm", "single")] == [int, float, bool, Tensor]
+    result = resumed.optimizer.state[weight]
+    assert (result["count"], result["mean"], result["warm"]) == (2**40 + 1, 0.1, True)
+    assert [type(result[key]) for key in ("count", "mean", "warm", "single")] == [int, float, bool, Tensor]
 
 
 # adam8bit goes on from adamw's moments: those of small tensors have 32 bits in both.

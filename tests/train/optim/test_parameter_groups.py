@@ -72,15 +72,15 @@ def test_places_in_an_encoder_with_a_classifier() -> None:
     model = BertForSequenceClassification(
         BertConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     )
-    found = parameter_locations(model)
-    assert found["bert.embeddings.word_embeddings.weight"] == ("embedding", -1)
-    assert found["bert.embeddings.LayerNorm.weight"] == ("norm", -1), "below the first layer, as the embeddings"
-    assert found["bert.encoder.layer.1.output.dense.weight"] == ("matrix", 1)
-    assert found["bert.encoder.layer.1.output.dense.bias"] == ("bias", 1)
-    assert found["bert.encoder.layer.1.output.LayerNorm.bias"] == ("norm", 1)
-    assert found["bert.pooler.dense.weight"] == ("matrix", None)
-    assert found["classifier.weight"] == ("head", None)
-    assert found["classifier.bias"] == ("bias", None)
+    result = parameter_locations(model)
+    assert result["bert.embeddings.word_embeddings.weight"] == ("embedding", -1)
+    assert result["bert.embeddings.LayerNorm.weight"] == ("norm", -1), "below the first layer, as the embeddings"
+    assert result["bert.encoder.layer.1.output.dense.weight"] == ("matrix", 1)
+    assert result["bert.encoder.layer.1.output.dense.bias"] == ("bias", 1)
+    assert result["bert.encoder.layer.1.output.LayerNorm.bias"] == ("norm", 1)
+    assert result["bert.pooler.dense.weight"] == ("matrix", None)
+    assert result["classifier.weight"] == ("head", None)
+    assert result["classifier.bias"] == ("bias", None)
 
 
 def test_places_in_an_adapted_model() -> None:
@@ -91,13 +91,13 @@ def test_places_in_an_adapted_model() -> None:
         LlamaConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     )
     settings = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
-    found = parameter_locations(get_peft_model(model, settings))
+    result = parameter_locations(get_peft_model(model, settings))
     layer = "base_model.model.model.layers.1.self_attn.q_proj"
-    assert found[f"{layer}.lora_A.default.weight"] == ("matrix", 1)
-    assert found[f"{layer}.lora_magnitude_vector.default.weight"] == ("other", 1)
-    assert found["base_model.model.model.embed_tokens.weight"] == ("embedding", -1)
-    assert found["base_model.model.model.norm.weight"] == ("norm", None)
-    assert found["base_model.model.lm_head.weight"] == ("head", None)
+    assert result[f"{layer}.lora_A.default.weight"] == ("matrix", 1)
+    assert result[f"{layer}.lora_magnitude_vector.default.weight"] == ("other", 1)
+    assert result["base_model.model.model.embed_tokens.weight"] == ("embedding", -1)
+    assert result["base_model.model.model.norm.weight"] == ("norm", None)
+    assert result["base_model.model.lm_head.weight"] == ("head", None)
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -109,12 +109,12 @@ def test_places_in_a_state_space_model(tmp_path: Path, saved: bool) -> None:
     if saved:
         model.save_pretrained(tmp_path)
         model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    found = parameter_locations(model)
+    result = parameter_locations(model)
     assert dict(model.named_parameters())["backbone.layers.0.mixer.A_log"].ndim == 2
-    assert found["backbone.layers.0.mixer.A_log"] == ("other", 0)
-    assert found["backbone.layers.0.mixer.D"] == ("other", 0)
+    assert result["backbone.layers.0.mixer.A_log"] == ("other", 0)
+    assert result["backbone.layers.0.mixer.D"] == ("other", 0)
     for name in ("conv1d", "in_proj", "x_proj", "dt_proj", "out_proj"):
-        assert found[f"backbone.layers.0.mixer.{name}.weight"] == ("matrix", 0)
+        assert result[f"backbone.layers.0.mixer.{name}.weight"] == ("matrix", 0)
 
 
 def test_places_of_unusual_parameters() -> None:
@@ -149,16 +149,16 @@ def test_places_of_unusual_parameters() -> None:
 
 def settings_by_name(named: list[NamedParameter], **settings: Any) -> dict[str, tuple[float, float]]:
     """Decay and scale of each tensor; also checks that every tensor is in one group."""
-    found = {}
+    result = {}
     groups = parameter_groups(named, OptimizerConfig(weight_decay=0.1, **settings), layer_count(named))
     for group in groups:
         for name, tensor in group["params"]:
-            assert name not in found
-            assert tensor is next(one.tensor for one in named if one.name == name)
-            found[name] = group["weight_decay"], group["lr_scale"]
-    assert set(found) == {one.name for one in named}
-    assert len(groups) == len(set(found.values())), "as few groups as there are settings"
-    return found
+            assert name not in result
+            assert tensor is next(item.tensor for item in named if item.name == name)
+            result[name] = group["weight_decay"], group["lr_scale"]
+    assert set(result) == {item.name for item in named}
+    assert len(groups) == len(set(result.values())), "as few groups as there are settings"
+    return result
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ def test_what_decays(gpt2: nn.Module, copies: Copies, settings: dict[str, Any], 
 
 
 def test_matrices_and_nothing_else_decay_in_llama(llama: nn.Module, copies: Copies) -> None:
-    found = settings_by_name(copies(llama))
-    assert found == {name: (0.1 if name.endswith("proj.weight") else 0.0, 1.0) for name in LLAMA}
+    result = settings_by_name(copies(llama))
+    assert result == {name: (0.1 if name.endswith("proj.weight") else 0.0, 1.0) for name in LLAMA}
 
 
 def test_each_layer_learns_slower_than_that_above_it(gpt2: nn.Module, copies: Copies) -> None:
-    found = settings_by_name(copies(gpt2), layer_decay=0.75)
-    for name, (_, scale) in found.items():
+    result = settings_by_name(copies(gpt2), layer_decay=0.75)
+    for name, (_, scale) in result.items():
         if name.startswith("transformer.w"):
             assert scale == 0.75**3, name
         elif ".h." in name:

@@ -28,9 +28,9 @@ UNITS: list[Unit] = [
 
 
 def gradients(lm: LanguageModel) -> dict[str, Tensor]:
-    found = {name: weight.grad.clone() for name, weight in lm.model.named_parameters() if weight.grad is not None}
+    result = {name: weight.grad.clone() for name, weight in lm.model.named_parameters() if weight.grad is not None}
     lm.model.zero_grad()
-    return found
+    return result
 
 
 def forward(lm: LanguageModel, packed: Packed) -> Callable[[], Loss]:
@@ -70,20 +70,20 @@ def test_gradients_are_those_written_out(fresh: Fresh, config: AdversarialConfig
         assert packs
         if padded:
             lm.model.set_attn_implementation("sdpa")
-        found = backward_adversarial(forward(lm, pack(UNITS, padded=padded)), 5, lm, config)
-    assert float(found.sum) == pytest.approx(float(plain), rel=1e-5)
-    value, count = found.metrics["adversarial"]
-    assert (float(value), count) == (pytest.approx(float(worst), rel=1e-4), found.count)
-    assert value > 1.02 * found.sum, "it is a worse neighbour"
+        actual = backward_adversarial(forward(lm, pack(UNITS, padded=padded)), 5, lm, config)
+    assert float(actual.sum) == pytest.approx(float(plain), rel=1e-5)
+    value, count = actual.metrics["adversarial"]
+    assert (float(value), count) == (pytest.approx(float(worst), rel=1e-4), actual.count)
+    assert value > 1.02 * actual.sum, "it is a worse neighbour"
     for name, gradient in gradients(lm).items():
         torch.testing.assert_close(gradient, expected[name], atol=3e-5, rtol=2e-3, msg=name)
 
 
 def test_one_step_as_long_as_allowed_is_fgm(fresh: Fresh) -> None:
     lm = fresh()
-    one = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1, weight=0.7)
+    item = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1, weight=0.7)
     with packed_attention(lm, 64):
-        results = [(backward_adversarial(forward(lm, pack(UNITS)), 5, lm, way), gradients(lm)) for way in (FGM, one)]
+        results = [(backward_adversarial(forward(lm, pack(UNITS)), 5, lm, way), gradients(lm)) for way in (FGM, item)]
     (first, of_first), (second, of_second) = results
     assert first.metrics["adversarial"][0] == second.metrics["adversarial"][0]
     assert all(torch.equal(of_first[name], of_second[name]) for name in of_first)
@@ -91,14 +91,14 @@ def test_one_step_as_long_as_allowed_is_fgm(fresh: Fresh) -> None:
 
 def test_more_steps_climb_higher(fresh: Fresh) -> None:
     lm = fresh()
-    found = {}
+    result = {}
     with packed_attention(lm, 64):
         for steps in (1, 2, 8):
             config = AdversarialConfig(method="pgd", epsilon=0.4, step_size=0.1, steps=steps)
-            found[steps] = float(
+            result[steps] = float(
                 backward_adversarial(forward(lm, pack(UNITS)), 5, lm, config).metrics["adversarial"][0]
             )
-    assert found[1] < found[2] < found[8]
+    assert result[1] < result[2] < result[8]
 
 
 @pytest.mark.parametrize("fails_in", [1, 2, 3])
@@ -110,10 +110,10 @@ def test_the_embeddings_are_as_they_were_whatever_happens(fresh: Fresh, fails_in
     def loss() -> Loss:
         nonlocal calls
         calls += 1
-        found = forward(lm, pack(UNITS))()
+        result = forward(lm, pack(UNITS))()
         if calls == fails_in:
             raise MemoryError
-        return found
+        return result
 
     with packed_attention(lm, 64):
         plain = forward(lm, pack(UNITS))().sum.detach()
@@ -149,13 +149,13 @@ def test_where_there_is_no_way_up(fresh: Fresh, value: float) -> None:
     lm = fresh()
 
     def loss() -> Loss:
-        found = forward(lm, pack(UNITS))()
-        return Loss(found.sum.detach() + (found.sum - found.sum.detach()) * value, found.count)
+        result = forward(lm, pack(UNITS))()
+        return Loss(result.sum.detach() + (result.sum - result.sum.detach()) * value, result.count)
 
     with packed_attention(lm, 64):
-        found = backward_adversarial(loss, 5, lm, FGM)
+        result = backward_adversarial(loss, 5, lm, FGM)
     if value == 0:
-        torch.testing.assert_close(found.metrics["adversarial"][0], found.sum)
+        torch.testing.assert_close(result.metrics["adversarial"][0], result.sum)
         assert all(bool((gradient == 0).all()) for gradient in gradients(lm).values())
 
 
@@ -164,6 +164,6 @@ def test_with_frozen_embeddings(fresh: Fresh) -> None:
     lm = add_adapter(fresh(), LoraConfig(rank=4))
     lm.model.train()
     with packed_attention(lm, 64):
-        found = backward_adversarial(forward(lm, pack(UNITS)), 5, lm, FGM)
-    assert found.metrics["adversarial"][0] > 1.02 * found.sum
+        result = backward_adversarial(forward(lm, pack(UNITS)), 5, lm, FGM)
+    assert result.metrics["adversarial"][0] > 1.02 * result.sum
     assert {name for name in gradients(lm) if "lora_" not in name} == set()

@@ -51,8 +51,8 @@ FAMILIES: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]]]] = [
 def logits(model: Any) -> torch.Tensor:
     torch.manual_seed(1)
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=IDS).logits
-    return found
+        result: torch.Tensor = model(input_ids=IDS).logits
+    return result
 
 
 @pytest.mark.parametrize(("kind", "settings", "fields"), FAMILIES)

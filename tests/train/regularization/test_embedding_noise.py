@@ -35,11 +35,11 @@ def pair(prompt: int, chosen: int, rejected: int) -> Unit:
 @contextmanager
 def embedded(lm: LanguageModel) -> Iterator[list[Tensor]]:
     """What the layers get of each forward pass."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     layer = lm.decoder.layers[0]
-    hook = layer.register_forward_pre_hook(lambda module, arguments: found.append(arguments[0].detach()))
+    hook = layer.register_forward_pre_hook(lambda module, arguments: result.append(arguments[0].detach()))
     try:
-        yield found
+        yield result
     finally:
         hook.remove()
 
@@ -47,15 +47,15 @@ def embedded(lm: LanguageModel) -> Iterator[list[Tensor]]:
 def noise_of(lm: LanguageModel, units: list[Unit], alpha: float, *, padded: bool) -> Tensor:
     """What was added to each place: [T, D], or [N, T, D] with padding."""
     packed = pack(units, padded=padded)
-    with packed_attention(lm, 512) as packs, embedded(lm) as found:
+    with packed_attention(lm, 512) as packs, embedded(lm) as result:
         assert packs
         if padded:
             lm.model.set_attn_implementation("sdpa")
-        found.clear()
+        result.clear()
         predicting_states(lm, packed)
         with neftune(lm, alpha):
             predicting_states(lm, packed)
-    return (found[1] - found[0]).squeeze(0)
+    return (result[1] - result[0]).squeeze(0)
 
 
 def test_scale_goes_by_the_sequences_own_length_when_packed(fresh: Fresh) -> None:
@@ -114,7 +114,7 @@ def test_it_is_transformers_noise_for_a_plain_row(fresh: Fresh) -> None:
 
     lm = fresh()
     ids = torch.arange(30)[None]
-    with embedded(lm) as found:
+    with embedded(lm) as result:
         layer = lm.model.get_input_embeddings()
         layer.neftune_noise_alpha = 5.0
         hook = layer.register_forward_hook(neftune_post_forward_hook)
@@ -125,7 +125,7 @@ def test_it_is_transformers_noise_for_a_plain_row(fresh: Fresh) -> None:
         with neftune(lm, 5.0):
             lm.decoder(input_ids=ids)
         lm.decoder(input_ids=ids)
-    theirs, ours, plain = found
+    theirs, ours, plain = result
     torch.testing.assert_close(ours, theirs)
     assert (ours - plain).abs().max() > 0.05
 
@@ -133,7 +133,7 @@ def test_it_is_transformers_noise_for_a_plain_row(fresh: Fresh) -> None:
 def test_only_where_something_is_learned(fresh: Fresh) -> None:
     lm = fresh()
     ids = torch.arange(30)[None]
-    with embedded(lm) as found, neftune(lm, 5.0):
+    with embedded(lm) as result, neftune(lm, 5.0):
         lm.decoder(input_ids=ids)
         with torch.no_grad():  # a reference's pass
             lm.decoder(input_ids=ids)
@@ -141,18 +141,18 @@ def test_only_where_something_is_learned(fresh: Fresh) -> None:
         state = torch.get_rng_state()
         lm.decoder(input_ids=ids)
         assert torch.equal(torch.get_rng_state(), state), "no random number is drawn"
-    assert not torch.equal(found[0], found[1])
-    assert torch.equal(found[1], found[2])
+    assert not torch.equal(result[0], result[1])
+    assert torch.equal(result[1], result[2])
 
 
 def test_it_ends_with_an_exception(fresh: Fresh) -> None:
     lm = fresh()
     ids = torch.arange(30)[None]
-    with embedded(lm) as found:
+    with embedded(lm) as result:
         lm.decoder(input_ids=ids)
         with pytest.raises(KeyError), neftune(lm, 5.0):
             raise KeyError
         lm.decoder(input_ids=ids)
-    assert torch.equal(found[0], found[1])
+    assert torch.equal(result[0], result[1])
     assert not lm.decoder._forward_pre_hooks
     assert not lm.model.get_input_embeddings()._forward_hooks

@@ -80,10 +80,10 @@ def killed_at(step: int, do: Callable[[], object]) -> None:
     add_up = trainer.Trainer.accumulate_gradients
 
     def dies(self: Any, batch: Batch) -> Any:
-        found = add_up(self, batch)
+        result = add_up(self, batch)
         if batch.step == step:
             raise Killed
-        return found
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.Trainer, "accumulate_gradients", dies)
@@ -94,14 +94,14 @@ def killed_at(step: int, do: Callable[[], object]) -> None:
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
     """``plain(records, config)``: the weights that training without any of it gives."""
-    found: list[bytes] = []
+    result: list[bytes] = []
 
     def weights(records: pa.Table, config: TrainConfig) -> bytes:
-        if not found:
+        if not result:
             folder = tmp_path_factory.mktemp("plain")
             trained(tiny_model, records, config, folder)
-            found.append((folder / "out" / "model.safetensors").read_bytes())
-        return found[0]
+            result.append((folder / "out" / "model.safetensors").read_bytes())
+        return result[0]
 
     return weights
 

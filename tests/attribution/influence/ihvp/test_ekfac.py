@@ -100,9 +100,9 @@ def test_positions_are_added_up_before_they_are_squared(network, dense) -> None:
 
 def test_draws_hang_on_the_seed_alone(network) -> None:
     curvature, b = Curvature(network.model, network.train), right_sides(network.model.size)
-    one, same, other = (Ekfac(seed=seed).solve(curvature, b, DAMPING).x for seed in (0, 0, 1))
-    assert torch.equal(one, same)
-    assert not torch.allclose(one, other)
+    first, same, other = (Ekfac(seed=seed).solve(curvature, b, DAMPING).x for seed in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not torch.allclose(first, other)
 
 
 def test_hooks_are_gone_afterwards(network) -> None:
