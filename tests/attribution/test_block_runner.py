@@ -73,6 +73,7 @@ module.METHODS[{name!r}](utility, folder=pathlib.Path({str(folder)!r}))
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_evaluates_no_finished_block_again(name: str, tmp_path: Path) -> None:
     method = METHODS[name]
     whole = method(Logged(tmp_path / "whole"))

@@ -12,6 +12,8 @@ import yaml
 
 from posttrain.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 
 CONFIG: dict[str, Any] = {
@@ -191,7 +193,6 @@ def test_a_report_of_one_version_and_of_two(built: Path, posttrain: Call) -> Non
     assert result["profile"]["records"] > 0
 
 
-@pytest.mark.slow
 def test_a_version_trains(built: Path, posttrain: Call) -> None:
     out = built / "trained"
     settings = ("--set", "train.epochs=1", "--out", out, "-w", built)
@@ -307,7 +308,6 @@ def test_an_augmented_record_knows_what_it_was_made_of(root: Path, posttrain: Ca
     assert event["before"] == varied["meta"]["augmented"]["of"]
 
 
-@pytest.mark.slow
 def test_a_model_that_writes_nothing_of_use_leaves_no_file(root: Path, tiny_model: Path, posttrain: Call) -> None:
     seeds = write(root / "seeds.jsonl", [{"prompt": row["text"], "completion": row["label"]} for row in messages(0, 3)])
     settings = ("--method", "paraphrases", "--records", "1", "--model", tiny_model, "-w", root / "nowhere")

@@ -44,6 +44,7 @@ def test_feedback_reaches_the_loops_sets_under_its_columns(small: Any, posttrain
     assert posttrain("data", "add", "--inbox", "-w", root).out == "", "nothing is taken twice"
 
 
+@pytest.mark.slow
 def test_feedback_grows_a_version(tmp_path: Path, posttrain: Call) -> None:
     (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump({"model": "tiny", "data": {"steps": ["exact"]}}))
     gather(tmp_path)

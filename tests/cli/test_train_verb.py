@@ -17,6 +17,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.train.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 
 ROWS = [
@@ -51,7 +53,6 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

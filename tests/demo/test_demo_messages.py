@@ -15,6 +15,8 @@ from posttrain.demo.messages import DemoData, generate, similarity, write_demo_d
 from posttrain.demo.phrases import Choice, Phrase, load_phrases, words
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=[17, 4])
 def task(request: pytest.FixtureRequest) -> DemoData:

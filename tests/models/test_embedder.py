@@ -12,6 +12,8 @@ import torch
 from posttrain.models.embedder import MINILM, Embedder, embedder_key, find_embedder
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "The card I ordered has not arrived yet.",
     "yes",

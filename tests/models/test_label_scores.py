@@ -13,6 +13,8 @@ from posttrain.models.likelihood import answer_log_likelihoods, label_scores, pr
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 # Labels that share beginnings, one the beginning of another, one of a single byte, one of nothing.
 LABELS = ["card", "card lost", "card lost abroad", "card stolen", "refund", "refunds", "x", "y", "", "Überweisung"]
 
@@ -49,7 +51,6 @@ def test_scores_are_those_of_a_forward_pass_a_label(tiny: LanguageModel) -> None
     np.testing.assert_allclose(result, normalised(reference(tiny, PROMPTS, LABELS)), atol=1e-4)
 
 
-@pytest.mark.slow
 def test_scores_of_the_real_model(real: LanguageModel) -> None:
     labels = ["card_arrival", "card_linking", "card", "cash_withdrawal", "Paris", "lost_or_stolen_card"]
     prompts = [ask("The capital of France is"), ask("I still have not received my new card."), ask("Cash?")]
@@ -93,7 +94,6 @@ def test_no_prompts(tiny: LanguageModel) -> None:
     assert result.embeddings.shape == prompt_embeddings(tiny, []).shape == (0, 96)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("tolerance", "share"), [(0.9, 0.3), (0.1, 0.4), (1e-2, 0.5), (1e-4, 0.9)])
 def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
     trained: tuple[LanguageModel, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tolerance: float, share: float

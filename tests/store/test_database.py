@@ -19,6 +19,8 @@ from posttrain.store.errors import UserError, WorkError
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import schema
 
+pytestmark = pytest.mark.slow
+
 
 def artifact(number: int, kind: str = "dataset") -> Artifact:
     return Artifact(f"{kind}-{number:016x}", kind, {"n": number}, {"a": FileEntry("0" * 64, 5 * 2**30)})

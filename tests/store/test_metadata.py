@@ -16,6 +16,8 @@ from posttrain.store.errors import UserError
 from posttrain.store.metadata import Metadata
 from posttrain.store.rows import Run
 
+pytestmark = pytest.mark.slow
+
 
 def artifact(number: int, kind: str = "dataset") -> Artifact:
     return Artifact(f"{kind}-{number:016x}", kind, {"n": number}, {"a": FileEntry("0" * 64, 5 * 2**30)})

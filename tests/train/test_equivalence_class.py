@@ -27,6 +27,8 @@ from posttrain.train.objectives.build import build_objective
 from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 Fresh = Callable[..., LanguageModel]
 STEPS = 8
 
@@ -207,7 +209,6 @@ def test_the_same_training(
     assert apart(fresh, known, tmp_path, objective, WAYS[name]) < WAYS[name].tolerance
 
 
-@pytest.mark.slow
 def test_compiled(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path) -> None:
     assert apart(fresh, known, tmp_path, "sft", COMPILED) < COMPILED.tolerance
 

@@ -21,6 +21,8 @@ from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name the intent.")
 NEVER = CheckpointConfig(every_seconds=None)
 Steps = list[dict[str, Any]]
@@ -67,7 +69,6 @@ def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
     assert {step["loss_scale"] for step in exact} == {None}
 
 
-@pytest.mark.slow
 def test_a_scale_that_is_far_too_large_is_left_behind(run: Callable[..., Steps]) -> None:
     steps = run("large", epochs=12, scaling=ScalingConfig(initial=2.0**26))
     scale = 2.0**26
@@ -82,7 +83,6 @@ def test_a_scale_that_is_far_too_large_is_left_behind(run: Callable[..., Steps])
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
 def test_one_overflow_is_a_step_left_out(
     run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch, factor: float

@@ -17,6 +17,8 @@ from posttrain.train.lora import add_adapter, merge_adapter
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 Fresh = Callable[..., LanguageModel]
 Fit = Callable[..., list[StepValues]]
 LORA = LoraConfig(rank=4, alpha=16)

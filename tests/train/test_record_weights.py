@@ -18,6 +18,8 @@ from posttrain.train import stage
 from posttrain.train.config import TrainConfig
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name the intent.")
 WEIGHTS = [1, 0.25, 0, 3, 1, 0, 0.5, 2, 1, 1]
 

@@ -19,6 +19,8 @@ from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 
+pytestmark = pytest.mark.slow
+
 
 class Killed(BaseException):
     """Stands for the death of the process."""
@@ -98,7 +100,6 @@ def test_a_kill_before_anything_was_noted(
     assert train_standalone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tokens", ["auto", 4096])
 def test_the_micro_batch_that_was_used_is_said(
     tiny_model: Path,

@@ -17,6 +17,8 @@ from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.optim.schedule import scheduled_lr
 
+pytestmark = pytest.mark.slow
+
 IGNORED = -100
 UNDROPPED = {"dropout": 0, "attention_dropout": 0, "activation_dropout": 0, "layerdrop": 0}
 Fresh = Callable[..., LanguageModel]

@@ -15,6 +15,8 @@ from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 
+pytestmark = pytest.mark.slow
+
 Train = Callable[..., dict[str, Any]]
 
 

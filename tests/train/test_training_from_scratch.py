@@ -20,6 +20,8 @@ from posttrain.train.initialization.config import InitializationConfig, InitRule
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name the intent.")
 NEVER = CheckpointConfig(every_seconds=None)
 GPT2 = InitializationConfig(method="depth_scaled", std=0.05)
@@ -86,7 +88,6 @@ def test_the_table_is_logged_and_what_is_wrong_is_warned_of(
     assert all("from layer 0 to layer 1" in line for line in warnings if "changes by" in line)
 
 
-@pytest.mark.slow
 def test_memory_runs_out_at_the_first_look(
     described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name the intent.")
 SCORES = [5, 3, 9, 0, 8, 1, 4, 2, 7, 6]
 ADAPTIVE = {"name": "adaptive", "every": 2, "start": 0.3, "duration": 0.8}
@@ -151,7 +153,6 @@ def test_the_answers_of_a_pair_are_of_one_kind(
     assert not {sourced_records["id"][row].as_py() for row in (0, 4, 8)} & set(meta["never_met"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "curriculum", [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}, SELF_PACED], ids=["loss", "score", "self_paced"]
 )
@@ -245,7 +246,6 @@ def test_orders_that_cannot_be(
         )
 
 
-@pytest.mark.slow
 def test_a_self_paced_training_goes_by_what_it_measures(
     tiny_model: Path,
     sourced_records: pa.Table,

@@ -23,6 +23,8 @@ from posttrain.data.feedback.segment import Segment, sealed_segments
 from posttrain.store.checked_lines import read_lines
 from posttrain.web.feedback import feedback_app, serve
 
+pytestmark = pytest.mark.slow
+
 GOOD = {"id": "f1", "prompt": "asked", "completion": "said", "rating": "up"}
 
 
@@ -212,7 +214,6 @@ def wait_for(acknowledged: list[str], count: int) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.slow
 def test_kill_again_and_again_under_concurrent_posts(tmp_path: Path) -> None:
     folder, moments = tmp_path / "inbox", random.Random(5)
     acknowledged: list[str] = []

@@ -55,6 +55,7 @@ def predicted(model: Any, data: Data, rows: np.ndarray) -> np.ndarray:
     classes=st.integers(2, 4),
     origin=st.sampled_from([0.0, 100.0]),
 )
+@pytest.mark.slow
 def test_each_step_scores_as_a_training(
     kind: str, seed: int, rows: int, width: int, classes: int, origin: float
 ) -> None:

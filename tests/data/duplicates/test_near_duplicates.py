@@ -15,6 +15,8 @@ from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates, n
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.duplicates import Minhash
 
+pytestmark = pytest.mark.slow
+
 
 def brute_force(texts: list[str], threshold: float, ngram: int) -> list[int]:
     """Clusters by comparing every pair and walking what is connected."""
@@ -89,7 +91,6 @@ def found(
     return cluster_near_duplicates(minhash_sketch(texts, threshold, 3), fetch, threshold, 3, alive, known)
 
 
-@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), texts=corpora, threshold=thresholds)
 def test_growing_gives_what_a_search_from_scratch_gives(
@@ -178,7 +179,6 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 16)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("fresh", "threshold"), [(0.03, 0.8), (0.09, 0.8), (0.12, 0.8), (0.2, 0.6)])
 @pytest.mark.usefixtures("sure", "crowded")
 def test_texts_of_one_template(threshold: float, fresh: float) -> None:

@@ -14,6 +14,8 @@ from posttrain.data.reading.reader import check_file, read
 from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 CONTENTS = {
     "a.jsonl": b"".join(b'{"text": "text %d"}\n' % number for number in range(20_000)),
     "a.json": b"[" + b",\n".join(b'{"text": "text %d"}' % number for number in range(20_000)) + b"]",
@@ -49,7 +51,6 @@ def test_compressed_files_say_what_plain_ones_say(tmp_path: Path, name: str, suf
     assert plain.num_rows == 20_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_a_truncated_file_is_one_problem_with_the_line_reached(tmp_path: Path, name: str, suffix: str) -> None:

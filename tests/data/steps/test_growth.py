@@ -13,6 +13,8 @@ from posttrain.data.steps.duplicates import Minhash
 from posttrain.data.steps.step import GlobalResult, GlobalStep, PreviousState
 from posttrain.testing.steps import table_of
 
+pytestmark = pytest.mark.slow
+
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnop"), (60, 5))
 WORDS = ["".join(letters) for letters in _LETTERS]
 

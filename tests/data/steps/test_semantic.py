@@ -14,6 +14,8 @@ from posttrain.models.embedder import Embedder
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, lines, table_of
 
+pytestmark = pytest.mark.slow
+
 CARD = "The card that I ordered has not arrived yet."
 
 

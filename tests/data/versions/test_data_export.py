@@ -62,6 +62,7 @@ def table_from(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, An
 @pytest.mark.parametrize("shape", sorted(contents))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_export_and_read_are_inverse(tmp_path: Path, shape: str, data: st.DataObject) -> None:
     drawn = data.draw(st.lists(st.tuples(contents[shape], groups, metas), min_size=1, max_size=4))
     table = table_from(drawn).drop_columns(["source", "line"])

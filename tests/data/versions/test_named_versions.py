@@ -17,6 +17,8 @@ from posttrain.loop.stages.collect import RoundData, collect
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 LABELS = ["payment", "returns", "shipping"]
 STEPS: list[Any] = ["normalise", "pii", "exact", "conflicts", {"minhash": {"threshold": 0.9}}, "decontaminate"]
 SPLITS = {"test": 0.3, "seed": 1}

@@ -19,6 +19,8 @@ from posttrain.select.scores.table import score_pool
 from posttrain.store.errors import UserError
 from posttrain.testing.scores import ScoreContract
 
+pytestmark = pytest.mark.slow
+
 LABELS = ["card lost", "card stolen", "refund", "top up"]
 
 

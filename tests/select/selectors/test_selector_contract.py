@@ -25,6 +25,7 @@ class TestEverySelector(SelectorContract):
 @every_strategy
 @settings(max_examples=15, deadline=None)
 @given(rows=st.integers(0, 40), n=st.integers(0, 50), seed=st.integers(0, 5), share=st.floats(0, 1))
+@pytest.mark.slow
 def test_returns_distinct_free_rows_and_as_many_as_wanted(
     strategy: str, rows: int, n: int, seed: int, share: float
 ) -> None:

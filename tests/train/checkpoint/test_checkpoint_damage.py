@@ -88,6 +88,7 @@ def test_a_damaged_checkpoint_is_named_and_stepped_over(
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
 def test_every_byte_counts(two: Checkpoints, make: Make, same: Same, name: str) -> None:
     folder = two.folder / NEWEST
     file = folder / name

@@ -18,6 +18,8 @@ from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.format import STEPS, Checkpoint
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
 

@@ -135,6 +135,7 @@ def test_what_goes_wrong_in_a_thread_is_raised(units: Sequence[Unit], workers: i
         assert next(loader).step == place, "nothing was left out"
 
 
+@pytest.mark.slow
 def test_waiting_is_measured(units: Sequence[Unit]) -> None:
     for workers in (0, 1):
         with BatchLoader(Slow(units, seconds=0.1), order(), 130, config=LoaderConfig(workers=workers)) as loader:

@@ -16,6 +16,8 @@ from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.regularization import dropout
 from posttrain.train.regularization.config import NoiseConfig
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (60, 58, 33, 31)
 
 Row = Callable[..., Packed]

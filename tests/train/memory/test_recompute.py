@@ -23,6 +23,8 @@ from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import layer_policies, recompute
 from posttrain.train.memory.weights import ModelSpec
 
+pytestmark = pytest.mark.slow
+
 MODES = [{"mode": "full"}, *({"mode": "selective", "budget": f"{share}%"} for share in (80, 60, 40, 20, 5))]
 
 

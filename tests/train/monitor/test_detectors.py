@@ -12,6 +12,8 @@ from posttrain.train.monitor.decisions import Decision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.monitor import DeadLayers, Explosion, Monitor, Plateau
 
+pytestmark = pytest.mark.slow
+
 MakeValues = Callable[..., StepValues]
 Simulate = Callable[..., list[StepValues]]
 Follow = Callable[[Monitor, list[StepValues]], list[Decision]]

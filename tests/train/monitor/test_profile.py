@@ -17,6 +17,8 @@ from posttrain.train.monitor.config import ProfileConfig
 from posttrain.train.monitor.meter import phase
 from posttrain.train.monitor.profile import TABLE, TRACE, attribute_time, profile_steps
 
+pytestmark = pytest.mark.slow
+
 PAUSE = 0.1
 
 

@@ -7,6 +7,8 @@ import pytest
 from posttrain.testing.objectives import ObjectiveContract
 from posttrain.train.objectives.registry import OBJECTIVES
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: list[dict[str, Any]] = [
     *({"objective": name} for name in OBJECTIVES),
     {"objective": "sft", "sft": {"label_smoothing": 0.2}},

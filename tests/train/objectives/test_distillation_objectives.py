@@ -17,6 +17,8 @@ from posttrain.train.objectives.config import DistillationConfig
 from posttrain.train.objectives.distillation import TopTokens, distill, top_tokens
 from posttrain.train.objectives.loss import mean_metrics
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray
 logit_pairs = st.tuples(st.integers(1, 4), st.integers(2, 9)).flatmap(
     lambda shape: arrays(np.float64, (2, *shape), elements=st.floats(-15, 15))

@@ -130,6 +130,7 @@ def test_every_objective_has_a_case() -> None:
 
 @every_case
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 7), cut=st.floats(0, 1))
+@pytest.mark.slow
 def test_parts_of_a_batch_add_up_to_it(case: Case, make: Make, seed: int, n: int, cut: float) -> None:
     rows, middle = make(seed, n), min(n - 1, 1 + int(cut * (n - 1)))
     whole = case.loss(rows)
@@ -145,6 +146,7 @@ def test_parts_of_a_batch_add_up_to_it(case: Case, make: Make, seed: int, n: int
 
 @every_case
 @given(seed=st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter(case: Case, make: Make, seed: int) -> None:
     rows = make(seed, 5)
     shuffled = part(rows, torch.from_numpy(np.random.default_rng(seed).permutation(5)))
@@ -212,6 +214,7 @@ def weighted(case: Case, rows: Rows, weights: list[float]) -> Loss:
 @every_weighted_case
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any))
+@pytest.mark.slow
 def test_a_weight_is_how_often_a_row_is_there(
     case: Case, make: Make, dtype: torch.dtype, near: float, seed: int, times: list[int]
 ) -> None:

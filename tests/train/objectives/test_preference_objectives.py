@@ -68,6 +68,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 @given(quadruples, st.floats(0.01, 2))
+@pytest.mark.slow
 def test_against_the_papers_formula(name: str, drawn: tuple[Array, Array], beta: float) -> None:
     function, section, formula, smoothing = FORMULAS[name]
     config = section(beta=beta) if smoothing is None else section(beta=beta, label_smoothing=smoothing)

@@ -18,6 +18,8 @@ from posttrain.train.objectives import reference as module
 from posttrain.train.objectives.loss import SequenceLogProbs, sequence_log_probs
 from posttrain.train.objectives.reference import reference_log_probs
 
+pytestmark = pytest.mark.slow
+
 UNITS: list[Unit] = [
     [TokenizedExample([5, 6, 7, said, 9], [False, False, False, True, True]) for said in (20 + number, 40)]
     for number in range(5)

@@ -14,6 +14,8 @@ from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.train.objectives import teacher as module
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("distill", "files"),

@@ -18,6 +18,8 @@ from posttrain.train.objectives import reference
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name it.", labels=["card", "refund", "top up"])
 # What falls is the loss; what rises shows that it is learnt, and not something else.
 RISES = {

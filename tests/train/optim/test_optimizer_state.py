@@ -12,6 +12,8 @@ from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.optimizers import OptimizerState, build_optimizer
 from posttrain.train.optim.parameter_groups import NamedParameter
 
+pytestmark = pytest.mark.slow
+
 Copies = Callable[[nn.Module], list[NamedParameter]]
 
 OPTIMIZERS = ["adamw", "adafactor", "muon", "adam8bit", "sgd"]

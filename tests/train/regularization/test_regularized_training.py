@@ -24,6 +24,8 @@ from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.regularization.config import AdversarialConfig, DropoutConfig, NoiseConfig
 from posttrain.train.stage import train
 
+pytestmark = pytest.mark.slow
+
 TASK = TaskConfig(system="Name the intent.")
 FGM = AdversarialConfig(method="fgm", epsilon=0.05)
 ALONE: dict[str, dict[str, Any]] = {
@@ -116,7 +118,6 @@ def test_each_makes_a_difference_and_is_no_fault(
     assert (tmp_path / "out" / "model.safetensors").read_bytes() != plain(records, config)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", TOGETHER)
 def test_a_killed_training_ends_as_if_it_had_not_been(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, way: str

@@ -18,6 +18,8 @@ from posttrain.web.formatting import metric_text, points_text
 from posttrain.web.report import learning_curve_svg, render_report
 from posttrain.web.report_data import Interval, Report
 
+pytestmark = pytest.mark.slow
+
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]
 Words = Callable[[str], list[str]]
 

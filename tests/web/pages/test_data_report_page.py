@@ -15,6 +15,8 @@ from posttrain.data.records.schema import FACT, RECORD, records
 from posttrain.data.report import Drift, Profile, build_profile, measure_drift
 from posttrain.web.dataset_report import render_dataset_report, write_dataset_report
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = "<script>alert(1)</script>"
 SECTIONS = [
     "funnel",
@@ -85,7 +87,6 @@ def opened(open_in_view: Callable[[Path], Any], versions: tuple[Profile, Drift],
     return open_in_view(tmp_path / "page.html")
 
 
-@pytest.mark.slow
 def test_the_page_is_sound_and_what_records_say_stays_text(opened: Any) -> None:
     opened.assert_keeps_to_itself()
     opened.assert_has_sections(SECTIONS)

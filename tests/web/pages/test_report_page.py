@@ -14,6 +14,8 @@ from posttrain.web.report import render_report, write_report
 from posttrain.web.report_data import Report
 from posttrain.web.selection import PoolMap, Selection
 
+pytestmark = pytest.mark.slow
+
 SECTIONS = [
     "learning-curve",
     "decisions",
@@ -34,7 +36,6 @@ def opened(open_in_view: Callable[[Path], Any], report: Report, tmp_path: Path) 
     return open_in_view(tmp_path / "report.html")
 
 
-@pytest.mark.slow
 def test_the_page_is_sound(opened: Any) -> None:
     opened.assert_keeps_to_itself()
     opened.assert_has_sections(SECTIONS)
@@ -108,7 +109,6 @@ def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
     assert rounds.last.locator("svg.chart:visible").count() == 2
 
 
-@pytest.mark.slow
 def test_a_long_history_of_large_batches_makes_no_huge_page(report: Report) -> None:
     def selection(number: int) -> Selection:
         entry = report.selections[-1]
@@ -165,7 +165,6 @@ def test_the_same_report_gives_the_same_page(report: Report) -> None:
     assert render_report(report) == render_report(report)
 
 
-@pytest.mark.slow
 def test_writing_is_whole_or_not_at_all(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("before")

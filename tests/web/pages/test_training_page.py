@@ -16,6 +16,8 @@ from posttrain.train.monitor.decisions import Decision, Finding
 from posttrain.web.report import render_training, write_training
 from posttrain.web.training import Training, read_training_folder, training_from_steps
 
+pytestmark = pytest.mark.slow
+
 MakeLines = Callable[..., list[dict[str, Any]]]
 
 ROLLED_BACK = Decision(Finding("divergence", 90, "smoothed loss 3.1 after 1.2", 3.1, 1.8, 70), "rollback")
@@ -83,7 +85,6 @@ def test_a_folder_without_a_training(tmp_path: Path, content: str | None, says: 
         read_training_folder(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_lines: MakeLines) -> None:
     entry = training_lines(1000, groups=30)
     steps = np.arange(100_000, dtype=np.float64)
