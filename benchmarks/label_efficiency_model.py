@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from posttrain.inspect.baseline import Comparison, run_baseline
+from posttrain.inspect.random_baseline import Comparison, run_baseline
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.select.strategy_comparison import area_under_curve, labels_to_target, sign_flip_test

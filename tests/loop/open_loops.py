@@ -11,7 +11,7 @@ import torch
 from posttrain.inspect.status import status
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.workspace import Workspace
 
 
@@ -35,7 +35,7 @@ class OpenLoop:
 
     @property
     def champion(self) -> str:
-        deployment = Registry(self.store).champion
+        deployment = ModelRegistry(self.store).champion
         assert deployment is not None
         return deployment.model_id
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stages.evaluate import measure_latencies
 
 pytestmark = pytest.mark.slow
@@ -116,14 +116,14 @@ def test_the_gate_rolls_back(small: Any, after_two: Any) -> None:
 def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, after_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = after_two
     small.configure(loop.root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"]})
-    rollback = Registry.rollback
+    rollback = ModelRegistry.rollback
 
-    def killed(self: Registry, *arguments: Any, **options: Any) -> Any:
+    def killed(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
         rollback(self, *arguments, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "rollback", killed)
+        patch.setattr(ModelRegistry, "rollback", killed)
         with pytest.raises(KeyboardInterrupt):
             loop.run(3)
     loop.run(3)
@@ -138,7 +138,7 @@ def test_the_candidate_has_to_beat_whom_the_user_put_in_service_meanwhile(after_
     base, first, second = (entry.candidate for entry in loop.metadata.rounds()[:3])
     assert loop.metadata.rounds()[3].champion_before == second
     asked = loop.stages()
-    Registry(loop.store).rollback("found bad in service")
+    ModelRegistry(loop.store).rollback("found bad in service")
     loop.run(3)
     third = loop.metadata.rounds()[3]
     (timed,) = [run.inputs for run in loop.metadata.runs(stage="latency") if run.round == 3]
@@ -156,7 +156,7 @@ def test_a_roll_back_during_the_judgement_counts(after_two: Any, monkeypatch: py
     def timed(context: Any, candidate: str, champion: str, test: str) -> Any:
         opponents.append(champion)
         if len(opponents) == 1:
-            Registry(loop.store).rollback("found bad in service")
+            ModelRegistry(loop.store).rollback("found bad in service")
         return measure_latencies(context, candidate, champion, test)
 
     monkeypatch.setattr("posttrain.loop.stages.evaluate.measure_latencies", timed)
@@ -169,18 +169,18 @@ def test_what_was_rolled_back_before_the_round_ended_stays_back(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = open_loop(small(rounds=1))
-    promote = Registry.promote
+    promote = ModelRegistry.promote
 
-    def killed(self: Registry, *arguments: Any, **options: Any) -> Any:
+    def killed(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
         promote(self, *arguments, **options)
         if options["round"] == 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "promote", killed)
+        patch.setattr(ModelRegistry, "promote", killed)
         with pytest.raises(KeyboardInterrupt):
             loop.run()
-    Registry(loop.store).rollback("found bad in service")
+    ModelRegistry(loop.store).rollback("found bad in service")
     loop.run()
     assert [entry.action for entry in loop.metadata.deployments()] == ["baseline", "promote", "rollback"]
     assert loop.champion == loop.metadata.rounds()[0].candidate

@@ -190,9 +190,9 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_
     assert scored(final["evaluation"]) == 20
     assert loop.status["final"] == final
     # Another champion, other figures.
-    from posttrain.loop.registry import Registry
+    from posttrain.loop.model_registry import ModelRegistry
 
-    Registry(loop.store).rollback()
+    ModelRegistry(loop.store).rollback()
     assert loop.status["final"] is None
     before = len(loop.stages())
     loop.run()
@@ -298,21 +298,21 @@ def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed round still compares with the champion of before, which it has itself replaced."""
-    from posttrain.loop.registry import Registry
+    from posttrain.loop.model_registry import ModelRegistry
 
     reference = open_loop(small("reference", rounds=1))
     reference.run()
     loop = open_loop(small("broken", rounds=1))
-    promote = Registry.promote
+    promote = ModelRegistry.promote
 
-    def killed(self: Registry, model_id: str, *, round: int | None, **options: Any) -> Any:
+    def killed(self: ModelRegistry, model_id: str, *, round: int | None, **options: Any) -> Any:
         deployment = promote(self, model_id, round=round, **options)
         if round == 1:
             raise KeyboardInterrupt
         return deployment
 
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "promote", killed)
+        patch.setattr(ModelRegistry, "promote", killed)
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     assert loop.metadata.round(1).status == "open"

@@ -260,7 +260,7 @@ def test_degradation_is_measured_on_the_test_set_of_today(small: Any, open_loop:
 
 
 def test_a_champion_promoted_by_hand_out_of_an_open_round(small: Any, open_loop: Open) -> None:
-    from posttrain.loop.registry import Registry
+    from posttrain.loop.model_registry import ModelRegistry
 
     root = small(train={"epochs": 1})
     loop = open_loop(root)
@@ -268,7 +268,7 @@ def test_a_champion_promoted_by_hand_out_of_an_open_round(small: Any, open_loop:
     orphan = loop.metadata.runs(stage="train")[-1].output
     small.configure(root, triggers={"all": ["degradation > 0.5"]})
     assert "round 2" in loop.run()
-    Registry(loop.store).promote(orphan, round=None)
+    ModelRegistry(loop.store).promote(orphan, round=None)
     assert "degradation = 0)" in loop.run()
     assert loop.status["champion"]["id"] == orphan
     assert loop.status["champion"]["metrics"] == {}

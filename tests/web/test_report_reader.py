@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.inspect.baseline import run_baseline
+from posttrain.inspect.random_baseline import run_baseline
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.workspace import Workspace
 from posttrain.web.report import interval_levels, render_report
 from posttrain.web.report_data import Report
@@ -48,7 +48,7 @@ def gathered(small: Any) -> Iterator[Gathered]:
     root = small(evaluate={"bootstrap": {"level": 0.8}}, **LEARNS)
     result = Gathered(root)
     result.run(1)
-    Registry(result.store).rollback("found bad in service")
+    ModelRegistry(result.store).rollback("found bad in service")
     small.configure(root, evaluate={"bootstrap": {"level": 0.9}}, gate={"deploy": ["accuracy > 2"]}, **LEARNS)
     result.run(2)
     yield result
@@ -59,12 +59,12 @@ def test_the_models_in_use_are_those_that_were_deployed(gathered: Gathered) -> N
     base, first, second = (entry.detail["metrics"]["accuracy"] for entry in gathered.store.metadata.rounds())
     assert base < min(first, second)
     assert [row.champions for row in gathered.report.rounds] == [(base,), (first, base), (base,)]
-    Registry(gathered.store).promote(str(gathered.store.metadata.rounds()[2].candidate), round=None)
+    ModelRegistry(gathered.store).promote(str(gathered.store.metadata.rounds()[2].candidate), round=None)
     assert [row.champions for row in gathered.report.rounds] == [(base,), (first, base), (base, second)]
     # A model out of a round that is not done has no figures, and the page is drawn all the same.
     gathered.run(3, until="train")
     trained = gathered.store.metadata.runs(stage="train", status="done")[-1]
-    Registry(gathered.store).promote(str(trained.output), round=None)
+    ModelRegistry(gathered.store).promote(str(trained.output), round=None)
     report = gathered.report
     assert [row.champions for row in report.rounds] == [(base,), (first, base), (base, second, None)]
     assert report.metric == "accuracy"

@@ -17,13 +17,13 @@ def evaluate(
 ) -> None:
     """Measure a model on the suites of the config."""
     from posttrain.loop.context import RoundContext
-    from posttrain.loop.registry import Registry
+    from posttrain.loop.model_registry import ModelRegistry
     from posttrain.loop.stages.collect import collect
     from posttrain.loop.stages.evaluate import Evaluate
     from posttrain.loop.suites import check_suites
 
     with open_workspace(workspace, write=True) as (store, config):
-        champion = Registry(store).champion
+        champion = ModelRegistry(store).champion
         if model is None and champion is None:
             raise UserError("there is no champion yet", fix="posttrain run, or name a --model")
         id = store.metadata.resolve(model) if model else champion.model_id if champion else ""

@@ -9,7 +9,7 @@ import typer
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.show import show as show_anything
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree
@@ -24,7 +24,7 @@ Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one
 def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
     """List all models with their round, decision and main metric."""
     with open_workspace(workspace, checked=False) as (store, _):
-        champion = Registry(store).champion
+        champion = ModelRegistry(store).champion
         candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
         rows: list[dict[str, Any]] = []
         for artifact in store.metadata.artifacts("model"):
@@ -72,7 +72,7 @@ def promote(
 ) -> None:
     """Make a model the champion, bypassing the gate."""
     with open_workspace(workspace, write=True, checked=False) as (store, config):
-        deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
+        deployment = ModelRegistry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
         print_line(f"champion: {deployment.model_id}, at {store.champion_path}")
 
 
@@ -84,7 +84,7 @@ def rollback(
     """Put the previous champion back in service at once."""
     # Unchecked: in an emergency a missing pool file must not stand between the user and the earlier model.
     with open_workspace(workspace, write=True, checked=False) as (store, config):
-        deployment = Registry(store, config.deploy).rollback(reason)
+        deployment = ModelRegistry(store, config.deploy).rollback(reason)
         print_line(f"champion: {deployment.model_id}, at {store.champion_path}")
 
 
@@ -109,7 +109,7 @@ def export(
 
 
 def _resolve(store: Workspace, text: str) -> str:
-    champion = Registry(store).champion
+    champion = ModelRegistry(store).champion
     if text == "champion" and champion is not None:
         return champion.model_id
     id = store.metadata.resolve(text)

@@ -25,7 +25,7 @@ def run(
     ] = None,
 ) -> None:
     """Run the loop; resume where it stopped."""
-    from posttrain.inspect.baseline import check_baseline, run_baseline
+    from posttrain.inspect.random_baseline import check_baseline, run_baseline
     from posttrain.loop.loop import Loop
 
     with open_workspace(workspace, write=True) as (store, config):

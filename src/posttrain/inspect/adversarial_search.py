@@ -14,7 +14,7 @@ from posttrain.evaluate.suite import run_suite
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import carried_dataset, finished_rounds
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluate import suite_records
 from posttrain.loop.suites import measured_on
@@ -73,7 +73,7 @@ def search_adversarial(
     scored_by = config.evaluate.suites[main]
     if scorer_name(scored_by, bool(config.task.label_set)) == "perplexity":
         raise UserError(f"suite `{main}` is scored by perplexity, which calls no answer right", where="--suite")
-    champion = Registry(workspace).champion
+    champion = ModelRegistry(workspace).champion
     if champion is None or not finished_rounds(workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
     # Before the lock: a file that cannot be read, or a missing embedder, ends the call at once.

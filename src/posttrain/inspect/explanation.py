@@ -17,7 +17,7 @@ from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, known_inputs
 from posttrain.loop.history import carried_dataset, finished_rounds, finished_states
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH, LABELLED_SCORES, UNSCORED, read_champion_scores
 from posttrain.loop.stages.evaluate import suite_records
 from posttrain.loop.stages.label import LABELS
@@ -97,7 +97,7 @@ def _explain_evaluated(
         raise UserError(what, fix="posttrain eval --full")
     if not record_turns(located.record):
         raise UserError("it is a text without an answer, and influence is computed for answers")
-    trained = find_training_run(context, Registry(context.workspace).in_service)
+    trained = find_training_run(context, ModelRegistry(context.workspace).in_service)
     if trained is None:
         raise UserError(
             "the champion is the base model, which was trained on none of your records", fix="posttrain run"
@@ -131,7 +131,7 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
     Raises:
         UserError: nothing has run yet, the text is too short, or it names no record or records of several inputs.
     """
-    if Registry(context.workspace).champion is None or not finished_rounds(context.workspace):
+    if ModelRegistry(context.workspace).champion is None or not finished_rounds(context.workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
     # A shorter prefix nearly always names several records, after all tables have been read.
     if len(text) < _MIN_PREFIX:
@@ -162,7 +162,7 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
 
 def last_evaluation(context: RoundContext) -> Run | None:
     """Find the run that last measured the champion; None if it was never measured."""
-    champion = Registry(context.workspace).in_service
+    champion = ModelRegistry(context.workspace).in_service
     finished = [run for run in context.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
     runs = [run for run in finished if run.inputs.get("model") == champion]
     return max(runs, key=lambda run: run.started_at, default=None)

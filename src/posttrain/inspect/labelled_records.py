@@ -14,7 +14,7 @@ from posttrain.data.records.schema import concat
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.history import carried_dataset
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import Stage
 from posttrain.models.task import record_turns
 from posttrain.select.scores.config import CHAMPION
@@ -33,7 +33,7 @@ def labelled_dataset(context: RoundContext) -> str:
     Raises:
         UserError: nothing has run or has been labelled yet.
     """
-    if Registry(context.workspace).champion is None:
+    if ModelRegistry(context.workspace).champion is None:
         raise UserError("nothing has run here yet", fix="posttrain run, or name a file of labelled records")
     dataset = carried_dataset(context.workspace)
     if not context.dataset(dataset).records.num_rows:
@@ -68,7 +68,7 @@ def embedded(context: RoundContext, dataset: str, embedder: str) -> npt.NDArray[
     Raises:
         UserError: there is no such model.
     """
-    artifact = context.run(EmbedDataset(dataset, embedder, Registry(context.workspace).in_service))
+    artifact = context.run(EmbedDataset(dataset, embedder, ModelRegistry(context.workspace).in_service))
     embeddings: npt.NDArray[np.float32] = np.load(context.path(artifact.id) / _FILE, allow_pickle=False)
     return embeddings
 
@@ -141,7 +141,7 @@ def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None =
     records = context.dataset(labelled_dataset(context)).records
     embedder = config.select.scoring.embeddings if embedder is None else embedder
     if embedder == CHAMPION:
-        embeddings = embed_records(context.model(Registry(workspace).in_service), records)
+        embeddings = embed_records(context.model(ModelRegistry(workspace).in_service), records)
     else:
         embeddings = by_sentences(records, embedder)
     return embeddings, records["completion"].to_pylist()
@@ -161,7 +161,7 @@ def cosine_similarities(context: RoundContext, record: dict[str, Any], dataset: 
     """Cosines of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
     embeddings = embedded(context, dataset, CHAMPION).astype(np.float64)
     table = pa.Table.from_pylist([record], schema=context.dataset(dataset).records.schema)
-    query = embed_records(context.model(Registry(context.workspace).in_service), table)[0].astype(np.float64)
+    query = embed_records(context.model(ModelRegistry(context.workspace).in_service), table)[0].astype(np.float64)
     norms = np.linalg.norm(embeddings, axis=1) * np.linalg.norm(query)
     # An all-zero embedding has no direction: it is similar to nothing.
     similarities: np.ndarray = embeddings @ query / np.where(norms > 0, norms, 1)

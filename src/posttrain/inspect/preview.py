@@ -9,7 +9,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
 from posttrain.loop.history import carried_dataset, finished_rounds
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluate import Evaluate
@@ -53,7 +53,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         UserError: there is no champion yet to score the pool, or its scores say nothing to the strategy.
     """
     rounds = finished_rounds(workspace)
-    champion = Registry(workspace).champion
+    champion = ModelRegistry(workspace).champion
     if champion is None or not rounds:
         raise UserError("there is no champion yet to score the pool with", fix="posttrain run --rounds 0")
     cold = champion.model_id == rounds[0].candidate

@@ -4,7 +4,7 @@ from typing import Any
 
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds, finished_states
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.rows import Round
 from posttrain.store.workspace import Workspace
@@ -50,7 +50,7 @@ def model_seconds(workspace: Workspace, number: int) -> float:
 
 
 def _champion(workspace: Workspace) -> dict[str, Any] | None:
-    champion = Registry(workspace).champion
+    champion = ModelRegistry(workspace).champion
     if champion is None:
         return None
     trained = [entry for entry in finished_rounds(workspace) if entry.candidate == champion.model_id]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, known_inputs
 from posttrain.loop.history import days_since_training, finished_rounds, finished_states
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import RoundRunner, Stopped, stages_of
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.dataset import NothingToLabel
@@ -33,10 +33,10 @@ class Loop:
 
     workspace: Workspace
     config: Config
-    registry: Registry = field(init=False)
+    registry: ModelRegistry = field(init=False)
 
     def __post_init__(self) -> None:
-        self.registry = Registry(self.workspace, self.config.deploy)
+        self.registry = ModelRegistry(self.workspace, self.config.deploy)
 
     def run(self, rounds: int | None = None, until: str | None = None, urgent: bool = False) -> str | None:
         """Run the loop until ``rounds`` rounds are done; resume where it stopped.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import Stage, Step
 from posttrain.loop.stages.collect import Collect
 from posttrain.loop.stages.dataset import ExtendDataset
@@ -90,7 +90,7 @@ class RoundRunner:
         """
         row = self.workspace.metadata.round(number)
         # Of a round in progress the champion that it began with: its batch was chosen by that one.
-        champion = row.champion_before if row else Registry(self.workspace).in_service
+        champion = row.champion_before if row else ModelRegistry(self.workspace).in_service
         self._run(number, champion, stages_of(self.config))
 
     def _run(self, number: int, champion: str | None, stages: Sequence[type[Step]]) -> None:

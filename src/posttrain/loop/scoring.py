@@ -12,7 +12,7 @@ from posttrain.evaluate.metrics import expected_calibration_error
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.models.task import TaskConfig
 from posttrain.select.scores.calibration import calibrate_champion
 from posttrain.select.scores.config import CHAMPION
@@ -94,7 +94,7 @@ def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, e
 
 def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None:
     """Remove cached scores of models that no round will score with again."""
-    registry = Registry(context.workspace)
+    registry = ModelRegistry(context.workspace)
     models = {model.id for model in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if model}
     # The previous champion's too: after a rollback its scores would have to be computed again.
     scoring.cache.keep_only(models | {id for id in (registry.in_service, registry.previous()) if id})

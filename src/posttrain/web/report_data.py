@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from posttrain.inspect.baseline import Comparison
+from posttrain.inspect.random_baseline import Comparison
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.selection import Selection
 from posttrain.web.training import Training

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.suite import SuiteResult, read_evaluation
-from posttrain.inspect.baseline import Comparison, comparison
+from posttrain.inspect.random_baseline import Comparison, comparison
 from posttrain.inspect.status import model_seconds, stage_seconds, status
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds

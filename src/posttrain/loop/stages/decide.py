@@ -12,7 +12,7 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.gate import decide
 from posttrain.loop.history import finished_states
-from posttrain.loop.registry import champion_besides
+from posttrain.loop.model_registry import champion_besides
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
 from posttrain.loop.state import RoundState

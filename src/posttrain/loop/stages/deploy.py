@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import carried_dataset
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import Step
 from posttrain.loop.stages.decide import decision_reason
 from posttrain.loop.state import RoundState
@@ -23,7 +23,7 @@ class Deploy(Step):
     def execute(cls, context: RoundContext) -> RoundState:
         """Change the registry, unless it is done already, and settle which dataset the next round builds on."""
         state, metadata = context.state, context.workspace.metadata
-        registry = Registry(context.workspace, context.config.deploy)
+        registry = ModelRegistry(context.workspace, context.config.deploy)
         if context.number == 0:
             registry.promote(state.id("base"), round=0, action="baseline", reason="the base model")
             return context.update(candidate=state.base, decision={"action": "baseline"})

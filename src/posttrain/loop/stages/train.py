@@ -10,7 +10,7 @@ import pyarrow as pa
 from posttrain.data.versions.leaks import require_no_overlap
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.difficulty import difficulties
-from posttrain.loop.registry import champion_besides
+from posttrain.loop.model_registry import champion_besides
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.state import RoundState

@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from posttrain.evaluate.bootstrap import Interval
-from posttrain.inspect.baseline import Comparison, check_baseline, comparison, run_baseline
+from posttrain.inspect.random_baseline import Comparison, check_baseline, comparison, run_baseline
 from posttrain.loop.config import load_config
 from posttrain.loop.history import CandidateResult, candidate_results, champion_results
 from posttrain.select.selectors.registry import select as select_rows

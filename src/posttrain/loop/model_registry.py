@@ -9,7 +9,7 @@ from posttrain.store.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class Registry:
+class ModelRegistry:
     """Deployments of a workspace; the last one's model is the champion."""
 
     workspace: Workspace

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from posttrain.loop.hooks import DeployConfig
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.stage_runner import run_stage
 from posttrain.store.workspace import Workspace
@@ -46,7 +46,7 @@ def in_service(store: Workspace) -> str:
 
 
 def test_promote(store: Workspace, model: dict[str, str]) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     assert registry.champion is None
     deployment = registry.promote(model[A], round=3, reason="better")
     assert (deployment.model_id, deployment.round, deployment.action) == (model[A], 3, "promote")
@@ -59,7 +59,7 @@ def test_promote(store: Workspace, model: dict[str, str]) -> None:
 
 
 def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     other = run_stage(
         store, "x", 1, kind="dataset", inputs={}, config={}, seed=0, round=None, work=lambda out, scratch: {}
     )
@@ -71,12 +71,12 @@ def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) ->
 
 
 def test_a_damaged_champion_names_the_way_back(store: Workspace, model: dict[str, str]) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     registry.promote(model[A], round=0)
     registry.promote(model[B], round=1)
     (store.artifacts.path(model[B]) / "name").write_text("flipped")
     with Workspace.open(store.root) as later:  # what a process has verified it trusts
-        registry = Registry(later)
+        registry = ModelRegistry(later)
         with pytest.raises(WorkError, match=r"the champion: .*`posttrain models rollback` restores the previous one"):
             registry.settle()
         registry.rollback()
@@ -101,7 +101,7 @@ def test_a_damaged_champion_names_the_way_back(store: Workspace, model: dict[str
 def test_rolling_back_undoes_promotions_one_by_one(
     store: Workspace, model: dict[str, str], steps: str, ends: str
 ) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     for step in steps:
         if step == "<":
             registry.rollback("bad")
@@ -114,7 +114,7 @@ def test_rolling_back_undoes_promotions_one_by_one(
 
 @pytest.mark.parametrize("steps", ["", "a", "ab<", "abc<<"])
 def test_there_may_be_no_earlier_champion(store: Workspace, model: dict[str, str], steps: str) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     for step in steps:
         if step == "<":
             registry.rollback()
@@ -129,7 +129,7 @@ def test_there_may_be_no_earlier_champion(store: Workspace, model: dict[str, str
 def test_settle_after_a_kill_between_the_row_and_the_link(
     store: Workspace, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     registry.promote(model[A], round=0)
 
     def killed(self: Workspace, id: str) -> Path:
@@ -140,13 +140,13 @@ def test_settle_after_a_kill_between_the_row_and_the_link(
         with pytest.raises(KeyboardInterrupt):
             registry.promote(model[B], round=1)
     assert in_service(store) == A
-    Registry(store).settle()
+    ModelRegistry(store).settle()
     assert in_service(store) == B
     assert [deployment.model_id for deployment in store.metadata.deployments()] == [model[A], model[B]]
 
 
 def test_settle_puts_a_missing_or_wrong_link_right(store: Workspace, model: dict[str, str]) -> None:
-    registry = Registry(store)
+    registry = ModelRegistry(store)
     registry.settle()  # nothing to do yet
     registry.promote(model[A], round=0)
     store.champion_path.unlink()
@@ -178,7 +178,7 @@ def hook_calls(store: Workspace) -> list[dict[str, str]]:
 
 
 def test_a_command_is_run(store: Workspace, model: dict[str, str]) -> None:
-    registry = Registry(store, hook(store.root, APPENDS_A_CALL))
+    registry = ModelRegistry(store, hook(store.root, APPENDS_A_CALL))
     registry.promote(model[A], round=0)
     registry.promote(model[B], round=1)
     registry.rollback()
@@ -203,11 +203,11 @@ def test_a_command_that_fails_is_called_again(
     import logging
 
     logging.getLogger("posttrain").propagate = True
-    deployment = Registry(store, DeployConfig(command=command, timeout=0.2)).promote(model[A], round=0)
+    deployment = ModelRegistry(store, DeployConfig(command=command, timeout=0.2)).promote(model[A], round=0)
     assert deployment.hook == "failed"
     assert in_service(store) == A
     assert "deploy.command" in caplog.text
-    mended = Registry(store, hook(store.root, APPENDS_A_CALL))
+    mended = ModelRegistry(store, hook(store.root, APPENDS_A_CALL))
     mended.settle()
     mended.settle()
     assert [entry["POSTTRAIN_MODEL"] for entry in hook_calls(store)] == [model[A]]
@@ -224,10 +224,10 @@ def test_a_command_is_run_after_a_kill(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.registry.call", killed)
+        patch.setattr("posttrain.loop.model_registry.call", killed)
         with pytest.raises(KeyboardInterrupt):
-            Registry(store, hooks).promote(model[A], round=0)
-    Registry(store, hooks).settle()
+            ModelRegistry(store, hooks).promote(model[A], round=0)
+    ModelRegistry(store, hooks).settle()
     assert len(hook_calls(store)) == 1
 
 
@@ -259,7 +259,7 @@ def test_a_webhook_is_called_until_it_succeeds(
 ) -> None:
     address, posted, answers = listener
     answers += [500, 404]
-    registry = Registry(store, DeployConfig(webhook=address))
+    registry = ModelRegistry(store, DeployConfig(webhook=address))
     assert registry.promote(model[A], round=2, reason="better").hook == "failed"
     registry.settle()
     registry.settle()
@@ -279,7 +279,7 @@ def test_a_webhook_is_called_until_it_succeeds(
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/", "http://127.0.0.1:port/", "https://"])
 def test_a_webhook_that_cannot_be_reached(store: Workspace, model: dict[str, str], address: str) -> None:
-    assert Registry(store, DeployConfig(webhook=address, timeout=2)).promote(model[A], round=0).hook == "failed"
+    assert ModelRegistry(store, DeployConfig(webhook=address, timeout=2)).promote(model[A], round=0).hook == "failed"
     assert in_service(store) == A
 
 
@@ -293,6 +293,8 @@ def test_the_environment_reaches_the_command(
     store: Workspace, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEPLOY_TARGET", "staging")
-    Registry(store, hook(store.root, "open('t', 'w').write(os.environ['DEPLOY_TARGET'])")).promote(model[A], round=0)
+    ModelRegistry(store, hook(store.root, "open('t', 'w').write(os.environ['DEPLOY_TARGET'])")).promote(
+        model[A], round=0
+    )
     assert (store.root / "t").read_text() == "staging"
     assert "POSTTRAIN_MODEL" not in os.environ

@@ -13,7 +13,7 @@ from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import CandidateResult, champion_results, finished_rounds, finished_states
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.loop import Loop
-from posttrain.loop.registry import Registry
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.triggers import TriggerConfig
 from posttrain.select.stopping import StopConfig
 from posttrain.select.strategy_comparison import labels_to_target
@@ -119,7 +119,7 @@ def _final(workspace: Workspace, rounds: int) -> str | None:
     # A loop that has run further has its final evaluation in a later round, and of the model of then.
     if len(finished) != rounds or finished[-1].final is None:
         return None
-    final = finished[-1].final_of(Registry(workspace).in_service)
+    final = finished[-1].final_of(ModelRegistry(workspace).in_service)
     return final["evaluation"] if final else None
 
 
