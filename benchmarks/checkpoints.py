@@ -1,23 +1,24 @@
-"""How long does a checkpoint hold a training up, and how long do saving and loading take? Ours against PyTorch's ways.
+"""Measures how long a checkpoint stalls training, and how long it takes to save and to load, against PyTorch's methods.
 
     python benchmarks/checkpoints.py [--repeats 5] [--folder DIR]
 
-Every way saves the same tensors: what training SmolLM2-135M keeps in float32, masters and AdamW's two moments, 1.6 GB.
-Ours copies them, and in the background writes, checksums each tensor, syncs, reads all back, compares, and renames.
-The peers: ``torch.save``, alone and with the sync that a checkpoint needs to outlive a power cut; and PyTorch's
-distributed checkpoints (DCP) in one process, at once and in a thread (``async_save`` with a stager that keeps its
-buffers, and two writing threads). None of them checks what it wrote.
+All methods save the same tensors, the float32 state of a training of SmolLM2-135M: master weights and AdamW's two
+moments, 1.6 GB. Ours copies them, and in the background writes, checksums each tensor, syncs, reads all back, compares,
+and renames. The peers are ``torch.save``, alone and with the sync that a checkpoint needs to outlive a power cut; and
+PyTorch's distributed checkpoints (DCP) in one process, synchronous and in a thread (``async_save`` with a stager that
+keeps its buffers, and two writing threads). None of the peers verifies the files that it wrote.
 
-The ways take turns. In each repetition a loop of training-like steps (matrix products on all threads) runs beside:
+The methods take turns. In each repetition a loop of training-like steps (matrix products on all threads) runs
+alongside, and the benchmark measures:
 
-- *call*: what the call takes, in which nothing is trained;
-- *slowdown*: by how much the steps from then on, until a few after the checkpoint is there, took longer in all than the
-  median step before the call;
-- *stall*: both together;
-- *save*: from the call to the finished checkpoint, with and without the steps beside;
-- *load*: into fresh memory, with the files out of the page cache.
+- *call*: the time of the call itself, during which nothing is trained;
+- *slowdown*: the extra time, over the median step before the call, of all steps until a few after the checkpoint is
+  complete;
+- *stall*: the sum of both;
+- *save*: the time from the call to the complete checkpoint, with and without the steps alongside;
+- *load*: the time to load into fresh memory, with the files out of the page cache.
 
-The table gives medians; a ratio is one of medians, over ``torch.save`` with the sync.
+The table gives medians; a ratio divides by the median of ``torch.save`` with the sync.
 """
 
 import argparse
@@ -46,7 +47,7 @@ REFERENCE = "torch.save + fsync"
 
 
 def smollm2_state() -> State:
-    """Masters, two moments and step counts of SmolLM2-135M, float32."""
+    """Return master weights, two moments and step counts in the shapes of SmolLM2-135M, float32."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -65,113 +66,116 @@ def smollm2_state() -> State:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's names, on the disk."""
+    """Flush a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
-class Way:
-    """A way to save; ``start`` returns when training may go on, ``done`` says when the checkpoint is there."""
+class SaveMethod:
+    """The base class of all methods to save and load a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.place = folder / "none"
+        self.path = folder / "none"
 
     def start(self, step: int, state: State) -> None:
+        """Start to save; return as soon as training may go on."""
         raise NotImplementedError
 
-    def done(self) -> bool:
+    def is_saved(self) -> bool:
+        """Return whether the checkpoint is complete."""
         return True
 
-    def tidy(self) -> None:
+    def prune(self) -> None:
         """Remove the checkpoints before the last one; not timed."""
-        for old in self.folder.iterdir():
-            if old != self.place:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        for entry in self.folder.iterdir():
+            if entry != self.path:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def load(self, state: State) -> State:
-        """Into fresh memory; ``state`` gives names and shapes."""
+        """Load the last checkpoint into fresh memory; ``state`` gives names and shapes."""
         raise NotImplementedError
 
     def close(self) -> None: ...
 
 
-class Ours(Way):
+class Ours(SaveMethod):
     def __init__(self, folder: Path, background: bool) -> None:
         super().__init__(folder)
         self.checkpoints = Checkpoints(folder, CheckpointConfig(background=background, keep_last=1))
 
     def start(self, step: int, state: State) -> None:
-        self.place = self.folder / f"step-{step:09d}"
+        self.path = self.folder / f"step-{step:09d}"
         self.checkpoints.save(step, Checkpoint(state, {"step": step}))
 
-    def done(self) -> bool:
-        return self.place.exists()
+    def is_saved(self) -> bool:
+        return self.path.exists()
 
-    def tidy(self) -> None:
-        assert self.checkpoints.steps() == [int(self.place.name[5:])]  # once what is kept is all that is left
+    def prune(self) -> None:
+        # `steps` waits for the background thread, which removes the earlier checkpoints itself.
+        assert self.checkpoints.steps() == [int(self.path.name[5:])]
 
     def load(self, state: State) -> State:
-        found = Checkpoints(self.folder).latest()
-        assert found is not None
-        return found.tensors
+        checkpoint = Checkpoints(self.folder).latest()
+        assert checkpoint is not None
+        return checkpoint.tensors
 
     def close(self) -> None:
         self.checkpoints.close()
 
 
-class TorchSave(Way):
-    def __init__(self, folder: Path, synced: bool) -> None:
+class TorchSave(SaveMethod):
+    def __init__(self, folder: Path, fsync: bool) -> None:
         super().__init__(folder)
-        self.synced = synced
+        self.fsync = fsync
 
     def start(self, step: int, state: State) -> None:
-        self.place = self.folder / f"step-{step}.pt"
-        torch.save(state, self.place)
-        if self.synced:
-            sync(self.place)
+        self.path = self.folder / f"step-{step}.pt"
+        torch.save(state, self.path)
+        if self.fsync:
+            sync(self.path)
             sync(self.folder)
 
     def load(self, state: State) -> State:
-        found: State = torch.load(self.place, weights_only=True)
-        return found
+        tensors: State = torch.load(self.path, weights_only=True)
+        return tensors
 
 
-class Dcp(Way):
+class Dcp(SaveMethod):
     def __init__(self, folder: Path, background: bool) -> None:
         super().__init__(folder)
         self.stager = DefaultStager(StagingOptions(False, False, False, False)) if background else None
         self.future: Future[Any] | None = None
 
     def start(self, step: int, state: State) -> None:
-        self.place = self.folder / f"step-{step}"
-        writer = dcp.FileSystemWriter(self.place, thread_count=2)
+        self.path = self.folder / f"step-{step}"
+        writer = dcp.FileSystemWriter(self.path, thread_count=2)
         if self.stager is None:
             dcp.save(state, storage_writer=writer, no_dist=True)
         else:
             self.future = dcp.async_save(state, storage_writer=writer, async_stager=self.stager, no_dist=True)
 
-    def done(self) -> bool:
+    def is_saved(self) -> bool:
         if self.future is not None and self.future.done():
             self.future.result()
         return self.future is None or self.future.done()
 
     def load(self, state: State) -> State:
-        found = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        dcp.load(found, checkpoint_id=self.place, no_dist=True)
-        return found
+        tensors = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        dcp.load(tensors, checkpoint_id=self.path, no_dist=True)
+        return tensors
 
     def close(self) -> None:
         if self.stager is not None:
             self.stager.close()
 
 
-WAYS: dict[str, Callable[[Path], Way]] = {
+METHODS: dict[str, Callable[[Path], SaveMethod]] = {
     "ours": lambda folder: Ours(folder, background=True),
     "ours, in the foreground": lambda folder: Ours(folder, background=False),
-    "torch.save": lambda folder: TorchSave(folder, synced=False),
-    REFERENCE: lambda folder: TorchSave(folder, synced=True),
+    "torch.save": lambda folder: TorchSave(folder, fsync=False),
+    REFERENCE: lambda folder: TorchSave(folder, fsync=True),
     "DCP save": lambda folder: Dcp(folder, background=False),
     "DCP async_save": lambda folder: Dcp(folder, background=True),
 }
@@ -187,49 +191,49 @@ class Steps:
         self.products = max(1, round(20 * seconds / statistics.median(self() for _ in range(5))))
 
     def __call__(self) -> float:
-        """One step's seconds."""
+        """Run one step and return its seconds."""
         start = time.perf_counter()
         for _ in range(self.products):
             torch.mm(self.left, self.right, out=self.out)
         return time.perf_counter() - start
 
 
-def beside(way: Way, step: int, state: State, steps: Steps) -> dict[str, float]:
+def measure_during_steps(method: SaveMethod, step: int, state: State, steps: Steps) -> dict[str, float]:
     """Save while steps go on."""
-    usual = statistics.median(steps() for _ in range(10))
+    median_step = statistics.median(steps() for _ in range(10))
     start = time.perf_counter()
-    way.start(step, state)
-    called = time.perf_counter() - start
-    longer, after, saved = 0.0, 0, 0.0
-    while after < 4:  # until what the system does late is in it too
-        longer += steps() - usual
-        if way.done():
-            saved = saved or time.perf_counter() - start
-            after += 1
-    way.tidy()
-    return {"call": called, "slowdown": longer, "stall": called + longer, "save beside": saved}
+    method.start(step, state)
+    call = time.perf_counter() - start
+    slowdown, steps_after, save = 0.0, 0, 0.0
+    while steps_after < 4:  # the system goes on writing for a while after the save, which slows these steps too
+        slowdown += steps() - median_step
+        if method.is_saved():
+            save = save or time.perf_counter() - start
+            steps_after += 1
+    method.prune()
+    return {"call": call, "slowdown": slowdown, "stall": call + slowdown, "save beside": save}
 
 
-def alone(way: Way, step: int, state: State) -> dict[str, float]:
-    """Save, load, and compare what was loaded."""
+def measure_alone(method: SaveMethod, step: int, state: State) -> dict[str, float]:
+    """Save and load with nothing running alongside, and check the loaded tensors."""
     start = time.perf_counter()
-    way.start(step, state)
-    while not way.done():
+    method.start(step, state)
+    while not method.is_saved():
         time.sleep(0.005)
-    saved = time.perf_counter() - start
-    way.tidy()
-    files = [file for file in way.folder.rglob("*") if file.is_file()]
+    save = time.perf_counter() - start
+    method.prune()
+    files = [file for file in method.folder.rglob("*") if file.is_file()]
     for file in files:
-        out_of_cache(file)
+        evict_from_cache(file)
     start = time.perf_counter()
-    found = way.load(state)
-    loaded = time.perf_counter() - start
-    assert all(torch.equal(found[name], tensor) for name, tensor in state.items()), "what was loaded is something else"
-    return {"save": saved, "load": loaded, "bytes": float(sum(file.stat().st_size for file in files))}
+    tensors = method.load(state)
+    load = time.perf_counter() - start
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items()), "the loaded tensors differ"
+    return {"save": save, "load": load, "bytes": float(sum(file.stat().st_size for file in files))}
 
 
-def out_of_cache(file: Path) -> None:
-    """Have the system drop its copy of the file's content."""
+def evict_from_cache(file: Path) -> None:
+    """Drop the file's content from the page cache."""
     sync(file)
     descriptor = os.open(file, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -237,49 +241,53 @@ def out_of_cache(file: Path) -> None:
 
 
 def measure(folder: Path, repeats: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Medians by way; the first repetition finds memory and is left out."""
+    """Return the median of each measure by method; the first repetition allocates memory and is left out."""
     state, steps = smollm2_state(), Steps(seconds)
-    ways = {}
-    for number, (name, make) in enumerate(WAYS.items()):
-        place = folder / str(number)
-        place.mkdir()
-        ways[name] = make(place)
-    found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ways}
+    methods = {}
+    for number, (name, make) in enumerate(METHODS.items()):
+        subfolder = folder / str(number)
+        subfolder.mkdir()
+        methods[name] = make(subfolder)
+    runs: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in methods}
     for repeat in range(repeats + 1):
-        for name, way in ways.items():
+        for name, method in methods.items():
             os.sync()
-            values = beside(way, 2 * repeat, state, steps) | alone(way, 2 * repeat + 1, state)
-            for key, value in values.items() if repeat else ():
-                found[name][key].append(value)
-    for way in ways.values():
-        way.close()
-    return {name: {key: statistics.median(values) for key, values in all_.items()} for name, all_ in found.items()}
+            measures = measure_during_steps(method, 2 * repeat, state, steps) | measure_alone(
+                method, 2 * repeat + 1, state
+            )
+            for key, value in measures.items() if repeat else ():
+                runs[name][key].append(value)
+    for method in methods.values():
+        method.close()
+    return {name: {key: statistics.median(values) for key, values in by_key.items()} for name, by_key in runs.items()}
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure all methods and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", help="on the disk to measure; a temporary one there is used, and removed")
+    parser.add_argument(
+        "--folder", help="a folder on the disk to measure; a temporary folder in it is used and removed"
+    )
     parser.add_argument("--step-seconds", type=float, default=0.25, help="length of a training-like step")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        found = measure(Path(folder), arguments.repeats, arguments.step_seconds)
+        medians = measure(Path(folder), arguments.repeats, arguments.step_seconds)
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {arguments.repeats} repetitions")
     print("| way | call, ms | slowdown, ms | stall, ms | ratio | save, s | ratio | beside, s | load, s | ratio | GB |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    base = found[REFERENCE]
-    for name, one in found.items():
-        times = [f"{1000 * one[key]:.0f}" for key in ("call", "slowdown", "stall")]
-        ratios = {key: f"{one[key] / base[key]:.2f}" for key in ("stall", "save", "load")}
-        cells = [name, *times, ratios["stall"], f"{one['save']:.2f}", ratios["save"], f"{one['save beside']:.2f}"]
-        print("| " + " | ".join([*cells, f"{one['load']:.2f}", ratios["load"], f"{one['bytes'] / 1e9:.2f}"]) + " |")
-    ours, whole = found["ours"], found["ours, in the foreground"]
+    reference = medians[REFERENCE]
+    for name, row in medians.items():
+        times = [f"{1000 * row[key]:.0f}" for key in ("call", "slowdown", "stall")]
+        ratios = {key: f"{row[key] / reference[key]:.2f}" for key in ("stall", "save", "load")}
+        cells = [name, *times, ratios["stall"], f"{row['save']:.2f}", ratios["save"], f"{row['save beside']:.2f}"]
+        print("| " + " | ".join([*cells, f"{row['load']:.2f}", ratios["load"], f"{row['bytes'] / 1e9:.2f}"]) + " |")
+    ours, foreground = medians["ours"], medians["ours, in the foreground"]
     print(
-        f"our call is {ours['call'] / whole['call']:.1%} of our own save in the foreground, "
-        f"{ours['call'] / base['call']:.1%} of {REFERENCE}; with the slowdown {ours['stall'] / whole['stall']:.1%} "
-        f"and {ours['stall'] / base['stall']:.1%}"
+        f"our call takes {ours['call'] / foreground['call']:.1%} of our own save in the foreground and "
+        f"{ours['call'] / reference['call']:.1%} of {REFERENCE}; the stall, with the slowdown, takes "
+        f"{ours['stall'] / foreground['stall']:.1%} and {ours['stall'] / reference['stall']:.1%}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Learning curves of several strategies as one SVG picture."""
+"""Draws the learning curves of several strategies as one SVG picture."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,23 +16,23 @@ def draw(
     title: str,
     counts: Sequence[int],
     curves: Mapping[str, np.ndarray],
-    dashed: Sequence[str],
+    peers: Sequence[str],
     target: float,
 ) -> None:
-    """Write a picture.
+    """Draw the curves into an SVG file.
 
     Args:
-        path: of the SVG file.
-        title: what is shown, for who cannot see it.
-        counts: labels at each point.
+        path: the SVG file.
+        title: the description for screen readers.
+        counts: number of labels at each point.
         curves: float64 [seeds, counts] by strategy, drawn as their mean with a band of one standard error.
-        dashed: strategies that are not ours.
-        target: a value that is drawn across.
+        peers: the strategies that are not ours; their lines are dashed.
+        target: the accuracy at which a horizontal line is drawn.
     """
     means = {name: values.mean(axis=0) for name, values in curves.items()}
     errors = {name: values.std(axis=0, ddof=1) / len(values) ** 0.5 for name, values in curves.items()}
-    everything = np.concatenate(list(means.values()))
-    levels = ticks(float(everything.min()), float(everything.max()), 6)
+    all_means = np.concatenate(list(means.values()))
+    levels = ticks(float(all_means.min()), float(all_means.max()), 6)
 
     def x(count: float) -> float:
         return float(np.interp(count, [counts[0], counts[-1]], [_LEFT, _WIDTH - _RIGHT]))
@@ -44,19 +44,19 @@ def draw(
     for count in counts[:: max(1, len(counts) // 7)]:
         parts.append(text(f"{count}", x(count), _HEIGHT - _BOTTOM + 18, anchor="middle"))
     parts.append(text("labels", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, anchor="middle"))
-    across = {"stroke": "#888", "stroke_dasharray": "2 3"}
-    parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(target), y2=y(target), **across))
-    for place, (name, mean) in enumerate(sorted(means.items(), key=lambda one: -one[1].mean())):
-        colour = "#666" if name == "random" else _COLOURS[place % len(_COLOURS)]
+    target_style = {"stroke": "#888", "stroke_dasharray": "2 3"}
+    parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y(target), y2=y(target), **target_style))
+    for rank, (name, mean) in enumerate(sorted(means.items(), key=lambda item: -item[1].mean())):
+        colour = "#666" if name == "random" else _COLOURS[rank % len(_COLOURS)]
         style = {"stroke": colour, "fill": "none", "stroke_width": 2} | (
-            {"stroke_dasharray": "6 4"} if name in dashed else {}
+            {"stroke_dasharray": "6 4"} if name in peers else {}
         )
         upper = [f"{x(count):.1f},{y(value):.1f}" for count, value in zip(counts, mean + errors[name], strict=True)]
         lower = [f"{x(count):.1f},{y(value):.1f}" for count, value in zip(counts, mean - errors[name], strict=True)]
         parts.append(element("polygon", points=" ".join(upper + lower[::-1]), fill=colour, fill_opacity=0.12))
         line = " ".join(f"{x(count):.1f},{y(value):.1f}" for count, value in zip(counts, mean, strict=True))
         parts.append(element("polyline", points=line, **style))
-        row, start = _TOP + 8 + 22 * place, _WIDTH - _RIGHT + 16
-        parts.append(element("line", x1=start, x2=start + 26, y1=row, y2=row, **style))
-        parts.append(text(name, start + 32, row + 4))
+        legend_y, legend_x = _TOP + 8 + 22 * rank, _WIDTH - _RIGHT + 16
+        parts.append(element("line", x1=legend_x, x2=legend_x + 26, y1=legend_y, y2=legend_y, **style))
+        parts.append(text(name, legend_x + 32, legend_y + 4))
     path.write_text(standalone(figure(_WIDTH, _HEIGHT, title, *parts)), encoding="utf-8")

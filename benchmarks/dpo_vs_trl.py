@@ -1,15 +1,15 @@
-"""How many tokens a second does DPO take in? Ours against TRL.
+"""Measures the tokens a second of DPO, against TRL.
 
     python benchmarks/dpo_vs_trl.py --model DIR --data hh_harmless_test.jsonl.gz --peer-python OTHER/bin/python
         [--steps 20] [--pairs 4] [--longest 512]
 
-The peer has a virtual environment of its own (``pip install trl==1.16.0`` with the constraints of this project). Every
-contender is a process of its own, on the same pairs in the same order, ours and another a step in turn: SmolLM2-135M,
-HH's harmless pairs, 4 an optimiser step, AdamW, bfloat16 (TRL: float32 weights under autocast). TRL runs twice: with
-the reference's log-probabilities computed ahead, as ours has them, and with the reference beside the model; its
-padding-free mode is switched off in 1.16. Reported are tokens without padding a second, those of prompts counted for
-both answers (the median step, the first two left out), the seconds that pass ahead of the first step, the process's
-peak memory, and the loss of each step.
+The peer has a virtual environment of its own (``pip install trl==1.16.0`` with the constraints of this project). Ours
+and a peer train a step in turn, each in a process of its own, on the same pairs in the same order: SmolLM2-135M, HH's
+harmless pairs, 4 an optimiser step, AdamW, bfloat16 (TRL: float32 weights under autocast). TRL runs twice: with the
+reference's log-probabilities computed ahead, as ours does, and with the reference model in memory; its padding-free
+mode is switched off in 1.16. The benchmark reports tokens without padding a second, where prompts count for both
+answers (the median step, the first two left out), the seconds ahead of the first step, the process's peak memory, and
+the loss of each step.
 """
 
 import argparse
@@ -18,12 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contenders import OnDemand, compare
-from preferences import hh_pairs, units
+from contenders import StepOnRequestSink, compare
+from preferences import hh_pairs, pair_units
 
 
 def ours(model: str, data: str, steps: str, pairs: str) -> None:
-    """Train with this program's trainer; one line of JSON a step."""
+    """Train with this program's trainer; print one line of JSON a step."""
     import torch
 
     from posttrain.models.language_model import load_language_model
@@ -44,13 +44,13 @@ def ours(model: str, data: str, steps: str, pairs: str) -> None:
         "benchmark",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        lm, lesson = load_language_model(Path(model), TaskConfig()), DpoObjective(units(rows), config)
+        lm, objective = load_language_model(Path(model), TaskConfig()), DpoObjective(pair_units(rows), config)
         sys.stdin.readline()
-        Trainer(lm, lesson, config, 0, Path(scratch), OnDemand()).train()
+        Trainer(lm, objective, config, 0, Path(scratch), StepOnRequestSink()).train()
 
 
 def main() -> None:
-    """Run all and print a table."""
+    """Compare with both modes of TRL and print a table."""
     if sys.argv[1:2] == ["--ours"]:
         ours(*sys.argv[2:])
         return
@@ -67,10 +67,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "pairs.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        given = [arguments.model, str(data), str(arguments.steps), str(arguments.pairs)]
-        mine = [sys.executable, __file__, "--ours", *given]
+        settings = [arguments.model, str(data), str(arguments.steps), str(arguments.pairs)]
+        command = [sys.executable, __file__, "--ours", *settings]
         references = {"before": "TRL, reference's log-probabilities ahead", "beside": "TRL, reference beside the model"}
-        compare(mine, {name: [arguments.peer_python, peer, *given, way] for way, name in references.items()})
+        peer_commands = {
+            name: [arguments.peer_python, peer, *settings, reference] for reference, name in references.items()
+        }
+        compare(command, peer_commands)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Are losses and gradients TRL's? One batch of real data for each objective, in float32.
+"""Compares the loss and gradients of each objective with TRL's, on one batch of real data, in float32.
 
     python benchmarks/equal_to_trl.py --model DIR --gsm8k gsm8k_train.jsonl --hh hh_harmless_test.jsonl.gz \\
         --peer-python OTHER/bin/python [--pairs 6] [--longest 384] [--objectives sft dpo ...]
 
 The peer has a virtual environment of its own (``pip install trl==1.16.0`` with the constraints of this project). Both
-sides get the same token ids. The reference of DPO, IPO and KTO is the model with noise on its weights, so that no
-log-ratio is 0; KTO's answers alternate between desirable and not. Ours is cut into micro-batches of 700 tokens, TRL's
-is one batch. Reported are both losses, their difference, and the largest difference of any gradient as a share of the
-largest gradient.
+programs get the same token ids. The reference of DPO, IPO and KTO is the model with noise on its weights, so that no
+log-ratio is 0; KTO's answers alternate between desirable and undesirable. Ours splits the batch into micro-batches of
+700 tokens, TRL does not. The benchmark reports both losses, their difference, and the largest difference of any
+gradient as a share of the largest gradient.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from preferences import hh_pairs, units
+from preferences import hh_pairs, pair_units
 
 Row = dict[str, Any]
 
@@ -29,28 +29,28 @@ SETTINGS: dict[str, Row] = {
 }  # fmt: skip
 
 
-def batches(model: str, gsm8k: str, hh: str, pairs: int, longest: int) -> dict[str, list[Row]]:
-    """What each objective reads, as TRL's collators take it."""
+def batches(model: str, gsm8k: str, hh: str, pairs: int, max_length: int) -> dict[str, list[Row]]:
+    """Return the rows of each objective's batch, in the form that TRL's collators take."""
     from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
-    lm, taught = load_language_model(Path(model), TaskConfig()), []
+    lm, examples = load_language_model(Path(model), TaskConfig()), []
     with open(gsm8k, encoding="utf-8") as file:
         for _ in range(pairs):
             row = json.loads(next(file))
-            found = lm.encode([{"role": "user", "content": row["question"]}], row["answer"])
-            labels = [token if on else -100 for token, on in zip(found.ids, found.supervised, strict=True)]
-            taught.append({"input_ids": found.ids, "labels": labels})
-    rows = hh_pairs(model, hh, pairs, longest)
+            example = lm.encode([{"role": "user", "content": row["question"]}], row["answer"])
+            labels = [token if flag else -100 for token, flag in zip(example.ids, example.supervised, strict=True)]
+            examples.append({"input_ids": example.ids, "labels": labels})
+    rows = hh_pairs(model, hh, pairs, max_length)
     answers = [
         {"prompt_ids": row["prompt_ids"], "completion_ids": row[side], "label": side == "chosen_ids"}
         for row, side in zip(rows, ["chosen_ids", "rejected_ids"] * len(rows), strict=False)
     ]
-    return {name: taught if name == "sft" else answers if name == "kto" else rows for name in SETTINGS}
+    return {name: examples if name == "sft" else answers if name == "kto" else rows for name in SETTINGS}
 
 
 def write_models(model: str, folder: Path) -> None:
-    """The reference, and the model under a reward head, both in float32."""
+    """Write the reference model, and the model with a reward head, both in float32."""
     import torch
 
     from posttrain.models.classifier import REWARD, load_classifier
@@ -66,8 +66,8 @@ def write_models(model: str, folder: Path) -> None:
     save_language_model(lm, folder / "reference", "float32")
 
 
-def ours(objective: str, model: str, reference: str, batch: str, out: str) -> None:
-    """Write this program's loss and gradients into a folder."""
+def ours(objective_name: str, model: str, reference: str, batch: str, out: str) -> None:
+    """Write this program's loss and gradients into the folder ``out``."""
     from safetensors.torch import save_file
 
     from posttrain.models.chat import TokenizedExample
@@ -79,53 +79,55 @@ def ours(objective: str, model: str, reference: str, batch: str, out: str) -> No
     from posttrain.train.objectives.build import build_objective, load_model
 
     rows = json.loads(Path(batch).read_text(encoding="utf-8"))
-    given: list[Any] = []
-    if objective == "sft":
-        given = [[TokenizedExample(row["input_ids"], [label != -100 for label in row["labels"]])] for row in rows]
-    elif objective == "kto":
+    units: list[Any] = []
+    if objective_name == "sft":
+        units = [[TokenizedExample(row["input_ids"], [label != -100 for label in row["labels"]])] for row in rows]
+    elif objective_name == "kto":
         for row in rows:
-            asked, said = row["prompt_ids"], row["completion_ids"]
-            given.append([TokenizedExample(asked + said, [False] * len(asked) + [True] * len(said))])
+            prompt, answer = row["prompt_ids"], row["completion_ids"]
+            units.append([TokenizedExample(prompt + answer, [False] * len(prompt) + [True] * len(answer))])
     else:
-        given = units(rows)
+        units = pair_units(rows)
     config = TrainConfig.read(
-        {"objective": objective, "precision": "float32", "batch_size": len(rows)}
-        | ({objective: SETTINGS[objective]} if objective != "sft" else {}),
+        {"objective": objective_name, "precision": "float32", "batch_size": len(rows)}
+        | ({objective_name: SETTINGS[objective_name]} if objective_name != "sft" else {}),
         "benchmark",
     )
     lm = load_model(config, Path(model), TaskConfig(), "float32")
-    targets = [int(row["label"]) for row in rows] if objective == "kto" else []
-    lesson = build_objective(ObjectiveInputs(given, config, lm, targets, [0.0] * len(rows)))
-    longest = max(len(sequence.ids) for unit in lesson.units for sequence in unit)
-    if objective in ("dpo", "ipo", "kto"):
-        before = load_language_model(Path(reference), TaskConfig(), "float32")
-        with packed_attention(before, longest):
-            lesson.prepare(before, Path(out), padded=False)
-        del before
-    with packed_attention(lm, longest) as packs:
-        parts, places = list(micro_batches(list(lesson.units), TOKENS)), iter(range(len(lesson.units)))
-        numbers = [[next(places) for _ in part] for part in parts]
-        whole, total = lesson.begin_step(lm, numbers), 0.0
-        for part, places_of_part in zip(parts, numbers, strict=True):
-            loss = lesson.loss(lm, pack(part, padded=not packs), places_of_part)
-            (loss.sum / whole).backward()
-            total += loss.sum.item()
-    (Path(out) / "loss.json").write_text(json.dumps(total / whole), encoding="utf-8")
+    targets = [int(row["label"]) for row in rows] if objective_name == "kto" else []
+    objective = build_objective(ObjectiveInputs(units, config, lm, targets, [0.0] * len(rows)))
+    max_length = max(len(sequence.ids) for unit in objective.units for sequence in unit)
+    if objective_name in ("dpo", "ipo", "kto"):
+        reference_model = load_language_model(Path(reference), TaskConfig(), "float32")
+        with packed_attention(reference_model, max_length):
+            objective.prepare(reference_model, Path(out), padded=False)
+        del reference_model
+    with packed_attention(lm, max_length) as is_packed:
+        groups, unit_rows = list(micro_batches(list(objective.units), TOKENS)), iter(range(len(objective.units)))
+        row_groups = [[next(unit_rows) for _ in group] for group in groups]
+        divisor, loss_sum = objective.begin_step(lm, row_groups), 0.0
+        for group, group_rows in zip(groups, row_groups, strict=True):
+            loss = objective.loss(lm, pack(group, padded=not is_packed), group_rows)
+            (loss.sum / divisor).backward()
+            loss_sum += loss.sum.item()
+    (Path(out) / "loss.json").write_text(json.dumps(loss_sum / divisor), encoding="utf-8")
     weights = lm.model.named_parameters()
-    save_file({name: one.grad for name, one in weights if one.grad is not None}, Path(out) / "gradients.safetensors")
+    save_file(
+        {name: weight.grad for name, weight in weights if weight.grad is not None}, Path(out) / "gradients.safetensors"
+    )
 
 
-def compared(mine: Path, theirs: Path) -> tuple[float, float, float]:
-    """Both losses, and the largest difference of a gradient as a share of the largest gradient."""
+def read_differences(ours: Path, peer: Path) -> tuple[float, float, float]:
+    """Return both losses, and the largest difference of a gradient as a share of the largest gradient."""
     from safetensors.torch import load_file
 
-    losses = [json.loads((side / "loss.json").read_bytes()) for side in (mine, theirs)]
-    first, second = (load_file(side / "gradients.safetensors") for side in (mine, theirs))
-    if first.keys() != second.keys():
-        raise SystemExit(f"gradients of one side alone: {sorted(first.keys() ^ second.keys())}")
-    largest = max(float(gradient.abs().max()) for gradient in second.values())
-    apart = max(float((first[name] - gradient).abs().max()) for name, gradient in second.items())
-    return losses[0], losses[1], apart / largest
+    losses = [json.loads((folder / "loss.json").read_bytes()) for folder in (ours, peer)]
+    gradients, peer_gradients = (load_file(folder / "gradients.safetensors") for folder in (ours, peer))
+    if gradients.keys() != peer_gradients.keys():
+        raise SystemExit(f"only one program has gradients of: {sorted(gradients.keys() ^ peer_gradients.keys())}")
+    largest = max(float(gradient.abs().max()) for gradient in peer_gradients.values())
+    difference = max(float((gradients[name] - gradient).abs().max()) for name, gradient in peer_gradients.items())
+    return losses[0], losses[1], difference / largest
 
 
 def main() -> None:
@@ -139,7 +141,7 @@ def main() -> None:
     parser.add_argument("--hh", required=True)
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--longest", type=int, default=384, help="Tokens of a pair's longer sequence at most.")
+    parser.add_argument("--longest", type=int, default=384, help="maximum tokens of a pair's longer sequence")
     parser.add_argument("--objectives", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     arguments = parser.parse_args()
     peer = Path(__file__).with_name("peers") / "trl_losses.py"
@@ -148,24 +150,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_models(arguments.model, folder)
-        given = batches(arguments.model, arguments.gsm8k, arguments.hh, arguments.pairs, arguments.longest)
-        for name, rows in given.items():
+        rows_by_objective = batches(arguments.model, arguments.gsm8k, arguments.hh, arguments.pairs, arguments.longest)
+        for name, rows in rows_by_objective.items():
             if name not in arguments.objectives:
                 continue
-            batch, sides = folder / "batch.json", [folder / f"{side}-{name}" for side in ("ours", "trl")]
+            batch, outs = folder / "batch.json", [folder / f"{program}-{name}" for program in ("ours", "trl")]
             batch.write_text(json.dumps(rows), encoding="utf-8")
             model = str(folder / "reward") if name == "reward" else arguments.model
             commands = [sys.executable, __file__, "--ours"], [arguments.peer_python, str(peer)]
-            for command, side in zip(commands, sides, strict=True):
-                side.mkdir()
-                call = [*command, name, model, str(folder / "reference"), str(batch), str(side)]
-                done = subprocess.run(call, capture_output=True, text=True)
-                if done.returncode:
-                    raise SystemExit(f"{name}: {done.stderr}")
-            mine, theirs, apart = compared(*sides)
-            print(f"| {name} | {mine:.6f} | {theirs:.6f} | {abs(mine - theirs):.1e} | {apart:.1e} |", flush=True)
-            for side in sides:
-                (side / "gradients.safetensors").unlink()
+            for command, out in zip(commands, outs, strict=True):
+                out.mkdir()
+                call = [*command, name, model, str(folder / "reference"), str(batch), str(out)]
+                process = subprocess.run(call, capture_output=True, text=True)
+                if process.returncode:
+                    raise SystemExit(f"{name}: {process.stderr}")
+            loss, peer_loss, difference = read_differences(*outs)
+            cells = f"{loss:.6f} | {peer_loss:.6f} | {abs(loss - peer_loss):.1e} | {difference:.1e}"
+            print(f"| {name} | {cells} |", flush=True)
+            for out in outs:
+                (out / "gradients.safetensors").unlink()
 
 
 if __name__ == "__main__":

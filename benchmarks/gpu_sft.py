@@ -1,4 +1,4 @@
-"""How fast is full fine-tuning of a 1B and an 8B Llama on a GPU? Ours against TRL with Liger kernels.
+"""Measures the speed of full fine-tuning of a 1B and an 8B Llama on a GPU, against TRL with Liger kernels.
 
     python benchmarks/gpu_sft.py --peer-python OTHER/bin/python [--shapes 1b 8b] [--steps 14] [--json FILE]
 
@@ -7,13 +7,14 @@ process of its own, with random weights, bfloat16 matrix products and the same s
 log-normal (median 400, standard deviation 0.8 of the logarithm, 32 to 4096), the last two thirds are supervised, 64
 sequences an optimiser step. TRL runs padding-free on these steps, and packed ("bfd") on as many tokens a step.
 
-- 1B: weights and AdamW in float32 for all (TRL: under bfloat16 autocast), all activations kept.
-- 8B: activations recomputed. Ours keeps float32 masters with 8-bit AdamW, 12 bytes a weight, so it wants more than
-  100 GB; TRL keeps nothing but bfloat16, 8 bytes a weight.
+- 1B: weights and AdamW in float32 for all (TRL: under bfloat16 autocast), no activations recomputed.
+- 8B: activations recomputed. Ours keeps float32 master weights with 8-bit AdamW, 12 bytes a weight, so it needs more
+  than 100 GB; TRL keeps everything in bfloat16, 8 bytes a weight.
 
-Reported are tokens a second (the median step, the first four left out), the FLOPs that the model's own work needs
-(``posttrain.train.monitor.meter.training_flops``) as a share of the measured matrix-product peak, and the most bytes
-that were allocated. ``--json`` gets one line a step. A contender that runs out of memory has a row that says so.
+The benchmark reports tokens a second (the median step, the first four left out), the FLOPs that the model's own work
+needs (``posttrain.train.monitor.meter.training_flops``) as a share of the measured matrix-product peak, and the peak of
+allocated bytes. ``--json`` names a file that gets one line a step. A contender that runs out of memory has a row that
+says so.
 """
 
 import argparse
@@ -32,7 +33,7 @@ Row = dict[str, Any]
 
 WARM_UP = 4
 SEQUENCES = 64
-LONGEST = 4096
+MAX_LENGTH = 4096
 SHAPES: dict[str, Row] = {
     "1b": {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -50,20 +51,20 @@ SETTINGS: dict[str, Row] = {
 
 
 def sequences(count: int, vocabulary: int) -> list[Row]:
-    """The same random sequences every time, as TRL's datasets hold them."""
+    """Return random sequences, the same in every call, in the form of TRL's datasets."""
     generator = np.random.default_rng(0)
-    lengths = np.clip(np.exp(generator.normal(np.log(400), 0.8, count)), 32, LONGEST).astype(int)
+    lengths = np.clip(np.exp(generator.normal(np.log(400), 0.8, count)), 32, MAX_LENGTH).astype(int)
     return [
         {
             "input_ids": generator.integers(1000, vocabulary, length).tolist(),
-            "completion_mask": [int(place >= length // 3) for place in range(length)],
+            "completion_mask": [int(position >= length // 3) for position in range(length)],
         }
         for length in lengths
     ]
 
 
 def ours(shape: str, data: Path) -> None:
-    """Train with this program's trainer; one line of JSON a step."""
+    """Train with this program's trainer; print one line of JSON a step."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -83,14 +84,14 @@ def ours(shape: str, data: Path) -> None:
     config = TrainConfig.read(
         {
             "epochs": 1, "batch_size": SEQUENCES, "shuffle": False, "learning_rate": 1e-5, "compile": True,
-            "max_length": LONGEST, "micro_batch_tokens": 4 * LONGEST, "schedule": {"name": "constant", "warmup": 0.0},
-            "optimizer": {"name": settings["optimizer"]}, "checkpoint": {"every_seconds": None},
-            "recompute": settings["recompute"],
+            "max_length": MAX_LENGTH, "micro_batch_tokens": 4 * MAX_LENGTH,
+            "schedule": {"name": "constant", "warmup": 0.0}, "optimizer": {"name": settings["optimizer"]},
+            "checkpoint": {"every_seconds": None}, "recompute": settings["recompute"],
         },
         "benchmark",
     )  # fmt: skip
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
-    units = [[TokenizedExample(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
+    units = [[TokenizedExample(row["input_ids"], [bool(flag) for flag in row["completion_mask"]])] for row in rows]
     lm = LanguageModel(model, byte_tokenizer(), TaskConfig())
     print(json.dumps({"peak": matmul_peak("cuda", torch.bfloat16)}))
     with tempfile.TemporaryDirectory() as scratch:
@@ -102,7 +103,7 @@ def ours(shape: str, data: Path) -> None:
             )
 
 
-_PEER = """
+_PEER_SCRIPT = """
 import json, sys, time
 import torch
 from datasets import Dataset
@@ -126,7 +127,7 @@ config = SFTConfig(
     completion_only_loss=True, train_sampling_strategy="sequential",
 )
 
-class Timed(TrainerCallback):
+class StepTimer(TrainerCallback):
     def on_step_begin(self, *_, **__):
         torch.cuda.synchronize()
         self.start = time.perf_counter()
@@ -135,53 +136,53 @@ class Timed(TrainerCallback):
         self.seconds = time.perf_counter() - self.start
     def on_log(self, args, state, control, logs=None, **__):
         if "loss" in logs:
-            found = {"loss": logs["loss"], "seconds": self.seconds, "bytes": torch.cuda.max_memory_allocated()}
-            print(json.dumps(found | {"tokens": logs["num_tokens"]}), flush=True)
+            row = {"loss": logs["loss"], "seconds": self.seconds, "bytes": torch.cuda.max_memory_allocated()}
+            print(json.dumps(row | {"tokens": logs["num_tokens"]}), flush=True)
 
 SFTTrainer(
     model=model, args=config, processing_class=AutoTokenizer.from_pretrained(settings["tokenizer"]),
-    train_dataset=Dataset.from_list([json.loads(line) for line in open(settings["data"])]), callbacks=[Timed()],
+    train_dataset=Dataset.from_list([json.loads(line) for line in open(settings["data"])]), callbacks=[StepTimer()],
 ).train()
 """
 
 
 def run(command: list[str]) -> tuple[list[Row], str]:
-    """The steps that a contender prints, or why there are none."""
+    """Run a contender; return the rows that it prints, and the reason of its failure, empty if it ended well."""
     environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('{"loss"', '{"peak"'))]
-    if done.returncode == 0:
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith(('{"loss"', '{"peak"'))]
+    if process.returncode == 0:
         return lines, ""
-    memory = "OutOfMemoryError" in done.stderr or "out of memory" in done.stderr
-    return lines, "out of memory" if memory else (done.stderr.strip().splitlines() or ["failed"])[-1]
+    out_of_memory = "OutOfMemoryError" in process.stderr or "out of memory" in process.stderr
+    return lines, "out of memory" if out_of_memory else (process.stderr.strip().splitlines() or ["failed"])[-1]
 
 
 def contenders(shape: str, folder: Path, arguments: argparse.Namespace) -> dict[str, list[str]]:
-    """Their commands by name."""
+    """Write the contenders' data, and return their commands by name."""
     from posttrain.models.tiny import byte_tokenizer
 
     data, peer, tokenizer = folder / f"{shape}.jsonl", folder / "peer.py", folder / "tokenizer"
     rows = sequences(SEQUENCES * arguments.steps, SHAPES[shape]["vocab_size"])
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    peer.write_text(_PEER, encoding="utf-8")
+    peer.write_text(_PEER_SCRIPT, encoding="utf-8")
     byte_tokenizer().save_pretrained(tokenizer)
-    found = {"ours": [sys.executable, __file__, "--ours", shape, str(data)]}
+    commands = {"ours": [sys.executable, __file__, "--ours", shape, str(data)]}
     if arguments.peer_python:
         paths = {"data": str(data), "tokenizer": str(tokenizer), "out": str(folder / "out")}
-        common = {"steps": arguments.steps, "longest": LONGEST, "attention": arguments.peer_attention, **paths}
+        common = {"steps": arguments.steps, "longest": MAX_LENGTH, "attention": arguments.peer_attention, **paths}
         for name, packed in (("TRL padding-free, Liger", False), ("TRL packed, Liger", True)):
             settings = {**SETTINGS[shape], **common, "shape": SHAPES[shape], "packed": packed}
-            found[name] = [arguments.peer_python, str(peer), json.dumps(settings)]
-    return found
+            commands[name] = [arguments.peer_python, str(peer), json.dumps(settings)]
+    return commands
 
 
 def flops_per_token(shape: str, data: Path) -> float:
-    """The model's own work on all sequences, by their tokens."""
+    """Return the FLOPs of the model's own work on all sequences, divided by their tokens."""
     from transformers import LlamaConfig
 
     from posttrain.train.monitor.meter import DecoderSize, training_flops
 
-    decoder = DecoderSize.of(LlamaConfig(**SHAPES[shape]))
+    decoder = DecoderSize.from_config(LlamaConfig(**SHAPES[shape]))
     assert decoder is not None
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
     lengths = [len(row["input_ids"]) for row in rows]
@@ -190,13 +191,13 @@ def flops_per_token(shape: str, data: Path) -> float:
 
 
 def compare(shape: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:
-    """One row a contender."""
-    found, peak = [], None
+    """Run all contenders, and return one row for each."""
+    table, peak = [], None
     for name, command in contenders(shape, folder, arguments).items():
         lines, problem = run(command)
         peak = next((line["peak"] for line in lines if "peak" in line), peak)
         steps = [line for line in lines if "loss" in line]
-        if name != "ours":  # TRL counts tokens from the beginning
+        if name != "ours":  # TRL counts tokens from the start of training
             counts = [0, *(step["tokens"] for step in steps)]
             for step, before, after in zip(steps, counts, counts[1:], strict=False):
                 step["tokens"] = after - before
@@ -209,15 +210,17 @@ def compare(shape: str, folder: Path, arguments: argparse.Namespace) -> list[Row
             row["speed"] = statistics.median(step["tokens"] / step["seconds"] for step in steps[WARM_UP:])
             row["bytes"], row["loss"] = max(step["bytes"] for step in steps), steps[0]["loss"]
             row["mfu"] = row["speed"] * flops_per_token(shape, folder / f"{shape}.jsonl") / peak if peak else None
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 def main() -> None:
-    """Run all and print a table."""
+    """Run all shapes and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python")
-    parser.add_argument("--peer-attention", default="flash_attention_2", help="what transformers calls it")
+    parser.add_argument(
+        "--peer-attention", default="flash_attention_2", help="the attention implementation, by transformers' name"
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--json", help="a file that gets one line a step")
@@ -226,7 +229,7 @@ def main() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        print("gpu_sft.py: no CUDA device is here; run it where there is one", file=sys.stderr)
+        print("gpu_sft.py: this machine has no CUDA device", file=sys.stderr)
         raise SystemExit(2)
     if arguments.ours:
         ours(arguments.ours[0], Path(arguments.ours[1]))
@@ -237,14 +240,15 @@ def main() -> None:
     print("| shape | contender | tokens/s | ratio | MFU | peak memory, GiB | first loss |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
-        start = f"| {row['shape']} | {row['name']} "
+        prefix = f"| {row['shape']} | {row['name']} "
         if row["problem"]:
-            print(f"{start}| {row['problem']} | | | | |")
+            print(f"{prefix}| {row['problem']} | | | | |")
             continue
-        own = next((one.get("speed") for one in rows if (one["shape"], one["name"]) == (row["shape"], "ours")), None)
-        ratio = f"{own / row['speed']:.2f}" if own else ""
+        our_rows = (other for other in rows if (other["shape"], other["name"]) == (row["shape"], "ours"))
+        our_speed = next((other.get("speed") for other in our_rows), None)
+        ratio = f"{our_speed / row['speed']:.2f}" if our_speed else ""
         mfu = f"{row['mfu']:.1%}" if row["mfu"] else ""
-        print(f"{start}| {row['speed']:.0f} | {ratio} | {mfu} | {row['bytes'] / 2**30:.1f} | {row['loss']:.4f} |")
+        print(f"{prefix}| {row['speed']:.0f} | {ratio} | {mfu} | {row['bytes'] / 2**30:.1f} | {row['loss']:.4f} |")
 
 
 if __name__ == "__main__":

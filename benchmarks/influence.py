@@ -1,18 +1,18 @@
-"""Do scores foretell retraining? The linear datamodelling score of each method, ours and dattri's.
+"""Computes the linear datamodelling score of influence methods, ours and dattri's: how well they predict retraining.
 
     python benchmarks/influence.py --peer-python OTHER/bin/python [--subsets 60] [--seeds 5] [--quick]
 
 The peer has a virtual environment of its own (``pip install torch==2.13.0 dattri==0.3.0``).
 
-A net of 64, 32 and 10 units learns 1,000 handwritten digits (scikit-learn's), a tenth of them with a wrong label, by
-300 steps of Adam over all records, with a penalty of 0.001 times half the squared length of the parameters, which is
-also the damping unless a row says otherwise. It is trained again from other seeds on random halves of the records, and
-what a method says of a half is the sum of its records' scores. For each of 200 test digits that is ranked against the
-log-odds of the right class under the models that learnt the half, a mean over the seeds; the score is Spearman's
-correlation, a mean over test digits with its standard error (S. Park et al. 2023, arXiv:2303.14186, section 2). All
-methods judge the same models, with one thread; the seconds are those of all that a method computes from the
-checkpoints. Rows with 5 models average over them. The peer's influence functions are of the Hessian, EK-FAC's aside.
-Of dampings from 1e-7 to 0.1 and batches of 8, 64 and 1,000 records, 0.01 and 64 are among the best for its EK-FAC.
+A network of 64, 32 and 10 units learns 1,000 handwritten digits (scikit-learn's), a tenth of them with a wrong label,
+by 300 steps of Adam over all records, with a penalty of 0.001 times half the squared norm of the parameters, which is
+also the damping. It is trained again from other seeds on random halves of the records. A
+method's prediction for a half is the sum of the scores of its records. For each of 200 test digits the predictions are
+compared with the log-odds of the right class under the models trained on the halves, averaged over the seeds; the score
+is Spearman's correlation, the mean over test digits with its standard error (S. Park et al. 2023, arXiv:2303.14186,
+section 2). All methods judge the same models, with one thread; the seconds cover everything that a method computes from
+the checkpoints. Rows with 5 models average over them. The peer's influence functions use the Hessian, except EK-FAC.
+Among dampings from 1e-7 to 0.1 and batches of 8, 64 and 1,000 records, 0.01 and 64 are among the best for its EK-FAC.
 """
 
 import argparse
@@ -39,25 +39,25 @@ from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
 from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
 from posttrain.attribution.influence.ihvp.ekfac import Ekfac
-from posttrain.attribution.influence.ihvp.solver import Solution
+from posttrain.attribution.influence.ihvp.solver import Solution, Solver
 from posttrain.attribution.influence.influence_functions import influence_functions
 from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import AdamMoments, Checkpoint, less, tracin
+from posttrain.attribution.influence.tracin import AdamMoments, TracInCheckpoint, less, tracin
 from posttrain.attribution.influence.trak import trak
 from posttrain.store.errors import UserError
 
-TRAIN, TEST, HIDDEN, CLASSES = 1000, 200, 32, 10
-STEPS, RATE, PENALTY = 300, 0.01, 1e-3
-POINTS = (60, 120, 180, 240, 300)
+N_TRAIN, N_TEST, HIDDEN_UNITS, CLASSES = 1000, 200, 32, 10
+STEPS, LEARNING_RATE, PENALTY = 300, 0.01, 1e-3
+SNAPSHOT_STEPS = (60, 120, 180, 240, 300)
 MODELS = 5
-DIMENSION = 256
-NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+PROJECTION_DIMENSION = 256
+PARAMETER_NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Inputs float32 [N, 64] from 0 to 1 and classes int64 [N], of training and of test."""
+    """Inputs float32 [N, 64] from 0 to 1 and classes int64 [N] of the training and test records."""
 
     x: Tensor
     y: Tensor
@@ -66,19 +66,19 @@ class Digits:
 
 
 def digits() -> Digits:
-    """The digits in a random order; a tenth of the training labels is wrong."""
+    """Load the digits in a random order, with a tenth of the training labels wrong."""
     generator = np.random.default_rng(0)
-    found = load_digits()
-    order = generator.permutation(len(found.target))[: TRAIN + TEST]
-    x = torch.tensor(found.data[order] / 16, dtype=torch.float32)
-    y = torch.tensor(found.target[order])
-    wrong = torch.from_numpy(generator.permutation(TRAIN)[: TRAIN // 10])
-    y[wrong] = (y[wrong] + torch.from_numpy(generator.integers(1, CLASSES, len(wrong)))) % CLASSES
-    return Digits(x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:])
+    bunch = load_digits()
+    order = generator.permutation(len(bunch.target))[: N_TRAIN + N_TEST]
+    x = torch.tensor(bunch.data[order] / 16, dtype=torch.float32)
+    y = torch.tensor(bunch.target[order])
+    wrong_rows = torch.from_numpy(generator.permutation(N_TRAIN)[: N_TRAIN // 10])
+    y[wrong_rows] = (y[wrong_rows] + torch.from_numpy(generator.integers(1, CLASSES, len(wrong_rows)))) % CLASSES
+    return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])
 
 
 @dataclass(frozen=True)
-class Trained:
+class Snapshot:
     """Parameters and Adam's moments of several models at a step, each [E, ...]."""
 
     step: int
@@ -88,215 +88,234 @@ class Trained:
 
 
 def logits(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Of several models, each with inputs of its own [E, N, 64]: [E, N, 10]."""
+    """Compute the logits [E, N, 10] of several models, each on inputs of its own [E, N, 64]."""
     hidden = torch.baddbmm(parameters["0.bias"][:, None], x, parameters["0.weight"].transpose(1, 2)).relu()
     return torch.baddbmm(parameters["2.bias"][:, None], hidden, parameters["2.weight"].transpose(1, 2))
 
 
-def train(data: Digits, rows: Tensor, seeds: list[int]) -> list[Trained]:
-    """Train a model on each set of rows, int64 [E, n], from each seed, side by side; the points on their way."""
-    shapes = [(HIDDEN, 64), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,)]
-    drawn: dict[str, list[Tensor]] = {name: [] for name in NAMES}
+def train(data: Digits, rows: Tensor, seeds: list[int]) -> list[Snapshot]:
+    """Train one model on each set of rows, int64 [E, n], from its seed, all at once; return the snapshots."""
+    shapes = [(HIDDEN_UNITS, 64), (HIDDEN_UNITS,), (CLASSES, HIDDEN_UNITS), (CLASSES,)]
+    initial_values: dict[str, list[Tensor]] = {name: [] for name in PARAMETER_NAMES}
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
-        for name, shape in zip(NAMES, shapes, strict=True):
-            bound = (64 if name.startswith("0") else HIDDEN) ** -0.5
-            drawn[name].append((2 * torch.rand(shape, generator=generator) - 1) * bound)
-    parameters = {name: torch.stack(values).requires_grad_() for name, values in drawn.items()}
-    optimizer = torch.optim.Adam(parameters.values(), lr=RATE)
+        for name, shape in zip(PARAMETER_NAMES, shapes, strict=True):
+            bound = (64 if name.startswith("0") else HIDDEN_UNITS) ** -0.5
+            initial_values[name].append((2 * torch.rand(shape, generator=generator) - 1) * bound)
+    parameters = {name: torch.stack(values).requires_grad_() for name, values in initial_values.items()}
+    optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE)
     x, y = data.x[rows], data.y[rows]
-    found = []
+    snapshots = []
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
-        lost = nn.functional.cross_entropy(logits(parameters, x).flatten(0, 1), y.flatten(), reduction="sum")
-        loss = lost / rows.shape[1] + PENALTY / 2 * sum(value.square().sum() for value in parameters.values())
+        loss_sum = nn.functional.cross_entropy(logits(parameters, x).flatten(0, 1), y.flatten(), reduction="sum")
+        loss = loss_sum / rows.shape[1] + PENALTY / 2 * sum(value.square().sum() for value in parameters.values())
         torch.autograd.backward(loss)
         optimizer.step()
-        if step in POINTS:
+        if step in SNAPSHOT_STEPS:
             state = {name: optimizer.state[value] for name, value in parameters.items()}
-            found.append(
-                Trained(
+            snapshots.append(
+                Snapshot(
                     step,
                     {name: value.detach().clone() for name, value in parameters.items()},
-                    {name: one["exp_avg"].clone() for name, one in state.items()},
-                    {name: one["exp_avg_sq"].clone() for name, one in state.items()},
+                    {name: moments["exp_avg"].clone() for name, moments in state.items()},
+                    {name: moments["exp_avg_sq"].clone() for name, moments in state.items()},
                 )
             )
-    return found
+    return snapshots
 
 
 @torch.no_grad()
 def margins(data: Digits, parameters: dict[str, Tensor]) -> np.ndarray:
-    """Log-odds of the right class of each test record: float64 [E, M]."""
-    models = len(parameters["0.bias"])
-    logs = logits(parameters, data.test_x.expand(models, -1, -1)).double().log_softmax(-1)
-    right = nn.functional.one_hot(data.test_y, CLASSES).bool().expand(models, -1, -1)
-    return (logs[right].view(models, -1) - logs.masked_fill(right, -torch.inf).logsumexp(-1)).numpy()
+    """Compute the log-odds of the right class of each test record: float64 [E, M]."""
+    n_models = len(parameters["0.bias"])
+    log_p = logits(parameters, data.test_x.expand(n_models, -1, -1)).double().log_softmax(-1)
+    is_right = nn.functional.one_hot(data.test_y, CLASSES).bool().expand(n_models, -1, -1)
+    return (log_p[is_right].view(n_models, -1) - log_p.masked_fill(is_right, -torch.inf).logsumexp(-1)).numpy()
 
 
-def retrained(data: Digits, subsets: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random halves, bool [S, N], and the mean log-odds of the models that learnt them, float64 [S, M]."""
+def retrain(data: Digits, subsets: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Train on random halves; return the halves, bool [S, N], and the mean log-odds of their models, float64 [S, M]."""
     generator = np.random.default_rng(1)
-    halves = np.stack([np.sort(generator.permutation(TRAIN)[: TRAIN // 2]) for _ in range(subsets)])
-    total = np.zeros((subsets, TEST))
+    halves = np.stack([np.sort(generator.permutation(N_TRAIN)[: N_TRAIN // 2]) for _ in range(subsets)])
+    total = np.zeros((subsets, N_TEST))
     for seed in range(seeds):
-        own = [1000 + seed * subsets + row for row in range(subsets)]
-        total += margins(data, train(data, torch.from_numpy(halves), own)[-1].parameters)
-    member = np.zeros((subsets, TRAIN), bool)
+        model_seeds = [1000 + seed * subsets + row for row in range(subsets)]
+        total += margins(data, train(data, torch.from_numpy(halves), model_seeds)[-1].parameters)
+    member = np.zeros((subsets, N_TRAIN), bool)
     np.put_along_axis(member, halves, True, axis=1)
     return member, total / seeds
 
 
-def datamodelling(scores: np.ndarray, member: np.ndarray, actual: np.ndarray) -> tuple[float, float]:
-    """Mean over test records of Spearman's correlation over the subsets, and its standard error."""
-    said = rankdata(member @ scores, axis=0)
-    found = rankdata(actual, axis=0)
-    said, found = said - said.mean(0), found - found.mean(0)
-    lengths = np.sqrt((said**2).sum(0) * (found**2).sum(0))
-    each = np.divide((said * found).sum(0), lengths, out=np.zeros(len(lengths)), where=lengths > 0)
-    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5)
+def datamodelling_score(scores: np.ndarray, member: np.ndarray, actual: np.ndarray) -> tuple[float, float]:
+    """Return the mean over test records of Spearman's correlation over the subsets, and its standard error."""
+    predicted_ranks = rankdata(member @ scores, axis=0)
+    actual_ranks = rankdata(actual, axis=0)
+    predicted_ranks, actual_ranks = predicted_ranks - predicted_ranks.mean(0), actual_ranks - actual_ranks.mean(0)
+    norms = np.sqrt((predicted_ranks**2).sum(0) * (actual_ranks**2).sum(0))
+    correlations = np.divide((predicted_ranks * actual_ranks).sum(0), norms, out=np.zeros(len(norms)), where=norms > 0)
+    return float(correlations.mean()), float(correlations.std(ddof=1) / len(correlations) ** 0.5)
 
 
-def run(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits of a batch of inputs and classes."""
+def forward(model: nn.Module, batch: Batch) -> Tensor:
+    """Compute the logits of a batch of inputs and classes."""
     outputs: Tensor = model(batch[0])
     return outputs
 
 
 class Dense:
-    """The exact inverse, which a network of 2,410 weights still allows; a `Solver`."""
+    """Solves with the exact inverse, which a network of 2,410 weights still allows; a `Solver`."""
 
     def solve(self, curvature: Curvature, b: Tensor, damping: float) -> Solution:
         eye = torch.eye(len(b), dtype=torch.float64)
         return Solution(torch.linalg.solve(curvature.product(eye) + damping * eye, b.double()), None)
 
 
-def ours(data: Digits, points: list[Trained]) -> dict[str, Callable[[], np.ndarray]]:
-    """Each method as a function that computes its scores [N, M]."""
-    model = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    bare = FunctionalModel(model, run, CrossEntropy())
-    models = [bare.at(one_model(points[-1].parameters, row)) for row in range(MODELS)]
+def ours(data: Digits, snapshots: list[Snapshot]) -> dict[str, Callable[[], np.ndarray]]:
+    """Return each method as a function that computes its scores [N, M]."""
+    network = nn.Sequential(nn.Linear(64, HIDDEN_UNITS), nn.ReLU(), nn.Linear(HIDDEN_UNITS, CLASSES))
+    base_model = FunctionalModel(network, forward, CrossEntropy())
+    models = [base_model.at(model_tensors(snapshots[-1].parameters, row)) for row in range(MODELS)]
     train_rows = list(zip(data.x, data.y, strict=True))
     test_rows = list(zip(data.test_x, data.test_y, strict=True))
-    rates, checkpoints, before = [], [], 0
-    for point in points:
-        rates.append(RATE * (point.step - before))
-        before = point.step
-        moments = AdamMoments(bare.flat(one_model(point.first, 0)), bare.flat(one_model(point.second, 0)), point.step)
-        checkpoints.append(Checkpoint(one_model(point.parameters, 0), rates[-1], moments))
+    rates, checkpoints, last_step = [], [], 0
+    for snapshot in snapshots:
+        rates.append(LEARNING_RATE * (snapshot.step - last_step))
+        last_step = snapshot.step
+        moments = AdamMoments(
+            base_model.flat(model_tensors(snapshot.first, 0)),
+            base_model.flat(model_tensors(snapshot.second, 0)),
+            snapshot.step,
+        )
+        checkpoints.append(TracInCheckpoint(model_tensors(snapshot.parameters, 0), rates[-1], moments))
 
-    def functions(of: list[FunctionalModel], damping: float = PENALTY, **settings: Any) -> Callable[[], np.ndarray]:
+    def influence(ensemble: list[FunctionalModel], solver: Solver) -> Callable[[], np.ndarray]:
         def compute() -> np.ndarray:
-            found = [influence_functions(one, train_rows, test_rows, damping=damping, **settings).scores for one in of]
-            averaged: np.ndarray = np.mean(found, axis=0)
-            return averaged
+            scores = [
+                influence_functions(model, train_rows, test_rows, damping=PENALTY, solver=solver).scores
+                for model in ensemble
+            ]
+            mean_scores: np.ndarray = np.mean(scores, axis=0)
+            return mean_scores
 
         return compute
 
     def similarity() -> np.ndarray:
         with torch.no_grad():
-            states = [nn.functional.normalize(model_states(models[0], x), dim=1) for x in (data.x, data.test_x)]
-        same = data.y[:, None] == data.test_y
-        return torch.where(same, states[0] @ states[1].T, -(states[0] @ states[1].T)).double().numpy()
+            states = [nn.functional.normalize(hidden_states(models[0], x), dim=1) for x in (data.x, data.test_x)]
+        same_label = data.y[:, None] == data.test_y
+        return torch.where(same_label, states[0] @ states[1].T, -(states[0] @ states[1].T)).double().numpy()
 
     def single_record_moments() -> np.ndarray:
-        of = [
-            Checkpoint(one.parameters, one.rate, AdamMoments.from_records(bare.at(one.parameters), train_rows))
-            for one in checkpoints
+        with_moments = [
+            TracInCheckpoint(
+                checkpoint.parameters,
+                checkpoint.rate,
+                AdamMoments.from_records(base_model.at(checkpoint.parameters), train_rows),
+            )
+            for checkpoint in checkpoints
         ]
-        return less(bare, of, train_rows, test_rows, projection=sparse).scores
+        return less(base_model, with_moments, train_rows, test_rows, projection=sparse).scores
 
-    sparse, dense = Projection(DIMENSION), Projection(DIMENSION, 0, "dense")
-    only = models[:1]
+    sparse, dense = Projection(PROJECTION_DIMENSION), Projection(PROJECTION_DIMENSION, 0, "dense")
+    first_model = models[:1]
     return {
-        "random": lambda: np.random.default_rng(2).normal(size=(TRAIN, TEST)),
+        "random": lambda: np.random.default_rng(2).normal(size=(N_TRAIN, N_TEST)),
         "similarity of hidden states, by label": similarity,
         "gradients' inner product, last checkpoint": lambda: (
-            tracin(bare, checkpoints[-1:], train_rows, test_rows).scores
+            tracin(base_model, checkpoints[-1:], train_rows, test_rows).scores
         ),
-        "TracIn, 5 checkpoints": lambda: tracin(bare, checkpoints, train_rows, test_rows).scores,
-        "LESS, 5 checkpoints, sparse": lambda: less(bare, checkpoints, train_rows, test_rows, projection=sparse).scores,
+        "TracIn, 5 checkpoints": lambda: tracin(base_model, checkpoints, train_rows, test_rows).scores,
+        "LESS, 5 checkpoints, sparse": lambda: (
+            less(base_model, checkpoints, train_rows, test_rows, projection=sparse).scores
+        ),
         "LESS, 5 checkpoints, sparse, moments of single records": single_record_moments,
-        "TRAK, dense": lambda: trak(only, train_rows, test_rows, projection=dense).scores,
-        "TRAK, sparse": lambda: trak(only, train_rows, test_rows, projection=sparse).scores,
+        "TRAK, dense": lambda: trak(first_model, train_rows, test_rows, projection=dense).scores,
+        "TRAK, sparse": lambda: trak(first_model, train_rows, test_rows, projection=sparse).scores,
         "TRAK, dense, 5 models": lambda: trak(models, train_rows, test_rows, projection=dense).scores,
-        "influence, conjugate gradient, 10 steps": functions(only, solver=ConjugateGradient(steps=10)),
-        "influence, EK-FAC": functions(only, solver=Ekfac(samples=1)),
-        "influence, exact Gauss-Newton": functions(only, solver=Dense()),
-        "influence, exact Hessian": functions(only, solver=Dense(), curvature="hessian"),
-        "influence, exact Hessian, damping 0.1": functions(only, solver=Dense(), curvature="hessian", damping=0.1),
-        "influence, EK-FAC, 5 models": functions(models, solver=Ekfac(samples=1)),
-        "influence, exact Gauss-Newton, 5 models": functions(models, solver=Dense()),
+        "influence, conjugate gradient, 10 steps": influence(first_model, solver=ConjugateGradient(steps=10)),
+        "influence, EK-FAC": influence(first_model, solver=Ekfac(samples=1)),
+        "influence, exact Gauss-Newton": influence(first_model, solver=Dense()),
+        "influence, EK-FAC, 5 models": influence(models, solver=Ekfac(samples=1)),
+        "influence, exact Gauss-Newton, 5 models": influence(models, solver=Dense()),
     }
 
 
-def one_model(values: dict[str, Tensor], row: int) -> dict[str, Tensor]:
-    """One of several models' tensors."""
+def model_tensors(values: dict[str, Tensor], row: int) -> dict[str, Tensor]:
+    """Return the tensors of one of several models."""
     return {name: value[row] for name, value in values.items()}
 
 
-def model_states(model: FunctionalModel, x: Tensor) -> Tensor:
-    """Hidden states [N, 32]."""
-    values = model.parameters
-    return (x @ values["0.weight"].T + values["0.bias"]).relu()
+def hidden_states(model: FunctionalModel, x: Tensor) -> Tensor:
+    """Compute the hidden states [N, 32]."""
+    parameters = model.parameters
+    return (x @ parameters["0.weight"].T + parameters["0.bias"]).relu()
 
 
-def theirs(data: Digits, points: list[Trained], python: str) -> dict[str, tuple[np.ndarray, float] | str]:
-    """The peer's scores [N, M] and seconds, or why there are none."""
+def peer(data: Digits, snapshots: list[Snapshot], python: str) -> dict[str, tuple[np.ndarray, float] | str]:
+    """Run the peer; return the scores [N, M] and seconds of each of its methods, or its error message."""
     with tempfile.TemporaryDirectory() as folder:
         arrays = {"x": data.x, "y": data.y, "test_x": data.test_x, "test_y": data.test_y}
-        for number, point in enumerate(points):
-            arrays |= {f"{number}/{name}": value for name, value in point.parameters.items()}
-        given: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
-        np.savez(Path(folder, "given.npz"), **given)
-        settings = {"penalty": PENALTY, "dimension": DIMENSION, "rates": [RATE * 60] * len(points), "models": MODELS}
+        for number, snapshot in enumerate(snapshots):
+            arrays |= {f"{number}/{name}": value for name, value in snapshot.parameters.items()}
+        numpy_arrays: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
+        np.savez(Path(folder, "inputs.npz"), **numpy_arrays)
+        settings = {
+            "penalty": PENALTY,
+            "dimension": PROJECTION_DIMENSION,
+            "rates": [LEARNING_RATE * 60] * len(snapshots),
+            "models": MODELS,
+        }
         Path(folder, "settings.json").write_text(json.dumps(settings))
-        peer = Path(__file__).with_name("peers") / "dattri_influence.py"
-        with Path(folder, "log").open("w") as log:  # bars
-            subprocess.run([python, str(peer), folder], check=True, stdout=log, stderr=log)
-        said = json.loads(Path(folder, "seconds.json").read_text())
+        script = Path(__file__).with_name("peers") / "dattri_influence.py"
+        with Path(folder, "log").open("w") as log:  # the peer prints progress bars
+            subprocess.run([python, str(script), folder], check=True, stdout=log, stderr=log)
+        outcomes = json.loads(Path(folder, "seconds.json").read_text())
         with np.load(Path(folder, "scores.npz")) as scores:
-            return {name: one if isinstance(one, str) else (scores[name], one) for name, one in said.items()}
+            return {
+                name: outcome if isinstance(outcome, str) else (scores[name], outcome)
+                for name, outcome in outcomes.items()
+            }
 
 
 def main() -> None:
-    """Run all and print the table."""
+    """Run all methods and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--subsets", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=5, help="trainings of each subset")
-    parser.add_argument("--quick", action="store_true", help="only this program's methods")
+    parser.add_argument("--seeds", type=int, default=5, help="trainings on each subset")
+    parser.add_argument("--quick", action="store_true", help="run only this program's methods")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = digits()
     start = time.perf_counter()
-    points = train(data, torch.arange(TRAIN).expand(MODELS, -1), list(range(MODELS)))
-    member, actual = retrained(data, arguments.subsets, arguments.seeds)
+    snapshots = train(data, torch.arange(N_TRAIN).expand(MODELS, -1), list(range(MODELS)))
+    member, actual = retrain(data, arguments.subsets, arguments.seeds)
     seconds = time.perf_counter() - start
-    accuracy = (margins(data, points[-1].parameters) > 0).mean()
+    accuracy = (margins(data, snapshots[-1].parameters) > 0).mean()
     print(
         f"{arguments.subsets} halves, {arguments.seeds} trainings each, {seconds:.0f} s of training;"
-        f" the whole models are right on {accuracy:.1%} of the test digits\n"
+        f" the models trained on all records are right on {accuracy:.1%} of the test digits\n"
     )
     print("| method | LDS | seconds |\n| --- | --- | --- |")
-    for name, compute in ours(data, points).items():
+    for name, compute in ours(data, snapshots).items():
         start = time.perf_counter()
         try:
             scores = compute()
         except UserError as error:
             print(f"| ours: {name} | {error} | |", flush=True)
             continue
-        show(f"ours: {name}", scores, time.perf_counter() - start, member, actual)
-    for name, one in ({} if arguments.quick else theirs(data, points, arguments.peer_python)).items():
-        if isinstance(one, str):
-            print(f"| dattri: {name} | {one} | |", flush=True)
+        print_row(f"ours: {name}", scores, time.perf_counter() - start, member, actual)
+    for name, outcome in ({} if arguments.quick else peer(data, snapshots, arguments.peer_python)).items():
+        if isinstance(outcome, str):
+            print(f"| dattri: {name} | {outcome} | |", flush=True)
         else:
-            show(f"dattri: {name}", *one, member, actual)
+            print_row(f"dattri: {name}", *outcome, member, actual)
 
 
-def show(name: str, scores: np.ndarray, seconds: float, member: np.ndarray, actual: np.ndarray) -> None:
-    """A row of the table."""
-    mean, error = datamodelling(scores, member, actual)
+def print_row(name: str, scores: np.ndarray, seconds: float, member: np.ndarray, actual: np.ndarray) -> None:
+    """Print a row of the table."""
+    mean, error = datamodelling_score(scores, member, actual)
     print(f"| {name} | {mean:.3f} ± {error:.3f} | {seconds:.1f} |", flush=True)
 
 

@@ -1,12 +1,11 @@
-"""How far is the estimate of ``posttrain plan`` from the memory that training takes?
+"""Measures the error of the memory estimate of ``posttrain plan`` against the memory that training takes.
 
     python benchmarks/memory_estimate.py [--only WORD] [--json FILE]
 
-Every setting is a process of its own that estimates, trains two optimiser steps through `posttrain.train.train`, and
-reports its peak: VmHWM of /proc/self/status, the most bytes that were ever resident. (``ru_maxrss`` is inherited from
-the process that started it.) Models have random weights in the shapes of small models; texts are random letters, one
-token each. The measurement is the peer. Printed are each setting's estimate, measurement and error, and the median and
-the worst of the errors.
+Each setting runs in a process of its own, which estimates, trains two optimiser steps through `posttrain.train.train`,
+and reports its peak: VmHWM of /proc/self/status, the peak of its resident bytes. (``ru_maxrss`` would start with the
+peak of the parent process.) Models have random weights in the shapes of small models; texts are random letters, one
+token each. The benchmark prints each setting's estimate, measurement and error, and the median and worst error.
 """
 
 import argparse
@@ -53,8 +52,9 @@ _SMOLLM2 = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
-_KEPT_NOTHING = {"checkpoint": {"every_seconds": None}}
-_LORA = {"method": "lora", **_KEPT_NOTHING}
+_NO_CHECKPOINTS = {"checkpoint": {"every_seconds": None}}
+_RESULT = "RESULT"
+_LORA = {"method": "lora", **_NO_CHECKPOINTS}
 
 
 def _setting(model: str, tokens: int, length: int, supervised: float = 1.0, **train: Any) -> dict[str, Any]:
@@ -62,41 +62,41 @@ def _setting(model: str, tokens: int, length: int, supervised: float = 1.0, **tr
 
 
 SETTINGS = [
-    _setting("smollm2-135m", 1024, 256, **_KEPT_NOTHING),
-    _setting("smollm2-135m", 4096, 512, **_KEPT_NOTHING),
+    _setting("smollm2-135m", 1024, 256, **_NO_CHECKPOINTS),
+    _setting("smollm2-135m", 4096, 512, **_NO_CHECKPOINTS),
     _setting("smollm2-135m", 2048, 256, 0.3),
-    _setting("smollm2-135m", 4096, 1024, recompute="full", **_KEPT_NOTHING),
-    _setting("smollm2-135m", 4096, 512, recompute={"mode": "selective", "budget": "40%"}, **_KEPT_NOTHING),
-    _setting("smollm2-135m", 2048, 256, optimizer={"name": "adafactor"}, **_KEPT_NOTHING),
-    _setting("smollm2-135m", 1024, 128, precision="float32", optimizer={"name": "sgd"}, **_KEPT_NOTHING),
-    _setting("smollm2-135m", 2048, 512, precision="autocast", **_KEPT_NOTHING),
+    _setting("smollm2-135m", 4096, 1024, recompute="full", **_NO_CHECKPOINTS),
+    _setting("smollm2-135m", 4096, 512, recompute={"mode": "selective", "budget": "40%"}, **_NO_CHECKPOINTS),
+    _setting("smollm2-135m", 2048, 256, optimizer={"name": "adafactor"}, **_NO_CHECKPOINTS),
+    _setting("smollm2-135m", 1024, 128, precision="float32", optimizer={"name": "sgd"}, **_NO_CHECKPOINTS),
+    _setting("smollm2-135m", 2048, 512, precision="autocast", **_NO_CHECKPOINTS),
     _setting("smollm2-135m", 4096, 512, **_LORA),
     _setting("smollm2-135m", 2048, 256, 0.3, recompute="full", **_LORA),
     _setting("smollm2-135m", 2048, 256, precision="float32", **_LORA),
-    _setting("smollm2, 10 layers", 512, 128, **_KEPT_NOTHING),
+    _setting("smollm2, 10 layers", 512, 128, **_NO_CHECKPOINTS),
     _setting("smollm2, 10 layers", 4096, 256),
-    _setting("smollm2, 10 layers", 8192, 1024, 0.3, **_KEPT_NOTHING),
-    _setting("smollm2, 10 layers", 4096, 512, optimizer={"name": "muon"}, **_KEPT_NOTHING),
-    _setting("smollm2, 10 layers", 2048, 512, precision="float32", **_KEPT_NOTHING),
-    _setting("smollm2, 10 layers", 8192, 512, recompute="full", **_KEPT_NOTHING),
-    _setting("smollm2, 10 layers", 4096, 256, recompute={"mode": "selective", "budget": "60%"}, **_KEPT_NOTHING),
+    _setting("smollm2, 10 layers", 8192, 1024, 0.3, **_NO_CHECKPOINTS),
+    _setting("smollm2, 10 layers", 4096, 512, optimizer={"name": "muon"}, **_NO_CHECKPOINTS),
+    _setting("smollm2, 10 layers", 2048, 512, precision="float32", **_NO_CHECKPOINTS),
+    _setting("smollm2, 10 layers", 8192, 512, recompute="full", **_NO_CHECKPOINTS),
+    _setting("smollm2, 10 layers", 4096, 256, recompute={"mode": "selective", "budget": "60%"}, **_NO_CHECKPOINTS),
     _setting("smollm2, 10 layers", 2048, 256, 0.3, precision="autocast", **_LORA),
     _setting("smollm2, 10 layers", 4096, 512, lora={"rank": 64, "dropout": 0.1}, **_LORA),
-    _setting("llama 30M", 4096, 128, **_KEPT_NOTHING),
-    _setting("llama 30M", 8192, 1024, **_KEPT_NOTHING),
+    _setting("llama 30M", 4096, 128, **_NO_CHECKPOINTS),
+    _setting("llama 30M", 8192, 1024, **_NO_CHECKPOINTS),
     _setting("llama 30M", 16384, 512, 0.2, recompute={"mode": "selective", "budget": "30%"}),
-    _setting("llama 30M", 2048, 512, precision="float32", optimizer={"name": "adafactor"}, **_KEPT_NOTHING),
+    _setting("llama 30M", 2048, 512, precision="float32", optimizer={"name": "adafactor"}, **_NO_CHECKPOINTS),
     _setting("llama 30M", 8192, 512, 0.3, **_LORA),
-    _setting("qwen3 80M, untied", 2048, 256, **_KEPT_NOTHING),
+    _setting("qwen3 80M, untied", 2048, 256, **_NO_CHECKPOINTS),
     _setting("qwen3 80M, untied", 4096, 512, 0.3),
-    _setting("qwen3 80M, untied", 2048, 512, precision="float32", recompute="full", **_KEPT_NOTHING),
-    _setting("qwen3 80M, untied", 4096, 256, optimizer={"name": "muon"}, **_KEPT_NOTHING),
+    _setting("qwen3 80M, untied", 2048, 512, precision="float32", recompute="full", **_NO_CHECKPOINTS),
+    _setting("qwen3 80M, untied", 4096, 256, optimizer={"name": "muon"}, **_NO_CHECKPOINTS),
     _setting("qwen3 80M, untied", 4096, 512, **_LORA),
 ]
 
 
-def make(model: str, folder: Path) -> None:
-    """Write a model with random bfloat16 weights and the tokenizer of one token a letter."""
+def write_model(model: str, folder: Path) -> None:
+    """Write a model with random bfloat16 weights and a tokenizer with one token a letter."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -111,8 +111,8 @@ def make(model: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def measure(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Estimate, train, and say what came of both."""
+def run_setting(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Estimate the memory of a setting, train it, and return the estimate and the measured peak."""
     import pyarrow as pa
 
     from posttrain.data.records.schema import RECORD
@@ -131,85 +131,94 @@ def measure(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
         {"epochs": 2, "batch_size": rows, "micro_batch_tokens": tokens, "max_length": length, **setting["train"]}, "x"
     )
     letters = random.Random(0)
-    words = ["".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=length)) for _ in range(rows)]
-    answer = round(setting["supervised"] * length)
-    whole = setting["supervised"] == 1
+    texts = ["".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=length)) for _ in range(rows)]
+    answer_tokens = round(setting["supervised"] * length)
+    all_supervised = setting["supervised"] == 1
     records = pa.Table.from_pylist(
         [
             {
                 "id": f"{row:020x}",
                 "input_id": f"{row:020x}",
-                # Two marks around the prompt, and one that ends the answer.
-                "prompt": None if whole else [{"role": "user", "content": text[: length - answer - 2]}],
-                "completion": None if whole else text[: answer - 1],
+                # Two tokens mark the prompt, and one ends the answer.
+                "prompt": None if all_supervised else [{"role": "user", "content": text[: length - answer_tokens - 2]}],
+                "completion": None if all_supervised else text[: answer_tokens - 1],
                 "rejected": None,
-                "text": text[: length - 1] if whole else None,
+                "text": text[: length - 1] if all_supervised else None,
                 "group": None,
                 "source": "f",
                 "line": row,
                 "meta": "{}",
             }
-            for row, text in enumerate(words)
+            for row, text in enumerate(texts)
         ],
         schema=RECORD,
     )
-    read = rows * (length - 1)
+    input_tokens = rows * (length - 1)
     pairs, scores = rows * length * (length - 1) // 2, rows * (length - 1) ** 2
-    batch = MicroBatch(read, read if whole else rows * answer, pairs, read, read, scores, length - 1)
-    blueprint = ModelSpec.of(read_config(str(folder)), config)
-    found = estimate_memory(blueprint, config, batch, process=process_bytes())
+    batch = MicroBatch(
+        input_tokens,
+        input_tokens if all_supervised else rows * answer_tokens,
+        pairs,
+        input_tokens,
+        input_tokens,
+        scores,
+        length - 1,
+    )
+    spec = ModelSpec.from_config(read_config(str(folder)), config)
+    estimate = estimate_memory(spec, config, batch, process=process_bytes())
     with tempfile.TemporaryDirectory() as scratch:
         train(folder, records, config, TaskConfig(), seed=0, out=Path(scratch) / "out", scratch=Path(scratch) / "kept")
-    return {"estimate": found.total, "phase": found.peak, "parts": found.parts, "measured": peak_bytes()}
+    return {"estimate": estimate.total, "phase": estimate.peak, "parts": estimate.parts, "measured": peak_bytes()}
 
 
 def main() -> None:
     """Run every setting and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="only settings whose line holds this")
-    parser.add_argument("--json", type=Path, help="where to write all parts of the estimates")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="run only the settings whose line contains this text")
+    parser.add_argument("--json", type=Path, help="file for all parts of the estimates")
+    parser.add_argument("--setting", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--make", help=argparse.SUPPRESS)
+    parser.add_argument("--write-model", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.make:
-        make(arguments.make, arguments.folder)
+    if arguments.write_model:
+        write_model(arguments.write_model, arguments.folder)
         return
-    if arguments.one:
-        print("FOUND" + json.dumps(measure(json.loads(arguments.one), arguments.folder)))
+    if arguments.setting:
+        # The prefix marks the result among the lines that libraries print.
+        print(_RESULT + json.dumps(run_setting(json.loads(arguments.setting), arguments.folder)))
         return
     print("| model | tokens × length, supervised | train | estimate, GiB | measured, GiB | error |")
     print("| --- | --- | --- | ---: | ---: | ---: |")
-    errors, kept = [], []
+    errors, results = [], []
     with tempfile.TemporaryDirectory() as root:
         for setting in SETTINGS:
-            words = json.dumps(setting["train"])[1:-1].replace('"', "")
+            train = json.dumps(setting["train"])[1:-1].replace('"', "")
             line = f"| {setting['model']} | {setting['tokens']} × {setting['length']}, {setting['supervised']:.0%}"
-            line += f" | {words.replace('checkpoint: {every_seconds: null}', 'no checkpoints')} |"
+            line += f" | {train.replace('checkpoint: {every_seconds: null}', 'no checkpoints')} |"
             if arguments.only not in line:
                 continue
             folder = Path(root) / f"model{list(MODELS).index(setting['model'])}"
             if not folder.exists():
-                _run("--make", setting["model"], "--folder", str(folder))
-            said = _run("--one", json.dumps(setting), "--folder", str(folder))
-            found = json.loads(next(one for one in said.splitlines() if one.startswith("FOUND")).removeprefix("FOUND"))
-            error = found["estimate"] / found["measured"] - 1
+                _run("--write-model", setting["model"], "--folder", str(folder))
+            output = _run("--setting", json.dumps(setting), "--folder", str(folder))
+            result_line = next(text for text in output.splitlines() if text.startswith(_RESULT))
+            result = json.loads(result_line.removeprefix(_RESULT))
+            error = result["estimate"] / result["measured"] - 1
             errors.append(error)
-            kept.append({"setting": setting, **found})
-            print(
-                f"{line} {found['estimate'] / 2**30:.2f} | {found['measured'] / 2**30:.2f} | {error:+.1%} |", flush=True
-            )
+            results.append({"setting": setting, **result})
+            estimate, peak = result["estimate"] / 2**30, result["measured"] / 2**30
+            print(f"{line} {estimate:.2f} | {peak:.2f} | {error:+.1%} |", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        arguments.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
     sizes = [abs(error) for error in errors]
     print(f"\n{len(errors)} settings: median error {statistics.median(sizes):.1%}, worst {max(sizes):.1%}")
 
 
 def _run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)}\n{done.stderr}")
-    return done.stdout
+    process = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"{' '.join(arguments)}\n{process.stderr}")
+    return process.stdout
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Anthropic's HH pairs as token ids, for the benchmarks."""
+"""Reads Anthropic's HH pairs as token ids, for the benchmarks."""
 
 import gzip
 import json
@@ -13,33 +13,33 @@ Turns = list[dict[str, str]]
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
-def hh_pairs(model: str, data: str, count: int, longest: int) -> list[Row]:
-    """The first pairs of two different answers to one conversation that fit.
+def hh_pairs(model: str, data: str, count: int, max_length: int) -> list[Row]:
+    """Return the first pairs of two different answers to one conversation that fit in the length.
 
-    They are token ids by the names ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
+    A row has the token ids ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
     Args:
-        model: folder whose template and tokenizer are used.
+        model: the folder of the chat template and tokenizer.
         data: ``hh_*.jsonl.gz``.
-        count: how many.
-        longest: tokens of prompt and answer at most.
+        count: number of pairs.
+        max_length: maximum tokens of prompt and answer.
     """
     from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
-    lm, found = load_language_model(Path(model), TaskConfig()), []
+    lm, rows = load_language_model(Path(model), TaskConfig()), []
     for prompt, chosen, rejected in _conversations(data):
-        asked = lm.prompt_ids(prompt)
-        row = {"prompt_ids": asked, "chosen_ids": lm.answer_ids(chosen), "rejected_ids": lm.answer_ids(rejected)}
-        if len(asked) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= longest:
-            found.append(row)
-        if len(found) == count:
-            return found
-    raise SystemExit(f"{data} has but {len(found)} pairs of at most {longest} tokens")
+        prompt_ids = lm.prompt_ids(prompt)
+        row = {"prompt_ids": prompt_ids, "chosen_ids": lm.answer_ids(chosen), "rejected_ids": lm.answer_ids(rejected)}
+        if len(prompt_ids) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= max_length:
+            rows.append(row)
+        if len(rows) == count:
+            return rows
+    raise SystemExit(f"{data} has only {len(rows)} pairs of at most {max_length} tokens")
 
 
-def units(rows: list[Row]) -> list[Any]:
-    """The pairs as the trainer takes them."""
+def pair_units(rows: list[Row]) -> list[Any]:
+    """Return the pairs in the form that the trainer takes."""
     from posttrain.models.chat import TokenizedExample
 
     return [
@@ -58,13 +58,15 @@ def _conversations(data: str) -> Iterator[tuple[Turns, str, str]]:
             chosen, rejected = _turns(row["chosen"]), _turns(row["rejected"])
             prompt = chosen[:-1]
             answers = [turns[-1] for turns in (chosen, rejected)]
-            alike = len(chosen) == len(rejected) and prompt == rejected[:-1]
-            if alike and prompt and prompt[-1]["role"] == "user" and all(turn["content"] for turn in prompt):
-                better, worse = (turn["content"] for turn in answers)
-                if better and worse and better != worse and answers[0]["role"] == "assistant":
-                    yield prompt, better, worse
+            same_prompt = len(chosen) == len(rejected) and prompt == rejected[:-1]
+            if same_prompt and prompt and prompt[-1]["role"] == "user" and all(turn["content"] for turn in prompt):
+                chosen_answer, rejected_answer = (turn["content"] for turn in answers)
+                answers_differ = chosen_answer and rejected_answer and chosen_answer != rejected_answer
+                if answers_differ and answers[0]["role"] == "assistant":
+                    yield prompt, chosen_answer, rejected_answer
 
 
 def _turns(text: str) -> Turns:
     parts = re.split(r"\n\n(Human|Assistant):", text)[1:]
-    return [{"role": _ROLES[role], "content": said.strip()} for role, said in zip(parts[::2], parts[1::2], strict=True)]
+    messages = zip(parts[::2], parts[1::2], strict=True)
+    return [{"role": _ROLES[role], "content": content.strip()} for role, content in messages]

@@ -1,15 +1,15 @@
-"""How many tokens a second does fine-tuning take in? Ours against TRL, padded and packed.
+"""Measures the tokens a second of supervised fine-tuning, against TRL, padded and packed.
 
     python benchmarks/sft_vs_trl.py --model DIR --data gsm8k_train.jsonl --peer-python OTHER/bin/python
         [--steps 20] [--method lora] [--length 512] [--against padded packed compiled]
 
 The peer has a virtual environment of its own (``pip install trl==1.16.0 peft`` with the constraints of this project).
-Ours and another take a step in turn, each in a process of its own, on the same examples in the same order:
+Ours and a peer train a step in turn, each in a process of its own, on the same examples in the same order:
 SmolLM2-135M, GSM8K's questions and answers, the answers supervised, 8 examples an optimiser step, AdamW, bfloat16 (TRL:
 float32 weights under autocast, as it recommends; packed: 4 rows of 512). ``compiled`` is ours with ``train.compile``.
-With ``--method lora`` an adapter of rank 16 on all linear layers is trained instead; with ``--length`` examples are
-joined and cut to this many tokens. Reported are tokens without padding a second (the median step, the first two left
-out), the process's peak memory, and the loss of each step.
+With ``--method lora`` all train an adapter of rank 16 on all linear layers instead; with ``--length`` examples are
+joined and cut to this many tokens. The benchmark reports tokens without padding a second (the median step, the first
+two left out), the process's peak memory, and the loss of each step.
 """
 
 import argparse
@@ -19,15 +19,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from contenders import OnDemand, compare
+from contenders import StepOnRequestSink, compare
 
 _OURS = "--ours"
 ROWS = 8
-PACKED = 4, 512
+PACKED_SHAPE = 4, 512
 
 
 def examples(model: str, data: str, length: int | None) -> Iterator[tuple[list[int], list[bool]]]:
-    """Examples as token ids with their mask, so that all train on the same."""
+    """Yield examples as token ids with their mask, so that all contenders train on the same."""
     from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
@@ -36,15 +36,15 @@ def examples(model: str, data: str, length: int | None) -> Iterator[tuple[list[i
     mask: list[bool] = []
     with open(data, encoding="utf-8") as file:
         for row in map(json.loads, file):
-            found = lm.encode([{"role": "user", "content": row["question"]}], row["answer"])
-            ids, mask = ids + list(found.ids), mask + list(found.supervised)
+            example = lm.encode([{"role": "user", "content": row["question"]}], row["answer"])
+            ids, mask = ids + list(example.ids), mask + list(example.supervised)
             if length is None or len(ids) >= length:
                 yield ids[:length], mask[:length]
                 ids, mask = [], []
 
 
-def ours(model: str, data: str, method: str, way: str) -> None:
-    """Train with this program's trainer."""
+def ours(model: str, data: str, method: str, mode: str) -> None:
+    """Train with this program's trainer; print one line of JSON a step."""
     import torch
 
     from posttrain.models.chat import TokenizedExample
@@ -57,13 +57,13 @@ def ours(model: str, data: str, method: str, way: str) -> None:
 
     torch.set_num_threads(2)
     rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
-    units = [[TokenizedExample(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
+    units = [[TokenizedExample(row["input_ids"], [bool(flag) for flag in row["completion_mask"]])] for row in rows]
     config = TrainConfig.read(
         {
             "epochs": 1, "batch_size": ROWS, "micro_batch_tokens": 4096, "shuffle": False, "learning_rate": 2e-5,
             "schedule": {"name": "constant", "warmup": 0.0},
             "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.0},
-            "checkpoint": {"every_seconds": None}, "method": method, "compile": way == "compiled",
+            "checkpoint": {"every_seconds": None}, "method": method, "compile": mode == "compiled",
         },
         "benchmark",
     )  # fmt: skip
@@ -72,11 +72,11 @@ def ours(model: str, data: str, method: str, way: str) -> None:
         lm = add_adapter(lm, config.lora)
     with tempfile.TemporaryDirectory() as scratch:
         sys.stdin.readline()
-        Trainer(lm, SftObjective(units, config), config, 0, Path(scratch), OnDemand()).train()
+        Trainer(lm, SftObjective(units, config), config, 0, Path(scratch), StepOnRequestSink()).train()
 
 
 def main() -> None:
-    """Run all and print a table."""
+    """Compare with all contenders and print a table."""
     if sys.argv[1:2] == [_OURS]:
         ours(*sys.argv[2:])
         return
@@ -92,18 +92,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "examples.jsonl"
         with data.open("w", encoding="utf-8") as file:
-            found = examples(arguments.model, arguments.data, arguments.length)
-            for _, (ids, mask) in zip(range(ROWS * arguments.steps), found, strict=False):
+            token_examples = examples(arguments.model, arguments.data, arguments.length)
+            for _, (ids, mask) in zip(range(ROWS * arguments.steps), token_examples, strict=False):
                 print(json.dumps({"input_ids": ids, "completion_mask": list(map(int, mask))}), file=file)
-        mine = [sys.executable, __file__, _OURS, arguments.model, str(data), arguments.method]
+        command = [sys.executable, __file__, _OURS, arguments.model, str(data), arguments.method]
         peer = [arguments.peer_python, str(Path(__file__).with_name("peers") / "trl_sft.py")]
-        theirs = [*peer, arguments.model, str(data), str(arguments.steps), arguments.method]
-        known = {
-            "padded": ("TRL, padded", [*theirs, "padded", str(ROWS), "0"]),
-            "packed": ("TRL, packed", [*theirs, "packed", *map(str, PACKED)]),
-            "compiled": ("ours, compiled", [*mine, "compiled"]),
+        peer_command = [*peer, arguments.model, str(data), str(arguments.steps), arguments.method]
+        contenders = {
+            "padded": ("TRL, padded", [*peer_command, "padded", str(ROWS), "0"]),
+            "packed": ("TRL, packed", [*peer_command, "packed", *map(str, PACKED_SHAPE)]),
+            "compiled": ("ours, compiled", [*command, "compiled"]),
         }
-        compare([*mine, "plain"], dict(known[name] for name in arguments.against))
+        compare([*command, "plain"], dict(contenders[name] for name in arguments.against))
 
 
 if __name__ == "__main__":

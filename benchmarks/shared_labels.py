@@ -1,12 +1,13 @@
-"""From which agreement of neighbours' labels on does covering the pool beat drawing at random?
+"""Measures the gain of covering the pool over random selection, by the agreement of neighbours' labels.
 
     python benchmarks/shared_labels.py --data DIR [--seeds 3] [--features FOLDER]
 
-``DIR`` as for label_efficiency.py. Banking77 with ever more noise on MiniLM's embeddings, or on the labels, its intents
-in five groups, and GSM8K's classes. ``kappa`` is that of 500 test records, by which ``auto`` decides; ``gain`` is how
-much more accurate a logistic regression is on labels that facility location chose than on as many drawn at random, the
-mean over seeds, and ``error`` its standard error over them and all counts. A second table says in how many of 20
-samples of test records kappa was too small for ``auto`` to cover, were there no least number of them.
+``DIR`` is that of label_efficiency.py. The tasks are Banking77 with increasing noise on MiniLM's embeddings, or on the
+labels, with its intents in five groups, and GSM8K's classes. ``kappa`` is the agreement on 500 test records, by which
+``auto`` decides. ``gain`` is the accuracy of a logistic regression on labels that facility location selects minus that
+on as many random labels, the mean over seeds and counts, and ``error`` its standard error over both. A second table
+counts in how many of 20 samples of test records kappa would be too small for ``auto`` to cover the pool, if ``auto``
+required no minimum number of test records.
 """
 
 import argparse
@@ -15,41 +16,45 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from label_efficiency import AS_THEY_ARE, RECORDS, task_part
+from label_efficiency import RECORDS, UNREDUCED, task_split
 
 from posttrain.select.learning_curve import CurvePlan, CurveTask, learning_curve
 from posttrain.select.strategy import MAX_AGREEMENT_RECORDS, neighbour_agreement
 
-COUNTS = (50, 100, 200, 400)
-SIZES = (50, 100, 150, 200, 500)
-SAMPLES, POOL = 20, 1200
+LABEL_COUNTS = (50, 100, 200, 400)
+SAMPLE_SIZES = (50, 100, 150, 200, 500)
+SAMPLES, POOL_RECORDS = 20, 1200
 Rows = tuple[np.ndarray, np.ndarray]
 
 
-def noisy(rows: Rows, share: float, seed: int) -> Rows:
-    """Embeddings with Gaussian noise of so many times their length."""
+def add_noise(rows: Rows, scale: float, seed: int) -> Rows:
+    """Add Gaussian noise of ``scale`` times their length to the embeddings."""
     points, labels = rows
     noise = np.random.default_rng(seed).normal(size=points.shape) / points.shape[1] ** 0.5
-    moved = points + share * noise
-    return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float32), labels
+    noisy_points = points + scale * noise
+    return (noisy_points / np.linalg.norm(noisy_points, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-def flipped(rows: Rows, share: float, seed: int) -> Rows:
-    """A share of the labels drawn anew."""
+def redraw_labels(rows: Rows, share: float, seed: int) -> Rows:
+    """Replace a share of the labels by random ones."""
     generator = np.random.default_rng(seed)
     points, labels = rows
-    drawn = generator.integers(labels.max() + 1, size=len(labels))
-    return points, np.where(generator.random(len(labels)) < share, drawn, labels)
+    random_labels = generator.integers(labels.max() + 1, size=len(labels))
+    return points, np.where(generator.random(len(labels)) < share, random_labels, labels)
 
 
 def settings(banking: tuple[Rows, Rows], gsm8k: tuple[Rows, Rows]) -> Iterator[tuple[str, tuple[Rows, Rows]]]:
+    """Yield the name, training rows and test rows of each task."""
     yield "Banking77", banking
     for share in (1, 2, 3, 5):
-        yield f"Banking77, noise {share} times as long", tuple(noisy(one, share, at) for at, one in enumerate(banking))
+        yield (
+            f"Banking77, noise {share} times as long",
+            tuple(add_noise(rows, share, seed) for seed, rows in enumerate(banking)),
+        )
     for share in (0.3, 0.6, 0.8):
         yield (
             f"Banking77, {share:.0%} of the labels drawn",
-            tuple(flipped(one, share, at) for at, one in enumerate(banking)),
+            tuple(redraw_labels(rows, share, seed) for seed, rows in enumerate(banking)),
         )
     groups = np.random.default_rng(3).integers(5, size=77)
     yield "Banking77, five groups of intents", tuple((points, groups[labels]) for points, labels in banking)
@@ -57,39 +62,39 @@ def settings(banking: tuple[Rows, Rows], gsm8k: tuple[Rows, Rows]) -> Iterator[t
 
 
 def gains(train: Rows, test: Rows, seeds: int) -> np.ndarray:
-    """Float64 [seeds, counts]."""
-    found = []
+    """Return the gains in accuracy of facility location over random selection, float64 [seeds, counts]."""
+    differences = []
     for seed in range(seeds):
         rows = np.random.default_rng(seed).permutation(len(train[1]))[:RECORDS]
         task = CurveTask(train[0][rows], train[1][rows], *test, classes=int(train[1].max()) + 1)
-        plans = CurvePlan("facility_location", COUNTS, options=AS_THEY_ARE), CurvePlan("random", COUNTS)
-        chosen, drawn = (learning_curve(task, plan, seed) for plan in plans)
-        found.append(chosen - drawn)
-    return np.array(found)
+        plans = CurvePlan("facility_location", LABEL_COUNTS, options=UNREDUCED), CurvePlan("random", LABEL_COUNTS)
+        coverage, random = (learning_curve(task, plan, seed) for plan in plans)
+        differences.append(coverage - random)
+    return np.array(differences)
 
 
-def refused(train: Rows, test: Rows, size: int) -> int:
-    """In how many samples kappa is surely below the bar."""
-    found = 0
+def count_refusals(train: Rows, test: Rows, size: int) -> int:
+    """Count the samples in which kappa is surely below the bar."""
+    count = 0
     for seed in range(SAMPLES):
         generator = np.random.default_rng(seed)
-        rows, pool = generator.permutation(len(test[1]))[:size], generator.permutation(len(train[1]))[:POOL]
+        rows, pool = generator.permutation(len(test[1]))[:size], generator.permutation(len(train[1]))[:POOL_RECORDS]
         agreement = neighbour_agreement(test[0][rows], test[1][rows], train[0][pool])
-        found += not replace(agreement, records=MAX_AGREEMENT_RECORDS).shared
-    return found
+        count += not replace(agreement, records=MAX_AGREEMENT_RECORDS).neighbours_share_labels
+    return count
 
 
 def main() -> None:
-    """Print the table."""
+    """Run all tasks and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--features", type=Path, help="where the embeddings are kept")
+    parser.add_argument("--features", type=Path, help="folder that caches the embeddings")
     arguments = parser.parse_args()
     tasks = [
         (
-            task_part(task, "train", arguments.data, arguments.features),
-            task_part(task, "test", arguments.data, arguments.features),
+            task_split(task, "train", arguments.data, arguments.features),
+            task_split(task, "test", arguments.data, arguments.features),
         )
         for task in ("banking77", "gsm8k")
     ]
@@ -101,11 +106,12 @@ def main() -> None:
         gain = gains(train, test, arguments.seeds)
         error = gain.std(ddof=1) / gain.size**0.5
         print(f"| {name} | {kappa:.2f} | {gain.mean():+.3f} | {error:.3f} |", flush=True)
-    print("\n| test records | " + " | ".join(map(str, SIZES)) + " |")
-    print("| --- |" + " ---: |" * len(SIZES))
+    print("\n| test records | " + " | ".join(map(str, SAMPLE_SIZES)) + " |")
+    print("| --- |" + " ---: |" * len(SAMPLE_SIZES))
     for name, (train, test) in settings(*tasks):
         if "noise" not in name and "drawn" not in name:
-            print(f"| {name} | " + " | ".join(str(refused(train, test, size)) for size in SIZES) + " |", flush=True)
+            cells = " | ".join(str(count_refusals(train, test, size)) for size in SAMPLE_SIZES)
+            print(f"| {name} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

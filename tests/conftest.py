@@ -1,4 +1,4 @@
-"""What tests of several packages share: models, each made once a run, and small workspaces."""
+"""Fixtures for tests of several packages: models, each created once a run, and small workspaces."""
 
 import csv
 import itertools
@@ -18,19 +18,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-# A slow machine is no fault of an example.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# A slow machine must not fail an example.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 
-# Whole runs in processes of their own, the commands of the documents, and thousands of damaged files.
+# Whole runs in separate processes, the commands of the documents, and thousands of damaged files.
 SLOW_FOLDERS = ("e2e", "docs", "fuzz")
 # The real model, and workspaces in which a loop is run.
 SLOW_FIXTURES = {"smollm2", "small", "small_anywhere"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow, besides what is marked at its definition, whole folders and the tests that use a slow fixture."""
+    """Mark whole folders and the tests that use a slow fixture as slow."""
     tests = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(tests).parts[0]
@@ -70,7 +70,7 @@ class SmallWorkspaces:
         self.folder = folder
 
     def __call__(self, name: str = "workspace", **changes: Any) -> Path:
-        """A workspace's folder; ``changes`` are merged into the config's sections."""
+        """Write a workspace and return its folder; ``changes`` are merged into the config's sections."""
         root = self.folder / name
         rows = self.rows()
         self.write(root / "pool.csv", rows[:60], ["text"])
@@ -80,7 +80,7 @@ class SmallWorkspaces:
         return root
 
     def configure(self, root: Path, **changes: Any) -> None:
-        """Write ``posttrain.yaml`` afresh."""
+        """Write a new ``posttrain.yaml``."""
         config: dict[str, Any] = {
             "model": "tiny",
             "rounds": 2,
@@ -94,7 +94,7 @@ class SmallWorkspaces:
             "label": {"annotator": "oracle", "file": "answers.csv", "per_round": 12},
             "train": {"epochs": 2, "learning_rate": 4.0e-3, "precision": "float32"},
             "evaluate": {"latency": {"prompts": 2, "repeats": 1}, "bootstrap": {"resamples": 200}},
-            # What two epochs teach is little more than chance; whether it is deployed must not be.
+            # Two epochs give little more than chance accuracy; the deployment must not depend on chance.
             "gate": {"deploy": ["accuracy >= 0"]},
         }
         for key, value in changes.items():
@@ -126,7 +126,7 @@ class SmallWorkspaces:
         return rows
 
     def write(self, path: Path, rows: list[dict[str, str]], columns: Sequence[str] = ("text", "label")) -> None:
-        """A CSV file of rows."""
+        """Write rows as a CSV file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
@@ -141,13 +141,13 @@ def small(tmp_path: Path) -> SmallWorkspaces:
 
 @pytest.fixture(scope="session")
 def small_anywhere() -> type[SmallWorkspaces]:
-    """`small` for fixtures that outlive a test: call it with the folder to work in."""
+    """`small` for fixtures that outlive a test; call it with the folder for the workspaces."""
     return SmallWorkspaces
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 API that the environment's AWS variables lead to."""
+    """The address of an S3 API that the environment's AWS variables name."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -1,8 +1,8 @@
-"""What the peers choose from a folder's ``embeddings.npy`` and ``probabilities.npy``: one line of JSON.
+"""Selects rows from a folder's ``embeddings.npy`` and ``probabilities.npy`` with a peer; prints one line of JSON.
 
     active_selection.py METHOD FOLDER N
 
-The answer has the seconds of the choice without reading the arrays, the largest resident memory, and the rows.
+The result has the seconds of the selection without reading the arrays, the peak of resident memory, and the rows.
 """
 
 import json
@@ -25,10 +25,10 @@ def k_means_mini_batch(embeddings, probabilities, n):
     return nearest(embeddings, MiniBatchKMeans(n, n_init=1, random_state=0).fit(embeddings))
 
 
-def nearest(embeddings, fitted):
+def nearest(embeddings, model):
     from sklearn.metrics import pairwise_distances_argmin
 
-    return pairwise_distances_argmin(fitted.cluster_centers_, embeddings)
+    return pairwise_distances_argmin(model.cluster_centers_, embeddings)
 
 
 def k_center_small_text(embeddings, probabilities, n):
@@ -53,25 +53,25 @@ def facility_location_apricot(embeddings, probabilities, n):
 
 
 def mmr_loop(embeddings, probabilities, n):
-    """The formula, one product with the row that was just chosen at a time; embeddings have length 1."""
-    doubt = -(probabilities * np.log(probabilities + 1e-12)).sum(axis=1)
-    doubt = (doubt - doubt.min()) / (doubt.max() - doubt.min())
-    values, nearest_one, chosen = 0.5 * doubt, np.full(len(doubt), -np.inf), []
+    """Compute the formula with one product a step, with the row just selected; embeddings have length 1."""
+    entropy = -(probabilities * np.log(probabilities + 1e-12)).sum(axis=1)
+    entropy = (entropy - entropy.min()) / (entropy.max() - entropy.min())
+    values, max_similarity, selected = 0.5 * entropy, np.full(len(entropy), -np.inf), []
     for _ in range(n):
         row = int(values.argmax())
-        chosen.append(row)
-        nearest_one = np.maximum(nearest_one, embeddings @ embeddings[row])
-        values = 0.5 * doubt - 0.5 * nearest_one
-        values[chosen] = -np.inf
-    return np.array(chosen)
+        selected.append(row)
+        max_similarity = np.maximum(max_similarity, embeddings @ embeddings[row])
+        values = 0.5 * entropy - 0.5 * max_similarity
+        values[selected] = -np.inf
+    return np.array(selected)
 
 
 def badge_scikit_activeml(embeddings, probabilities, n):
     from skactiveml.base import SkactivemlClassifier
     from skactiveml.pool import Badge
 
-    class Known(SkactivemlClassifier):
-        """A classifier whose predictions are known."""
+    class PrecomputedClassifier(SkactivemlClassifier):
+        """A classifier that returns the precomputed probabilities."""
 
         def fit(self, X, y, sample_weight=None):
             return self
@@ -79,14 +79,14 @@ def badge_scikit_activeml(embeddings, probabilities, n):
         def predict_proba(self, X):
             return probabilities
 
-    known = Known(classes=range(probabilities.shape[1]))
-    known.classes_ = np.arange(probabilities.shape[1])
+    classifier = PrecomputedClassifier(classes=range(probabilities.shape[1]))
+    classifier.classes_ = np.arange(probabilities.shape[1])
     labels = np.full(len(embeddings), np.nan)
-    return Badge(random_state=0).query(embeddings, labels, known, fit_clf=False, batch_size=n)
+    return Badge(random_state=0).query(embeddings, labels, classifier, fit_clf=False, batch_size=n)
 
 
 def peak_megabytes():
-    """Largest resident memory of this program: what getrusage says begins with that of the parent process."""
+    """Return the peak of this process's resident memory; that of getrusage would start with the parent's peak."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
@@ -95,10 +95,10 @@ def main() -> None:
     method, folder, n = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     embeddings, probabilities = np.load(folder / "embeddings.npy"), np.load(folder / "probabilities.npy")
     start = time.perf_counter()
-    chosen = globals()[method](embeddings, probabilities, n)
+    selected = globals()[method](embeddings, probabilities, n)
     seconds = time.perf_counter() - start
     memory = peak_megabytes()
-    print(json.dumps({"seconds": seconds, "megabytes": memory, "rows": np.asarray(chosen).tolist()}))
+    print(json.dumps({"seconds": seconds, "megabytes": memory, "rows": np.asarray(selected).tolist()}))
 
 
 if __name__ == "__main__":

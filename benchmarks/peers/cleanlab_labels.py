@@ -1,10 +1,10 @@
-"""What cleanlab finds in labels: a line of JSON for each folder that is named on the standard input.
+"""Finds label errors with cleanlab; prints a line of JSON for each folder that the standard input names.
 
     cleanlab_labels.py < folders
 
 A folder holds ``features.npy`` (float64 [N, D]), ``labels.npy`` (int64 [N]) and ``probabilities.npy`` (float64 [N, K],
-out of fold). By every filter of cleanlab over these predictions, and by ``CleanLearning`` as it is by default, which
-makes its own, the answer has the rows that are flagged and the ``scores`` by which records are ranked, lowest first.
+out of fold). The result has the flagged rows of every filter of cleanlab on these predictions, and of ``CleanLearning``
+with its defaults, which makes its own; and the ``scores`` that rank the records, lowest first.
 """
 
 import json
@@ -27,20 +27,20 @@ def main() -> None:
         folder = Path(line.strip())
         labels, probabilities = np.load(folder / "labels.npy"), np.load(folder / "probabilities.npy")
         scores = {name: get_label_quality_scores(labels, probabilities, method=name).tolist() for name in RANKINGS}
-        found = {}
+        filters = {}
         for name in FILTERS:
             start = time.perf_counter()
             flagged = find_label_issues(labels, probabilities, filter_by=name, n_jobs=1)
             seconds = time.perf_counter() - start
-            found[name] = {"flagged": np.flatnonzero(flagged).tolist(), "seconds": seconds}
+            filters[name] = {"flagged": np.flatnonzero(flagged).tolist(), "seconds": seconds}
         start = time.perf_counter()
-        own = CleanLearning(seed=0).find_label_issues(np.load(folder / "features.npy"), labels)
-        alone = {
-            "flagged": np.flatnonzero(own["is_label_issue"]).tolist(),
-            "scores": own["label_quality"].tolist(),
+        issues = CleanLearning(seed=0).find_label_issues(np.load(folder / "features.npy"), labels)
+        clean_learning = {
+            "flagged": np.flatnonzero(issues["is_label_issue"]).tolist(),
+            "scores": issues["label_quality"].tolist(),
             "seconds": time.perf_counter() - start,
         }
-        print(json.dumps({"filters": found, "rankings": scores, "own": alone}), flush=True)
+        print(json.dumps({"filters": filters, "rankings": scores, "own": clean_learning}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""datasketch as its users cluster with it: MinHash, LSH, and the union of every text with what a query gives.
+"""Clusters with datasketch as its users do: MinHash, LSH, and the union of every text with the results of its query.
 
 python datasketch_clusters.py TEXTS.json THRESHOLD NGRAM CLUSTERS.json
 """
@@ -10,7 +10,7 @@ PERMUTATIONS = 128
 
 
 def cluster(texts: list[str], threshold: float, ngram: int) -> list[int]:
-    """Cluster of every text."""
+    """Return the cluster of every text."""
     sets = ([shingle.encode() for shingle in shingles(text, ngram)] for text in texts)
     sketches = MinHash.bulk(sets, num_perm=PERMUTATIONS)
     index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
@@ -33,7 +33,7 @@ def cluster(texts: list[str], threshold: float, ngram: int) -> list[int]:
 
 
 def shingles(text: str, ngram: int) -> set[str]:
-    """Runs of characters; a shorter text is one."""
+    """Return the runs of ``ngram`` characters; a shorter text is one run."""
     return {text[start : start + ngram] for start in range(max(1, len(text) - ngram + 1))}
 
 

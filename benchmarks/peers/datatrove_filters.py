@@ -1,10 +1,10 @@
-"""datatrove's filters with their defaults: run by ``filters.py`` in datatrove's own environment.
+"""Runs datatrove's filters with their defaults, for ``filters.py``, in datatrove's own environment.
 
     python datatrove_filters.py TEXTS own|spaces
 
-TEXTS is a JSON list. ``own`` words are those of its tokenizer for English, ``spaces`` those that whitespace parts.
-Prints for each filter the processor seconds and, for each text, null or the reason why it goes, and for the filter that
-changes texts what becomes of them; then the seconds of all four filters over one text after the other.
+TEXTS is a file with a JSON list. ``own`` uses the words of datatrove's tokenizer for English, ``spaces`` those split by
+whitespace. Prints for each filter the processor seconds, null or the reason of the rejection for each text, and the
+texts, which one filter changes; then the seconds of all four filters on one text after the other.
 """
 
 import json
@@ -25,13 +25,14 @@ from datatrove.pipeline.filters import (
 from datatrove.utils.text import split_into_words
 
 
-def decided(found: bool | tuple[bool, str]) -> str | None:
-    return found[1] if isinstance(found, tuple) else None if found else "rejected"
+def rejection_reason(decision: bool | tuple[bool, str]) -> str | None:
+    """Return the reason of a filter's decision; None if the text passes."""
+    return decision[1] if isinstance(decision, tuple) else None if decision else "rejected"
 
 
-def main(texts: str, words: str) -> None:
-    given = json.loads(Path(texts).read_text(encoding="utf-8"))
-    if words == "spaces":
+def main(source: str, splitter: str) -> None:
+    texts = json.loads(Path(source).read_text(encoding="utf-8"))
+    if splitter == "spaces":
         for module in (fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter):
             module.split_into_words = lambda text, _: text.split()
     filters = {
@@ -43,12 +44,12 @@ def main(texts: str, words: str) -> None:
     split_into_words("The tokenizer is loaded.")
     result = {}
     for name, step in filters.items():
-        documents = [Document(text=text, id=str(number)) for number, text in enumerate(given)]
+        documents = [Document(text=text, id=str(number)) for number, text in enumerate(texts)]
         start = time.process_time()
-        reasons = [decided(step.filter(document)) for document in documents]
+        reasons = [rejection_reason(step.filter(document)) for document in documents]
         seconds = time.process_time() - start
         result[name] = {"seconds": seconds, "reasons": reasons, "texts": [document.text for document in documents]}
-    documents = [Document(text=text, id=str(number)) for number, text in enumerate(given)]
+    documents = [Document(text=text, id=str(number)) for number, text in enumerate(texts)]
     start = time.process_time()
     for document in documents:
         for step in filters.values():

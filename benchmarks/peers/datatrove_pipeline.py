@@ -1,19 +1,19 @@
-"""datatrove's local executor over a folder of JSON lines: run by ``data_pipeline.py`` in datatrove's own environment.
+"""Runs datatrove's local executor on a folder of JSON lines, for ``data_pipeline.py``, in datatrove's own environment.
 
     python datatrove_pipeline.py INPUT SUITE OUTPUT near|own BUCKETS HASHES [held-out]
 
 INPUT holds the files, one for each of two tasks; SUITE is a file of questions and answers. With ``held-out`` training
 records must not share runs of words with the test split either, which takes one more pass. Prints the seconds of every
-stage and the counts of records. What is set for speed:
+stage and the counts of records. These settings are for speed:
 
-- the records are read three times and never written in between: exact and near duplicates are named by their places, so
+- the records are read three times and never written in between: duplicates are identified by their positions, so
   that the last pass drops both, splits, decontaminates and writes;
 - uncompressed JSON lines, written without ``dataclasses.asdict``; signatures read 1,000 at a time, not 5;
 - processes are forked.
 
-``near`` also takes words for what whitespace parts once its own ``simplify_text`` has made spaces of punctuation, and
-leaves numbers and diacritics as they are. ``own`` has its defaults there: the words of spaCy's tokenizer, every number
-the same, no diacritics.
+``near`` splits words by whitespace, after datatrove's own ``simplify_text`` has replaced punctuation by spaces, and
+leaves numbers and diacritics as they are. ``own`` uses the defaults: the words of spaCy's tokenizer, all numbers
+replaced by one, no diacritics.
 """
 
 import json
@@ -53,11 +53,13 @@ _LINES = 1000
 _NGRAM = 13
 _TEST_SHARE = 0.01
 
-# The indexer wants lighteval for the suites that it downloads; one from a file needs nothing of it.
+# The indexer requires lighteval to download suites; a suite from a file does not need it.
 NGramsDecontIndexer._requires_dependencies = []
 
 
-class Spaces(WordTokenizer):
+class WhitespaceTokenizer(WordTokenizer):
+    """Splits words by whitespace alone."""
+
     def word_tokenize(self, text: str) -> list[str]:
         return text.split()
 
@@ -69,7 +71,7 @@ class Spaces(WordTokenizer):
 
 
 class Normalise(BaseFormatter):
-    """NFC, one kind of line end, no whitespace at the ends of lines; its FTFY does more and takes far longer."""
+    """Normalises to NFC, one kind of line end and no trailing whitespace; datatrove's FTFY does more and is slower."""
 
     name = "Unicode and whitespace"
 
@@ -78,10 +80,10 @@ class Normalise(BaseFormatter):
 
 
 class Indexer(NGramsDecontIndexer):
-    """Its index, made by its own ``compute_hashes``: of a suite's file, or of the documents that come."""
+    """Indexes a suite's file, or else the documents, by datatrove's own ``compute_hashes``."""
 
-    def __init__(self, folder: str, config: NGramsDecontConfig, words: WordTokenizer | str, suite: str = "") -> None:
-        super().__init__(folder, config=config, language=words)
+    def __init__(self, folder: str, config: NGramsDecontConfig, language: WordTokenizer | str, suite: str = "") -> None:
+        super().__init__(folder, config=config, language=language)
         self.suite = suite
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
@@ -95,13 +97,13 @@ class Indexer(NGramsDecontIndexer):
 
 
 class TrainingFilter(NGramsDecontFilter):
-    """Its filter for training records alone."""
+    """Applies datatrove's filter to training records only."""
 
     def filter(self, doc: Document) -> bool | tuple[bool, str]:
         return is_held_out(doc) or super().filter(doc)
 
 
-def text_of(document: Document) -> str:
+def get_text(document: Document) -> str:
     return document.text
 
 
@@ -117,15 +119,15 @@ def is_held_out(document: Document) -> bool:
     return document.metadata["split"] == "test"
 
 
-def row_of(writer: JsonlWriter, document: Document) -> dict[str, str]:
+def to_row(writer: JsonlWriter, document: Document) -> dict[str, str]:
     return {"id": document.id, "text": document.text}
 
 
 class Stages:
-    """Runs one stage after the other and keeps their seconds.
+    """Runs stages and records their times.
 
     Attributes:
-        seconds: by stage.
+        seconds: wall-clock seconds by stage.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -141,56 +143,57 @@ class Stages:
             logging_dir=str(self.logs / name.replace(" ", "_")),
             start_method="fork",
         )
-        found = executor.run()
+        stats = executor.run()
         self.seconds[name] = time.perf_counter() - start
-        return found
+        return stats
 
 
-def main(given: str, suite: str, output: str, setting: str, buckets: str, hashes: str, held_out: str = "") -> None:
-    place = Path(output)
-    folders = {name: str(place / name) for name in ("hashes", "same", "sketches", "pairs", "gone", "suite", "kept")}
+def main(source: str, suite: str, output: str, setting: str, buckets: str, hashes: str, held_out: str = "") -> None:
+    root = Path(output)
+    folders = {name: str(root / name) for name in ("hashes", "exact", "sketches", "pairs", "near", "suite", "output")}
     near = setting == "near"
-    words: WordTokenizer | str = Spaces() if near else "eng"
-    norm = TextNormConfig(norm_numbers=not near, norm_unicode_diacritics=not near)
-    exact = ExactDedupConfig(content_getter=text_of)
-    minhash = MinhashConfig(num_buckets=int(buckets), hashes_per_bucket=int(hashes), norm_config=norm)
-    ngrams = NGramsDecontConfig(n_grams=_NGRAM, find_query_ngrams=True, norm_config=norm)
+    tokenizer: WordTokenizer | str = WhitespaceTokenizer() if near else "eng"
+    normalisation = TextNormConfig(norm_numbers=not near, norm_unicode_diacritics=not near)
+    exact_config = ExactDedupConfig(content_getter=get_text)
+    minhash = MinhashConfig(num_buckets=int(buckets), hashes_per_bucket=int(hashes), norm_config=normalisation)
+    ngram_config = NGramsDecontConfig(n_grams=_NGRAM, find_query_ngrams=True, norm_config=normalisation)
 
-    def records() -> list[PipelineStep]:
-        return [JsonlReader(given), Normalise()]
+    def reading_steps() -> list[PipelineStep]:
+        return [JsonlReader(source), Normalise()]
 
-    def survivors() -> list[object]:
-        alike = MinhashDedupFilter(folders["gone"], lines_to_buffer=_LINES)
-        return [*records(), ExactDedupFilter(folders["same"], exact), alike, split]
+    def deduplication_steps() -> list[object]:
+        drop_near = MinhashDedupFilter(folders["near"], lines_to_buffer=_LINES)
+        return [*reading_steps(), ExactDedupFilter(folders["exact"], exact_config), drop_near, split]
 
-    stages = Stages(place / "logs")
+    stages = Stages(root / "logs")
     start = time.perf_counter()
-    stages.run("read, normalise, hash", [*records(), ExactDedupSignature(folders["hashes"], exact, _CORES)], _CORES)
-    finder = ExactFindDedups(folders["hashes"], folders["same"], exact, lines_to_buffer=_LINES)
+    signature = ExactDedupSignature(folders["hashes"], exact_config, _CORES)
+    stages.run("read, normalise, hash", [*reading_steps(), signature], _CORES)
+    finder = ExactFindDedups(folders["hashes"], folders["exact"], exact_config, lines_to_buffer=_LINES)
     stages.run("equal hashes", [finder], _CORES)
-    sketch = MinhashDedupSignature(folders["sketches"], minhash, words)
-    drop_equal = ExactDedupFilter(folders["same"], exact)
-    stages.run("MinHash signatures", [*records(), drop_equal, sketch], _CORES)
-    meet = MinhashDedupBuckets(folders["sketches"], folders["pairs"], config=minhash, lines_to_buffer=_LINES)
-    stages.run("MinHash buckets", [meet], minhash.num_buckets)
-    join = MinhashDedupCluster(folders["pairs"], folders["gone"], minhash, lines_to_buffer=_LINES)
-    stages.run("MinHash clusters", [join], 1)
-    stages.run("index of the suite", [Indexer(folders["suite"], ngrams, words, suite)], 1)
+    sketch = MinhashDedupSignature(folders["sketches"], minhash, tokenizer)
+    drop_exact = ExactDedupFilter(folders["exact"], exact_config)
+    stages.run("MinHash signatures", [*reading_steps(), drop_exact, sketch], _CORES)
+    find_pairs = MinhashDedupBuckets(folders["sketches"], folders["pairs"], config=minhash, lines_to_buffer=_LINES)
+    stages.run("MinHash buckets", [find_pairs], minhash.num_buckets)
+    find_clusters = MinhashDedupCluster(folders["pairs"], folders["near"], minhash, lines_to_buffer=_LINES)
+    stages.run("MinHash clusters", [find_clusters], 1)
+    stages.run("index of the suite", [Indexer(folders["suite"], ngram_config, tokenizer, suite)], 1)
     if held_out:
-        steps = [*survivors(), LambdaFilter(is_held_out), Indexer(folders["suite"], ngrams, words)]
+        steps = [*deduplication_steps(), LambdaFilter(is_held_out), Indexer(folders["suite"], ngram_config, tokenizer)]
         stages.run("index of the test split", steps, _CORES)
-    decontaminate = TrainingFilter(folders["suite"], ngrams, language=words)
-    writer = JsonlWriter(folders["kept"], "${split}/${rank}.jsonl", compression=None, adapter=row_of)
-    last = [*survivors(), decontaminate, writer]
-    found = stages.run("drop, split, decontaminate, write", last, _CORES)
+    decontaminate = TrainingFilter(folders["suite"], ngram_config, language=tokenizer)
+    writer = JsonlWriter(folders["output"], "${split}/${rank}.jsonl", compression=None, adapter=to_row)
+    last_steps = [*deduplication_steps(), decontaminate, writer]
+    stats = stages.run("drop, split, decontaminate, write", last_steps, _CORES)
     seconds = time.perf_counter() - start
-    counts = {one.name: one.stats for one in found.stats}
-    removed = {
+    counts = {step_stats.name: step_stats.stats for step_stats in stats.stats}
+    n_removed = {
         name: int(counts[str(step)]["dropped"].total)
-        for name, step in (("exact", last[2]), ("minhash", last[3]), ("decontaminate", decontaminate))
+        for name, step in (("exact", last_steps[2]), ("minhash", last_steps[3]), ("decontaminate", decontaminate))
     }
-    kept = int(counts[str(writer)]["total"].total)
-    print(json.dumps({"seconds": seconds, "stages": stages.seconds, "kept": kept, "removed": removed}))
+    n_kept = int(counts[str(writer)]["total"].total)
+    print(json.dumps({"seconds": seconds, "stages": stages.seconds, "kept": n_kept, "removed": n_removed}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What dattri says of a net's training records, for ``benchmarks/influence.py``.
+"""Computes dattri's scores of a network's training records, for ``benchmarks/influence.py``.
 
     dattri_influence.py FOLDER
 
-The folder holds ``given.npz`` (``x`` float32 [N, 64], ``y`` int64 [N], ``test_x``, ``test_y``, and ``0/0.weight`` and
-so on: the parameters of E models at each checkpoint, the last one trained to the end) and ``settings.json``. The answer
-is ``scores.npz``, float64 [N, M] for each method, and ``seconds.json``, with an error's text for a method that failed.
-Scores are turned so that helpful records have positive ones.
+The folder holds ``inputs.npz`` (``x`` float32 [N, 64], ``y`` int64 [N], ``test_x``, ``test_y``, and ``0/0.weight`` and
+so on: the parameters of E models at each checkpoint, the last one at the end of training) and ``settings.json``. The
+results are ``scores.npz``, float64 [N, M] for each method, and ``seconds.json``, with the error message of a method
+that failed. Scores are positive for helpful records.
 """
 
 import json
@@ -35,71 +35,74 @@ Record = tuple[Tensor, Tensor]
 
 
 def as_array(scores: Tensor) -> np.ndarray:
-    """Float64 [N, M]."""
-    found: np.ndarray = scores.detach().double().numpy()
-    return found
+    """Convert the scores to a float64 array [N, M]."""
+    array: np.ndarray = scores.detach().double().numpy()
+    return array
 
 
 class Job:
-    """The net, its data and what dattri is to be asked."""
+    """The network, its data and the calls of dattri's methods."""
 
     def __init__(self, folder: Path) -> None:
         self.settings = json.loads((folder / "settings.json").read_text())
-        with np.load(folder / "given.npz") as file:
-            self.given = {name: torch.from_numpy(file[name]) for name in file.files}
-        width, classes = self.given["0/0.weight"].shape[1], self.given["0/2.weight"].shape[1]
+        with np.load(folder / "inputs.npz") as file:
+            self.arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+        width, classes = self.arrays["0/0.weight"].shape[1], self.arrays["0/2.weight"].shape[1]
         self.model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))
-        self.train = TensorDataset(self.given["x"], self.given["y"])
-        self.test = TensorDataset(self.given["test_x"], self.given["test_y"])
-        self.points = len(self.settings["rates"])
+        self.train = TensorDataset(self.arrays["x"], self.arrays["y"])
+        self.test = TensorDataset(self.arrays["test_x"], self.arrays["test_y"])
+        self.n_checkpoints = len(self.settings["rates"])
 
     def loaders(self, batch: int) -> tuple[Any, Any]:
-        """Of training and test records, in their order."""
+        """Return loaders of the training and test records, in their order."""
         return DataLoader(self.train, batch_size=batch), DataLoader(self.test, batch_size=len(self.test))
 
-    def state(self, point: int, model: int) -> dict[str, Tensor]:
-        """The parameters of a model at a checkpoint."""
-        prefix = f"{point}/"
-        return {name.removeprefix(prefix): self.given[name][model] for name in self.given if name.startswith(prefix)}
+    def state(self, checkpoint: int, model: int) -> dict[str, Tensor]:
+        """Return the parameters of a model at a checkpoint."""
+        prefix = f"{checkpoint}/"
+        return {name.removeprefix(prefix): self.arrays[name][model] for name in self.arrays if name.startswith(prefix)}
 
     def loss(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
-        """The mean loss of a batch."""
-        found = torch.func.functional_call(self.model, parameters, data[0])
-        return nn.functional.cross_entropy(found, data[1].long())  # LiSSA hands on labels that are not whole numbers
+        """Compute the mean loss of a batch."""
+        logits = torch.func.functional_call(self.model, parameters, data[0])
+        return nn.functional.cross_entropy(logits, data[1].long())  # LiSSA passes labels that are not integers
 
-    def loss_of_one(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
-        """The loss of a record."""
+    def record_loss(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
+        """Compute the loss of a record."""
         return self.loss(parameters, (data[0][None], data[1][None]))
 
     def log_odds(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
-        """Those of a record's right class."""
-        logs: Tensor = torch.func.functional_call(self.model, parameters, data[0][None])[0]
-        right = torch.arange(len(logs)) == data[1]
-        return (logs * right).sum() - logs.masked_fill(right, -torch.inf).logsumexp(0)
+        """Compute the log-odds of a record's right class."""
+        logits: Tensor = torch.func.functional_call(self.model, parameters, data[0][None])[0]
+        is_right = torch.arange(len(logits)) == data[1]
+        return (logits * is_right).sum() - logits.masked_fill(is_right, -torch.inf).logsumexp(0)
 
     def probability(self, parameters: dict[str, Tensor], data: Record) -> Tensor:
-        """That of a record's right class."""
-        return torch.exp(-self.loss_of_one(parameters, data))
+        """Compute the probability of a record's right class."""
+        return torch.exp(-self.record_loss(parameters, data))
 
-    def influence(self, kind: Any, batch: int, points: list[dict[str, Tensor]], **settings: object) -> np.ndarray:
-        """Scores by a way to invert."""
-        given = points[0] if len(points) == 1 else points
-        attributor = kind(AttributionTask(self.loss, self.model, given), device="cpu", **settings)
+    def influence(
+        self, attributor_class: Any, batch: int, states: list[dict[str, Tensor]], **settings: object
+    ) -> np.ndarray:
+        """Compute influence scores with one of dattri's solvers."""
+        checkpoints = states[0] if len(states) == 1 else states
+        task = AttributionTask(self.loss, self.model, checkpoints)
+        attributor = attributor_class(task, device="cpu", **settings)
         train, test = self.loaders(batch)
         attributor.cache(train)
         return as_array(attributor.attribute(train, test))
 
     def tracin(self) -> np.ndarray:
-        """Scores over all checkpoints of the first model."""
-        states = [self.state(point, 0) for point in range(self.points)]
-        task = AttributionTask(self.loss_of_one, self.model, states)
+        """Compute scores over all checkpoints of the first model."""
+        states = [self.state(checkpoint, 0) for checkpoint in range(self.n_checkpoints)]
+        task = AttributionTask(self.record_loss, self.model, states)
         rates = torch.tensor(self.settings["rates"])
         attributor = TracInAttributor(task, weight_list=rates, normalized_grad=False, device="cpu")
         return as_array(attributor.attribute(*self.loaders(64)))
 
     def trak(self, models: int) -> np.ndarray:
-        """Scores over the last checkpoints of some models."""
-        states = [self.state(self.points - 1, model) for model in range(models)]
+        """Compute scores over the last checkpoints of the first ``models`` models."""
+        states = [self.state(self.n_checkpoints - 1, model) for model in range(models)]
         task = AttributionTask(self.log_odds, self.model, states[0] if models == 1 else states)
         projector = {"proj_dim": self.settings["dimension"], "proj_type": "rademacher", "device": "cpu"}
         attributor = TRAKAttributor(task, self.probability, projector_kwargs=projector, device="cpu")
@@ -109,46 +112,48 @@ class Job:
 
 
 def methods(job: Job) -> dict[str, Callable[[], np.ndarray]]:
-    """Each method as a function that computes its scores."""
-    last, whole = [job.state(job.points - 1, 0)], len(job.train)
-    low, high = job.settings["penalty"], 0.1
-    found: dict[str, Callable[[], np.ndarray]] = {
+    """Return each method as a function that computes its scores."""
+    last_state, full_batch = [job.state(job.n_checkpoints - 1, 0)], len(job.train)
+    low_damping, high_damping = job.settings["penalty"], 0.1
+    result: dict[str, Callable[[], np.ndarray]] = {
         "TracIn, 5 checkpoints": job.tracin,
         "TRAK, dense": lambda: job.trak(1),
         f"TRAK, dense, {job.settings['models']} models": lambda: job.trak(job.settings["models"]),
-        "influence, EK-FAC": lambda: job.influence(IFAttributorEKFAC, 64, last, damping=low),
-        "influence, EK-FAC, damping 0.01": lambda: job.influence(IFAttributorEKFAC, 64, last, damping=0.01),
+        "influence, EK-FAC": lambda: job.influence(IFAttributorEKFAC, 64, last_state, damping=low_damping),
+        "influence, EK-FAC, damping 0.01": lambda: job.influence(IFAttributorEKFAC, 64, last_state, damping=0.01),
     }
-    for damping in (low, high):
+    for damping in (low_damping, high_damping):
         settings: dict[str, tuple[Any, dict[str, Any]]] = {
             "Arnoldi of the Hessian, rank 100 of 150": (IFAttributorArnoldi, {"proj_dim": 100, "max_iter": 150}),
             "conjugate gradient on the Hessian": (IFAttributorCG, {"max_iter": 10}),
             "LiSSA on the Hessian": (IFAttributorLiSSA, {"batch_size": 100, "recursion_depth": 300}),
             "exact Hessian": (IFAttributorExplicit, {}),
         }
-        for name, (kind, own) in settings.items():
-            own["damping" if kind is IFAttributorLiSSA else "regularization"] = damping
-            found[f"influence, {name}, damping {damping:g}"] = partial(job.influence, kind, whole, last, **own)
-    return found
+        for name, (attributor_class, options) in settings.items():
+            options["damping" if attributor_class is IFAttributorLiSSA else "regularization"] = damping
+            result[f"influence, {name}, damping {damping:g}"] = partial(
+                job.influence, attributor_class, full_batch, last_state, **options
+            )
+    return result
 
 
 def main() -> None:
-    """Ask all methods and write the answers."""
+    """Run all methods and write their scores and seconds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = Path(sys.argv[1])
     job = Job(folder)
     scores: dict[str, Any] = {}
-    said: dict[str, float | str] = {}
+    outcomes: dict[str, float | str] = {}
     for name, compute in methods(job).items():
         start = time.perf_counter()
         try:
             scores[name] = compute()
-            said[name] = time.perf_counter() - start
-        except Exception as error:  # noqa: BLE001 - the peer's own errors are of all kinds, and are shown
-            said[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+            outcomes[name] = time.perf_counter() - start
+        except Exception as error:  # noqa: BLE001 - the peer raises errors of all kinds; the table shows them
+            outcomes[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
     np.savez(folder / "scores.npz", **scores)
-    (folder / "seconds.json").write_text(json.dumps(said))
+    (folder / "seconds.json").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

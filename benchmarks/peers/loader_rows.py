@@ -1,7 +1,7 @@
-"""Rows of packed tokens from a peer's loader: loader_rows.py KIND FOLDER ROW [--write].
+"""Reads rows of packed tokens with a peer's loader: loader_rows.py KIND FOLDER ROW [--write].
 
-FOLDER holds ``sequences.npz``: ids int32 [T], supervised bool [T], lengths int64 [S]. With ``--write`` the peer's own
-files are made, without it they are read for two passes, and the tokens a second of the second are printed.
+FOLDER holds ``sequences.npz``: ids int32 [T], supervised bool [T], lengths int64 [S]. With ``--write`` the script
+writes the peer's own files; without it it reads them in two passes, and prints the tokens a second of the second.
 """
 
 import json
@@ -15,41 +15,41 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-_IGNORED = -100
+_IGNORE_INDEX = -100
 _NAMES = ("ids", "labels", "positions", "segments")
 
 
 def order(count: int) -> np.ndarray:
-    """The sequences' order."""
+    """Return the shuffled order of the sequences."""
     return np.random.default_rng(0).permutation(count)
 
 
-def cut(lengths: np.ndarray, row: int) -> list[list[int]]:
-    """The sequences of each row, the next row beginning where one does not fit."""
-    found: list[list[int]] = [[]]
-    filled = 0
-    for number in order(len(lengths)).tolist():
-        if found[-1] and filled + lengths[number] > row:
-            found.append([])
-            filled = 0
-        found[-1].append(number)
-        filled += int(lengths[number])
-    return found
+def split_into_rows(lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
+    """Return the sequences of each row; one that does not fit begins the next row."""
+    rows: list[list[int]] = [[]]
+    row_tokens = 0
+    for sequence in order(len(lengths)).tolist():
+        if rows[-1] and row_tokens + lengths[sequence] > max_tokens:
+            rows.append([])
+            row_tokens = 0
+        rows[-1].append(sequence)
+        row_tokens += int(lengths[sequence])
+    return rows
 
 
-def packed_before(folder: Path, row: int) -> Iterator[dict[str, np.ndarray]]:
-    """The rows with their labels, positions and segments, int32."""
+def prepacked_rows(folder: Path, max_tokens: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the rows with their labels, positions and segments, int32."""
     data = np.load(folder / "sequences.npz")
     ids, supervised, lengths = data["ids"], data["supervised"], data["lengths"]
-    labels = np.where(supervised, ids, _IGNORED).astype(np.int32)
+    labels = np.where(supervised, ids, _IGNORE_INDEX).astype(np.int32)
     ends = np.cumsum(lengths)
-    for numbers in cut(lengths, row):
-        parts = [slice(ends[one] - lengths[one], ends[one]) for one in numbers]
+    for sequences in split_into_rows(lengths, max_tokens):
+        spans = [slice(ends[sequence] - lengths[sequence], ends[sequence]) for sequence in sequences]
         yield {
-            "ids": np.concatenate([ids[part] for part in parts]),
-            "labels": np.concatenate([labels[part] for part in parts]),
-            "positions": np.concatenate([np.arange(lengths[one], dtype=np.int32) for one in numbers]),
-            "segments": np.repeat(np.arange(len(numbers), dtype=np.int32), lengths[numbers]),
+            "ids": np.concatenate([ids[span] for span in spans]),
+            "labels": np.concatenate([labels[span] for span in spans]),
+            "positions": np.concatenate([np.arange(lengths[sequence], dtype=np.int32) for sequence in sequences]),
+            "segments": np.repeat(np.arange(len(sequences), dtype=np.int32), lengths[sequences]),
         }
 
 
@@ -58,13 +58,13 @@ def _first(samples: list[Any]) -> Any:
 
 
 class Flattening:
-    """Hugging Face datasets, torch's DataLoader, and the collator of transformers that packs."""
+    """Loads with Hugging Face datasets, torch's DataLoader, and the packing collator of transformers."""
 
     def write(self, folder: Path, row: int) -> None:
         import datasets
 
         data = np.load(folder / "sequences.npz")
-        labels = np.where(data["supervised"], data["ids"], _IGNORED).astype(np.int32)
+        labels = np.where(data["supervised"], data["ids"], _IGNORE_INDEX).astype(np.int32)
         ends = np.cumsum(data["lengths"])[:-1]
         columns = {"input_ids": np.split(data["ids"], ends), "labels": np.split(labels, ends)}
         datasets.Dataset.from_dict(columns).save_to_disk(str(folder / "flattening"))
@@ -73,64 +73,64 @@ class Flattening:
         import datasets
         from transformers import DataCollatorWithFlattening
 
-        found = datasets.load_from_disk(str(folder / "flattening"))
-        rows = cut(np.load(folder / "sequences.npz")["lengths"], row)
-        loader = DataLoader(found, batch_sampler=rows, collate_fn=DataCollatorWithFlattening(return_seq_idx=True))
+        dataset = datasets.load_from_disk(str(folder / "flattening"))
+        rows = split_into_rows(np.load(folder / "sequences.npz")["lengths"], row)
+        loader = DataLoader(dataset, batch_sampler=rows, collate_fn=DataCollatorWithFlattening(return_seq_idx=True))
         while True:
-            for made in loader:
-                assert made["position_ids"][0, -1] >= 0
-                yield made["input_ids"].shape[1]
+            for batch in loader:
+                assert batch["position_ids"][0, -1] >= 0
+                yield batch["input_ids"].shape[1]
             yield -1
 
 
-class Packed:
-    """Hugging Face datasets of rows that were packed before, in NumPy format."""
+class Prepacked:
+    """Loads rows that were packed before with Hugging Face datasets, in NumPy format."""
 
     def write(self, folder: Path, row: int) -> None:
         import datasets
 
-        made: dict[str, list[np.ndarray]] = {name: [] for name in _NAMES}
-        for one in packed_before(folder, row):
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in _NAMES}
+        for arrays in prepacked_rows(folder, row):
             for name in _NAMES:
-                made[name].append(one[name])
-        datasets.Dataset.from_dict(made).save_to_disk(str(folder / "packed"))
+                columns[name].append(arrays[name])
+        datasets.Dataset.from_dict(columns).save_to_disk(str(folder / "packed"))
 
     def passes(self, folder: Path, row: int) -> Iterator[int]:
         import datasets
 
-        found = datasets.load_from_disk(str(folder / "packed")).with_format("numpy")
-        loader = DataLoader(found, batch_size=1, sampler=order(len(found)).tolist(), collate_fn=_first)
+        dataset = datasets.load_from_disk(str(folder / "packed")).with_format("numpy")
+        loader = DataLoader(dataset, batch_size=1, sampler=order(len(dataset)).tolist(), collate_fn=_first)
         while True:
-            for made in loader:
-                assert made["positions"][-1] >= 0
-                yield len(made["ids"])
+            for arrays in loader:
+                assert arrays["positions"][-1] >= 0
+                yield len(arrays["ids"])
             yield -1
 
 
 class Streaming:
-    """MosaicML Streaming's shards of rows that were packed before, in local files without compression."""
+    """Loads rows that were packed before with MosaicML Streaming, from local shards without compression."""
 
     def write(self, folder: Path, row: int) -> None:
         from streaming import MDSWriter
 
         columns = dict.fromkeys(_NAMES, "ndarray:int32")
         with MDSWriter(out=str(folder / "streaming"), columns=columns) as writer:
-            for one in packed_before(folder, row):
-                writer.write(one)
+            for arrays in prepacked_rows(folder, row):
+                writer.write(arrays)
 
     def passes(self, folder: Path, row: int) -> Iterator[int]:
         from streaming import StreamingDataset
 
-        found = StreamingDataset(local=str(folder / "streaming"), shuffle=True, shuffle_seed=0, batch_size=1)
-        loader = DataLoader(found, batch_size=1, collate_fn=_first)
+        dataset = StreamingDataset(local=str(folder / "streaming"), shuffle=True, shuffle_seed=0, batch_size=1)
+        loader = DataLoader(dataset, batch_size=1, collate_fn=_first)
         while True:
-            for made in loader:
-                assert made["positions"][-1] >= 0
-                yield len(made["ids"])
+            for arrays in loader:
+                assert arrays["positions"][-1] >= 0
+                yield len(arrays["ids"])
             yield -1
 
 
-_KINDS = {"flattening": Flattening, "packed": Packed, "streaming": Streaming}
+_KINDS = {"flattening": Flattening, "packed": Prepacked, "streaming": Streaming}
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""What OpenDataVal says that training rows are worth: a line of JSON for each line of JSON on the standard input.
+"""Values training rows with OpenDataVal: prints a line of JSON for each line of JSON on the standard input.
 
     opendataval_values.py < tasks
 
-Tasks and answers are those of ``pydvl_values.py``. Its trainings take weights, which nearest neighbours do not, so that
-``neighbours`` is no model here.
+Tasks and results are those of ``pydvl_values.py``. OpenDataVal passes sample weights to the training, which nearest
+neighbours do not accept, so that the model ``neighbours`` is not supported.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from sklearn.tree import DecisionTreeClassifier
 
 
 class Ridge(RidgeClassifier):
-    """Its prediction as a probability of 1, as accuracy is computed from probabilities here."""
+    """Returns its prediction as a probability of 1, as OpenDataVal computes accuracy from probabilities."""
 
     def predict_proba(self, features: Any) -> np.ndarray:
         return (self.predict(features)[:, None] == self.classes_).astype(np.float32)
 
 
 def evaluator(task: dict[str, Any]) -> Any:
-    """The method with as many draws as asked for."""
+    """Build the task's method with its number of draws."""
     method, draws, state = task["method"], task["draws"], np.random.RandomState(task["seed"])
     if method == "knn_shapley":
         return KNNShapley(k_neighbors=5, random_state=state)
@@ -53,18 +53,20 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         folder = Path(task["folder"])
-        features, records = (torch.tensor(np.load(folder / f"{name}.npy")).float() for name in ("features", "records"))
-        labels, true = (torch.tensor(np.load(folder / f"{name}.npy")) for name in ("labels", "true"))
-        classes = int(true.max()) + 1
-        one_hot, true_hot = (torch.nn.functional.one_hot(one, classes).float() for one in (labels, true))
+        features, test_features = (
+            torch.tensor(np.load(folder / f"{name}.npy")).float() for name in ("features", "records")
+        )
+        labels, test_labels = (torch.tensor(np.load(folder / f"{name}.npy")) for name in ("labels", "true"))
+        classes = int(test_labels.max()) + 1
+        one_hot, test_one_hot = (torch.nn.functional.one_hot(array, classes).float() for array in (labels, test_labels))
         base = DecisionTreeClassifier if task["method"] == "data_oob" else Ridge
         model = ClassifierSkLearnWrapper(base, classes)
         start = time.perf_counter()
         with contextlib.redirect_stdout(sys.stderr):
-            one = evaluator(task).input_data(features, one_hot, records, true_hot)
+            method = evaluator(task).input_data(features, one_hot, test_features, test_one_hot)
             if task["method"] != "knn_shapley":
-                one.input_model_metric(model, accuracy)
-            values = one.train_data_values().data_values
+                method.input_model_metric(model, accuracy)
+            values = method.train_data_values().data_values
         seconds = time.perf_counter() - start
         print(json.dumps({"values": np.asarray(values, dtype=float).tolist(), "seconds": seconds}), flush=True)
 

@@ -1,4 +1,4 @@
-"""datatrove's PIIFormatter on texts from standard input: what it would replace, and how long that takes."""
+"""Runs datatrove's PIIFormatter on texts from standard input; prints the spans that it would replace, and seconds."""
 
 import json
 import sys
@@ -9,23 +9,23 @@ from datatrove.pipeline.formatters.pii import PIIFormatter
 
 
 def main() -> None:
-    """Find with its own expressions and validators; time its whole format()."""
-    given = json.loads(sys.stdin.read())
+    """Find spans with its own expressions and validators; time its whole format()."""
+    task = json.loads(sys.stdin.read())
     formatter = PIIFormatter()
-    found: list[Any] = []
+    spans: list[Any] = []
     replacers = (("email", formatter.emails_replacer), ("ip", formatter.ip_replacer))
-    for row, text in enumerate(given["texts"]):
+    for row, text in enumerate(task["texts"]):
         for kind, replacer in replacers:
             for match in replacer.regex.finditer(text):
                 if replacer.validator is None or replacer.validator(match.group(0)):
-                    found.append((row, kind, match.start(), match.end()))
+                    spans.append((row, kind, match.start(), match.end()))
     seconds = []
-    for _ in range(given["repeats"]):
+    for _ in range(task["repeats"]):
         start = time.process_time()
-        for text in given["texts"]:
+        for text in task["texts"]:
             formatter.format(text)
         seconds.append(time.process_time() - start)
-    print(json.dumps({"found": found, "seconds": seconds}))
+    print(json.dumps({"found": spans, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Presidio's recognisers that need no language model, on texts from standard input: what they find, and how long."""
+"""Runs Presidio's recognisers that need no language model on texts from standard input; prints spans and seconds."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ from presidio_analyzer.predefined_recognizers import (
     UsSsnRecognizer,
 )
 
-_LEAST = 0.3  # below it a recogniser says that it is guessing
+_MIN_SCORE = 0.3  # a recogniser's lower scores mark a guess
 
 
 def main() -> None:
     """Run each recogniser on each text."""
-    given = json.loads(sys.stdin.read())
+    task = json.loads(sys.stdin.read())
     recognisers = [
         EmailRecognizer(),
         PhoneRecognizer(),
@@ -29,18 +29,18 @@ def main() -> None:
         UsSsnRecognizer(),
     ]
     seconds = []
-    found: list[Any] = []
-    for _ in range(given["repeats"]):
+    spans: list[Any] = []
+    for _ in range(task["repeats"]):
         start = time.process_time()
-        found = [
+        spans = [
             (row, result.entity_type, result.start, result.end)
-            for row, text in enumerate(given["texts"])
+            for row, text in enumerate(task["texts"])
             for recogniser in recognisers
             for result in recogniser.analyze(text, recogniser.supported_entities, None)
-            if result.score >= _LEAST
+            if result.score >= _MIN_SCORE
         ]
         seconds.append(time.process_time() - start)
-    print(json.dumps({"found": found, "seconds": seconds}))
+    print(json.dumps({"found": spans, "seconds": seconds}))
 
 
 if __name__ == "__main__":

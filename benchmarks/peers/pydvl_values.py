@@ -1,11 +1,11 @@
-"""What pyDVL says that training rows are worth: a line of JSON for each line of JSON on the standard input.
+"""Values training rows with pyDVL: prints a line of JSON for each line of JSON on the standard input.
 
     pydvl_values.py < tasks
 
 A task names a ``folder`` with ``features.npy`` (float64 [N, D]), ``labels.npy`` (int64 [N]), ``records.npy`` and
-``true.npy`` for evaluation, a ``method``, a ``model`` (``ridge`` or ``neighbours``), how many ``draws`` it has, and a
-``seed``. The answer has the ``values`` in the rows' order and the ``seconds`` that they took. Before any
-answer comes an empty one, once the libraries are loaded.
+``true.npy`` for evaluation, a ``method``, a ``model`` (``ridge`` or ``neighbours``), a number of ``draws``, and a
+``seed``. The result has the ``values`` in the rows' order and the ``seconds`` that they took. An empty result comes
+first, as soon as the libraries are loaded.
 """
 
 import json
@@ -39,7 +39,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 
 class Neighbours(KNeighborsClassifier):
-    """Five nearest neighbours, or as many as there are."""
+    """Classifies by five nearest neighbours, or by all records if there are fewer."""
 
     def fit(self, X: Any, y: Any) -> Self:
         self.n_neighbors = min(5, len(X))
@@ -48,7 +48,7 @@ class Neighbours(KNeighborsClassifier):
 
 
 def valuation(task: dict[str, Any], train: Dataset, test: Dataset) -> Any:
-    """What is to be fitted; a bagging model is trained here."""
+    """Build the valuation to fit; a bagging model is trained here."""
     method, draws, seed = task["method"], task["draws"], task["seed"]
     if method == "knn_shapley":
         return KNNShapleyValuation(KNeighborsClassifier(5), test, progress=False)
@@ -56,9 +56,9 @@ def valuation(task: dict[str, Any], train: Dataset, test: Dataset) -> Any:
         x, y = train.data()
         bagging = BaggingClassifier(DecisionTreeClassifier(), n_estimators=draws, random_state=seed)
         return DataOOBValuation(bagging.fit(x, y))
-    guess = 1 / len(np.unique(test.data().y))
+    chance = 1 / len(np.unique(test.data().y))
     model = RidgeClassifier() if task["model"] == "ridge" else Neighbours()
-    utility = ModelUtility(model, SupervisedScorer("accuracy", test, default=guess), show_warnings=False)
+    utility = ModelUtility(model, SupervisedScorer("accuracy", test, default=chance), show_warnings=False)
     if method == "leave_one_out":
         return LOOValuation(utility)
     if method == "banzhaf":
@@ -76,10 +76,10 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         folder = Path(task["folder"])
-        features, labels, records, true = (
+        features, labels, test_features, test_labels = (
             np.load(folder / f"{name}.npy") for name in ("features", "labels", "records", "true")
         )
-        train, test = Dataset(features, labels), Dataset(records, true)
+        train, test = Dataset(features, labels), Dataset(test_features, test_labels)
         start = time.perf_counter()
         result = valuation(task, train, test).fit(train).result
         seconds = time.perf_counter() - start

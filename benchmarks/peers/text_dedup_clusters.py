@@ -1,6 +1,6 @@
-"""text-dedup 0.4.0: its own signature, banding and union-find, without its reading and writing of data sets.
+"""Clusters with text-dedup 0.4.0: its signature, banding and union-find, without its reading and writing of data sets.
 
-Its pattern for word borders gives way to one that parts a text into characters, so that its shingles are those of
+Its pattern for word borders is replaced by one that splits a text into characters, so that its shingles are those of
 the others. Everything else is its default: 250 permutations, SHA-1, 64 bits.
 
 python text_dedup_clusters.py TEXTS.json THRESHOLD NGRAM CLUSTERS.json
@@ -20,21 +20,21 @@ PRIME = np.uint64((1 << 61) - 1)
 
 
 class Characters:
-    """Stands where the pattern of word borders stood."""
+    """Replaces the pattern of word borders."""
 
     def split(self, text: str) -> list[str]:
-        """The characters."""
+        """Split the text into characters."""
         return list(text)
 
 
 def cluster(texts: list[str], threshold: float, ngram: int) -> list[int]:
-    """Cluster of every text."""
+    """Return the cluster of every text."""
     minhash.NON_ALPHA = Characters()
     bands, rows = optimal_param(threshold, PERMUTATIONS, 0.5, 0.5)
-    draws = np.random.RandomState(42)
+    generator = np.random.RandomState(42)
     permutations = (
-        draws.randint(1, PRIME, size=(PERMUTATIONS,), dtype=np.uint64),
-        draws.randint(0, PRIME, size=(PERMUTATIONS,), dtype=np.uint64),
+        generator.randint(1, PRIME, size=(PERMUTATIONS,), dtype=np.uint64),
+        generator.randint(0, PRIME, size=(PERMUTATIONS,), dtype=np.uint64),
     )
     tables: list[dict[bytes, set[int]]] = [defaultdict(set) for _ in range(bands)]
     settings: dict[str, Any] = {
@@ -46,14 +46,14 @@ def cluster(texts: list[str], threshold: float, ngram: int) -> list[int]:
     for row, text in enumerate(texts):
         for table, key in zip(tables, minhash.embed_func(text, row, **settings)[minhash.SIGNATURE_COLUMN], strict=True):
             table[key].add(row)
-    joined = UnionFind()
+    union_find = UnionFind()
     for table in tables:
         for bucket in table.values():
             if len(bucket) > 1:
                 first = min(bucket)
                 for row in bucket:
-                    joined.union(row, first)
-    return [joined.find(row) for row in range(len(texts))]
+                    union_find.union(row, first)
+    return [union_find.find(row) for row in range(len(texts))]
 
 
 if __name__ == "__main__":

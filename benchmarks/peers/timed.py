@@ -1,4 +1,4 @@
-"""What TRL's trainers share here: a step for each line that is read, and a line of JSON after it."""
+"""Runs a TRL trainer in step with another program: a step for each input line, and a line of JSON after it."""
 
 import json
 import resource
@@ -10,11 +10,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 
-class Timed(TrainerCallback):
-    """Times each step, and holds the next one up until it is asked for.
+class StepOnRequest(TrainerCallback):
+    """Times each step, and blocks the next one until a line on the standard input requests it.
 
     Args:
-        tokens: of the step just done, without padding, from what the trainer logged.
+        tokens: returns the tokens of the last step, without padding, from the trainer's logs.
     """
 
     def __init__(self, tokens: Callable[[Mapping[str, float]], float]) -> None:
@@ -30,5 +30,5 @@ class Timed(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **__: Any) -> None:
         if "loss" in logs:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            found = {"loss": logs["loss"], "tokens": self.tokens(logs), "seconds": self.seconds, "bytes": peak}
-            print(json.dumps(found), flush=True)
+            row = {"loss": logs["loss"], "tokens": self.tokens(logs), "seconds": self.seconds, "bytes": peak}
+            print(json.dumps(row), flush=True)

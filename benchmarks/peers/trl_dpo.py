@@ -1,8 +1,8 @@
-"""TRL's DPO on pairs of token ids: run by ``dpo_vs_trl.py`` in TRL's own environment, a step for each line it gets.
+"""Trains TRL's DPO on pairs of token ids, for ``dpo_vs_trl.py``, in TRL's own environment; a step for each input line.
 
     python trl_dpo.py MODEL PAIRS STEPS BATCH before|beside
 
-``before`` computes the reference's log-probabilities ahead of the training, ``beside`` keeps it in memory.
+``before`` computes the reference's log-probabilities ahead of the training, ``beside`` keeps the reference in memory.
 """
 
 import json
@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from timed import Timed
+from timed import StepOnRequest
 from trl import DPOConfig, DPOTrainer
 
 
-class OfTokens(DPOTrainer):
-    """A trainer whose data are tokens already."""
+class TokenDPOTrainer(DPOTrainer):
+    """A trainer for data that are already tokenised."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset
 
 
 def tokens(row: dict[str, list[int]]) -> int:
-    """Of both sequences of a pair, the prompt counted for each."""
+    """Count the tokens of both sequences of a pair, with the prompt in each."""
     return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
 
 
@@ -44,9 +44,8 @@ def main(model: str, pairs: str, steps: str, batch: str, reference: str) -> None
         size = int(batch)
         counts = (sum(map(tokens, rows[start : start + size])) for start in range(0, len(rows), size))
         start = time.perf_counter()
-        trainer = OfTokens(
-            model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[Timed(lambda _: next(counts))]
-        )
+        callback = StepOnRequest(lambda _: next(counts))
+        trainer = TokenDPOTrainer(model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[callback])
         print(json.dumps({"ahead": time.perf_counter() - start}), flush=True)
         trainer.train()
 

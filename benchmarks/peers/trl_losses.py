@@ -1,9 +1,9 @@
-"""TRL's loss and gradient of one batch of token ids: run by ``equal_to_trl.py`` in TRL's own environment.
+"""Computes TRL's loss and gradients of one batch of token ids, for ``equal_to_trl.py``, in TRL's own environment.
 
     python trl_losses.py OBJECTIVE MODEL REFERENCE BATCH OUT
 
-``BATCH`` is JSON as ``equal_to_trl.py`` writes it; ``EXCLUDED`` gets ``loss.json`` and ``gradients.safetensors``. The
-trainers are made with a text that is never used: only their collators and their losses are.
+``BATCH`` is the JSON file that ``equal_to_trl.py`` writes; the folder ``OUT`` gets ``loss.json`` and
+``gradients.safetensors``. The trainers are built with a dummy text: only their collators and losses are used.
 """
 
 import json
@@ -22,27 +22,29 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 Row = dict[str, Any]
 
-PAIR = {"prompt": "a", "chosen": " b", "rejected": " c"}
+DUMMY_PAIR = {"prompt": "a", "chosen": " b", "rejected": " c"}
 
 
 def main(objective: str, model: str, reference: str, batch: str, out: str) -> None:
     torch.manual_seed(0)
     rows = json.loads(Path(batch).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as scratch:
-        trainer, inputs = MAKERS[objective](model, reference, rows, scratch)
+        trainer, inputs = BUILDERS[objective](model, reference, rows, scratch)
         loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
     (Path(out) / "loss.json").write_text(json.dumps(loss.item()), encoding="utf-8")
     weights = trainer.model.named_parameters()
-    save_file({name: one.grad for name, one in weights if one.grad is not None}, Path(out) / "gradients.safetensors")
+    save_file(
+        {name: weight.grad for name, weight in weights if weight.grad is not None}, Path(out) / "gradients.safetensors"
+    )
 
 
 def language_model(folder: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def common(folder: str, scratch: str, example: Row, rows: list[Row]) -> tuple[Row, Row]:
-    """Arguments of every config, and of every trainer."""
+def common_arguments(folder: str, scratch: str, example: Row, rows: list[Row]) -> tuple[Row, Row]:
+    """Return the common arguments of all configs, and those of all trainers."""
     config = {
         "output_dir": scratch, "use_cpu": True, "bf16": False, "report_to": [], "max_length": None,
         "gradient_checkpointing": False, "per_device_train_batch_size": len(rows),
@@ -52,66 +54,68 @@ def common(folder: str, scratch: str, example: Row, rows: list[Row]) -> tuple[Ro
 
 
 def sft(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
-    config, more = common(model, scratch, {"text": "a"}, rows)
-    trainer = SFTTrainer(model=language_model(model), args=SFTConfig(**config), **more)
+    config, arguments = common_arguments(model, scratch, {"text": "a"}, rows)
+    trainer = SFTTrainer(model=language_model(model), args=SFTConfig(**config), **arguments)
     return trainer, trainer.data_collator(rows)
 
 
 def dpo(loss_type: str) -> Any:
-    def make(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
-        config, more = common(model, scratch, PAIR, rows)
+    def build(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
+        config, arguments = common_arguments(model, scratch, DUMMY_PAIR, rows)
         args = DPOConfig(**config, loss_type=[loss_type], beta=0.1)
-        trainer = DPOTrainer(model=language_model(model), ref_model=language_model(reference), args=args, **more)
+        trainer = DPOTrainer(model=language_model(model), ref_model=language_model(reference), args=args, **arguments)
         return trainer, trainer.data_collator(rows)
 
-    return make
+    return build
 
 
 def kto(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
-    config, more = common(model, scratch, {"prompt": "a", "completion": " b", "label": True}, rows)
+    config, arguments = common_arguments(model, scratch, {"prompt": "a", "completion": " b", "label": True}, rows)
     args = KTOConfig(**config, beta=0.1)
-    trainer = KTOTrainer(model=language_model(model), ref_model=language_model(reference), args=args, **more)
-    turned = [row | {"KL_completion_ids": rows[place - 1]["completion_ids"]} for place, row in enumerate(rows)]
-    return trainer, trainer.data_collator(turned)
+    trainer = KTOTrainer(model=language_model(model), ref_model=language_model(reference), args=args, **arguments)
+    rows_with_kl = [row | {"KL_completion_ids": rows[index - 1]["completion_ids"]} for index, row in enumerate(rows)]
+    return trainer, trainer.data_collator(rows_with_kl)
 
 
-def padded(rows: list[Row]) -> list[Row]:
-    """The pairs as the collator of the older trainers takes them."""
-    found = []
+def padded_rows(rows: list[Row]) -> list[Row]:
+    """Return the pairs in the form that the collator of the older trainers takes."""
+    result = []
     for row in rows:
-        asked = row["prompt_ids"]
-        one: Row = {"prompt_input_ids": asked, "prompt_attention_mask": [1] * len(asked)}
+        prompt = row["prompt_ids"]
+        entry: Row = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
         for side in ("chosen", "rejected"):
-            ids = asked + row[f"{side}_ids"]
-            one[f"{side}_input_ids"], one[f"{side}_attention_mask"] = ids, [1] * len(ids)
-            one[f"{side}_labels"] = [-100] * len(asked) + row[f"{side}_ids"]
-        found.append(one)
-    return found
+            ids = prompt + row[f"{side}_ids"]
+            entry[f"{side}_input_ids"], entry[f"{side}_attention_mask"] = ids, [1] * len(ids)
+            entry[f"{side}_labels"] = [-100] * len(prompt) + row[f"{side}_ids"]
+        result.append(entry)
+    return result
 
 
 def orpo(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
-    config, more = common(model, scratch, PAIR, rows)
+    config, arguments = common_arguments(model, scratch, DUMMY_PAIR, rows)
     args = ORPOConfig(**config | {"max_length": 1024}, beta=0.1)
-    trainer = ORPOTrainer(model=language_model(model), args=args, **more)
-    return trainer, trainer.data_collator(padded(rows))
+    trainer = ORPOTrainer(model=language_model(model), args=args, **arguments)
+    return trainer, trainer.data_collator(padded_rows(rows))
 
 
 def simpo(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
-    config, more = common(model, scratch, PAIR, rows)
-    chosen = {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5}
-    trainer = CPOTrainer(model=language_model(model), args=CPOConfig(**config | {"max_length": 1024}, **chosen), **more)
-    return trainer, trainer.data_collator(padded(rows))
+    config, arguments = common_arguments(model, scratch, DUMMY_PAIR, rows)
+    loss_options = {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5}
+    args = CPOConfig(**config | {"max_length": 1024}, **loss_options)
+    trainer = CPOTrainer(model=language_model(model), args=args, **arguments)
+    return trainer, trainer.data_collator(padded_rows(rows))
 
 
 def reward(model: str, reference: str, rows: list[Row], scratch: str) -> tuple[Any, Row]:
-    config, more = common(model, scratch, PAIR, rows)
-    found = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
-    trainer = RewardTrainer(model=found, args=RewardConfig(**config), **more)
-    whole = [{f"{side}_ids": row["prompt_ids"] + row[f"{side}_ids"] for side in ("chosen", "rejected")} for row in rows]
-    return trainer, trainer.data_collator(whole)
+    config, arguments = common_arguments(model, scratch, DUMMY_PAIR, rows)
+    reward_model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
+    trainer = RewardTrainer(model=reward_model, args=RewardConfig(**config), **arguments)
+    names = ("chosen_ids", "rejected_ids")
+    sequences = [{name: row["prompt_ids"] + row[name] for name in names} for row in rows]
+    return trainer, trainer.data_collator(sequences)
 
 
-MAKERS = {
+BUILDERS = {
     "sft": sft, "dpo": dpo("sigmoid"), "ipo": dpo("ipo"), "kto": kto, "orpo": orpo, "simpo": simpo, "reward": reward,
 }  # fmt: skip
 

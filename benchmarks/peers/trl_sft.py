@@ -1,4 +1,4 @@
-"""TRL's SFT on examples of token ids: run by ``sft_vs_trl.py`` in TRL's own environment, a step for each line it gets.
+"""Trains TRL's SFT on examples of token ids, for ``sft_vs_trl.py``, in TRL's own environment; a step for each line.
 
 python trl_sft.py MODEL EXAMPLES STEPS full|lora padded|packed ROWS LENGTH
 """
@@ -11,23 +11,23 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from timed import Timed
+from timed import StepOnRequest
 from trl import SFTConfig, SFTTrainer
 
 
-class Counted:
-    """Tokens of a step; TRL counts them from the beginning."""
+class TokenCounter:
+    """Returns the tokens of a step; TRL logs their sum since the start of training."""
 
-    before = 0.0
+    total = 0.0
 
     def __call__(self, logs: Mapping[str, float]) -> float:
-        found, self.before = logs["num_tokens"] - self.before, logs["num_tokens"]
-        return found
+        tokens, self.total = logs["num_tokens"] - self.total, logs["num_tokens"]
+        return tokens
 
 
-def main(model: str, examples: str, steps: str, method: str, way: str, rows: str, length: str) -> None:
+def main(model: str, examples: str, steps: str, method: str, mode: str, rows: str, length: str) -> None:
     torch.set_num_threads(2)
-    packed, adapter = way == "packed", None
+    packed, adapter = mode == "packed", None
     if method == "lora":
         from peft import LoraConfig
 
@@ -42,7 +42,7 @@ def main(model: str, examples: str, steps: str, method: str, way: str, rows: str
         )  # fmt: skip
         data = Dataset.from_list([json.loads(line) for line in Path(examples).read_text(encoding="utf-8").splitlines()])
         SFTTrainer(
-            model=model, args=config, train_dataset=data, callbacks=[Timed(Counted())], peft_config=adapter
+            model=model, args=config, train_dataset=data, callbacks=[StepOnRequest(TokenCounter())], peft_config=adapter
         ).train()
 
 

@@ -6,7 +6,7 @@ import pytest
 from posttrain import attribution
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     assert len(attribution.__all__) == len(set(attribution.__all__)) == len(attribution._HOMES)
     for name in attribution.__all__:
         assert getattr(attribution, name).__name__ == name

@@ -1,4 +1,4 @@
-"""Processes and kills change nothing but the time."""
+"""Neither several processes nor kills change the values."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from posttrain.attribution import (
 )
 
 
-class Logged:
+class LoggingUtility:
     """A utility that writes a byte for each evaluation and dies at one of them."""
 
     players = 9
@@ -50,7 +50,7 @@ METHODS: dict[str, Callable[..., Values]] = {
 
 
 def same(first: Values, second: Values) -> bool:
-    """To the last bit."""
+    """Compare two results to the last bit."""
     return (
         first.values.tobytes() == second.values.tobytes()
         and first.standard_errors.tobytes() == second.standard_errors.tobytes()
@@ -58,15 +58,15 @@ def same(first: Values, second: Values) -> bool:
     )
 
 
-def run_and_die(name: str, folder: Path, log: Path, die_at: int) -> None:
-    """A process of its own that begins the work and is killed."""
+def run_until_killed(name: str, folder: Path, log: Path, die_at: int) -> None:
+    """Start the work in another process, which is killed at the ``die_at``-th evaluation."""
     program = f"""
 import importlib.util, pathlib, sys
 spec = importlib.util.spec_from_file_location("resumed", {str(Path(__file__))!r})
 module = importlib.util.module_from_spec(spec)
 sys.modules["resumed"] = module
 spec.loader.exec_module(module)
-utility = module.Logged(pathlib.Path({str(log)!r}), {die_at})
+utility = module.LoggingUtility(pathlib.Path({str(log)!r}), {die_at})
 module.METHODS[{name!r}](utility, folder=pathlib.Path({str(folder)!r}))
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
@@ -74,48 +74,48 @@ module.METHODS[{name!r}](utility, folder=pathlib.Path({str(folder)!r}))
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_evaluates_no_finished_block_again(name: str, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_without_evaluating_a_finished_block_again(name: str, tmp_path: Path) -> None:
     method = METHODS[name]
-    whole = method(Logged(tmp_path / "whole"))
+    whole = method(LoggingUtility(tmp_path / "whole"))
     evaluations = (tmp_path / "whole").stat().st_size
     assert whole.evaluations == evaluations
     die_at = evaluations * 2 // 3
-    run_and_die(name, tmp_path / "folder", tmp_path / "killed", die_at)
+    run_until_killed(name, tmp_path / "folder", tmp_path / "killed", die_at)
     assert (tmp_path / "killed").stat().st_size == die_at
-    resumed = method(Logged(tmp_path / "resumed"), folder=tmp_path / "folder")
+    resumed = method(LoggingUtility(tmp_path / "resumed"), folder=tmp_path / "folder")
     assert same(whole, resumed)
     again = (tmp_path / "resumed").stat().st_size
     largest = {"tmc": 27, "beta": 27, "banzhaf": 20, "one out": 2, "exact": 100}[name]
     assert evaluations - die_at < again <= evaluations - die_at + largest
-    assert same(whole, method(Logged(tmp_path / "third"), folder=tmp_path / "folder"))
+    assert same(whole, method(LoggingUtility(tmp_path / "third"), folder=tmp_path / "folder"))
     assert not (tmp_path / "third").exists()
 
 
-def test_more_permutations_go_on_from_fewer(tmp_path: Path) -> None:
+def test_more_permutations_resume_from_fewer(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"block_size": 4, "tolerance": 0, "folder": tmp_path / "folder"}
-    tmc_shapley(Logged(tmp_path / "fewer"), permutations=8, **settings)
-    more = tmc_shapley(Logged(tmp_path / "more"), permutations=10, **settings)
+    tmc_shapley(LoggingUtility(tmp_path / "fewer"), permutations=8, **settings)
+    more = tmc_shapley(LoggingUtility(tmp_path / "more"), permutations=10, **settings)
     assert (tmp_path / "more").stat().st_size == 2 * 9
-    assert same(more, tmc_shapley(Logged(tmp_path / "whole"), permutations=10, block_size=4, tolerance=0))
+    assert same(more, tmc_shapley(LoggingUtility(tmp_path / "whole"), permutations=10, block_size=4, tolerance=0))
 
 
-def test_other_settings_find_nothing(tmp_path: Path) -> None:
+def test_other_settings_use_no_cached_block(tmp_path: Path) -> None:
     def evaluations(**settings: Any) -> int:
         log = tmp_path / "log"
         log.unlink(missing_ok=True)
-        tmc_shapley(Logged(log), permutations=2, folder=tmp_path / "folder", **settings)
+        tmc_shapley(LoggingUtility(log), permutations=2, folder=tmp_path / "folder", **settings)
         return log.stat().st_size if log.exists() else 0
 
     assert evaluations(tolerance=0) == 2 + 18
     assert evaluations(tolerance=0) == 0
-    assert evaluations(tolerance=0, seed=1) == 18  # the scores of none and all are found
+    assert evaluations(tolerance=0, seed=1) == 18  # the scores of no record and of all records are cached
     assert evaluations(tolerance=1e-9) == 18
     assert evaluations(tolerance=1e-9, patience=2) == 18
 
 
-def test_a_damaged_block_is_named_and_done_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_block_is_named_and_evaluated_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     method = METHODS["banzhaf"]
-    whole = method(Logged(tmp_path / "whole"), folder=tmp_path / "folder")
+    whole = method(LoggingUtility(tmp_path / "whole"), folder=tmp_path / "folder")
     blocks = sorted((tmp_path / "folder").glob("*/*.block"))
     assert len(blocks) == 7
     content = bytearray(blocks[3].read_bytes())
@@ -123,7 +123,7 @@ def test_a_damaged_block_is_named_and_done_again(tmp_path: Path, caplog: pytest.
     blocks[3].write_bytes(content)
     blocks[5].write_bytes(blocks[5].read_bytes()[:-30])
     blocks[6].write_bytes(b"")
-    assert same(whole, method(Logged(tmp_path / "again"), folder=tmp_path / "folder"))
+    assert same(whole, method(LoggingUtility(tmp_path / "again"), folder=tmp_path / "folder"))
     assert (tmp_path / "again").stat().st_size == 20 + 20 + 10
     for block in (blocks[3], blocks[5], blocks[6]):
         assert f"{block} is damaged" in caplog.text
@@ -137,21 +137,21 @@ def ridge() -> RidgeUtility:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_same_digits(tmp_path: Path) -> None:
-    def stopped(**options: Any) -> Values:
+def test_two_processes_give_the_same_values_to_the_last_bit(tmp_path: Path) -> None:
+    def shapley_to_a_bound(**options: Any) -> Values:
         return tmc_shapley(ridge(), permutations=400, block_size=4, standard_error=0.02, **options)
 
-    def of_sets(**options: Any) -> Values:
+    def banzhaf_values(**options: Any) -> Values:
         return banzhaf(ridge(), samples=110, block_size=25, **options)
 
-    def of_bags(**options: Any) -> Values:
+    def out_of_bag_values(**options: Any) -> Values:
         labels = np.arange(90) % 3
         features = np.random.default_rng(1).normal(size=(90, 6)) + labels[:, None]
         return data_oob(features, labels, bags=25, block_size=4, **options)
 
-    for number, method in enumerate((stopped, of_sets, of_bags)):
-        item = method()
-        assert same(item, method(workers=2, folder=tmp_path / str(number)))
+    for number, method in enumerate((shapley_to_a_bound, banzhaf_values, out_of_bag_values)):
+        values = method()
+        assert same(values, method(workers=2, folder=tmp_path / str(number)))
         assert len(list((tmp_path / str(number)).glob("*/*.block"))) > 4
-        assert same(item, method(folder=tmp_path / str(number)))
-    assert stopped().evaluations < 200 * 90
+        assert same(values, method(folder=tmp_path / str(number)))
+    assert shapley_to_a_bound().evaluations < 200 * 90

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from posttrain.attribution import CentroidUtility, Values, group_utility, shapley, sum_by_group, tmc_shapley
 from posttrain.attribution.utility import IncrementalUtility
@@ -15,19 +14,19 @@ def utility() -> CentroidUtility:
     )
 
 
-def test_a_group_brings_all_its_rows() -> None:
-    seen = []
+def test_a_group_adds_all_its_rows() -> None:
+    row_sets = []
 
     def additive(rows: np.ndarray) -> float:
-        seen.append(rows.tolist())
+        row_sets.append(rows.tolist())
         return float(2.0 ** rows.astype(float) @ np.ones(len(rows)))
 
     result = shapley(group_utility(additive, SOURCES))
     expected = [sum(2.0**row for row in np.flatnonzero(source == SOURCES)) for source in range(4)]
     np.testing.assert_allclose(result.values, expected, rtol=1e-12)
-    assert [] in seen
-    assert list(range(12)) in seen
-    assert [0, 3, 4, 7, 8, 11] in seen
+    assert [] in row_sets
+    assert list(range(12)) in row_sets
+    assert [0, 3, 4, 7, 8, 11] in row_sets
     assert result.evaluations == 16
 
 
@@ -46,7 +45,7 @@ def test_groups_of_an_incremental_utility_grow() -> None:
     assert (np.abs(sampled.values - exact.values) < 4.5 * sampled.standard_errors).all()
 
 
-def test_keys_tell_groups_apart() -> None:
+def test_different_groups_have_different_keys() -> None:
     keys = {group_utility(utility(), groups).key for groups in (SOURCES, SOURCES[::-1], np.zeros(12, int))}  # type: ignore[attr-defined]
     assert len(keys) == 3
     assert group_utility(utility(), SOURCES).key in keys  # type: ignore[attr-defined]
@@ -61,8 +60,7 @@ def test_sources_sum_values_and_propagate_errors() -> None:
     assert result.evaluations == 77
 
 
-@pytest.mark.parametrize("unknown", [np.nan])
-def test_what_is_not_known_of_a_record_is_not_known_of_its_source(unknown: float) -> None:
-    errors = np.where(np.arange(12) == 0, unknown, 0.1)
+def test_an_unknown_error_of_a_record_makes_that_of_its_source_unknown() -> None:
+    errors = np.where(np.arange(12) == 0, np.nan, 0.1)
     result = sum_by_group(Values(np.ones(12), errors, 1), SOURCES)
     assert np.isnan(result.standard_errors).tolist() == [False, False, True, False]

@@ -18,36 +18,36 @@ def test_it_equals_a_direct_computation() -> None:
     outcomes: list[list[float]] = [[] for _ in labels]
     for bag in range(23):
         generator = np.random.default_rng([9, bag])
-        drawn = generator.integers(0, 60, 60)
-        tree = DecisionTreeClassifier(random_state=int(generator.integers(2**31))).fit(features[drawn], labels[drawn])
-        for row in set(range(60)) - set(drawn.tolist()):
+        sample = generator.integers(0, 60, 60)
+        tree = DecisionTreeClassifier(random_state=int(generator.integers(2**31))).fit(features[sample], labels[sample])
+        for row in set(range(60)) - set(sample.tolist()):
             outcomes[row].append(float(tree.predict(features[row : row + 1])[0] == labels[row]))
     assert min(map(len, outcomes)) > 1
-    np.testing.assert_allclose(result.values, [np.mean(item) for item in outcomes], rtol=1e-12)
-    errors = [np.std([*item, 0, 1]) / np.sqrt(len(item) + 2) for item in outcomes]
+    np.testing.assert_allclose(result.values, [np.mean(scores) for scores in outcomes], rtol=1e-12)
+    errors = [np.std([*scores, 0, 1]) / np.sqrt(len(scores) + 2) for scores in outcomes]
     np.testing.assert_allclose(result.standard_errors, errors, atol=1e-12)
     assert result.evaluations == 23
     assert 0 < result.standard_errors.max() < 0.5
 
 
-def test_a_record_that_every_bag_drew_has_no_value() -> None:
+def test_a_record_in_every_bag_has_no_value() -> None:
     features, labels = blobs()
     result = data_oob(features, labels, bags=1)
-    inside = np.isin(np.arange(60), np.random.default_rng([0, 0]).integers(0, 60, 60))
-    np.testing.assert_array_equal(np.isnan(result.values), inside)
-    np.testing.assert_array_equal(np.isnan(result.standard_errors), inside)
-    np.testing.assert_allclose(result.standard_errors[~inside], np.sqrt(2 / 9 / 3), rtol=1e-12)
+    sampled = np.isin(np.arange(60), np.random.default_rng([0, 0]).integers(0, 60, 60))
+    np.testing.assert_array_equal(np.isnan(result.values), sampled)
+    np.testing.assert_array_equal(np.isnan(result.standard_errors), sampled)
+    np.testing.assert_allclose(result.standard_errors[~sampled], np.sqrt(2 / 9 / 3), rtol=1e-12)
 
 
-def test_wrong_labels_are_worth_less() -> None:
+def test_wrong_labels_have_lower_out_of_bag_values() -> None:
     features, labels = blobs(150)
-    given = labels.copy()
-    given[:20] = (given[:20] + 1) % 3
-    result = data_oob(features, given, bags=60).values
+    wrong_labels = labels.copy()
+    wrong_labels[:20] = (wrong_labels[:20] + 1) % 3
+    result = data_oob(features, wrong_labels, bags=60).values
     assert result[:20].mean() < result[20:].mean() - 0.25
 
 
-def test_another_learner_and_names_for_labels() -> None:
+def test_another_estimator_and_string_labels() -> None:
     features, labels = blobs()
     names = np.array(["low", "middle", "high"])[labels]
     by_number = data_oob(features, labels, estimator=LogisticRegression(), bags=15)

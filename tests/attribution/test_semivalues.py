@@ -21,11 +21,11 @@ from posttrain.attribution import (
 
 COSTS = np.array([1.0, 1.5, 4.0, 4.0, 7.0, 11.0])
 RIGHT_GLOVES = 4
-Absent = Callable[[int], float]
+AbsenceProbability = Callable[[int], float]
 
 
 def majority(rows: np.ndarray) -> float:
-    """Weights 2, 1, 1 and a quota of 3."""
+    """A weighted majority: weights 2, 1, 1 and a quota of 3."""
     return float(np.array([2, 1, 1])[rows].sum() >= 3)
 
 
@@ -35,24 +35,24 @@ def security_council(rows: np.ndarray) -> float:
 
 
 def airport(rows: np.ndarray) -> float:
-    """The runway that the largest aircraft needs serves all."""
+    """The cost of the runway: that of the largest aircraft."""
     return float(COSTS[rows].max(initial=0))
 
 
 def gloves(rows: np.ndarray) -> float:
     """One left glove, player 0, and several right ones: a pair is worth 1."""
-    left = int((rows == 0).sum())
-    return float(min(left, len(rows) - left))
+    left_gloves = int((rows == 0).sum())
+    return float(min(left_gloves, len(rows) - left_gloves))
 
 
-def airport_values(absent: Absent) -> np.ndarray:
-    """Each step of the costs goes to who joins a set in which nobody else needs it: ``absent(m)`` for m others."""
+def airport_values(absence: AbsenceProbability) -> np.ndarray:
+    """A player pays each cost step if no other of the m players that need it is in the set: ``absence(m)``."""
     steps = np.diff(COSTS, prepend=0)
-    return np.cumsum([step * absent(len(COSTS) - position - 1) for position, step in enumerate(steps)])
+    return np.cumsum([step * absence(len(COSTS) - position - 1) for position, step in enumerate(steps)])
 
 
-def absent_by_beta(alpha: float, beta: float) -> Absent:
-    """Beta-Shapley's sets hold every other player with one probability, which is drawn from Beta(beta, alpha)."""
+def beta_absence(alpha: float, beta: float) -> AbsenceProbability:
+    """Beta-Shapley includes every other player with one probability, sampled from Beta(beta, alpha)."""
     return lambda others: float(beta_function(alpha + others, beta) / beta_function(alpha, beta))
 
 
@@ -77,7 +77,7 @@ def test_the_airport_game() -> None:
     )
     for alpha, beta in [(1, 1), (16, 1), (1, 4), (2.5, 0.5)]:
         result = semivalue(airport, beta_weights(6, alpha, beta)).values
-        np.testing.assert_allclose(result, airport_values(absent_by_beta(alpha, beta)), rtol=1e-12)
+        np.testing.assert_allclose(result, airport_values(beta_absence(alpha, beta)), rtol=1e-12)
 
 
 def test_the_glove_game() -> None:
@@ -89,10 +89,10 @@ def test_the_glove_game() -> None:
     alpha, beta = 3.0, 2.0
     pair = beta_function(beta + 1, alpha + others - 1) / beta_function(alpha, beta)
     result = semivalue(gloves, beta_weights(players, alpha, beta)).values
-    np.testing.assert_allclose(result, [1 - absent_by_beta(alpha, beta)(others)] + [pair] * others, rtol=1e-12)
+    np.testing.assert_allclose(result, [1 - beta_absence(alpha, beta)(others)] + [pair] * others, rtol=1e-12)
 
 
-def test_weights_sum_to_one_also_for_many_players() -> None:
+def test_weights_sum_to_one_even_for_many_players() -> None:
     for players in (1, 2, 7, 5000):
         for weights in (shapley_weights(players), banzhaf_weights(players), beta_weights(players, 16, 1)):
             assert weights.shape == (players,)
@@ -103,7 +103,7 @@ def test_weights_sum_to_one_also_for_many_players() -> None:
     np.testing.assert_allclose(falling[0], 16 / 115, rtol=1e-9)
 
 
-def test_equal_players_are_worth_the_same_and_a_dummy_what_it_brings() -> None:
+def test_equal_players_have_equal_values_and_a_dummy_has_its_own_gain() -> None:
     def with_dummy(rows: np.ndarray) -> float:
         return airport(rows[rows < 6]) + 0.25 * float((rows == 6).any())
 
@@ -116,7 +116,7 @@ def test_equal_players_are_worth_the_same_and_a_dummy_what_it_brings() -> None:
     assert sampled.standard_errors[6] < 1e-12
 
 
-def test_leaving_one_out_is_what_is_lost() -> None:
+def test_leave_one_out_is_the_loss_without_the_player() -> None:
     result = leave_one_out(airport, 6)
     np.testing.assert_array_equal(result.values, [0, 0, 0, 0, 0, 4])
     assert result.evaluations == 8
@@ -131,7 +131,7 @@ SAMPLED: dict[str, tuple[Method, np.ndarray]] = {
     ),
     "beta": (
         lambda draws, seed: beta_shapley(airport, 6, alpha=4, beta=1, permutations=draws, seed=seed, block_size=draws),
-        airport_values(absent_by_beta(4, 1)),
+        airport_values(beta_absence(4, 1)),
     ),
     "banzhaf": (
         lambda draws, seed: banzhaf(airport, 6, samples=draws, seed=seed, block_size=draws),
@@ -141,7 +141,7 @@ SAMPLED: dict[str, tuple[Method, np.ndarray]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_samples_come_close_and_say_how_close(name: str) -> None:
+def test_sampled_values_are_within_their_standard_errors(name: str) -> None:
     method, exact = SAMPLED[name]
     result = method(3000, 7)
     assert (result.standard_errors > 0).all()

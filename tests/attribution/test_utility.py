@@ -19,7 +19,7 @@ def test_labels_are_numbered_in_sorted_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"labels": LABELS[:5]}, "labels must have one label for each of 6 rows"),
         ({"evaluation_labels": LABELS[:5]}, "evaluation_labels must have one label"),
@@ -36,7 +36,7 @@ def test_labels_are_numbered_in_sorted_order() -> None:
         ({"labels": [0, 1, 1, 0, 1, 0]}, "class 2 of the evaluation has no training record"),
     ],
 )
-def test_mistakes_in_the_data_are_one_clear_line(change: dict[str, Any], words: str) -> None:
+def test_mistakes_in_the_data_are_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     data: dict[str, Any] = {
         "features": FEATURES,
         "labels": LABELS,
@@ -44,12 +44,12 @@ def test_mistakes_in_the_data_are_one_clear_line(change: dict[str, Any], words: 
         "evaluation_labels": LABELS,
     }
     for make in (KNNUtility, RidgeUtility, CentroidUtility, knn_shapley):
-        with pytest.raises(UserError, match=words) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             make(**{**data, **change})
         assert "\n" not in str(caught.value)
 
 
-def test_mistakes_in_settings_are_one_clear_line() -> None:
+def test_mistakes_in_settings_are_refused() -> None:
     from sklearn.linear_model import RidgeClassifier
 
     data = FEATURES, LABELS, FEATURES, LABELS

@@ -1,4 +1,4 @@
-"""Values by parts that are held out in turn."""
+"""Cross-validated values: each fold is held out once."""
 
 from fractions import Fraction
 
@@ -18,45 +18,45 @@ def blobs(count: int, classes: int = 3, seed: int = 0, spread: float = 0.5) -> t
     return 3 * np.eye(classes, 5)[labels] + spread * generator.normal(size=(count, 5)), labels
 
 
-def test_values_are_means_over_the_parts_that_a_record_is_not_in() -> None:
-    """Against the same by hand, in parts of different sizes, in exact arithmetic."""
+def test_values_are_means_over_the_folds_that_a_record_is_not_in() -> None:
+    """Against the mean in exact arithmetic, with folds of different sizes."""
     features, labels = blobs(31)
     fold = np.array([0] * 12 + [1] * 10 + [2] * 9)
     result = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
     for row in range(31):
-        seen = []
+        fold_values = []
         for number in set(range(3)) - {int(fold[row])}:
-            rest, inside = np.flatnonzero(fold != number), fold == number
-            values = knn_shapley(features[rest], labels[rest], features[inside], labels[inside]).values
-            seen.append((int(inside.sum()), Fraction(values[np.flatnonzero(rest == row)[0]])))
-        weight = sum(size for size, _ in seen)
-        mean = sum(size * value for size, value in seen) / weight
-        squares = sum((Fraction(size, weight) * (value - mean)) ** 2 for size, value in seen)
+            train_rows, held_out = np.flatnonzero(fold != number), fold == number
+            values = knn_shapley(features[train_rows], labels[train_rows], features[held_out], labels[held_out]).values
+            fold_values.append((int(held_out.sum()), Fraction(values[np.flatnonzero(train_rows == row)[0]])))
+        weight = sum(size for size, _ in fold_values)
+        mean = sum(size * value for size, value in fold_values) / weight
+        squares = sum((Fraction(size, weight) * (value - mean)) ** 2 for size, value in fold_values)
         assert result.values[row] == pytest.approx(float(mean), rel=1e-12)
         overlap = 1 + 2 * Fraction(31, 3) / (31 - Fraction(31, 3))
         assert result.standard_errors[row] == pytest.approx(float(2 * squares * overlap) ** 0.5, rel=1e-9)
 
 
-def test_errors_over_equal_parts_are_the_usual_ones() -> None:
-    """A game whose values are draws of their own: the standard deviation, over 5 parts of 10 records of 60."""
-    draws = np.random.default_rng(1).normal(size=(6, 60))
+def test_errors_over_equal_folds_are_the_corrected_standard_errors() -> None:
+    """A method with random values: the corrected standard error over 5 folds of 10 records of 60."""
+    samples = np.random.default_rng(1).normal(size=(6, 60))
     fold = np.arange(60) // 2 % 6
-    seen: list[int] = []
+    calls: list[int] = []
 
-    def game(fold: Fold) -> Values:
+    def random_method(fold: Fold) -> Values:
         rows = fold.features[:, 0].astype(int)
-        seen.append(len(seen))
-        return Values(draws[seen[-1], rows], np.zeros(len(rows)), 2)
+        calls.append(len(calls))
+        return Values(samples[calls[-1], rows], np.zeros(len(rows)), 2)
 
-    result = cross_validated_values(game, np.arange(60.0)[:, None], np.arange(60) % 2, fold)
+    result = cross_validated_values(random_method, np.arange(60.0)[:, None], np.arange(60) % 2, fold)
     for row in range(60):
-        own = np.delete(draws[:, row], fold[row])
-        assert result.values[row] == pytest.approx(own.mean())
-        assert result.standard_errors[row] == pytest.approx(own.std(ddof=1) * np.sqrt(1 / 5 + 10 / 50))
+        values = np.delete(samples[:, row], fold[row])
+        assert result.values[row] == pytest.approx(values.mean())
+        assert result.standard_errors[row] == pytest.approx(values.std(ddof=1) * np.sqrt(1 / 5 + 10 / 50))
     assert result.evaluations == 12
 
 
-def test_a_record_alone_with_its_label_has_no_value() -> None:
+def test_the_only_record_of_a_label_has_no_value() -> None:
     features, labels = blobs(30)
     labels[7] = 9
     result = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, np.arange(30) // 3 % 5)
@@ -64,31 +64,31 @@ def test_a_record_alone_with_its_label_has_no_value() -> None:
     assert np.isnan(result.standard_errors[7])
 
 
-def test_no_order_of_the_records_matters() -> None:
+def test_the_order_of_the_records_does_not_matter() -> None:
     features, labels = blobs(40)
     fold = np.arange(40) // 3 % 4
     order = np.random.default_rng(0).permutation(40)
-    item = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
-    other = cross_validated_values(ValuationMethod("knn_shapley"), features[order], labels[order], fold[order])
-    np.testing.assert_allclose(item.values[order], other.values, rtol=1e-12)
+    result = cross_validated_values(ValuationMethod("knn_shapley"), features, labels, fold)
+    shuffled = cross_validated_values(ValuationMethod("knn_shapley"), features[order], labels[order], fold[order])
+    np.testing.assert_allclose(result.values[order], shuffled.values, rtol=1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["knn_shapley", "tmc_shapley", "beta_shapley"])
-def test_wrong_labels_are_worth_least(method: str) -> None:
+def test_wrong_labels_have_the_lowest_values(method: str) -> None:
     features, labels = blobs(60)
     wrong = [4, 17, 33, 50]
     labels[wrong] = (labels[wrong] + 1) % 3
-    how = (
+    valuation = (
         ValuationMethod(method) if method == "knn_shapley" else ValuationMethod(method, learner="centroids", draws=300)
     )
-    result = cross_validated_values(how, features, labels, np.arange(60) // 3 % 5)
+    result = cross_validated_values(valuation, features, labels, np.arange(60) // 3 % 5)
     assert set(np.argsort(result.values)[:4].tolist()) == set(wrong)
 
 
 @pytest.mark.slow
-def test_wrong_labels_are_worth_less_by_banzhaf() -> None:
-    """Of large sets, where one record changes little, on average."""
+def test_wrong_labels_have_lower_banzhaf_values() -> None:
+    """On average, as one record changes little in a large set."""
     features, labels = blobs(60, spread=2.0)
     wrong = np.isin(np.arange(60), [4, 17, 33, 50, 51, 52])
     labels[wrong] = (labels[wrong] + 1) % 3
@@ -99,7 +99,7 @@ def test_wrong_labels_are_worth_less_by_banzhaf() -> None:
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_leaving_one_out_is_that_of_the_learner(learner: str) -> None:
+def test_leave_one_out_uses_the_learner(learner: str) -> None:
     features, labels = blobs(30, spread=2.0)
     fold = Fold(features[:20], labels[:20], features[20:], labels[20:], None)
     expected = leave_one_out(LEARNERS[learner](features[:20], labels[:20], features[20:], labels[20:]))
@@ -107,7 +107,7 @@ def test_leaving_one_out_is_that_of_the_learner(learner: str) -> None:
     assert np.any(expected.values != 0)
 
 
-def test_out_of_bag_finds_them_too_and_takes_no_parts() -> None:
+def test_out_of_bag_values_need_no_folds_and_are_lowest_for_wrong_labels() -> None:
     features, labels = blobs(60)
     labels[[4, 17]] = (labels[[4, 17]] + 1) % 3
     result = ValuationMethod("data_oob", draws=100).out_of_bag(features, labels.tolist())
@@ -115,13 +115,13 @@ def test_out_of_bag_finds_them_too_and_takes_no_parts() -> None:
 
 
 @pytest.mark.parametrize("method", ["knn_shapley", "tmc_shapley", "beta_shapley"])
-def test_a_source_of_noise_is_worth_least_a_record(method: str) -> None:
+def test_a_source_of_random_labels_has_the_lowest_value(method: str) -> None:
     features, labels = blobs(90)
     groups = np.arange(90) // 30
     noisy = groups == 1
     labels[noisy] = np.random.default_rng(0).integers(0, 3, noisy.sum())
-    how = ValuationMethod(method, learner=None if method == "knn_shapley" else "centroids")
-    result = cross_validated_values(how, features, labels, np.arange(90) // 3 % 5, groups)
+    valuation = ValuationMethod(method, learner=None if method == "knn_shapley" else "centroids")
+    result = cross_validated_values(valuation, features, labels, np.arange(90) // 3 % 5, groups)
     assert result.values.shape == (3,)
     assert result.values.argmin() == 1
 
@@ -134,7 +134,7 @@ def test_a_source_of_noise_is_worth_least_a_record(method: str) -> None:
         ([0, 1], [0, 1, 0, 1], "2 folds of 2 records"),
     ],
 )
-def test_mistakes_are_named(fold: list[int], labels: list[int], message: str) -> None:
+def test_folds_and_labels_are_checked(fold: list[int], labels: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         cross_validated_values(ValuationMethod("knn_shapley"), np.eye(4), labels, np.array(fold))
 

@@ -5,13 +5,13 @@ from posttrain.attribution.values import InfluenceScores
 TABLE = np.array([[0.5, -1.0], [2.0, 0.0], [-3.0, 4.0], [2.0, 0.1]])
 
 
-def test_values_are_sums_and_their_errors_are_over_the_test_records() -> None:
-    """Errors are of a sum over M drawn records: the variance over draws of both columns, checked by drawing."""
+def test_values_are_sums_with_standard_errors_over_the_test_records() -> None:
+    """The standard error is that of a sum over sampled test records, checked by sampling."""
     generator = np.random.default_rng(0)
-    many = generator.normal(size=(3, 200_000)) * [[1], [2], [3]]
-    sums = many.reshape(3, -1, 50).sum(2)
-    result = InfluenceScores.from_scores(many[:, :50], 7)
-    np.testing.assert_allclose(result.values, many[:, :50].sum(1))
+    scores = generator.normal(size=(3, 200_000)) * [[1], [2], [3]]
+    sums = scores.reshape(3, -1, 50).sum(2)
+    result = InfluenceScores.from_scores(scores[:, :50], 7)
+    np.testing.assert_allclose(result.values, scores[:, :50].sum(1))
     np.testing.assert_allclose(result.standard_errors, sums.std(1), rtol=0.3)
     assert result.evaluations == 7
 

@@ -1,4 +1,4 @@
-"""The command line, called in this process, and workspaces for it."""
+"""Calls of the command line in this process, and workspaces for them."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from posttrain.cli.main import main
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No waiting for the disk, no threads for a tiny model, and the log as it was afterwards."""
+    """Skips fsync, uses one thread, and restores the logger afterwards."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     torch.set_num_threads(1)
     logger = logging.getLogger("posttrain")
@@ -28,7 +28,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended: its exit code and what it printed."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def mistake(self) -> str:
-        """The one line that a user's mistake ends in, after the program's name."""
+        """The one line of output after a user's mistake, without the program's name."""
         assert self.code == 2, self
         assert self.out == "", self
         assert self.err.endswith("\n"), self
@@ -62,11 +62,11 @@ def posttrain(capfd: pytest.CaptureFixture[str]) -> Call:
 
     def call(*arguments: str | Path) -> Outcome:
         capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main([str(argument) for argument in arguments])
-        printed = capfd.readouterr()
-        assert isinstance(left.value.code, int)
-        return Outcome(left.value.code, printed.out, printed.err)
+        captured = capfd.readouterr()
+        assert isinstance(exit_info.value.code, int)
+        return Outcome(exit_info.value.code, captured.out, captured.err)
 
     return call
 
@@ -85,9 +85,9 @@ Tree = Callable[[Path], dict[str, str]]
 
 @pytest.fixture(scope="session")
 def tree() -> Tree:
-    """``tree(folder)``: every file and link with its content, but for the database and the lock."""
+    """``tree(folder)``: every file and link with its digest, except the database and the lock."""
 
-    def found_in(root: Path) -> dict[str, str]:
+    def digests(root: Path) -> dict[str, str]:
         result = {}
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
@@ -97,4 +97,4 @@ def tree() -> Tree:
                 result[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         return result
 
-    return found_in
+    return digests

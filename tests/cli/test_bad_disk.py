@@ -1,4 +1,4 @@
-"""A full disk, a read-only one, a workspace of a newer version: one clear line and 2, and nothing is harmed."""
+"""A full disk, a read-only disk, a workspace of a newer version: one clear line, exit code 2, nothing damaged."""
 
 import errno
 import json
@@ -30,14 +30,14 @@ def newer_database(root: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("breaks", [newer_folder, newer_database])
+@pytest.mark.parametrize("damage", [newer_folder, newer_database])
 @pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["models", "rollback"], ["eval"]])
-def test_a_workspace_of_a_newer_version(
-    tree: Tree, finished_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, verb: list[str]
+def test_a_workspace_of_a_newer_version_is_refused(
+    tree: Tree, finished_workspace: Path, posttrain: Call, tmp_path: Path, damage: Break, verb: list[str]
 ) -> None:
-    root = tmp_path / "mine"
+    root = tmp_path / "copy"
     shutil.copytree(finished_workspace, root, symlinks=True)
-    breaks(root)
+    damage(root)
     before = tree(root), (root / ".posttrain" / "store.db").read_bytes()
     assert "newer version" in posttrain(*verb, "-w", root).mistake
     assert (tree(root), (root / ".posttrain" / "store.db").read_bytes()) == before
@@ -48,27 +48,27 @@ Mount = Callable[..., bool]
 
 @pytest.fixture
 def mount() -> Iterator[Mount]:
-    """``mount(folder, *options)``; False where this user may mount nothing. All is unmounted at the end."""
-    with ExitStack() as mounted:
+    """``mount(folder, *options)``; False if this user may not mount. Unmounts everything at the end."""
+    with ExitStack() as stack:
 
         def mount(folder: Path, *options: str) -> bool:
-            done = subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode == 0
-            if done and "remount" not in " ".join(options):
-                mounted.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
-            return done
+            succeeded = subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode == 0
+            if succeeded and "remount" not in " ".join(options):
+                stack.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
+            return succeeded
 
         yield mount
 
 
 @contextmanager
-def refusing(code: int, after: int) -> Iterator[None]:
-    """The disk refuses every flush but the first ``after``."""
-    left = after
+def refuse_fsync(code: int, after: int) -> Iterator[None]:
+    """Fails every fsync except the first ``after``."""
+    remaining = after
 
     def fsync(descriptor: int) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0:
             raise OSError(code, os.strerror(code))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -77,56 +77,58 @@ def refusing(code: int, after: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
-def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, finished_workspace: Path, after: int) -> None:
+def test_a_run_resumes_after_a_full_disk(small: Any, posttrain: Call, finished_workspace: Path, after: int) -> None:
     root = small()
-    with refusing(errno.ENOSPC, after):
-        ended = posttrain("run", "-w", root)
-    assert ended.code == 2
-    assert "no space left on device" in ended.err.splitlines()[-1]
-    assert "Traceback" not in ended.err
+    with refuse_fsync(errno.ENOSPC, after):
+        outcome = posttrain("run", "-w", root)
+    assert outcome.code == 2
+    assert "no space left on device" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err
     assert list((root / ".posttrain" / "tmp").rglob("*")) == []
     assert posttrain("run", "-w", root).code == 0
     champions = [
-        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, finished_workspace)
+        posttrain("status", "-w", workspace, "--json").json["champion"]["id"]
+        for workspace in (root, finished_workspace)
     ]
     assert champions[0] == champions[1]
 
 
-def test_a_disk_that_is_really_full(
+def test_a_run_on_a_mounted_full_disk_resumes_as_the_disk_grows(
     small: Any, posttrain: Call, finished_workspace: Path, tmp_path: Path, mount: Mount
 ) -> None:
-    """Growing by little and little, until the run gets through."""
+    """The disk grows step by step until the run succeeds."""
     disk = tmp_path / "workspace"
     disk.mkdir()
     kilobytes = 300
-    real = mount(disk, "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs")
+    mounted = mount(disk, "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs")
     root = small()
     failures = 0
     while True:
         with ExitStack() as stack:
-            if not real:  # no right to mount: the same from a patched disk
-                stack.enter_context(refusing(errno.ENOSPC, kilobytes // 30))
-            ended = posttrain("run", "-w", root)
-        if ended.code == 0:
+            if not mounted:  # no right to mount: patch fsync instead
+                stack.enter_context(refuse_fsync(errno.ENOSPC, kilobytes // 30))
+            outcome = posttrain("run", "-w", root)
+        if outcome.code == 0:
             break
         failures += 1
-        assert ended.code == 2, ended
-        assert "no space left on device" in ended.err.splitlines()[-1]
-        assert "Traceback" not in ended.err
+        assert outcome.code == 2, outcome
+        assert "no space left on device" in outcome.err.splitlines()[-1]
+        assert "Traceback" not in outcome.err
         kilobytes = int(kilobytes * 1.6)
-        if real:
+        if mounted:
             assert mount(disk, "-o", f"remount,size={kilobytes}k")
     assert failures >= 2
     champions = [
-        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, finished_workspace)
+        posttrain("status", "-w", workspace, "--json").json["champion"]["id"]
+        for workspace in (root, finished_workspace)
     ]
     assert champions[0] == champions[1]
 
 
 @pytest.fixture
 def read_only(finished_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace that cannot be written to, by a mount, by its rights, or else by what the system says of it."""
-    root = tmp_path / "mine"
+    """A workspace that cannot be written to, by a read-only mount or else by a patched ``os.access``."""
+    root = tmp_path / "copy"
     shutil.copytree(finished_workspace, root, symlinks=True)
     if not (mount(root, "--bind", str(root)) and mount(root, "-o", "remount,ro,bind")):
         access = os.access
@@ -137,7 +139,7 @@ def read_only(finished_workspace: Path, tmp_path: Path, mount: Mount, monkeypatc
 @pytest.mark.parametrize(
     "verb", [["run"], ["run", "--rounds", "3"], ["models", "rollback"], ["eval"], ["select"], ["data", "add", "x.csv"]]
 )
-def test_a_read_only_workspace(
+def test_verbs_that_write_refuse_a_read_only_workspace(
     tree: Tree, read_only: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

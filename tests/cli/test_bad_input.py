@@ -1,4 +1,4 @@
-"""Every mistake of the user ends in one clear line and 2, and leaves the workspace as it was."""
+"""Every mistake of the user gives one clear line and exit code 2, and does not change the workspace."""
 
 import shutil
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def margin_of_free_text(root: Path) -> None:
     change(root, "select", strategy="margin")
 
 
-def unsure_before_it_is_trained(root: Path) -> None:
+def uncertainty_before_training(root: Path) -> None:
     change(root, "select", cold_start="entropy")
 
 
@@ -75,7 +75,7 @@ def empty_file(root: Path) -> None:
     (root / "pool.csv").write_bytes(b"")
 
 
-def header_alone(root: Path) -> None:
+def header_only(root: Path) -> None:
     (root / "test.csv").write_text("text,label\n")
 
 
@@ -121,7 +121,7 @@ def no_metric(root: Path) -> None:
     change(root, "gate", deploy=["acuracy >= 0"])
 
 
-def no_name_at_all(root: Path) -> None:
+def rule_without_metric(root: Path) -> None:
     change(root, "gate", deploy=["1 >= 0"])
 
 
@@ -161,7 +161,7 @@ def no_mapping(root: Path) -> None:
     (root / "posttrain.yaml").write_text("- model\n")
 
 
-def key_twice(root: Path) -> None:
+def repeated_key(root: Path) -> None:
     with (root / "posttrain.yaml").open("a") as file:
         file.write("model: tiny\n")
 
@@ -184,13 +184,13 @@ MISTAKES: list[tuple[Break, str]] = [
     (missing_answers, "label.file: no such file: answers.csv"),
     (missing_labels, "task.labels: no such file: labels.txt; make it, one label a line"),
     (labels_not_utf8, "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
-    (labels_not_text, "posttrain.yaml: `task.labels`: label 1 is read as True, not as text; put it in quotes"),
+    (labels_not_text, "`task.labels`: label 1 is read as True, not as text; put it in quotes"),
     (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),
     (margin_of_free_text, "select.strategy: strategy `margin` compares the two most probable labels"),
-    (unsure_before_it_is_trained, "posttrain.yaml: `select.cold_start`: strategy `entropy` uses the champion's"),
+    (uncertainty_before_training, "`select.cold_start`: strategy `entropy` uses the champion's"),
     (answers_not_named, "label.file: the oracle needs a file of answers; name it"),
     (empty_file, "pool.csv: the file holds no records"),
-    (header_alone, "test.csv: the file holds no records"),
+    (header_only, "test.csv: the file holds no records"),
     (broken_json, "pool.jsonl:3: broken JSON: "),
     (not_utf8, "pool.jsonl:2: holds bytes that are not UTF-8"),
     (mixed_shapes, "pool.jsonl:4: has the shape `text`, but line 1 has the shape `prompt`"),
@@ -201,49 +201,53 @@ MISTAKES: list[tuple[Break, str]] = [
         unknown_key,
         "unknown key `train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
     ),
-    (unknown_section, "posttrain.yaml: unknown key `trian`; did you mean `train`?"),
-    (wrong_value, "posttrain.yaml: `train.epochs`: "),
+    (unknown_section, "unknown key `trian`; did you mean `train`?"),
+    (wrong_value, "`train.epochs`: "),
     (no_metric, "gate.deploy: rule `acuracy >= 0`: no metric `acuracy`; did you mean `accuracy`?"),
-    (no_name_at_all, "gate.deploy: rule `1 >= 0` names no metric"),
-    (no_rule, "posttrain.yaml: `gate.deploy`: rule `accuracy >=`: something is missing at its end"),
+    (rule_without_metric, "gate.deploy: rule `1 >= 0` names no metric"),
+    (no_rule, "`gate.deploy`: rule `accuracy >=`: something is missing at its end"),
     (no_trigger, "nothing is called `new_record`; did you mean `new_records`?"),
     (no_model, "model: `no/such/model` is no model; give a folder, a .gguf file or a Hub id"),
     (no_model_in_the_folder, "/base: is no model: it holds no config.json"),
     (no_gguf, "base.gguf: is not a GGUF file; give another .gguf file, a folder or a Hub id"),
     (broken_yaml, "posttrain.yaml:3: broken YAML: "),
     (no_mapping, "posttrain.yaml: holds no config"),
-    (key_twice, "broken YAML: `model` is given twice"),
+    (repeated_key, "broken YAML: `model` is given twice"),
     (list_as_key, "posttrain.yaml:2: broken YAML: a key must be a word"),
     (control_character, "posttrain.yaml: broken YAML: "),
     (yaml_not_utf8, "posttrain.yaml: is not UTF-8 text"),
 ]
-mistakes = pytest.mark.parametrize(("breaks", "says"), [pytest.param(*item, id=item[0].__name__) for item in MISTAKES])
+mistakes = pytest.mark.parametrize(
+    ("damage", "message"), [pytest.param(*item, id=item[0].__name__) for item in MISTAKES]
+)
 
 
 @mistakes
-def test_at_the_first_run(tree: Tree, small: Any, posttrain: Call, breaks: Break, says: str) -> None:
+def test_a_mistake_at_the_first_run_leaves_no_files(
+    tree: Tree, small: Any, posttrain: Call, damage: Break, message: str
+) -> None:
     root = small(rounds=1)
-    breaks(root)
+    damage(root)
     before = tree(root)
     for _ in range(2):
-        assert says in posttrain("run", "-w", root).mistake
+        assert message in posttrain("run", "-w", root).mistake
     after = tree(root)
     after.pop(".posttrain/format.json", None)
     assert after == before, "no artifact, nothing half-written"
 
 
 @mistakes
-def test_in_a_later_round(
-    tree: Tree, small: Any, finished_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, says: str
+def test_a_mistake_in_a_later_round_does_not_change_the_workspace(
+    tree: Tree, small: Any, finished_workspace: Path, posttrain: Call, tmp_path: Path, damage: Break, message: str
 ) -> None:
-    root = tmp_path / "mine"
+    root = tmp_path / "copy"
     shutil.copytree(finished_workspace, root, symlinks=True)
-    right = {path: path.read_bytes() for path in root.iterdir() if path.is_file()}
-    breaks(root)
+    original_files = {path: path.read_bytes() for path in root.iterdir() if path.is_file()}
+    damage(root)
     before = tree(root)
-    assert says in posttrain("run", "-w", root, "--rounds", "3").mistake
+    assert message in posttrain("run", "-w", root, "--rounds", "3").mistake
     assert tree(root) == before
-    for path, content in right.items():
+    for path, content in original_files.items():
         path.write_bytes(content)
     state = posttrain("status", "-w", root, "--json").json
     assert state["champion"]["round"] == 2
@@ -251,31 +255,33 @@ def test_in_a_later_round(
 
 
 @pytest.mark.slow
-def test_a_mended_run_resumes_as_if_nothing_had_been(small: Any, finished_workspace: Path, posttrain: Call) -> None:
+def test_a_run_after_corrected_mistakes_gives_the_same_champion(
+    small: Any, finished_workspace: Path, posttrain: Call
+) -> None:
     root = small()
-    right = {path: path.read_bytes() for path in root.iterdir()}
-    for breaks, _ in MISTAKES:
-        breaks(root)
+    original_files = {path: path.read_bytes() for path in root.iterdir()}
+    for damage, _ in MISTAKES:
+        damage(root)
         assert posttrain("run", "-w", root).code == 2
-        for path, content in right.items():
+        for path, content in original_files.items():
             path.write_bytes(content)
     assert posttrain("run", "-w", root).code == 0
-    states = [posttrain("status", "-w", where, "--json").json for where in (root, finished_workspace)]
+    states = [posttrain("status", "-w", workspace, "--json").json for workspace in (root, finished_workspace)]
     assert states[0]["champion"]["id"] == states[1]["champion"]["id"]
 
 
 @pytest.mark.slow
-def test_a_model_that_the_hub_does_not_give(
+def test_a_model_that_the_hub_does_not_have(
     small: Any, posttrain: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whether a Hub id leads anywhere is found out only by asking; nothing is deployed then."""
+    """A missing Hub id is noticed only by the download; nothing is deployed then."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     root = small(rounds=1)
     _model(root, "nobody/nothing")
-    ended = posttrain("run", "-w", root)
-    assert ended.code == 2
-    assert "model: `nobody/nothing` is no folder, and the Hub does not give it" in ended.err.splitlines()[-1]
+    outcome = posttrain("run", "-w", root)
+    assert outcome.code == 2
+    assert "model: `nobody/nothing` is no folder, and the Hub does not give it" in outcome.err.splitlines()[-1]
     state = posttrain("status", "-w", root, "--json").json
     assert state["champion"] is None
     _model(root, "tiny")
@@ -283,7 +289,7 @@ def test_a_model_that_the_hub_does_not_give(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (None, "new.jsonl: there is no such file"),
         ("", "new.jsonl: "),
@@ -292,8 +298,8 @@ def test_a_model_that_the_hub_does_not_give(
         ('{"prompt": "a", "completion": "crad"}\n', "new.jsonl:1: label `crad` is not in the label set"),
     ],
 )
-def test_data_add_takes_all_files_or_none(
-    tree: Tree, small: Any, posttrain: Call, tmp_path: Path, content: str | None, says: str
+def test_data_add_adds_all_files_or_none(
+    tree: Tree, small: Any, posttrain: Call, tmp_path: Path, content: str | None, message: str
 ) -> None:
     root = small(data={"columns": None, "pool": ["p.jsonl"], "test": ["t.jsonl"]})
     (tmp_path / "good.jsonl").write_text(GOOD)
@@ -301,19 +307,19 @@ def test_data_add_takes_all_files_or_none(
         (tmp_path / "new.jsonl").write_text(content)
     files = [tmp_path / "good.jsonl", tmp_path / "new.jsonl"]
     before = tree(root)
-    assert says in posttrain("data", "add", *files, "--to", "labelled", "-w", root).mistake
+    assert message in posttrain("data", "add", *files, "--to", "labelled", "-w", root).mistake
     after = tree(root)
     after.pop(".posttrain/format.json", None)
     assert after == before
 
 
-def test_data_add_writes_over_nothing(small: Any, posttrain: Call, tmp_path: Path) -> None:
+def test_data_add_overwrites_nothing(small: Any, posttrain: Call, tmp_path: Path) -> None:
     root = small()
     for name, text in (("a/x.csv", "text\none\n"), ("b/x.csv", "text\ntwo\n"), ("c/.hidden.csv", "text\nthree\n")):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    both = posttrain("data", "add", tmp_path / "a/x.csv", tmp_path / "b/x.csv", "-w", root).mistake
-    assert "another file of this name was added before; rename yours" in both
+    message = posttrain("data", "add", tmp_path / "a/x.csv", tmp_path / "b/x.csv", "-w", root).mistake
+    assert "another file of this name was added before; rename yours" in message
     assert not (root / "data").exists()
     assert "only plain files" in posttrain("data", "add", tmp_path / "c/.hidden.csv", "-w", root).mistake
     assert posttrain("data", "add", tmp_path / "a/x.csv", "-w", root).code == 0

@@ -19,13 +19,13 @@ def test_a_prefix_selects_keys(posttrain: Callable[..., Any]) -> None:
     assert "train.lora.rank" in posttrain("config", "keys", "train.lora").out
 
 
-def test_an_unknown_prefix_gets_the_nearest_key(posttrain: Callable[..., Any]) -> None:
+def test_an_unknown_prefix_suggests_the_nearest_key(posttrain: Callable[..., Any]) -> None:
     assert "train.epochs" in posttrain("config", "keys", "train.epoch_").mistake
 
 
 def test_every_key_of_the_reference_is_listed() -> None:
     keys = {entry.key for entry in config_keys(Config)}
-    assert {"model", "evaluate.suites.NAME.sample", "train.stages.N.epochs", "data.splits.test"} <= keys
+    assert {"model", "evaluate.suites.NAME.sample", "train.phases.N.epochs", "data.splits.test"} <= keys
     assert all(entry.meaning and entry.type for entry in config_keys(Config))
 
     def leaves(values: dict[str, Any], prefix: str = "") -> set[str]:
@@ -35,5 +35,7 @@ def test_every_key_of_the_reference_is_listed() -> None:
             for leaf in (leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}"})
         }
 
-    written = {leaf for leaf in leaves(yaml.safe_load(reference(Config))) if not leaf.startswith("evaluate.suites.")}
-    assert written <= keys
+    reference_keys = {
+        leaf for leaf in leaves(yaml.safe_load(reference(Config))) if not leaf.startswith("evaluate.suites.")
+    }
+    assert reference_keys <= keys

@@ -1,4 +1,4 @@
-"""``posttrain data`` in a folder without a config: what is read, what is not, and how it is said."""
+"""``posttrain data`` in a folder without a config: columns, empty files, and messages."""
 
 import json
 from collections.abc import Callable
@@ -17,63 +17,65 @@ def write(path: Path, *rows: object) -> Path:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Path:
-    """Records whose columns have names of their own."""
-    return write(tmp_path / "asked.jsonl", *({"question": f"what is {n}", "answer": f"it is {n}"} for n in range(3)))
+def questions(tmp_path: Path) -> Path:
+    """Records with other column names."""
+    return write(
+        tmp_path / "questions.jsonl", *({"question": f"what is {n}", "answer": f"it is {n}"} for n in range(3))
+    )
 
 
 @pytest.mark.parametrize("content", ["", "prompt,completion\n"])
 def test_a_file_without_records_is_refused(tmp_path: Path, posttrain: Call, content: str) -> None:
     (tmp_path / "empty.csv").write_text(content)
-    added = posttrain("data", "add", tmp_path / "empty.csv", "--name", "x", *INLINE, "-w", tmp_path)
-    assert added.mistake == "empty.csv: the file holds no records; put records into it, or name another file"
+    outcome = posttrain("data", "add", tmp_path / "empty.csv", "--name", "x", *INLINE, "-w", tmp_path)
+    assert outcome.mistake == "empty.csv: the file holds no records; put records into it, or name another file"
 
 
-def test_columns_are_named_on_the_command_line(asked: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_columns_are_named_on_the_command_line(questions: Path, tmp_path: Path, posttrain: Call) -> None:
     columns = ("--column", "prompt=question", "--column", "completion=answer")
-    assert posttrain("data", "check", asked, *columns, "-w", tmp_path).code == 0
-    added = posttrain("data", "add", asked, *columns, "--name", "x", *INLINE, "-w", tmp_path, "--json")
-    assert added.code == 0, added
-    assert added.json["recipe"]["columns"] == {"prompt": "question", "completion": "answer"}
-    wrong = posttrain("data", "add", asked, "--column", "promt=question", "--name", "x", "-w", tmp_path).mistake
-    assert wrong.startswith("--column: `promt=question` names no column; NAME=COLUMN, where NAME is one of prompt")
+    assert posttrain("data", "check", questions, *columns, "-w", tmp_path).code == 0
+    outcome = posttrain("data", "add", questions, *columns, "--name", "x", *INLINE, "-w", tmp_path, "--json")
+    assert outcome.code == 0, outcome
+    assert outcome.json["recipe"]["columns"] == {"prompt": "question", "completion": "answer"}
+    message = posttrain("data", "add", questions, "--column", "promt=question", "--name", "x", "-w", tmp_path).mistake
+    assert message.startswith("--column: `promt=question` names no column; NAME=COLUMN, where NAME is one of prompt")
 
 
 def test_columns_that_are_not_used_are_named(tmp_path: Path, posttrain: Call) -> None:
     (tmp_path / "a.csv").write_text("text,category,id,meta\nwhere is it,card,1,\n")
     for verb in (("check", "a.csv"), ("add", "a.csv", "--name", "x", *INLINE)):
-        done = posttrain("data", verb[0], tmp_path / verb[1], *verb[2:], "-w", tmp_path)
-        assert done.code == 0, done
-        assert "a.csv: category is not used, only kept in `meta`; name what is with" in done.err
-        assert "completion=category" in done.err
+        outcome = posttrain("data", verb[0], tmp_path / verb[1], *verb[2:], "-w", tmp_path)
+        assert outcome.code == 0, outcome
+        assert "a.csv: category is not used, only kept in `meta`; name what is with" in outcome.err
+        assert "completion=category" in outcome.err
 
 
-def test_check_leaves_with_2_only_for_what_add_refuses(tmp_path: Path, posttrain: Call) -> None:
+def test_check_exits_with_2_only_for_problems_that_add_refuses(tmp_path: Path, posttrain: Call) -> None:
     file = write(tmp_path / "a.jsonl", {"text": "a"}, {"text": "a"})
-    checked = posttrain("data", "check", file, "-w", tmp_path)
-    assert checked.code == 0
-    assert checked.out.splitlines()[-1].startswith("`data add` takes the files")
+    outcome = posttrain("data", "check", file, "-w", tmp_path)
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[-1].startswith("`data add` takes the files")
     assert [
         entry["blocking"] for entry in posttrain("data", "check", file, "-w", tmp_path, "--json").json["problems"]
     ] == [False]
 
 
-def test_files_that_are_not_there_are_problems_like_others(tmp_path: Path, posttrain: Call) -> None:
-    checked = posttrain("data", "check", tmp_path / "none*.jsonl", tmp_path / "none.jsonl", "-w", tmp_path, "--json")
-    assert checked.code == 2
-    assert checked.json["counts"] == {"missing file": 2}
+def test_missing_files_are_listed_as_problems(tmp_path: Path, posttrain: Call) -> None:
+    outcome = posttrain("data", "check", tmp_path / "none*.jsonl", tmp_path / "none.jsonl", "-w", tmp_path, "--json")
+    assert outcome.code == 2
+    assert outcome.json["counts"] == {"missing file": 2}
 
 
-def test_a_pipe_gets_whole_lines_and_stories_once(tmp_path: Path, posttrain: Call) -> None:
+def test_output_to_a_pipe_has_whole_lines_and_each_history_once(tmp_path: Path, posttrain: Call) -> None:
     file = write(tmp_path / ("long-" * 20 + ".jsonl"), {"prompt": "where is it " * 9, "completion": "there " * 20})
     for name in ("one", "two"):
         posttrain("data", "add", file, "--name", name, "--step", "exact", *INLINE, "-w", tmp_path)
-    shown = posttrain("data", "show", "one", "-w", tmp_path).out
+    output = posttrain("data", "show", "one", "-w", tmp_path).out
     [record] = posttrain("data", "show", "one", "-w", tmp_path, "--json").json["records"]
-    assert any(record["id"] in line and file.name in line for line in shown.splitlines())
-    why = posttrain("data", "why", record["id"], "-w", tmp_path).out
-    assert why.count(record["id"]) == 1
-    assert "in one@v1.0.0, two@v1.0.0: where" in why
+    assert any(record["id"] in line and file.name in line for line in output.splitlines())
+    history = posttrain("data", "why", record["id"], "-w", tmp_path).out
+    assert history.count(record["id"]) == 1
+    assert "in one@v1.0.0, two@v1.0.0: where" in history
     assert posttrain("data", "diff", "one", "two", "-w", tmp_path).out == "no difference\n"
     assert (
         posttrain("data", "show", "three", "-w", tmp_path).mistake

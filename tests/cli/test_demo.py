@@ -10,7 +10,7 @@ Call = Callable[..., Any]
 
 
 @pytest.fixture
-def own(small: Any, tmp_path: Path) -> Callable[..., Path]:
+def own_file(small: Any, tmp_path: Path) -> Callable[..., Path]:
     """A CSV file of labelled messages whose columns have other names."""
 
     def write_file(name: str = "own.csv", count: int = 168, columns: tuple[str, str] = ("message", "category")) -> Path:
@@ -22,15 +22,17 @@ def own(small: Any, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.slow
-def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_demo_runs_on_the_users_file_and_resumes(
+    posttrain: Call, own_file: Callable[..., Path], tmp_path: Path
+) -> None:
     root = tmp_path / "demo"
-    ended = posttrain("demo", "--quick", "--data", own(), "--dir", root)
-    assert ended.code == 0
+    outcome = posttrain("demo", "--quick", "--data", own_file(), "--dir", root)
+    assert outcome.code == 0
     waiting = posttrain("status", "-w", root, "--json").json["waiting"]
     assert waiting, "the file holds fewer records than its rounds would label"
-    assert f"waiting for {waiting}" in ended.out.splitlines()
-    assert "done in" not in ended.out
-    assert f"report: {root}/report.html" in ended.out
+    assert f"waiting for {waiting}" in outcome.out.splitlines()
+    assert "done in" not in outcome.out
+    assert f"report: {root}/report.html" in outcome.out
     assert (root / "report.html").is_file()
     assert (root / "labels.txt").read_text().split() == ["card", "cash", "loan", "rate"]
     state = posttrain("status", "-w", root, "--json").json
@@ -39,16 +41,16 @@ def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_pa
     test, pool = ((root / name).read_text().splitlines()[1:] for name in ("test.csv", "pool.csv"))
     assert not {line.rpartition(",")[0] for line in test} & set(pool), "the test is held out"
     assert len(test) + len(pool) > 100
-    again = posttrain("demo", "--quick", "--data", own(), "--dir", root)
+    again = posttrain("demo", "--quick", "--data", own_file(), "--dir", root)
     assert again.code == 0
     assert "round 1" not in again.err
-    other = posttrain("demo", "--quick", "--data", own("other.csv", 150), "--dir", root)
+    other = posttrain("demo", "--quick", "--data", own_file("other.csv", 150), "--dir", root)
     assert "another workspace is here" in other.mistake
     assert "another workspace is here" in posttrain("demo", "--quick", "--dir", root).mistake
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("none.csv", None, "none.csv: there is no such file"),
         ("empty.csv", "", "empty.csv"),
@@ -60,21 +62,21 @@ def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_pa
         ("broken.jsonl", '{"prompt": "a", "completion": "x"}\n{"prompt"\n', "broken.jsonl:2: broken JSON"),
     ],
 )
-def test_a_file_that_cannot_be_used(
-    posttrain: Call, tmp_path: Path, name: str, content: str | bytes | None, says: str
+def test_a_file_that_cannot_be_used_is_refused(
+    posttrain: Call, tmp_path: Path, name: str, content: str | bytes | None, message: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     root = tmp_path / "demo"
-    assert says in posttrain("demo", "--quick", "--data", tmp_path / name, "--dir", root).mistake
+    assert message in posttrain("demo", "--quick", "--data", tmp_path / name, "--dir", root).mistake
     assert not (root / "posttrain.yaml").exists()
     assert "no posttrain.yaml here" in posttrain("status", "-w", root).mistake
 
 
 @pytest.mark.parametrize("verb", [["init"], ["demo", "--quick", "--dir"]])
-@pytest.mark.parametrize("location", ["taken", "taken/below"])
-def test_a_file_where_a_folder_is_to_be_made(posttrain: Call, tmp_path: Path, verb: list[str], location: str) -> None:
-    (tmp_path / "taken").write_text("mine")
+@pytest.mark.parametrize("location", ["file", "file/below"])
+def test_a_file_at_the_folders_path_is_refused(posttrain: Call, tmp_path: Path, verb: list[str], location: str) -> None:
+    (tmp_path / "file").write_text("content")
     line = posttrain(*verb, tmp_path / location).mistake
     assert line == f"{tmp_path / location}: a file has the folder's path; name another folder"
-    assert (tmp_path / "taken").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "content"

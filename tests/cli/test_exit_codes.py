@@ -1,4 +1,4 @@
-"""Mistakes of the call, work that fails, defects: one line each, and a traceback only where it is asked for."""
+"""Wrong calls, failed work and defects give one line each, and a traceback only with ``--debug``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ Call = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["trian"], "No such command 'trian'."),
         (["--nonsense"], "No such option: --nonsense"),
@@ -27,12 +27,12 @@ Call = Callable[..., Any]
         (["select", "--n", "0"], "Invalid value for '--n'"),
     ],
 )
-def test_a_wrong_call(posttrain: Call, arguments: list[str], says: str) -> None:
-    assert says in posttrain(*arguments).mistake
+def test_unknown_verbs_and_options_are_refused(posttrain: Call, arguments: list[str], message: str) -> None:
+    assert message in posttrain(*arguments).mistake
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["run", "--until", "trian"], "--until: no stage `trian`; one of collect"),
         (["show", "nothing"], "nothing here is called `nothing`"),
@@ -56,39 +56,39 @@ def test_a_wrong_call(posttrain: Call, arguments: list[str], says: str) -> None:
         (["label", "import", "x.csv"], "no round waits for labels; posttrain status"),
     ],
 )
-def test_a_wrong_argument(
+def test_unusable_arguments_are_refused(
     posttrain: Call,
     finished_workspace: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert says in posttrain(*arguments, "-w", finished_workspace).mistake
+    assert message in posttrain(*arguments, "-w", finished_workspace).mistake
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_export_writes_over_nothing(posttrain: Call, finished_workspace: Path, tmp_path: Path) -> None:
+def test_models_export_overwrites_nothing(posttrain: Call, finished_workspace: Path, tmp_path: Path) -> None:
     assert "exists already" in posttrain("models", "export", "champion", tmp_path, "-w", finished_workspace).mistake
 
 
 @pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["config", "check"]])
-def test_no_workspace(posttrain: Call, tmp_path: Path, verb: list[str]) -> None:
+def test_a_folder_without_a_workspace_is_refused(posttrain: Call, tmp_path: Path, verb: list[str]) -> None:
     line = posttrain(*verb, "-w", tmp_path).mistake
     assert line == f"{tmp_path}: no posttrain.yaml here; posttrain init {tmp_path}"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", [["status"], ["show", "champion"], ["models", "list"], ["report"]])
-def test_nothing_has_run_yet(posttrain: Call, small: Any, verb: list[str]) -> None:
+def test_verbs_that_read_need_a_run(posttrain: Call, small: Any, verb: list[str]) -> None:
     root = small()
     assert posttrain(*verb, "-w", root).mistake == f"{root}: nothing has run here yet; posttrain run -w {root}"
     assert not (root / ".posttrain").exists()
 
 
 @pytest.mark.parametrize(
-    ("verb", "says"),
+    ("verb", "message"),
     [
         (["models", "rollback"], "no earlier champion"),
         (["eval"], "there is no champion yet"),
@@ -96,60 +96,66 @@ def test_nothing_has_run_yet(posttrain: Call, small: Any, verb: list[str]) -> No
         (["models", "export", "champion", "x"], "nothing here is called `champion`"),
     ],
 )
-def test_too_early(posttrain: Call, small: Any, verb: list[str], says: str) -> None:
+def test_verbs_that_need_a_champion_refuse_an_early_workspace(
+    posttrain: Call, small: Any, verb: list[str], message: str
+) -> None:
     root = small()
     posttrain("run", "-w", root, "--until", "collect")
-    assert says in posttrain(*verb, "-w", root).mistake
+    assert message in posttrain(*verb, "-w", root).mistake
 
 
-def test_work_that_fails(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: Any) -> Any:
+def test_failed_work_exits_with_1_and_one_line(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*arguments: Any) -> Any:
         raise WorkError("training diverged\nat step 3")
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.stages.train.Train.execute", fails)
-        ended = posttrain("run", "-w", root)
-        assert (ended.code, ended.out) == (1, "")
-        assert ended.err.splitlines()[-1] == "posttrain: training diverged at step 3"
+        patch.setattr("posttrain.loop.stages.train.Train.execute", diverge)
+        outcome = posttrain("run", "-w", root)
+        assert (outcome.code, outcome.out) == (1, "")
+        assert outcome.err.splitlines()[-1] == "posttrain: training diverged at step 3"
     assert posttrain("run", "-w", root).code == 0
 
 
-def test_a_defect(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_exits_with_1_and_names_the_debug_option(
+    posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def breaks(*arguments: Any) -> Any:
         raise ZeroDivisionError("one [red]over[/] nothing")
 
-    monkeypatch.setattr("posttrain.cli.run.loop_status", breaks)
+    monkeypatch.setattr("posttrain.cli.status.loop_status", breaks)
     root = small()
     posttrain("init", root)
     (root / ".posttrain").mkdir()
     monkeypatch.setattr("posttrain.cli.run.print_rounds", breaks)
-    ended = posttrain("run", "-w", root, "--until", "collect")
-    assert ended.code == 1
-    assert ended.err.splitlines()[-1] == "posttrain: ZeroDivisionError: one [red]over[/] nothing; --debug shows where"
-    ended = posttrain("--debug", "run", "-w", root, "--until", "collect")
-    assert ended.code == 1
-    assert "Traceback (most recent call last):" in ended.err
-    assert "in breaks" in ended.err
+    outcome = posttrain("run", "-w", root, "--until", "collect")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[-1] == "posttrain: ZeroDivisionError: one [red]over[/] nothing; --debug shows where"
+    outcome = posttrain("--debug", "run", "-w", root, "--until", "collect")
+    assert outcome.code == 1
+    assert "Traceback (most recent call last):" in outcome.err
+    assert "in breaks" in outcome.err
 
 
-def test_debug_shows_where_a_users_mistake_was_found(posttrain: Call, tmp_path: Path) -> None:
-    ended = posttrain("--debug", "status", "-w", tmp_path)
-    assert ended.code == 2
-    assert "Traceback (most recent call last):" in ended.err
-    assert ended.err.splitlines()[-1].endswith(f"posttrain init {tmp_path}")
+def test_debug_shows_the_traceback_of_a_mistake(posttrain: Call, tmp_path: Path) -> None:
+    outcome = posttrain("--debug", "status", "-w", tmp_path)
+    assert outcome.code == 2
+    assert "Traceback (most recent call last):" in outcome.err
+    assert outcome.err.splitlines()[-1].endswith(f"posttrain init {tmp_path}")
 
 
 @pytest.mark.slow
-def test_ctrl_c(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*arguments: Any) -> Any:
+def test_ctrl_c_exits_with_130_and_the_run_resumes(
+    posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.stages.train.Train.execute", stopped)
-        ended = posttrain("run", "-w", root)
-    assert ended.code == 130
-    assert ended.err.splitlines()[-1] == "stopped; the same command resumes from here"
-    assert "Traceback" not in ended.err
+        patch.setattr("posttrain.loop.stages.train.Train.execute", interrupt)
+        outcome = posttrain("run", "-w", root)
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == "stopped; the same command resumes from here"
+    assert "Traceback" not in outcome.err
     assert posttrain("run", "-w", root).code == 0

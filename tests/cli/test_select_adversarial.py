@@ -1,4 +1,4 @@
-"""``posttrain select adversarial``: what it writes, and what its mistakes end in."""
+"""``posttrain select adversarial``: its output, and the messages of mistakes."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def root_copy(finished_workspace: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_the_model_is_wrong_on_the_written_examples(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "adversarial.jsonl"
     command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--out", out]
     result = posttrain(*command, "--json").json
@@ -41,7 +41,7 @@ def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call
     labels = config.task.label_set
     rows = records.to_pylist()
     scores = label_scores(lm, [record_turns(row) for row in rows], labels).log_probabilities
-    embedded = Embedder.load("minilm").embed(
+    embeddings = Embedder.load("minilm").embed(
         [line["text"] for line in lines] + [entry["original_text"] for entry in lines]
     )
     for row, (record, line) in enumerate(zip(rows, lines, strict=True)):
@@ -49,7 +49,7 @@ def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call
         assert record["completion"] == line["label"] == line["answer_before"]
         assert json.loads(record["meta"])["original"] == line["original"]
         assert -scores[row, labels.index(line["label"])] == pytest.approx(line["loss_after"], abs=0.02)
-        assert embedded[row] @ embedded[len(lines) + row] == pytest.approx(line["similarity"], abs=1e-3)
+        assert embeddings[row] @ embeddings[len(lines) + row] == pytest.approx(line["similarity"], abs=1e-3)
         assert line["similarity"] >= 0.2
     assert "the file exists already" in posttrain(*command).mistake
     assert posttrain("data", "add", out, "-w", root_copy).code == 0
@@ -57,7 +57,7 @@ def test_the_written_file_fools_the_model_again(root_copy: Path, posttrain: Call
     assert posttrain("config", "check", "-w", root_copy).code == 0
 
 
-def test_evaluation_records_are_taken_only_on_request(root_copy: Path, posttrain: Call) -> None:
+def test_evaluation_records_are_used_only_on_request(root_copy: Path, posttrain: Call) -> None:
     command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "fgsm"]
     assert "no labelled records to start from" in posttrain(*command, "--records", root_copy / "test.csv").mistake
     output = posttrain(*command, "--suite", "test")
@@ -65,15 +65,17 @@ def test_evaluation_records_are_taken_only_on_request(root_copy: Path, posttrain
     assert "train on none" in output.out or "0 kept" in output.out
 
 
-def test_it_says_what_its_examples_are_for(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
-    out = tmp_path / "found.jsonl"
+def test_the_output_says_how_to_use_the_examples(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
+    out = tmp_path / "examples.jsonl"
     command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "hotflip"]
     output = posttrain(*command, "--records", root_copy / "answers.csv", "--out", out)
     assert f"to learn from them with the old answers: posttrain data add {out} --to labelled" in output.out
     assert "records were left out: models are measured on them" in output.out
 
 
-def test_mistakes_end_in_one_line(small: Any, root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_unusable_arguments_of_adversarial_are_refused_in_one_line(
+    small: Any, root_copy: Path, posttrain: Call, tmp_path: Path
+) -> None:
     def mistake(*arguments: object) -> str:
         return str(posttrain("select", "adversarial", "-w", root_copy, *arguments).mistake)
 
@@ -82,8 +84,8 @@ def test_mistakes_end_in_one_line(small: Any, root_copy: Path, posttrain: Call, 
     assert "no suite `tests`; did you mean `test`?" in mistake("--suite", "tests")
     assert "leave out --suite or --records" in mistake("--suite", "test", "--records", "x.csv")
     assert "nothing.csv" in mistake("--records", "nothing.csv")
-    assert "use .jsonl" in mistake("--out", tmp_path / "found.csv")
-    assert "there is no such folder" in mistake("--out", tmp_path / "no" / "found.jsonl")
+    assert "use .jsonl" in mistake("--out", tmp_path / "examples.csv")
+    assert "there is no such folder" in mistake("--out", tmp_path / "no" / "examples.jsonl")
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("text,label\nnone of it is known,nothing\n", encoding="utf-8")
     assert "label `nothing` is not in task.labels" in mistake("--records", wrong)

@@ -1,4 +1,4 @@
-"""``posttrain select compare``, on files and on what the loop has labelled."""
+"""``posttrain select compare``, on files and on the labels of the loop."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 Call = Callable[..., Any]
 
 
-def test_on_a_file(small: Any, posttrain: Call, tmp_path: Path) -> None:
+def test_strategies_are_compared_on_a_file(small: Any, posttrain: Call, tmp_path: Path) -> None:
     answers = small() / "answers.csv"
     command = ["select", "compare", answers, "--column", "prompt=text", "--column", "completion=label"]
     settings = ["--strategies", "margin,facility_location", "--seeds", "3", "--batch", "8", "--labels", "24"]
@@ -25,41 +25,43 @@ def test_on_a_file(small: Any, posttrain: Call, tmp_path: Path) -> None:
     assert result["advice"] in " ".join(output.split())
 
 
-def test_on_what_the_loop_has_labelled(small: Any, posttrain: Call) -> None:
+def test_strategies_are_compared_on_the_labels_of_the_loop(small: Any, posttrain: Call) -> None:
     root = small()
     compare = ["select", "compare", "-w", root, "--seeds", "2", "--batch", "4", "--labels", "8", "--json"]
     assert posttrain(*compare).mistake.startswith(f"{root}: nothing has run here yet")
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0
     assert "nothing has been labelled here yet" in posttrain(*compare).mistake
     assert posttrain("run", "-w", root).code == 0
-    ours = posttrain(*compare, "--strategies", "margin").json
-    assert ours["counts"] == [4, 8]
-    named = posttrain(*compare, "--strategies", "margin", "--embedder", "champion").json
-    assert named == ours
-    sentences = posttrain(*compare, "--strategies", "margin", "--embedder", "minilm").json
-    assert sentences["full_accuracy"] != ours["full_accuracy"]
+    result = posttrain(*compare, "--strategies", "margin").json
+    assert result["counts"] == [4, 8]
+    champion_result = posttrain(*compare, "--strategies", "margin", "--embedder", "champion").json
+    assert champion_result == result
+    sentence_result = posttrain(*compare, "--strategies", "margin", "--embedder", "minilm").json
+    assert sentence_result["full_accuracy"] != result["full_accuracy"]
     config = root / "posttrain.yaml"
     settings = yaml.safe_load(config.read_text())
     settings.setdefault("select", {})["scoring"] = {"embeddings": "minilm"}
     config.write_text(yaml.safe_dump(settings))
-    assert posttrain(*compare, "--strategies", "margin").json == sentences
+    assert posttrain(*compare, "--strategies", "margin").json == sentence_result
     assert "--column: there is no file" in posttrain(*compare, "--column", "prompt=text").mistake
 
 
-def test_options_before_the_verb_are_not_dropped(posttrain: Call) -> None:
-    says = posttrain("select", "--n", "3", "compare").mistake
-    assert says == "`--n` stands before `compare`, which does not see it; put it behind `compare`"
+def test_options_before_the_verb_are_refused(posttrain: Call) -> None:
+    message = posttrain("select", "--n", "3", "compare").mistake
+    assert message == "`--n` stands before `compare`, which does not see it; put it behind `compare`"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--strategies", "margn"], "no strategy `margn`; did you mean `margin`?"),
         (["--embedder", "no-such-model"], "no-such-model"),
         (["nothing.csv"], "nothing.csv"),
     ],
 )
-def test_mistakes_end_in_one_line(small: Any, posttrain: Call, arguments: list[str], says: str) -> None:
+def test_unusable_arguments_of_compare_are_refused_in_one_line(
+    small: Any, posttrain: Call, arguments: list[str], message: str
+) -> None:
     answers = small() / "answers.csv"
     columns = ["--column", "prompt=text", "--column", "completion=label"]
-    assert says in posttrain("select", "compare", answers, *columns, *arguments).mistake
+    assert message in posttrain("select", "compare", answers, *columns, *arguments).mistake

@@ -1,4 +1,4 @@
-"""``posttrain select explain``: of records that are measured on, trained on and still in the pool."""
+"""``posttrain select explain``, for records of the test set, of the training set and of the pool."""
 
 import shutil
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]:
-    """``records(workspace, round, set)``: what the round's pool, test or dataset holds."""
+    """``records(workspace, round, set)``: the records of the round's pool, test set or dataset."""
 
     def read_records(root: Path, round: int, name: str) -> list[dict[str, Any]]:
         id = posttrain("show", str(round), "-w", root, "--json").json["detail"][name]
@@ -54,31 +54,31 @@ def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize("method", ["ekfac", "conjugate_gradient", "less"])
-def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
+def test_a_near_copy_of_a_test_record_has_the_most_influence_on_its_answer(
     trained_workspace: Path, posttrain: Call, records: Any, method: str
 ) -> None:
-    asked = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
+    record = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
     command = ["select", "explain", "-w", trained_workspace, "--method", method]
-    result = posttrain(*command, asked["id"], "--json").json
+    result = posttrain(*command, record["id"], "--json").json
     assert result["kind"] == "evaluated"
     assert result["prediction"]["expected"] == "loan"
     side = "towards" if result["prediction"]["predicted"] == "loan" else "against"
     assert result[side][0]["input"] == f"{ODD} today"
     assert result["looked_at"] == result["training"] == 31
-    output = posttrain(*command, asked["id"][:10]).out
+    output = posttrain(*command, record["id"][:10]).out
     assert f"the champion answers `{result['prediction']['predicted']}`" in output
     assert f"{ODD} today" in output
     assert result["parameters"] in output
 
 
 def test_among_limits_the_records_to_the_most_similar(trained_workspace: Path, posttrain: Call, records: Any) -> None:
-    asked = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
+    record = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
     command = [
         "select",
         "explain",
         "-w",
         trained_workspace,
-        asked["id"],
+        record["id"],
         "--method",
         "tracin",
         "--among",
@@ -87,13 +87,13 @@ def test_among_limits_the_records_to_the_most_similar(trained_workspace: Path, p
         "4",
     ]
     result = posttrain(*command, "--json").json
-    named = result["towards"] + result["against"]
-    assert result["looked_at"] == len(named) == 4
-    assert f"{ODD} today" in {row["input"] for row in named}
-    assert sum(abs(row["share"]) for row in named) == pytest.approx(1)
+    influences = result["towards"] + result["against"]
+    assert result["looked_at"] == len(influences) == 4
+    assert f"{ODD} today" in {row["input"] for row in influences}
+    assert sum(abs(row["share"]) for row in influences) == pytest.approx(1)
 
 
-def test_a_record_of_the_training_set(finished_copy: Path, posttrain: Call, records: Any) -> None:
+def test_a_training_record_is_explained_by_its_rounds(finished_copy: Path, posttrain: Call, records: Any) -> None:
     rows = records(finished_copy, 2, "dataset")
     first, last = (
         posttrain("select", "explain", "-w", finished_copy, row["id"], "--json").json for row in rows[:: len(rows) - 1]
@@ -103,37 +103,41 @@ def test_a_record_of_the_training_set(finished_copy: Path, posttrain: Call, reco
         assert result["since"] == round
         assert result["labelled_by"]["annotator"] == "oracle"
         assert result["labelled_by"]["round"] == round
-        recorded = result["rounds"][-1]
-        assert recorded["round"] == round
-        assert recorded["labelled"]["label"] == row["completion"]
-        assert recorded["chosen"]["rank"] in range(1, 13)
+        entry = result["rounds"][-1]
+        assert entry["round"] == round
+        assert entry["labelled"]["label"] == row["completion"]
+        assert entry["chosen"]["rank"] in range(1, 13)
     assert first["rounds"][0]["chosen"]["reason"] == "cold_start"
     assert last["rounds"][0]["chosen"] is None
     assert "labelled `" in posttrain("select", "explain", "-w", finished_copy, rows[0]["id"]).out
 
 
-def test_a_record_of_the_pool(finished_copy: Path, posttrain: Call, records: Any) -> None:
-    learned = {row["input_id"] for row in records(finished_copy, 2, "dataset")}
-    row = next(row for row in records(finished_copy, 2, "pool") if row["input_id"] not in learned)
+def test_a_pool_record_is_explained_by_its_scores_and_neighbours(
+    finished_copy: Path, posttrain: Call, records: Any
+) -> None:
+    training_inputs = {row["input_id"] for row in records(finished_copy, 2, "dataset")}
+    row = next(row for row in records(finished_copy, 2, "pool") if row["input_id"] not in training_inputs)
     result = posttrain("select", "explain", "-w", finished_copy, row["id"], "--json").json
     assert result["kind"] == "pool"
-    assert [recorded["round"] for recorded in result["rounds"]] == [1, 2]
-    assert [recorded["chosen"] for recorded in result["rounds"]] == [None, None]
+    assert [entry["round"] for entry in result["rounds"]] == [1, 2]
+    assert [entry["chosen"] for entry in result["rounds"]] == [None, None]
     detail = posttrain("show", "2", "-w", finished_copy, "--json").json["detail"]
     table = parquet.read_table(finished_copy / ".posttrain" / "artifacts" / detail["scores"] / "scores.parquet")
     scores = next(entry for entry in table.to_pylist() if entry["id"] == row["id"])
     assert result["rounds"][1]["scores"]["entropy"] == scores["entropy"]
     assert result["rounds"][1]["scores"]["predicted"] == scores["predicted"]
-    near = [entry["similarity"] for entry in result["nearest"]]
-    assert len(near) == 5
-    assert near == sorted(near, reverse=True)
+    similarities = [entry["similarity"] for entry in result["nearest"]]
+    assert len(similarities) == 5
+    assert similarities == sorted(similarities, reverse=True)
     assert {entry["id"] for entry in result["nearest"]} <= {
         entry["id"] for entry in records(finished_copy, 2, "dataset")
     }
     assert "labelled records nearest to it" in posttrain("select", "explain", "-w", finished_copy, row["id"]).out
 
 
-def test_mistakes_end_in_one_line(finished_copy: Path, small: Any, posttrain: Call, records: Any) -> None:
+def test_unusable_arguments_of_explain_are_refused_in_one_line(
+    finished_copy: Path, small: Any, posttrain: Call, records: Any
+) -> None:
     def explain(*arguments: str, root: Path = finished_copy) -> str:
         mistake: str = posttrain("select", "explain", "-w", root, *arguments).mistake
         return mistake
@@ -149,16 +153,14 @@ def test_mistakes_end_in_one_line(finished_copy: Path, small: Any, posttrain: Ca
     assert "the champion is the base model" in explain(test, root=root)
 
 
-def test_a_beginning_that_names_several_is_refused(
-    finished_copy: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ambiguous_prefix_is_refused(finished_copy: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.inspect.explanation._MIN_PREFIX", 1)
-    output = [posttrain("select", "explain", "-w", finished_copy, digit) for digit in "0123456789abcdef"]
-    assert any("could be records of" in entry.mistake for entry in output if entry.code == 2)
+    outcomes = [posttrain("select", "explain", "-w", finished_copy, digit) for digit in "0123456789abcdef"]
+    assert any("could be records of" in entry.mistake for entry in outcomes if entry.code == 2)
 
 
 def test_the_mean_eigenvalue_is_the_trace_over_the_size() -> None:
-    """Against a matrix whose trace is known: with random signs it is exact where the matrix is diagonal."""
+    """With random signs the estimate is exact for a diagonal matrix."""
     import torch
 
     from posttrain.attribution.influence.curvature import mean_eigenvalue

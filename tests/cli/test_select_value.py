@@ -1,4 +1,4 @@
-"""``posttrain select value``, on files and on what the loop has labelled, and what its file is good for."""
+"""``posttrain select value``, on files and on the labels of the loop, and the use of its output."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True))
 
 
-def test_planted_wrong_labels_are_the_worst(small: Any, posttrain: Call, tmp_path: Path) -> None:
+def test_wrong_labels_have_the_worst_values(small: Any, posttrain: Call, tmp_path: Path) -> None:
     rows = small.rows()
     wrong = [5, 40, 77, 120, 150]
     for row in wrong:
@@ -40,16 +40,16 @@ def test_planted_wrong_labels_are_the_worst(small: Any, posttrain: Call, tmp_pat
     assert all(row["weight"] < 0.1 for row in result["worst"])
     assert sum(row["harmful"] for row in result["worst"]) >= 3
     assert result["harmful"] == len([row for row in csv.DictReader(out.open()) if row["harmful"] == "true"])
-    written = list(csv.DictReader(out.open()))
-    assert len(written) == len(rows)
-    assert [row["id"] for row in written[:5]] == [row["id"] for row in result["worst"]]
+    value_rows = list(csv.DictReader(out.open()))
+    assert len(value_rows) == len(rows)
+    assert [row["id"] for row in value_rows[:5]] == [row["id"] for row in result["worst"]]
     assert "no test record" in result["advice"][0]
-    # A file of values is data again, for a training that weighs its records.
+    # The file of values can be read as data with weights.
     again = posttrain("select", "value", out, "--column", "prompt=input", "--column", "completion=label", "--json").json
     assert again["worst"][0]["id"] == result["worst"][0]["id"]
 
 
-def test_sources_and_labels_have_a_value_each(small: Any, posttrain: Call, tmp_path: Path) -> None:
+def test_each_source_and_each_label_has_a_value(small: Any, posttrain: Call, tmp_path: Path) -> None:
     rows = small.rows()
     for number, row in enumerate(rows[84:]):
         row["label"] = small.labels[number % 4]
@@ -59,20 +59,20 @@ def test_sources_and_labels_have_a_value_each(small: Any, posttrain: Call, tmp_p
     output = posttrain("select", "value", *files, *COLUMNS, "--by", "source", "--json").json
     assert output["folds"] == 10
     assert "measured on each of 10 parts of the records in turn" in output["advice"][0]
-    result = output["worst"]
-    assert [Path(row["name"]).name for row in result] == ["noise.csv", "good.csv"]
-    assert [row["records"] for row in result] == [84, 84]
-    assert result[1]["total"] == pytest.approx(84 * result[1]["value"])
+    worst = output["worst"]
+    assert [Path(row["name"]).name for row in worst] == ["noise.csv", "good.csv"]
+    assert [row["records"] for row in worst] == [84, 84]
+    assert worst[1]["total"] == pytest.approx(84 * worst[1]["value"])
     labels = posttrain("select", "value", *files, *COLUMNS, "--by", "label", "--method", "data_oob", "--json").json
     assert {row["name"] for row in labels["worst"]} == set(small.labels)
 
 
-def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(finished_copy: Path, posttrain: Call) -> None:
+def test_only_the_labels_of_the_loop_are_valued_and_the_result_is_cached(finished_copy: Path, posttrain: Call) -> None:
     command = ["select", "value", "-w", finished_copy, "--worst", "100", "--json"]
     result = posttrain(*command).json
-    pools = {row["source"] for row in result["worst"]}
+    sources = {row["source"] for row in result["worst"]}
     assert result["valued"] == len(result["worst"]) == 24
-    assert pools == {"pool.csv"}
+    assert sources == {"pool.csv"}
     before = set((finished_copy / ".posttrain" / "artifacts").iterdir())
     assert posttrain(*command).json == result
     assert set((finished_copy / ".posttrain" / "artifacts").iterdir()) == before
@@ -81,8 +81,8 @@ def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(finished_c
 SLOW = ["--method", "tmc_shapley", "--draws", "500", "--folds", "3", "--worst", "100", "--json"]
 
 
-def killed(command: list[str], scratch: Path) -> set[Path]:
-    """Kill a call once it has kept five blocks of work, and say which there are."""
+def kill_after_blocks(command: list[str], scratch: Path) -> set[Path]:
+    """Kill a call once it has written five blocks; returns the blocks."""
     process = subprocess.Popen(
         [sys.executable, "-m", "posttrain", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -91,57 +91,59 @@ def killed(command: list[str], scratch: Path) -> set[Path]:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    kept = set(scratch.rglob("*.block"))
-    assert len(kept) >= 5
-    return kept
+    blocks = set(scratch.rglob("*.block"))
+    assert len(blocks) >= 5
+    return blocks
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def written_blocks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The blocks that this process writes."""
-    from posttrain.attribution import array_cache
+    from posttrain.store import files
 
     paths: list[Path] = []
-    write = array_cache.write_atomically
-    monkeypatch.setattr(
-        array_cache, "write_atomically", lambda path, content: (paths.append(path), write(path, content))
-    )
+    write = files.write_atomically
+    monkeypatch.setattr(files, "write_atomically", lambda path, content: (paths.append(path), write(path, content)))
     return paths
 
 
-def test_a_killed_call_resumes(finished_copy: Path, posttrain: Call, tmp_path: Path, written: list[Path]) -> None:
-    other = Path(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True))
+def test_a_killed_call_resumes(
+    finished_copy: Path, posttrain: Call, tmp_path: Path, written_blocks: list[Path]
+) -> None:
+    reference = Path(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True))
     scratch = finished_copy / ".posttrain" / "scratch"
-    kept = killed(["select", "value", "-w", str(finished_copy), *SLOW], scratch)
+    finished_blocks = kill_after_blocks(["select", "value", "-w", str(finished_copy), *SLOW], scratch)
     resumed = posttrain("select", "value", "-w", finished_copy, *SLOW).json
-    assert written
-    assert not kept & set(written)
+    assert written_blocks
+    assert not finished_blocks & set(written_blocks)
     assert not list(scratch.rglob("*.block"))
-    assert resumed == posttrain("select", "value", "-w", other, *SLOW).json
+    assert resumed == posttrain("select", "value", "-w", reference, *SLOW).json
 
 
-def test_a_killed_call_on_files_resumes_beside_its_output(
-    small: Any, posttrain: Call, tmp_path: Path, written: list[Path]
+def test_a_killed_call_on_files_resumes_from_blocks_beside_its_output(
+    small: Any, posttrain: Call, tmp_path: Path, written_blocks: list[Path]
 ) -> None:
     small.write(tmp_path / "answers.csv", small.rows()[:40])
     command = ["select", "value", str(tmp_path / "answers.csv"), *COLUMNS, *SLOW, "--out"]
     scratch = tmp_path / "values.csv.unfinished"
-    kept = killed([*command, str(tmp_path / "values.csv")], scratch)
+    finished_blocks = kill_after_blocks([*command, str(tmp_path / "values.csv")], scratch)
     resumed = posttrain(*command, tmp_path / "values.csv").json
-    assert written
-    assert not kept & set(written)
+    assert written_blocks
+    assert not finished_blocks & set(written_blocks)
     assert not scratch.exists()
     assert resumed["worst"] == posttrain(*command, tmp_path / "other.csv").json["worst"]
     assert (tmp_path / "values.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
-def test_harmful_records_are_left_out_of_training_and_not_selected_again(finished_copy: Path, posttrain: Call) -> None:
+def test_harmful_records_are_dropped_from_training_and_not_selected_again(finished_copy: Path, posttrain: Call) -> None:
     names = ["id", "input_id", "harmful"]
     worst = posttrain("select", "value", "-w", finished_copy, "--json").json["worst"]
     with (finished_copy / "values.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
-        writer.writerows({**{name: row[name] for name in names[:2]}, "harmful": at < 2} for at, row in enumerate(worst))
+        writer.writerows(
+            {**{name: row[name] for name in names[:2]}, "harmful": number < 2} for number, row in enumerate(worst)
+        )
     config = yaml.safe_load((finished_copy / "posttrain.yaml").read_text())
     config["data"]["steps"].insert(0, {"drop": {"file": "values.csv"}})
     config["rounds"] = 3
@@ -160,7 +162,7 @@ def test_harmful_records_are_left_out_of_training_and_not_selected_again(finishe
     assert {(row["step"], row["reason"], row["input_id"]) for row in removed} == {
         ("drop", "named", id) for id in dropped
     }
-    # Another content of the same file is other data.
+    # Changed content of the same file counts as other data.
     text = (finished_copy / "values.csv").read_text().replace("True", "False")
     (finished_copy / "values.csv").write_text(text)
     assert posttrain("run", "-w", finished_copy, "--rounds", "4").code == 0
@@ -169,7 +171,7 @@ def test_harmful_records_are_left_out_of_training_and_not_selected_again(finishe
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--method", "knn_shaply"], "--method: no method `knn_shaply`; did you mean `knn_shapley`?"),
         (["--by", "file"], "--by: nothing is valued by `file`"),
@@ -182,18 +184,20 @@ def test_harmful_records_are_left_out_of_training_and_not_selected_again(finishe
         (["nothing.csv"], "nothing.csv"),
     ],
 )
-def test_mistakes_end_in_one_line(small: Any, posttrain: Call, arguments: list[str], says: str) -> None:
+def test_unusable_arguments_of_value_are_refused_in_one_line(
+    small: Any, posttrain: Call, arguments: list[str], message: str
+) -> None:
     answers = small() / "answers.csv"
-    assert says in posttrain("select", "value", answers, *COLUMNS, *arguments).mistake
+    assert message in posttrain("select", "value", answers, *COLUMNS, *arguments).mistake
 
 
-def test_free_answers_are_no_labels(posttrain: Call, tmp_path: Path) -> None:
+def test_free_text_answers_are_refused(posttrain: Call, tmp_path: Path) -> None:
     rows = [{"prompt": f"question {number}", "completion": f"answer {number}"} for number in range(8)]
     (tmp_path / "open.jsonl").write_text("".join(json.dumps(row) + os.linesep for row in rows))
     assert "no label stands with two different inputs" in posttrain("select", "value", tmp_path / "open.jsonl").mistake
 
 
-def test_nothing_is_there_yet(small: Any, posttrain: Call) -> None:
+def test_values_need_a_run_and_labels(small: Any, posttrain: Call) -> None:
     root = small()
     assert "nothing has run here yet" in posttrain("select", "value", "-w", root).mistake
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0

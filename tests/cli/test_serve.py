@@ -28,15 +28,15 @@ def _run(root: Path, output: Path) -> None:
     app(["--port", "0", "-w", str(root)])
 
 
-def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tmp_path: Path) -> None:
+def test_it_prints_its_address_collects_feedback_and_ends_cleanly(small: Any, tmp_path: Path) -> None:
     root, output = small(), tmp_path / "output"
     process = _FORKS.Process(target=_run, args=(root, output))
     process.start()
     try:
-        end = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         while not (output.exists() and output.read_text().endswith("\n")):
             assert process.is_alive()
-            assert time.monotonic() < end
+            assert time.monotonic() < deadline
             time.sleep(0.02)
         address = output.read_text().strip().removeprefix("listening on ")
         assert address.startswith("http://127.0.0.1:")
@@ -46,7 +46,7 @@ def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tm
             assert (answer.status, json.load(answer)) == (201, {"id": "a", "repeated": False})
         with pytest.raises(UserError, match="another posttrain collects into this inbox"):
             serve(port=0, workspace=root)
-        [batch] = ingest(root / ".posttrain" / "inbox")  # beside the server
+        [batch] = ingest(root / ".posttrain" / "inbox")  # while the server runs
         assert batch.counts["pool"] == 1
         process.terminate()
         process.join(20)
@@ -56,22 +56,22 @@ def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tm
         process.join()
 
 
-def test_mistakes(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_addresses_folders_and_a_missing_package_are_refused(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("POSTTRAIN_TOKEN", raising=False)
     root = small()
     with pytest.raises(UserError, match="anyone who reaches this address could post; set POSTTRAIN_TOKEN"):
         serve(host="0.0.0.0", workspace=root)
     with pytest.raises(UserError, match="there is no such folder"):
         serve(workspace=tmp_path / "nowhere")
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
-        serve(port=taken.getsockname()[1], workspace=root)
+    with socket.create_server(("127.0.0.1", 0)) as occupied, pytest.raises(UserError, match="cannot listen on"):
+        serve(port=occupied.getsockname()[1], workspace=root)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "uvicorn", None)
         with pytest.raises(UserError, match=r"pip install 'posttrain\[serve\]'"):
             serve(workspace=root)
 
 
-def test_it_is_a_verb() -> None:
-    app = typer.Typer()
-    app.command()(serve)
-    assert [command.callback for command in app.registered_commands] == [serve]
+def test_it_is_a_verb(posttrain: Any) -> None:
+    assert "POST /v1/feedback" in posttrain("serve", "--help").out

@@ -1,4 +1,4 @@
-"""A verb loads what it works with, and nothing else does."""
+"""Heavy libraries are loaded only by the verbs that use them."""
 
 import json
 import subprocess
@@ -35,37 +35,37 @@ print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
-def test_nothing_heavy_is_loaded(tmp_path: Path, statement: str) -> None:
+def test_no_heavy_library_is_loaded(tmp_path: Path, statement: str) -> None:
     program = PROGRAM.format(statement=statement)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert not HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert not HEAVY & set(json.loads(process.stdout.splitlines()[-1]))
 
 
-def _listed(group: Any, path: tuple[str, ...] = ()) -> list[Any]:
-    """Every verb with the line that a list of verbs has of it, and itself."""
+def _list_verbs(group: Any, path: tuple[str, ...] = ()) -> list[Any]:
+    """The path of every verb, its line in the list of verbs, and its command."""
     result = []
     for name, verb in group.verbs.items():
         command = group.load(name)
         result.append(((*path, name), verb.help, command))
         if hasattr(command, "verbs"):
-            result += _listed(command, (*path, name))
+            result += _list_verbs(command, (*path, name))
     return result
 
 
-def test_lists_say_what_verbs_say() -> None:
-    listed = _listed(get_command(app))
-    assert {path for path, *_ in listed} >= {("train",), ("data", "add"), ("data", "list"), ("data", "tag")}
-    for path, line, command in listed:
+def test_the_lists_of_verbs_have_their_help_lines() -> None:
+    verbs = _list_verbs(get_command(app))
+    assert {path for path, *_ in verbs} >= {("train",), ("data", "add"), ("data", "list"), ("data", "tag")}
+    for path, line, command in verbs:
         assert command.name == path[-1]
         assert " ".join(command.help.split("\n\n")[0].split()) == line, path
 
 
-def test_a_wrong_name_gets_the_nearest() -> None:
+def test_an_unknown_verb_suggests_the_nearest() -> None:
     with pytest.raises(TyperException, match="'list'"):
         get_command(app)(["data", "lst"], standalone_mode=False)
 
 
-def test_functions_of_data_keep_their_names() -> None:
+def test_functions_are_not_hidden_by_modules_of_the_same_name() -> None:
     import posttrain.data
     import posttrain.data.duplicates.near_duplicates
     import posttrain.data.versions.build_version

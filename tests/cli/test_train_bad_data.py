@@ -1,4 +1,4 @@
-"""``posttrain train`` on data that cannot be trained on: one line that says which record, and exit code 2."""
+"""``posttrain train`` on unusable data: one line that names the record, and exit code 2."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ GOOD = {"prompt": "my card is gone", "completion": "card lost"}
 
 
 @pytest.mark.parametrize(
-    ("row", "options", "says"),
+    ("row", "options", "message"),
     [
         ({"prompt": "hi"}, (), "it has no answer and no text to learn"),
         ({"prompt": "hi", "completion": "x" * 50}, ("--set", "train.max_length=40"), "its answer leaves no room"),
@@ -42,14 +42,14 @@ GOOD = {"prompt": "my card is gone", "completion": "card lost"}
     ],
 )
 def test_a_bad_record_is_named(
-    tmp_path: Path, posttrain: Call, row: dict[str, Any], options: tuple[str, ...], says: str
+    tmp_path: Path, posttrain: Call, row: dict[str, Any], options: tuple[str, ...], message: str
 ) -> None:
     good = GOOD | ({"label": True} if "kto" in options else {})
     data, out = write(tmp_path / "data.jsonl", good, row), tmp_path / "out"
     labels = ("--set", "task.labels=[card lost, refund]")
-    ended = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *labels, *options)
-    assert ended.mistake.startswith(f"{data}:2: record ")
-    assert says in ended.mistake
+    outcome = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *labels, *options)
+    assert outcome.mistake.startswith(f"{data}:2: record ")
+    assert message in outcome.mistake
     assert not out.exists()
 
 
@@ -57,14 +57,14 @@ def test_a_margin_that_is_no_number_is_named(tmp_path: Path, posttrain: Call) ->
     pair = {"prompt": "hi", "chosen": "x", "rejected": "y"}
     data = write(tmp_path / "data.jsonl", pair | {"margin": 1}, pair | {"chosen": "z", "margin": "much"})
     arguments = ("train", "--model", "tiny", "--data", data, "--set", "train.epochs=1")
-    ended = posttrain(*arguments, "--objective", "reward", "--out", tmp_path / "out")
-    assert ended.mistake.startswith(f"{data}:2: record ")
-    assert "its `margin` is no number; give all a number, or none" in ended.mistake
-    ended = posttrain(*arguments, "--objective", "dpo", "--out", tmp_path / "other")  # where nobody asks for it
-    assert ended.code == 0, ended
+    outcome = posttrain(*arguments, "--objective", "reward", "--out", tmp_path / "out")
+    assert outcome.mistake.startswith(f"{data}:2: record ")
+    assert "its `margin` is no number; give all a number, or none" in outcome.mistake
+    outcome = posttrain(*arguments, "--objective", "dpo", "--out", tmp_path / "other")  # which uses no margin
+    assert outcome.code == 0, outcome
 
 
-def test_a_bad_record_is_found_before_any_weight_is_loaded_and_can_be_mended(
+def test_a_bad_record_is_reported_before_weights_are_loaded_and_can_be_corrected(
     tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, out = write(tmp_path / "data.jsonl", GOOD, {"prompt": "hi", "completion": "x" * 50}), tmp_path / "out"
@@ -76,44 +76,48 @@ def test_a_bad_record_is_found_before_any_weight_is_loaded_and_can_be_mended(
         assert "its answer leaves no room" in posttrain(*arguments).mistake
         assert list(tmp_path.iterdir()) == [data]
     write(data, GOOD)
-    ended = posttrain(*arguments)
-    assert ended.code == 0, ended
+    outcome = posttrain(*arguments)
+    assert outcome.code == 0, outcome
 
 
-def test_a_template_that_does_not_fit(tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_a_template_with_an_unknown_end_token_is_refused(tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
     model = changed_model(
         tiny_model, tmp_path / "model", lambda text: text.replace("<|end|>", "<|im_end|>"), "chat_template.jinja"
     )
     data = write(tmp_path / "data.jsonl", GOOD)
     for options in (("--out", tmp_path / "out"), ("--inspect", "1")):
-        ended = posttrain("train", "--model", model, "--data", data, *options)
-        assert "the chat template ends turns with `<|im_end|>`, which is no token of the tokenizer" in ended.mistake
+        outcome = posttrain("train", "--model", model, "--data", data, *options)
+        assert "the chat template ends turns with `<|im_end|>`, which is no token of the tokenizer" in outcome.mistake
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
-    def with_a_token(text: str) -> str:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    tiny_model: Path, tmp_path: Path, posttrain: Call
+) -> None:
+    def add_token(text: str) -> str:
         tokenizer = json.loads(text)
         added = {**tokenizer["added_tokens"][-1], "id": 261, "content": "card", "special": False}
         tokenizer["added_tokens"].append(added)
         return json.dumps(tokenizer)
 
-    model = changed_model(tiny_model, tmp_path / "model", with_a_token, "tokenizer.json")
+    model = changed_model(tiny_model, tmp_path / "model", add_token, "tokenizer.json")
     data = write(tmp_path / "data.jsonl", GOOD)
-    ended = posttrain("train", "--model", model, "--data", data, "--out", tmp_path / "out")
-    assert "the tokenizer does not fit the model: `card` is token 261, and the model has 261" in ended.mistake
+    outcome = posttrain("train", "--model", model, "--data", data, "--out", tmp_path / "out")
+    assert "the tokenizer does not fit the model: `card` is token 261, and the model has 261" in outcome.mistake
 
 
-def test_stages_from_the_command_line(tmp_path: Path, posttrain: Call) -> None:
+def test_phases_are_set_on_the_command_line(tmp_path: Path, posttrain: Call) -> None:
     rows = [{"prompt": f"question {row}", "completion": "yes", "topic": "ab"[row % 2]} for row in range(8)]
     data, out = write(tmp_path / "data.jsonl", *rows), tmp_path / "out"
-    stages = "train.stages=[{mix: {a: 1}, mix_by: topic, steps: 2, learning_rate: 0.001}, {epochs: 1}]"
-    settings = ("--set", stages, "--set", "train.batch_size=4", "--set", "train.schedule={name: constant, warmup: 0}")
-    ended = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *settings)
-    assert ended.code == 0, ended
+    phases = "train.phases=[{mix: {a: 1}, mix_by: topic, steps: 2, learning_rate: 0.001}, {epochs: 1}]"
+    settings = ("--set", phases, "--set", "train.batch_size=4", "--set", "train.schedule={name: constant, warmup: 0}")
+    outcome = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *settings)
+    assert outcome.code == 0, outcome
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [step["lr"] for step in steps] == [1e-3, 1e-3, 1e-4, 1e-4]
     assert all(0 <= step["data_wait"] < 1 for step in steps)
-    wrong = stages.replace("topic", "topics")
-    ended = posttrain("train", "--model", "tiny", "--data", data, "--out", tmp_path / "other", "--set", wrong)
-    assert ended.mistake.startswith(f"{data}:1: record ")
-    assert "it has no `topics`; name a column that all records have in train.stages.0.mix_by" in ended.mistake
+    phases_with_typo = phases.replace("topic", "topics")
+    outcome = posttrain(
+        "train", "--model", "tiny", "--data", data, "--out", tmp_path / "other", "--set", phases_with_typo
+    )
+    assert outcome.mistake.startswith(f"{data}:1: record ")
+    assert "it has no `topics`; name a column that all records have in train.phases.0.mix_by" in outcome.mistake

@@ -20,38 +20,38 @@ SMALL = ("--model", "tiny", "--set", "train.epochs=2", "--set", "train.batch_siz
 def answers(tmp_path: Path) -> Path:
     path = tmp_path / "answers.jsonl"
     rows = [("my card is gone", "card lost"), ("where is my money", "refund"), ("how do i top up", "top up")]
-    path.write_text("".join(json.dumps({"prompt": asked, "completion": answer}) + "\n" for asked, answer in rows))
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
     return path
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """The settings that were measured, by a machine that likes 4096 tokens at once."""
-    asked: list[Settings] = []
+def measured_settings(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings that autotune measured; a fake machine is fastest with micro-batches of 4096 tokens."""
+    trials: list[Settings] = []
 
     class Machine:
         def __init__(self, *arguments: Any) -> None:
             pass
 
         def __call__(self, settings: Settings, floor: float, seconds: float) -> Trial:
-            asked.append(settings)
+            trials.append(settings)
             rate = 1e3 if settings["micro_batch_tokens"] == 4096 and not settings["compile"] else 1e2
             return Trial(settings, (rate, rate), 6000, memory_bytes=10)
 
     monkeypatch.setattr("posttrain.train.autotune.TrialRunner", Machine)
-    return asked
+    return trials
 
 
 @pytest.mark.slow
-def test_a_profile_beside_the_model(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_a_profile_is_written_beside_the_model(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     out = tmp_path / "out"
-    ended = posttrain("train", *SMALL, "--data", answers, "--out", out, "--profile")
-    assert ended.code == 0, ended
+    outcome = posttrain("train", *SMALL, "--data", answers, "--out", out, "--profile")
+    assert outcome.code == 0, outcome
     text = (out / "profile" / "profile.txt").read_text()
     assert "forward: linear layers" in text
     assert "output head and loss" in text
     assert "optimiser" in text
-    assert text.splitlines()[0] in ended.err
+    assert text.splitlines()[0] in outcome.err
     assert json.loads(gzip.decompress((out / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]
     plain = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "plain")
     assert plain.code == 0
@@ -59,7 +59,7 @@ def test_a_profile_beside_the_model(answers: Path, tmp_path: Path, posttrain: Ca
     assert (tmp_path / "plain" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
-def test_what_a_step_measures_is_in_its_line(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_each_step_logs_its_measurements(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     out = tmp_path / "out"
     assert posttrain("train", *SMALL, "--data", answers, "--out", out).code == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -69,36 +69,36 @@ def test_what_a_step_measures_is_in_its_line(answers: Path, tmp_path: Path, post
         assert 0 < line["mfu"] < 1
         assert all(norm > 0 for norm in line["group_norms"].values())
         total = sum(norm**2 for norm in line["group_norms"].values()) ** 0.5
-        assert total == pytest.approx(line["grad_norm"], rel=1e-3), "the groups are all of the gradient"
+        assert total == pytest.approx(line["grad_norm"], rel=1e-3), "the groups make up the whole gradient"
         assert {"forward", "backward", "optimizer"} <= line["phases"].keys()
         assert sum(line["phases"].values()) <= line["seconds"] * 1.05
 
 
-def test_settings_are_found_written_and_trained_with(
-    answers: Path, tmp_path: Path, posttrain: Call, measured: list[Settings]
+def test_autotune_writes_the_fastest_settings_and_training_uses_them(
+    answers: Path, tmp_path: Path, posttrain: Call, measured_settings: list[Settings]
 ) -> None:
     out = tmp_path / "out"
-    begun = ("train", *SMALL, "--set", "train.micro_batch_tokens=2048", "--data", answers, "--out", out)
-    ended = posttrain(*begun, "--autotune", "--autotune-seconds", "20")
-    assert ended.code == 0, ended
-    assert "1,000 tokens/s, before 100" in ended.out
-    assert "--set train.micro_batch_tokens=4096" in ended.out
-    assert measured
+    command = ("train", *SMALL, "--set", "train.micro_batch_tokens=2048", "--data", answers, "--out", out)
+    outcome = posttrain(*command, "--autotune", "--autotune-seconds", "20")
+    assert outcome.code == 0, outcome
+    assert "1,000 tokens/s, before 100" in outcome.out
+    assert "--set train.micro_batch_tokens=4096" in outcome.out
+    assert measured_settings
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["train"]["micro_batch_tokens"] == 4096
     assert config["train"]["epochs"] == 2
     assert not (out / "model.safetensors").exists()
-    # Again, as nothing but a tuning is there; and then the command that it printed.
-    assert posttrain(*begun, "--autotune").code == 0
-    ended = posttrain("train", "--config", out / "config.yaml", "--out", out)
-    assert ended.code == 0, ended
+    # Autotune may run again in its folder; then the command that it printed trains there.
+    assert posttrain(*command, "--autotune").code == 0
+    outcome = posttrain("train", "--config", out / "config.yaml", "--out", out)
+    assert outcome.code == 0, outcome
     assert (out / "model.safetensors").exists()
-    ended = posttrain(*begun, "--autotune")
-    assert "holds something else already" in ended.mistake
+    outcome = posttrain(*command, "--autotune")
+    assert "holds something else already" in outcome.mistake
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("--autotune-seconds", "60"), "--autotune-seconds: there is nothing to spend them on; add --autotune"),
         (("--autotune", "--autotune-seconds", "1"), "--autotune-seconds"),
@@ -106,19 +106,19 @@ def test_settings_are_found_written_and_trained_with(
         (("--autotune", "--inspect", "1"), "--autotune: finds settings and does nothing else"),
     ],
 )
-def test_options_that_do_not_go_together(
-    answers: Path, tmp_path: Path, posttrain: Call, options: tuple[str, ...], says: str
+def test_conflicting_options_are_refused(
+    answers: Path, tmp_path: Path, posttrain: Call, options: tuple[str, ...], message: str
 ) -> None:
-    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out", *options)
-    assert says in ended.mistake
+    outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out", *options)
+    assert message in outcome.mistake
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page_of_a_training(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_the_page_of_a_training_is_self_contained(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     out, page = tmp_path / "out", tmp_path / "page.html"
     assert posttrain("train", *SMALL, "--data", answers, "--out", out).code == 0
-    ended = posttrain("report", page, "--training", out)
-    assert (ended.code, f"wrote {page}" in ended.out) == (0, True)
+    outcome = posttrain("report", page, "--training", out)
+    assert (outcome.code, f"wrote {page}" in outcome.out) == (0, True)
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "tokens a second by step" in text
@@ -126,14 +126,16 @@ def test_the_page_of_a_training(answers: Path, tmp_path: Path, posttrain: Call) 
 
 
 @pytest.mark.parametrize(
-    ("page", "folder", "says"),
+    ("page", "folder", "message"),
     [
         ("page.html", ".", "there is no metrics.jsonl in it"),
         ("page.svg", ".", "the page of a training is HTML"),
         ("nowhere/page.html", ".", "there is no such folder"),
     ],
 )
-def test_a_page_that_cannot_be_made(tmp_path: Path, posttrain: Call, page: str, folder: str, says: str) -> None:
-    ended = posttrain("report", tmp_path / page, "--training", tmp_path / folder)
-    assert says in ended.mistake
+def test_unusable_pages_and_folders_are_refused(
+    tmp_path: Path, posttrain: Call, page: str, folder: str, message: str
+) -> None:
+    outcome = posttrain("report", tmp_path / page, "--training", tmp_path / folder)
+    assert message in outcome.mistake
     assert list(tmp_path.iterdir()) == []

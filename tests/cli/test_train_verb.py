@@ -1,4 +1,4 @@
-"""``posttrain train``: what someone types who wants a model out of a file."""
+"""``posttrain train``: a model from a file of records."""
 
 import json
 import math
@@ -53,12 +53,12 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_it_writes_the_model_the_config_and_the_steps(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "out"
-    ended = posttrain("train", *SMALL, "--data", answers, "--out", out)
-    assert ended.code == 0, ended
+    outcome = posttrain("train", *SMALL, "--data", answers, "--out", out)
+    assert outcome.code == 0, outcome
     AutoModelForCausalLM.from_pretrained(out)
     assert AutoTokenizer.from_pretrained(out).chat_template
     steps = lines(out)
@@ -73,34 +73,34 @@ def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Pat
     again = posttrain("train", *SMALL, "--data", answers, "--out", out)
     assert (again.code, "is done" in again.err) == (0, True)
     assert lines(out) == steps
-    # Its own config is enough to do it again.
+    # The written config repeats the training.
     twin = posttrain("train", "--config", out / "config.yaml", "--out", tmp_path / "twin")
     assert twin.code == 0, twin
     assert (tmp_path / "twin" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
 def test_several_files_are_one_training_set(answers: Path, tmp_path: Path, posttrain: Call) -> None:
-    first, *rest = answers.read_text().splitlines(keepends=True)
-    parts = [tmp_path / "first.jsonl", tmp_path / "rest.jsonl"]
-    parts[0].write_text(first)
-    parts[1].write_text("".join(rest))
-    for out, files in ((tmp_path / "whole", [answers]), (tmp_path / "parts", parts)):
+    first, *other_lines = answers.read_text().splitlines(keepends=True)
+    two_files = [tmp_path / "first.jsonl", tmp_path / "rest.jsonl"]
+    two_files[0].write_text(first)
+    two_files[1].write_text("".join(other_lines))
+    for out, files in ((tmp_path / "whole", [answers]), (tmp_path / "parts", two_files)):
         options = [option for file in files for option in ("--data", file)]
-        ended = posttrain("train", *SMALL, *options, "--set", "train.shuffle=false", "--out", out)
-        assert ended.code == 0, ended
+        outcome = posttrain("train", *SMALL, *options, "--set", "train.shuffle=false", "--out", out)
+        assert outcome.code == 0, outcome
     assert [line["loss"] for line in lines(tmp_path / "parts")] == [line["loss"] for line in lines(tmp_path / "whole")]
 
 
-@pytest.mark.parametrize("objective", ["dpo", "ipo", "cdpo", "robust_dpo", "hinge"])
-def test_pairs(pairs: Path, tmp_path: Path, posttrain: Call, objective: str) -> None:
+@pytest.mark.parametrize("objective", ["dpo", "ipo", "robust_dpo", "hinge"])
+def test_preference_objectives_train_on_pairs(pairs: Path, tmp_path: Path, posttrain: Call, objective: str) -> None:
     out = tmp_path / "out"
-    ended = posttrain("train", *SMALL, "--data", pairs, "--objective", objective, "--out", out)
-    assert ended.code == 0, ended
+    outcome = posttrain("train", *SMALL, "--data", pairs, "--objective", objective, "--out", out)
+    assert outcome.code == 0, outcome
     steps = lines(out)
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
-def test_the_files_order_is_kept_on_request(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_without_shuffling_records_keep_the_order_of_the_file(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     for name in ("a", "b"):
         seed = "1" if name == "a" else "2"
         settings = ("--set", "train.shuffle=false", "--set", f"seed={seed}")
@@ -111,13 +111,13 @@ def test_the_files_order_is_kept_on_request(answers: Path, tmp_path: Path, postt
     ]
 
 
-def test_inspect(answers: Path, tmp_path: Path, posttrain: Call) -> None:
-    ended = posttrain("train", "--model", "tiny", "--data", answers, "--inspect", "1", "--set", "train.max_length=20")
-    assert ended.code == 0, ended
-    title, *shown = ended.out.splitlines()
+def test_inspect_shows_context_and_trained_tokens(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    outcome = posttrain("train", "--model", "tiny", "--data", answers, "--inspect", "1", "--set", "train.max_length=20")
+    assert outcome.code == 0, outcome
+    title, *record_lines = outcome.out.splitlines()
     assert title.startswith("1  ")
     assert "  28 tokens, 10 trained " in title
-    assert shown == [
+    assert record_lines == [
         "[cut off] <|user|>my card",
         "[context]  is gone<|end|><|assistant|>",
         "[trained] card lost<|end|>",
@@ -125,54 +125,58 @@ def test_inspect(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     ]
 
 
-def test_inspecting_needs_no_weights(answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
-    asked = ("train", "--data", answers, "--inspect", "4")
-    ended = posttrain(*asked, "--model", bare)
-    assert ended.code == 0, ended
-    assert ended.out == posttrain(*asked, "--model", tiny_model).out
-    ended = posttrain("train", "--data", answers, "--model", bare, "--out", tmp_path / "out")
-    assert "holds no safetensors weights" in ended.mistake
+def test_inspect_needs_no_weights(answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
+    without_weights = tmp_path / "without_weights"
+    shutil.copytree(tiny_model, without_weights, ignore=shutil.ignore_patterns("*.safetensors"))
+    command = ("train", "--data", answers, "--inspect", "4")
+    outcome = posttrain(*command, "--model", without_weights)
+    assert outcome.code == 0, outcome
+    assert outcome.out == posttrain(*command, "--model", tiny_model).out
+    outcome = posttrain("train", "--data", answers, "--model", without_weights, "--out", tmp_path / "out")
+    assert "holds no safetensors weights" in outcome.mistake
 
 
-def test_inspecting_stops_where_training_does(answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
-    """Some models name the token that ends a turn in their generation config alone."""
+def test_inspect_shows_the_stop_token_of_training(
+    answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call
+) -> None:
+    """Some models name the token that ends a turn only in their generation config."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
     stop = byte_tokenizer().convert_tokens_to_ids("r")
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": stop}), encoding="utf-8")
-    ended = posttrain("train", "--data", answers, "--inspect", "1", "--model", model)
+    outcome = posttrain("train", "--data", answers, "--inspect", "1", "--model", model)
     lm = load_language_model(model, TaskConfig())
     assert lm.tokenizer.decode(lm.answer_ids("card lost")) == "car"
-    assert ended.out.splitlines()[-2] == "[trained] car"
+    assert outcome.out.splitlines()[-2] == "[trained] car"
 
 
-def test_a_dataset_version_of_a_workspace(finished_workspace: Path, tmp_path: Path, posttrain: Call) -> None:
-    ended = posttrain("train", *SMALL, "--data", "train", "-w", finished_workspace, "--out", tmp_path / "out")
-    assert ended.code == 0, ended
+def test_it_trains_on_a_dataset_version_of_a_workspace(
+    finished_workspace: Path, tmp_path: Path, posttrain: Call
+) -> None:
+    outcome = posttrain("train", *SMALL, "--data", "train", "-w", finished_workspace, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome
     assert lines(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (("--set", "train.epochs=4"), "`train.epochs` was 3 and is 4"),
         (("--set", "train.learning_rate=1.0e-3"), "`train.learning_rate` was 0.0001 and is 0.001"),
         (("--model", "smollm2-135m"), '`model` was "tiny" and is "smollm2-135m"'),
     ],
 )
-def test_a_change_of_settings_is_reported(
-    answers: Path, tmp_path: Path, posttrain: Call, change: tuple[str, ...], says: str
+def test_changed_settings_are_refused_by_name(
+    answers: Path, tmp_path: Path, posttrain: Call, change: tuple[str, ...], message: str
 ) -> None:
     assert posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out").code == 0
-    ended = posttrain("train", *SMALL, *change, "--data", answers, "--out", tmp_path / "out")
-    assert says in ended.mistake
-    assert "name another --out" in ended.mistake
+    outcome = posttrain("train", *SMALL, *change, "--data", answers, "--out", tmp_path / "out")
+    assert message in outcome.mistake
+    assert "name another --out" in outcome.mistake
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (
             ("--set", "train.epoch=2"),
@@ -187,25 +191,27 @@ def test_a_change_of_settings_is_reported(
         (("--data", "nowhere.jsonl"), "there is no such file"),
     ],
 )
-def test_mistakes(answers: Path, tmp_path: Path, posttrain: Call, options: tuple[str, ...], says: str) -> None:
-    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out", *options)
-    assert says in ended.mistake
+def test_unusable_options_of_train_are_refused(
+    answers: Path, tmp_path: Path, posttrain: Call, options: tuple[str, ...], message: str
+) -> None:
+    outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out", *options)
+    assert message in outcome.mistake
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_an_answer_equal_to_its_rejected(tmp_path: Path, posttrain: Call) -> None:
+def test_a_pair_of_equal_answers_is_refused(tmp_path: Path, posttrain: Call) -> None:
     data = write(tmp_path / "pairs.jsonl", [{"prompt": "hi", "chosen": "x", "rejected": "x"}])
-    ended = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
-    assert "its chosen and its rejected answer are the same" in ended.mistake
+    outcome = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
+    assert "its chosen and its rejected answer are the same" in outcome.mistake
 
 
-def test_a_loss_that_is_no_number(
+def test_a_nan_loss_is_null_in_the_summary(
     answers: Path, tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = Trainer.train
     monkeypatch.setattr(Trainer, "train", lambda self: [replace(step, loss=math.nan) for step in fit(self)])
-    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
-    assert ended.out.startswith("6 steps, loss no number to no number\n")
+    outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
+    assert outcome.out.startswith("6 steps, loss no number to no number\n")
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no JSON")
@@ -214,19 +220,19 @@ def test_a_loss_that_is_no_number(
     assert (summary["first_loss"], summary["last_loss"]) == (None, None)
 
 
-def test_one_process_at_a_time(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_a_second_process_in_the_same_folder_is_refused(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     out = tmp_path / "out"
     (out / ".training").mkdir(parents=True)
     with FileLock(out / ".training" / "lock"):
-        ended = posttrain("train", *SMALL, "--data", answers, "--out", out)
-        assert "is being trained by another process" in ended.mistake
+        outcome = posttrain("train", *SMALL, "--data", answers, "--out", out)
+        assert "is being trained by another process" in outcome.mistake
         assert [path.name for path in out.iterdir()] == [".training"]
     assert posttrain("train", *SMALL, "--data", answers, "--out", out).code == 0
 
 
-def test_a_folder_with_something_else(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+def test_a_folder_with_other_files_is_refused(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
-    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
-    assert "is there and is no training" in ended.mistake
+    outcome = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
+    assert "is there and is no training" in outcome.mistake
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]

@@ -1,4 +1,4 @@
-"""Every verb does what it says, leaves with the right code, and prints JSON that parses."""
+"""Every verb does its work, exits with the right code, and prints valid JSON."""
 
 import json
 import os
@@ -23,12 +23,12 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def root(finished_workspace: Path, tmp_path: Path) -> Path:
-    """A workspace of one's own after two rounds."""
-    shutil.copytree(finished_workspace, tmp_path / "mine", symlinks=True)
-    return tmp_path / "mine"
+    """A copy of a workspace after two rounds."""
+    shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True)
+    return tmp_path / "copy"
 
 
-def test_run_and_run_again(small: Any, posttrain: Call) -> None:
+def test_run_does_the_remaining_rounds(small: Any, posttrain: Call) -> None:
     root = small()
     first = posttrain("run", "-w", root, "--rounds", "1")
     assert first.code == 0
@@ -41,26 +41,26 @@ def test_run_and_run_again(small: Any, posttrain: Call) -> None:
     assert len(posttrain("status", "-w", root, "--json").json["rounds"]) == 3
 
 
-def test_run_that_waits_leaves_with_0_and_one_line(small: Any, posttrain: Call) -> None:
+def test_a_run_that_waits_exits_with_0_and_one_line(small: Any, posttrain: Call) -> None:
     root = small(label={"annotator": "file"})
-    ended = posttrain("run", "-w", root)
-    assert ended.code == 0
+    outcome = posttrain("run", "-w", root)
+    assert outcome.code == 0
     line = "waiting for labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
-    assert ended.out.splitlines()[-1] == line
+    assert outcome.out.splitlines()[-1] == line
     assert posttrain("status", "-w", root).out.splitlines()[-1] == line
 
 
-def test_labels_out_and_in(small: Any, posttrain: Call, tmp_path: Path) -> None:
+def test_labels_are_exported_and_imported(small: Any, posttrain: Call, tmp_path: Path) -> None:
     root = small(rounds=1, label={"annotator": "file"})
     posttrain("run", "-w", root)
     batch = tmp_path / "batch.csv"
     assert posttrain("label", "export", batch, "-w", root).out.startswith("wrote 12 records to ")
     truth = {row["text"]: row["label"] for row in small.rows()}
     lines = batch.read_text().splitlines()
-    filled = [f"{line}{truth[line.split(',')[1]]}" for line in lines[1:]]
-    batch.write_text("\n".join([lines[0], *filled[:4], *lines[5:]]))
+    filled_lines = [f"{line}{truth[line.split(',')[1]]}" for line in lines[1:]]
+    batch.write_text("\n".join([lines[0], *filled_lines[:4], *lines[5:]]))
     assert posttrain("label", "import", batch, "-w", root).out == "4 of 12 labels are in\n"
-    batch.write_text("\n".join([lines[0], *filled]))
+    batch.write_text("\n".join([lines[0], *filled_lines]))
     assert posttrain("label", "import", batch, "-w", root).out == "12 of 12 labels are in; now: posttrain run\n"
     assert posttrain("run", "-w", root).code == 0
     (report,) = posttrain("label", "report", "-w", root, "--json").json
@@ -68,7 +68,7 @@ def test_labels_out_and_in(small: Any, posttrain: Call, tmp_path: Path) -> None:
     assert "file" in posttrain("label", "report", "-w", root).out
 
 
-def test_status(root: Path, posttrain: Call) -> None:
+def test_status_prints_rounds_and_champion(root: Path, posttrain: Call) -> None:
     state = posttrain("status", "-w", root, "--json").json
     assert state.keys() >= {"round", "champion", "waiting", "rounds"}
     assert state["champion"].keys() >= {"id", "round", "metrics"}
@@ -88,12 +88,14 @@ def test_status_shows_the_score_of_a_function(small: Any, posttrain: Call, monke
     assert posttrain("status", "-w", root).out.split()[:3] == ["round", "labels", "score"]
 
 
-def test_here_is_the_default(root: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_the_default_workspace(
+    root: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(root)
     assert posttrain("status", "--json").json["round"] == 2
 
 
-def test_show(root: Path, posttrain: Call) -> None:
+def test_show_prints_models_records_runs_rounds_and_versions(root: Path, posttrain: Call) -> None:
     champion = posttrain("show", "champion", "-w", root, "--json").json
     assert champion["kind"] == "model"
     output = posttrain("show", "champion", "-w", root).out
@@ -114,7 +116,7 @@ def test_show(root: Path, posttrain: Call) -> None:
     assert "made from" in posttrain("show", "train@v1", "-w", root).out
 
 
-def test_report(root: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_report_writes_a_page_and_a_curve(root: Path, posttrain: Call, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert posttrain("report", page, "-w", root).code == 0
     html = page.read_text()
@@ -134,30 +136,32 @@ def test_report_of_a_workspace_in_its_first_round(small: Any, posttrain: Call, t
     assert posttrain("report", tmp_path / "waiting.html", "-w", root).code == 0
 
 
-def test_config(root: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_config_prints_values_and_defaults(root: Path, posttrain: Call, tmp_path: Path) -> None:
     import yaml
 
-    shown = posttrain("config", "show", "-w", root, "--json").json
-    assert shown["label"]["per_round"] == 12
-    assert yaml.safe_load(posttrain("config", "show", "-w", root).out) == shown
+    config = posttrain("config", "show", "-w", root, "--json").json
+    assert config["label"]["per_round"] == 12
+    assert yaml.safe_load(posttrain("config", "show", "-w", root).out) == config
     assert posttrain("config", "check", "-w", root).code == 0
-    every = posttrain("config", "show", "--defaults", "-w", tmp_path).out
-    known = yaml.safe_load(every)
-    assert known.keys() == shown.keys()
-    assert known["train"].keys() == shown["train"].keys()
-    assert known["train"]["epochs"] == 6
-    assert all(line.strip() for line in every.splitlines())
+    default_text = posttrain("config", "show", "--defaults", "-w", tmp_path).out
+    defaults = yaml.safe_load(default_text)
+    assert defaults.keys() == config.keys()
+    assert defaults["train"].keys() == config["train"].keys()
+    assert defaults["train"]["epochs"] == 6
+    assert all(line.strip() for line in default_text.splitlines())
 
 
-def test_what_config_show_prints_is_a_config(root: Path, posttrain: Call) -> None:
+def test_the_output_of_config_show_is_a_config(root: Path, posttrain: Call) -> None:
     (root / "posttrain.yaml").write_text(posttrain("config", "show", "-w", root).out)
     again = posttrain("run", "-w", root)
     assert (again.code, again.err) == (0, "2 of 2 rounds are done; raise `rounds` for more\n")
 
 
-def test_data(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
-    listed = posttrain("data", "list", "-w", root, "--json").json
-    assert {entry["version"]: entry["records"] for entry in listed} == {
+def test_data_lists_shows_compares_and_exports_versions(
+    root: Path, posttrain: Call, tmp_path: Path, small: Any
+) -> None:
+    versions = posttrain("data", "list", "-w", root, "--json").json
+    assert {entry["version"]: entry["records"] for entry in versions} == {
         "labelled@v1": 0,
         "pool@v1": 60,
         "test@v1": 20,
@@ -165,14 +169,16 @@ def test_data(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
         "train@v2": 24,
     }
     assert "train@v2" in posttrain("data", "list", "-w", root).out
-    shown = posttrain("data", "show", "train@v1", "-w", root, "--json").json
-    assert len(shown["records"]) == 12
+    version = posttrain("data", "show", "train@v1", "-w", root, "--json").json
+    assert len(version["records"]) == 12
     assert "12 of 12 records" in posttrain("data", "show", "train@v1", "-w", root).out
     assert posttrain("data", "show", "train", "-w", root, "--json", "--limit", "3").json["counts"]["records"] == 24
     assert "rejected" in posttrain("data", "show", "pool", "-w", root, "--rejected", "--json").json
     change = posttrain("data", "diff", "train@v1", "train@v2", "-w", root, "--json").json
     assert (len(change["came"]), change["went"], change["changed"]) == (12, [], [])
-    assert posttrain("data", "diff", "train@v1", "train@v2", "-w", root).out.startswith("12 came, 0 went, 0 changed")
+    assert posttrain("data", "diff", "train@v1", "train@v2", "-w", root).out.startswith(
+        "12 added, 0 removed, 0 changed"
+    )
     for ending in ("jsonl", "csv", "parquet"):
         out = tmp_path / f"train.{ending}"
         assert posttrain("data", "export", "train@v2", out, "-w", root).code == 0
@@ -180,19 +186,19 @@ def test_data(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
     assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 24
 
 
-def test_data_add(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
+def test_data_add_extends_pool_and_labelled_records(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
     small.write(tmp_path / "more.csv", small.rows()[80:90], ["text"])
-    small.write(tmp_path / "known.csv", small.rows()[90:95])
+    small.write(tmp_path / "labelled.csv", small.rows()[90:95])
     assert posttrain("data", "add", tmp_path / "more.csv", "-w", root).code == 0
     assert posttrain("data", "add", tmp_path / "more.csv", "-w", root).code == 0
-    assert posttrain("data", "add", tmp_path / "known.csv", "--to", "labelled", "-w", root).code == 0
+    assert posttrain("data", "add", tmp_path / "labelled.csv", "--to", "labelled", "-w", root).code == 0
     assert (root / "data" / "pool" / "more.csv").read_bytes() == (tmp_path / "more.csv").read_bytes()
     posttrain("run", "-w", root, "--rounds", "3")
-    listed = {entry["version"]: entry["records"] for entry in posttrain("data", "list", "-w", root, "--json").json}
-    assert (listed["pool@v2"], listed["labelled@v2"], listed["train@v3"]) == (70, 5, 41)
+    versions = {entry["version"]: entry["records"] for entry in posttrain("data", "list", "-w", root, "--json").json}
+    assert (versions["pool@v2"], versions["labelled@v2"], versions["train@v3"]) == (70, 5, 41)
 
 
-def test_data_check(posttrain: Call, tmp_path: Path, small: Any) -> None:
+def test_data_check_lists_problems_by_line(posttrain: Call, tmp_path: Path, small: Any) -> None:
     root = small()
     assert posttrain("data", "check", root / "answers.csv", "-w", root).out == "no problem found\n"
     bad = tmp_path / "bad.jsonl"
@@ -206,7 +212,7 @@ def test_data_check(posttrain: Call, tmp_path: Path, small: Any) -> None:
     assert sum(result.json["counts"].values()) == 3
 
 
-def test_answers_in_a_pool_are_hidden_and_need_not_fit(posttrain: Call, tmp_path: Path, small: Any) -> None:
+def test_answers_of_pool_records_are_ignored_and_not_checked(posttrain: Call, tmp_path: Path, small: Any) -> None:
     root = small()
     rows = [{"text": "my crad is late", "label": "crad"}, {"text": "my crad is late", "label": "card"}]
     small.write(tmp_path / "inputs.csv", rows)
@@ -215,26 +221,26 @@ def test_answers_in_a_pool_are_hidden_and_need_not_fit(posttrain: Call, tmp_path
     assert posttrain("data", "add", tmp_path / "inputs.csv", "-w", root).code == 0
     assert posttrain("data", "check", root / "data" / "pool" / "inputs.csv", "-w", root).code == 0
     assert posttrain("run", "-w", root, "--until", "collect").code == 0
-    says = "inputs.csv:2: label `crad` is not in the label set"
-    assert says in posttrain("data", "add", tmp_path / "inputs.csv", "--to", "labelled", "-w", root).mistake
-    assert says in posttrain("data", "check", tmp_path / "inputs.csv", "-w", root).out
+    message = "inputs.csv:2: label `crad` is not in the label set"
+    assert message in posttrain("data", "add", tmp_path / "inputs.csv", "--to", "labelled", "-w", root).mistake
+    assert message in posttrain("data", "check", tmp_path / "inputs.csv", "-w", root).out
     small.configure(root, data={"labelled": ["pool.csv"]})
     assert "pool.csv:2: label `crad`" in posttrain("data", "check", root / "pool.csv", "-w", root).out
 
 
-def test_select_goes_by_what_the_champion_knows(small: Any, posttrain: Call) -> None:
+def test_select_by_uncertainty_needs_a_trained_champion(small: Any, posttrain: Call) -> None:
     root = small()
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0
     for strategy in ("entropy", "margin", "uncertain_diverse"):
-        ended = posttrain("select", "-w", root, "--strategy", strategy)
-        assert ended.mistake.startswith(f"--strategy: strategy `{strategy}` uses the champion's uncertainty")
-        assert ended.mistake.endswith(
+        outcome = posttrain("select", "-w", root, "--strategy", strategy)
+        assert outcome.mistake.startswith(f"--strategy: strategy `{strategy}` uses the champion's uncertainty")
+        assert outcome.mistake.endswith(
             "none has been trained yet; use random, diverse, typiclust, prob_cover, k_center or facility_location"
         )
     assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json["records"]) == 12
 
 
-def test_select(root: Path, posttrain: Call) -> None:
+def test_select_previews_a_batch(root: Path, posttrain: Call) -> None:
     chosen = posttrain("select", "-w", root, "--n", "5", "--json").json["records"]
     assert len(chosen) == 5
     assert chosen[0].keys() >= {"id", "reason", "rank", "input"}
@@ -243,13 +249,13 @@ def test_select(root: Path, posttrain: Call) -> None:
     assert posttrain("status", "-w", root, "--json").json["round"] == 2
 
 
-def test_select_while_the_model_knows_nothing(small: Any, posttrain: Call) -> None:
+def test_select_with_an_untrained_model_uses_the_cold_start(small: Any, posttrain: Call) -> None:
     root = small()
     posttrain("run", "-w", root, "--rounds", "0")
     chosen = posttrain("select", "-w", root, "--json").json["records"]
     assert len(chosen) == 12
     assert {(row["uncertainty"], row["predicted"]) for row in chosen} == {(None, None)}
-    # Before a model is trained, `auto` covers, and what covers can be named, whatever the config says.
+    # Before a model is trained `auto` covers, and a covering strategy may replace the configured one.
     assert posttrain("select", "-w", root, "--strategy", "auto", "--json").json["records"] == chosen
     small.configure(root, select={"strategy": ["k_center", "margin"]})
     first = posttrain("select", "-w", root, "--json").json["records"]
@@ -258,22 +264,22 @@ def test_select_while_the_model_knows_nothing(small: Any, posttrain: Call) -> No
     assert "`margin` uses the champion" in posttrain("select", "-w", root, "--strategy", "margin").mistake
 
 
-def test_eval(root: Path, posttrain: Call) -> None:
+def test_eval_measures_the_champion_or_a_model(root: Path, posttrain: Call) -> None:
     state = posttrain("status", "-w", root, "--json").json
-    measured = posttrain("eval", "-w", root, "--json").json
-    assert measured["model"] == state["champion"]["id"]
-    assert measured["metrics"]["accuracy"] == state["champion"]["metrics"]["accuracy"]
+    evaluation = posttrain("eval", "-w", root, "--json").json
+    assert evaluation["model"] == state["champion"]["id"]
+    assert evaluation["metrics"]["accuracy"] == state["champion"]["metrics"]["accuracy"]
     base = next(entry for entry in posttrain("models", "list", "-w", root, "--json").json if entry["round"] == 0)
-    measured = posttrain("eval", "--model", base["id"][:12], "-w", root, "--json").json
-    assert measured["model"] == base["id"]
-    assert measured["metrics"]["accuracy"] == state["rounds"][0]["metrics"]["accuracy"]
+    evaluation = posttrain("eval", "--model", base["id"][:12], "-w", root, "--json").json
+    assert evaluation["model"] == base["id"]
+    assert evaluation["metrics"]["accuracy"] == state["rounds"][0]["metrics"]["accuracy"]
     assert "accuracy" in posttrain("eval", "-w", root, "--full").out
 
 
-def test_models(root: Path, posttrain: Call, tmp_path: Path) -> None:
-    listed = posttrain("models", "list", "-w", root, "--json").json
-    by_round = {entry["round"]: entry["id"] for entry in listed}
-    assert [entry["id"] for entry in listed if entry["champion"]] == [by_round[2]]
+def test_models_are_listed_rolled_back_promoted_and_exported(root: Path, posttrain: Call, tmp_path: Path) -> None:
+    models = posttrain("models", "list", "-w", root, "--json").json
+    by_round = {entry["round"]: entry["id"] for entry in models}
+    assert [entry["id"] for entry in models if entry["champion"]] == [by_round[2]]
     assert by_round[1] in posttrain("models", "list", "-w", root).out
     assert posttrain("models", "show", by_round[1], "-w", root, "--json").json["id"] == by_round[1]
 
@@ -296,12 +302,14 @@ def test_models(root: Path, posttrain: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [None, "classify", "answer"])
-def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "new" / "place"
-    created = posttrain("init", root, *(["--template", template] if template else []))
-    assert created.code == 0
+def test_init_writes_a_config(
+    posttrain: Call, tmp_path: Path, template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "new" / "folder"
+    outcome = posttrain("init", root, *(["--template", template] if template else []))
+    assert outcome.code == 0
     files = "inputs.jsonl, test.jsonl" if template == "answer" else "labels.txt, inputs.csv, test.csv"
-    assert created.out == f"made {root}; put {files} in it as posttrain.yaml says, then: posttrain run -w {root}\n"
+    assert outcome.out == f"made {root}; put {files} in it as posttrain.yaml says, then: posttrain run -w {root}\n"
     text = (root / "posttrain.yaml").read_text()
     assert len(text.splitlines()) < 25
     assert "here already" in posttrain("init", root).mistake
@@ -312,7 +320,7 @@ def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch
     assert "inputs" in posttrain("run", "-w", root).mistake
 
 
-def test_version_and_help(posttrain: Call) -> None:
+def test_version_and_help_are_printed(posttrain: Call) -> None:
     assert posttrain("--version").out == f"{__version__}\n"
     verbs = ["demo", "init", "run", "status", "show", "report", "config", "data", "select", "label", "eval", "models"]
     output = posttrain("--help")
@@ -320,14 +328,14 @@ def test_version_and_help(posttrain: Call) -> None:
     assert all(re.search(rf"\b{verb}\b", output.out) for verb in verbs)
     for verb in verbs:
         assert posttrain(verb, "--help").code == 0
-    for words in ((), ("config",), ("data",), ("label",), ("models",)):
-        output = posttrain(*words)
+    for group in ((), ("config",), ("data",), ("label",), ("models",)):
+        output = posttrain(*group)
         assert output.code == 2
         assert "Usage:" in output.out
         assert output.err == ""
 
 
-def test_the_installed_command(finished_workspace: Path) -> None:
+def test_the_installed_command_prints_the_status(finished_workspace: Path) -> None:
     command = Path(sys.executable).parent / "posttrain"
     output = subprocess.run(
         [command, "status", "--json", "-w", finished_workspace], capture_output=True, text=True, check=True
@@ -336,7 +344,7 @@ def test_the_installed_command(finished_workspace: Path) -> None:
     assert output.stderr == ""
 
 
-def test_a_roll_back_does_not_wait_for_a_run(root: Path, posttrain: Call) -> None:
+def test_a_rollback_does_not_wait_for_a_run(root: Path, posttrain: Call) -> None:
     with Workspace.open(root) as store, store.lock():
         assert posttrain("eval", "-w", root).code == 2
         assert posttrain("models", "rollback", "-w", root).code == 0
@@ -344,17 +352,17 @@ def test_a_roll_back_does_not_wait_for_a_run(root: Path, posttrain: Call) -> Non
 
 
 def test_files_that_the_config_names_may_be_missing(root: Path, posttrain: Call) -> None:
-    """Neither looking nor going back needs the base model or the labels' file."""
+    """Neither reading nor a rollback needs the base model or the file of labels."""
     config = yaml.safe_load((root / "posttrain.yaml").read_text())
-    config |= {"model": "./gone", "task": {"labels": "gone.txt"}}
+    config |= {"model": "./missing", "task": {"labels": "missing.txt"}}
     (root / "posttrain.yaml").write_text(yaml.safe_dump(config))
     assert posttrain("run", "-w", root).code == 2
     for verb in (["status"], ["show", "champion"], ["models", "list"], ["data", "list"], ["models", "rollback"]):
         assert posttrain(*verb, "-w", root).code == 0, verb
 
 
-def test_two_at_once(small: Any, posttrain: Call, tmp_path: Path) -> None:
-    """The second says who holds the workspace, and harms nothing."""
+def test_a_second_run_at_the_same_time_is_refused(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    """The second run reports which process holds the workspace, and changes nothing."""
     root = small(deploy={"command": "sh wait.sh", "timeout": 60})
     (root / "wait.sh").write_text("echo $$ > started; while ! test -e go; do sleep 0.05; done\n")
     command = Path(sys.executable).parent / "posttrain"

@@ -16,7 +16,7 @@ def make() -> Make:
     """``make(("prompt", "answer"), ("prompt", None, "group"), ...)``: records of a file ``f``, one a line."""
 
     def table(*rows: tuple[Any, ...], source: str = "f") -> pa.Table:
-        named = (zip(("prompt", "completion", "group"), row, strict=False) for row in rows)
-        return table_of(*({**dict(row), "source": source} for row in named))
+        records = (zip(("prompt", "completion", "group"), row, strict=False) for row in rows)
+        return table_of(*({**dict(row), "source": source} for row in records))
 
     return table

@@ -1,4 +1,4 @@
-"""The demo task holds what was planted, counted exactly, and nothing else of the kind."""
+"""The demo task holds exactly the planted faults, and no others."""
 
 import csv
 import itertools
@@ -31,22 +31,22 @@ def _similarities(texts: list[str]) -> np.ndarray:
     """Jaccard similarity of every two texts' five-character runs, by matrix product: float64 [N, N]."""
     plain = [" ".join(re.findall(r"[^\W_]+", text.casefold())) for text in texts]
     runs = CountVectorizer(analyzer="char", ngram_range=(5, 5), lowercase=False, binary=True).fit_transform(plain)
-    shared = (runs.astype(np.float64) @ runs.T.astype(np.float64)).toarray()
-    sizes = shared.diagonal()
-    return shared / (sizes[:, None] + sizes[None, :] - shared)
+    num_shared = (runs.astype(np.float64) @ runs.T.astype(np.float64)).toarray()
+    sizes = num_shared.diagonal()
+    return num_shared / (sizes[:, None] + sizes[None, :] - num_shared)
 
 
-def test_same_seed_same_task_other_seed_another() -> None:
-    first = generate(seed=3, pool=200, test=60)
-    assert first == generate(seed=3, pool=200, test=60)
-    assert first.pool != generate(seed=4, pool=200, test=60).pool
+def test_the_seed_decides_the_task() -> None:
+    task = generate(seed=3, pool=200, test=60)
+    assert task == generate(seed=3, pool=200, test=60)
+    assert task.pool != generate(seed=4, pool=200, test=60).pool
 
 
 def test_sizes_and_counts(task: DemoData) -> None:
     assert (len(task.pool), len(task.test)) == (1500, 300)
-    planted = task.planted
-    assert 200 <= planted.pop("typos") <= 340
-    assert planted == {
+    fault_counts = task.planted
+    assert 200 <= fault_counts.pop("typos") <= 340
+    assert fault_counts == {
         "exact_duplicates": 60,
         "near_duplicates": 60,
         "leaked_exact": 22,
@@ -57,30 +57,30 @@ def test_sizes_and_counts(task: DemoData) -> None:
     assert sum(task.planted[fault] for fault in copies) == len(_rows(task, *copies))
 
 
-def test_exact_copies_are_exactly_those_planted(task: DemoData) -> None:
+def test_the_exact_copies_are_the_planted_ones(task: DemoData) -> None:
     texts = Counter(row["text"] for row in task.pool)
     assert sum(count - 1 for count in texts.values()) == task.planted["exact_duplicates"]
     assert all(texts[task.pool[at]["text"]] == 2 for at in task.planted_rows["exact_duplicates"])
     in_test = {row["text"] for row in task.test}
     assert len(in_test) == len(task.test)
-    leaked = [at for at, row in enumerate(task.pool) if row["text"] in in_test]
-    assert leaked == task.planted_rows["leaked_exact"]
+    leaked_rows = [at for at, row in enumerate(task.pool) if row["text"] in in_test]
+    assert leaked_rows == task.planted_rows["leaked_exact"]
 
 
-def test_near_copies_are_exactly_those_planted(task: DemoData) -> None:
+def test_the_near_copies_are_the_planted_ones(task: DemoData) -> None:
     texts = [row["text"] for row in [*task.pool, *task.test]]
-    alike = np.triu(_similarities(texts), 1)
+    similarities = np.triu(_similarities(texts), 1)
     copies = _rows(task, "exact_duplicates", "near_duplicates", "leaked_exact", "leaked_near")
-    unplanted = np.array([at for at in range(len(texts)) if at not in copies])
-    assert alike[np.ix_(unplanted, unplanted)].max() < 0.6
+    other_rows = np.array([at for at in range(len(texts)) if at not in copies])
+    assert similarities[np.ix_(other_rows, other_rows)].max() < 0.6
     pool = len(task.pool)
     for fault, first, last in (("near_duplicates", 0, pool), ("leaked_near", pool, len(texts))):
         for at in task.planted_rows[fault]:
-            originals = np.flatnonzero((alike[at] + alike[:, at])[first:last] >= 0.75)
+            originals = np.flatnonzero((similarities[at] + similarities[:, at])[first:last] >= 0.75)
             assert len(originals) == 1, texts[at]
-    pairs = np.argwhere(alike >= 0.6)
+    pairs = np.argwhere(similarities >= 0.6)
     assert len(pairs) == len(copies)
-    assert all(copies & {int(left), int(right)} for left, right in pairs)
+    assert all(copies & {int(i), int(j)} for i, j in pairs)
 
 
 def test_copies_keep_the_customer_and_splits_share_no_other(task: DemoData) -> None:
@@ -109,8 +109,8 @@ def _plain(text: str) -> str:
     return re.sub(r"[,.?!]", "", re.sub(r"\ban (?=[aeiou])", "a ", text.casefold()))
 
 
-def test_wrong_labels_are_exactly_those_planted(task: DemoData) -> None:
-    """Without a typo, the phrases that a message matches tell its intent."""
+def test_the_wrong_labels_are_the_planted_ones(task: DemoData) -> None:
+    """Without a typo, the phrases that a message matches give its intent."""
     phrases = load_phrases().intents
     patterns = {intent: [re.compile(_pattern(core)) for core in cores] for intent, cores in phrases.items()}
     unclear = _rows(task, *task.planted) - _rows(task, "wrong_labels")
@@ -120,16 +120,18 @@ def test_wrong_labels_are_exactly_those_planted(task: DemoData) -> None:
     def fits(row: dict[str, str]) -> bool:
         return any(pattern.search(_plain(row["text"])) for pattern in patterns[row["intent"]])
 
-    contradicted = {at for at in clear if not fits(task.pool[at])}
-    assert contradicted == _rows(task, "wrong_labels") - unclear
+    contradictions = {at for at in clear if not fits(task.pool[at])}
+    assert contradictions == _rows(task, "wrong_labels") - unclear
     assert len(clear) > len(task.pool) / 2
 
 
-def test_typos_are_exactly_those_planted(task: DemoData) -> None:
-    known = load_phrases().vocabulary()
+def test_the_typos_are_the_planted_ones(task: DemoData) -> None:
+    vocabulary = load_phrases().vocabulary()
     copies = _rows(task, "exact_duplicates", "near_duplicates", "leaked_exact", "leaked_near")
-    mistyped = [at for at, row in enumerate(task.pool) if at not in copies and not known.issuperset(words(row["text"]))]
-    assert mistyped == task.planted_rows["typos"]
+    typo_rows = [
+        at for at, row in enumerate(task.pool) if at not in copies and not vocabulary.issuperset(words(row["text"]))
+    ]
+    assert typo_rows == task.planted_rows["typos"]
 
 
 def test_intents_are_many_imbalanced_and_in_both_splits(task: DemoData) -> None:
@@ -161,20 +163,20 @@ def test_the_files_hold_the_task_and_hide_the_answers(tmp_path: Path) -> None:
     task = generate(pool=200, test=60)
     write_demo_data(tmp_path / "task", task)
 
-    def read(name: str) -> list[dict[str, str]]:
+    def read_rows(name: str) -> list[dict[str, str]]:
         with (tmp_path / "task" / name).open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))
 
-    assert read("pool.csv") == [{"text": row["text"], "customer": row["customer"]} for row in task.pool]
-    assert read("test.csv") == task.test
-    answers = {row["text"]: row["intent"] for row in read("answers.csv")}
-    assert len(answers) == len(read("answers.csv"))
+    assert read_rows("pool.csv") == [{"text": row["text"], "customer": row["customer"]} for row in task.pool]
+    assert read_rows("test.csv") == task.test
+    answers = {row["text"]: row["intent"] for row in read_rows("answers.csv")}
+    assert len(answers) == len(read_rows("answers.csv"))
     assert answers == {row["text"]: row["intent"] for row in task.pool}
     assert all(answers[row["text"]] == row["intent"] for row in task.pool)
     assert (tmp_path / "task" / "labels.txt").read_text().split() == task.labels
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_invalid_arguments_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pool"):
         generate(pool=0)
     (tmp_path / "file").write_text("")
@@ -182,15 +184,15 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         write_demo_data(tmp_path / "file", generate(pool=30, test=10))
 
 
-def test_a_typo_changes_one_word_and_never_into_a_known_one() -> None:
+def test_a_typo_changes_one_word_and_gives_no_known_word() -> None:
     rng = np.random.default_rng(0)
     text = "Where is order LF-12345 from rosa7@example.com?"
     kinds = set()
     for _ in range(200):
         wrong = add_typo(text, rng, {"form"})
-        changed = [(a, b) for a, b in zip(text.split(), wrong.split(), strict=True) if a != b]
-        assert len(changed) == 1
-        before, after = changed[0]
+        changes = [(a, b) for a, b in zip(text.split(), wrong.split(), strict=True) if a != b]
+        assert len(changes) == 1
+        before, after = changes[0]
         assert before in {"Where", "order", "from"}
         assert after != "form"
         kinds.add(len(after) - len(before))
@@ -198,7 +200,7 @@ def test_a_typo_changes_one_word_and_never_into_a_known_one() -> None:
     assert add_typo("it is 12", rng, set()) == "it is 12"
 
 
-def test_neighbours_lie_beside_the_letter() -> None:
+def test_adjacent_keys() -> None:
     assert (adjacent_keys("q"), adjacent_keys("g"), adjacent_keys("m")) == ("w", "fh", "n")
 
 

@@ -1,4 +1,4 @@
-"""Phrases expand to exactly what they say."""
+"""Phrases expand to exactly their alternatives."""
 
 import numpy as np
 import pytest
@@ -30,6 +30,6 @@ def test_texts_lists_each_literal_piece() -> None:
 
 
 @pytest.mark.parametrize("line", ["a [b|c", "a | b", "a] b", "[a|[b]"])
-def test_unbalanced_brackets_are_refused(line: str) -> None:
+def test_unbalanced_brackets_raise(line: str) -> None:
     with pytest.raises(ValueError, match="bracket"):
         parse_phrase(line)

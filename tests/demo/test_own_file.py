@@ -1,4 +1,4 @@
-"""The demo's workspace from a file of one's own, whatever its format."""
+"""The demo's workspace from the user's own file, in every format."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from posttrain.demo.workspace import prepare_workspace
 Rows = list[dict[str, str]]
 
 
-def comma_separated(rows: Rows) -> bytes:
+def csv_file(rows: Rows) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
@@ -23,8 +23,8 @@ def comma_separated(rows: Rows) -> bytes:
     return text.getvalue().encode()
 
 
-def from_excel(rows: Rows) -> bytes:
-    return b"\xef\xbb\xbf" + comma_separated(rows)
+def excel_csv_file(rows: Rows) -> bytes:
+    return b"\xef\xbb\xbf" + csv_file(rows)
 
 
 def json_lines(rows: Rows) -> bytes:
@@ -42,26 +42,26 @@ def alpaca(rows: Rows) -> bytes:
 
 
 def completions(rows: Rows) -> bytes:
-    """The reader's own shape goes before a column that happens to be called as labels are."""
+    """The shape of the reader takes precedence over a column with a name for labels."""
     return json_lines([{"prompt": row["text"], "completion": row["label"], "category": "x"} for row in rows])
 
 
 @pytest.mark.parametrize(
-    ("name", "written"),
+    ("name", "encode"),
     [
-        ("own.csv", comma_separated),
-        ("own.CSV", comma_separated),
-        ("own.csv", from_excel),
+        ("own.csv", csv_file),
+        ("own.CSV", csv_file),
+        ("own.csv", excel_csv_file),
         ("own.jsonl", json_lines),
         ("own.parquet", columns_file),
         ("own.jsonl", alpaca),
         ("own.jsonl", completions),
     ],
 )
-def test_text_and_label_are_found_in_every_format(tmp_path: Path, name: str, written: Callable[[Rows], bytes]) -> None:
+def test_text_and_label_are_found_in_every_format(tmp_path: Path, name: str, encode: Callable[[Rows], bytes]) -> None:
     words = ["alder", "birch", "cedar", "elm", "fir", "hazel", "juniper", "larch", "maple", "oak", "pine", "rowan"]
     rows = [{"text": f"the {a} beside the {b}", "label": "near" if a < b else "far"} for a in words for b in words[:4]]
-    (tmp_path / name).write_bytes(written(rows))
+    (tmp_path / name).write_bytes(encode(rows))
     prepare_workspace(tmp_path / "demo", quick=True, data=tmp_path / name)
     assert (tmp_path / "demo" / "labels.txt").read_text() == "far\nnear\n"
     with (tmp_path / "demo" / "answers.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""How the commands of a page are run."""
+"""Runs the commands of a page."""
 
 import os
 import re
@@ -20,11 +20,11 @@ _FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """``run(commands, folder)``: what they print there; all must end well.
+    """``run(commands, folder)``: the output of the commands in a folder; all must exit with 0.
 
-    A call of `posttrain` is made in a process that need not import everything anew, any other line by a shell.
+    A call of `posttrain` runs in a forked process that has its imports already, any other line in a shell.
     """
-    log = tmp_path_factory.mktemp("commands") / "printed"
+    log = tmp_path_factory.mktemp("commands") / "output"
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     }
 
     def shell(commands: str, folder: Path) -> tuple[int, str]:
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
             cwd=folder,
             env=environment,
@@ -43,52 +43,52 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout
+        return process.returncode, process.stdout
 
-    def own(command: str, folder: Path) -> tuple[int | None, str]:
+    def call_posttrain(command: str, folder: Path) -> tuple[int | None, str]:
         log.write_bytes(b"")
         process = forked.start(shlex.split(command)[1:], folder, log)
         process.join()
         return process.exitcode, log.read_text(encoding="utf-8")
 
-    def call(commands: str, folder: Path) -> str:
-        printed = ""
+    def run_lines(commands: str, folder: Path) -> str:
+        output = ""
         lines = [commands] if "<<" in commands else commands.replace("\\\n", " ").splitlines()
         for line in lines:
-            code, said = (own if _OWN.fullmatch(line) else shell)(line, folder)
-            printed += said
-            assert code == 0, f"{line}\n{printed}"
-        return printed
+            code, text = (call_posttrain if _WITHOUT_SHELL.fullmatch(line) else shell)(line, folder)
+            output += text
+            assert code == 0, f"{line}\n{output}"
+        return output
 
-    return call
+    return run_lines
 
 
 @pytest.fixture(scope="session")
 def walk(run: Run) -> Walk:
-    """``walk(page, folder)``: runs its commands there in order; the outputs that it quotes, each with its untrue lines.
+    """``walk(page, folder)``: runs the page's commands in order; returns its quoted outputs with their wrong lines.
 
-    A quoted line must have been printed by the commands before it.
+    A quoted line is wrong if the commands before it did not print it.
     """
 
-    def through(page: str, folder: Path) -> list[tuple[str, list[str]]]:
-        printed: set[str] = set()
+    def run_page(page: str, folder: Path) -> list[tuple[str, list[str]]]:
+        output_lines: set[str] = set()
         quoted = []
         for kind, text in _FENCE.findall((_PAGES / page).read_text(encoding="utf-8")):
             if kind == "sh":
-                printed = {_shape(line) for line in run(text, folder).splitlines()}
+                output_lines = {_shape(line) for line in run(text, folder).splitlines()}
             else:
-                quoted.append((text, [line for line in text.splitlines() if _shape(line) not in printed]))
+                quoted.append((text, [line for line in text.splitlines() if _shape(line) not in output_lines]))
         return quoted
 
-    return through
+    return run_page
 
 
 def _shape(line: str) -> str:
-    """A line with its numbers, ids, folders and column widths left out, as these differ between machines."""
+    """A line without its numbers, ids, folders and column widths, as these differ between machines."""
     line = re.sub(r"\b([a-z]+)-[0-9a-f]{16}\b", r"\1-ID", line)
     line = re.sub(r"\S+/(?=support/\.posttrain)", "", line)
     return " ".join(re.sub(r"[+-]?\d+(\.\d+)?", "#", line).split())
 
 
-_OWN = re.compile(r"posttrain [^|&;<>$*`]*")
+_WITHOUT_SHELL = re.compile(r"posttrain [^|&;<>$*`]*")
 """A call that needs no shell."""

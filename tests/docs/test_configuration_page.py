@@ -1,4 +1,4 @@
-"""The page of the config says what the code says."""
+"""The page of the config matches the code."""
 
 import re
 from pathlib import Path
@@ -16,30 +16,30 @@ PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encod
 EVERY_KEY = "\n".join(re.findall(r"^```yaml\n(.*?)\n```$", PAGE.partition("## Every key")[2], re.MULTILINE | re.DOTALL))
 
 
-def test_every_key_stands_there_as_the_command_prints_it(capsys) -> None:
+def test_the_page_has_every_key_as_the_command_prints_it(capsys) -> None:
     app(["config", "show", "--defaults"], standalone_mode=False)
-    printed = capsys.readouterr().out.strip()
-    assert len(printed.splitlines()) > 100
-    assert printed == EVERY_KEY, "run: python docs/update.py"
+    output = capsys.readouterr().out.strip()
+    assert len(output.splitlines()) > 100
+    assert output == EVERY_KEY, "run: python docs/update.py"
 
 
-def test_the_defaults_are_a_config_but_for_the_model() -> None:
+def test_the_defaults_and_a_model_are_a_config() -> None:
     values = yaml.safe_load(EVERY_KEY)
     assert Config.read({**values, "model": "tiny"}, "docs").model_dump() == Config(model="tiny", data={}).model_dump()
 
 
 def test_the_page_opens_with_about_thirty_keys_that_exist() -> None:
     opening = PAGE.partition("## Rules")[0]
-    named = re.findall(r"^\| `([\w.]+)` \|", opening, re.MULTILINE)
-    assert 25 <= len(named) <= 35
-    assert set(named) <= {entry.key for entry in config_keys(Config)}
+    keys = re.findall(r"^\| `([\w.]+)` \|", opening, re.MULTILINE)
+    assert 25 <= len(keys) <= 35
+    assert set(keys) <= {entry.key for entry in config_keys(Config)}
 
 
 def test_the_tables_name_every_scorer_metric_suite_key_and_trigger() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
     for name, scorer in SCORERS.items():
-        named = re.findall(r"`(\w+)`", rows[name])
-        assert named[0] == scorer.main
-        assert set(named) == scorer.metrics | scorer.label_metrics
+        metrics = re.findall(r"`(\w+)`", rows[name])
+        assert metrics[0] == scorer.main
+        assert set(metrics) == scorer.metrics | scorer.label_metrics
     assert set(SuiteConfig.model_fields) <= set(rows)
     assert all(f"`{name}`" in PAGE for name in NAMES)

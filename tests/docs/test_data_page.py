@@ -1,4 +1,4 @@
-"""The data page's commands run in order, print what it says, and its tables say what the code says."""
+"""The data page's commands run in order and print the quoted output, and its tables match the code."""
 
 import re
 import runpy
@@ -19,22 +19,22 @@ Quoted = list[tuple[str, list[str]]]
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory, walk: Callable[[str, Path], Quoted]) -> tuple[Path, Quoted]:
-    """Where the page's commands were run, and the outputs that it quotes."""
+def page_run(tmp_path_factory: pytest.TempPathFactory, walk: Callable[[str, Path], Quoted]) -> tuple[Path, Quoted]:
+    """The folder in which the page's commands ran, and the outputs that the page quotes."""
     folder = tmp_path_factory.mktemp("data")
     return folder, walk("data.md", folder)
 
 
-def test_the_quoted_output_is_what_the_commands_print(walked: tuple[Path, Quoted]) -> None:
-    _, quoted = walked
+def test_the_commands_of_the_data_page_print_the_quoted_output(page_run: tuple[Path, Quoted]) -> None:
+    _, quoted = page_run
     assert len(quoted) >= 6
-    assert not [untrue for _, untrue in quoted if untrue]
+    assert not [wrong for _, wrong in quoted if wrong]
 
 
-def test_grown_built_at_once_and_built_in_python_are_one_version(
-    walked: tuple[Path, Quoted], monkeypatch: pytest.MonkeyPatch
+def test_adding_building_at_once_and_python_give_the_same_version(
+    page_run: tuple[Path, Quoted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, _ = walked
+    folder, _ = page_run
     (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (folder / "call.py").write_text(block, encoding="utf-8")
     monkeypatch.chdir(folder)
@@ -44,17 +44,17 @@ def test_grown_built_at_once_and_built_in_python_are_one_version(
     assert len(ids) == 1
 
 
-def test_report_export_and_training_leave_what_it_says(walked: tuple[Path, Quoted]) -> None:
-    folder, _ = walked
+def test_report_export_and_training_write_their_files(page_run: tuple[Path, Quoted]) -> None:
+    folder, _ = page_run
     assert "<svg" in (folder / "support.html").read_text(encoding="utf-8")
     assert len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines()) == 5
     assert (folder / "trained" / "model.safetensors").is_file()
 
 
-def test_the_feedback_is_in_the_last_version(walked: tuple[Path, Quoted]) -> None:
-    folder, _ = walked
+def test_the_feedback_is_in_the_last_version(page_run: tuple[Path, Quoted]) -> None:
+    folder, _ = page_run
     with Workspace.open(folder) as workspace:
-        assert [named.text for named in workspace.metadata.names("support")][-1] == "support@v1.2.0"
+        assert [name.text for name in workspace.metadata.names("support")][-1] == "support@v1.2.0"
 
 
 def test_the_generated_parts_are_up_to_date() -> None:
@@ -62,26 +62,26 @@ def test_the_generated_parts_are_up_to_date() -> None:
         assert page.read_text(encoding="utf-8") == text, "run: python docs/update.py"
 
 
-def test_the_table_names_every_step_with_what_it_looks_at_and_meets() -> None:
+def test_the_table_has_every_step_with_its_scope_and_records() -> None:
     rows = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \| [^|]+ \| (\w+) \| ([\w ]+) \|", PAGE, re.MULTILINE)
     assert {name for name, *_ in rows} == set(STEPS)
-    for name, anchor, looks_at, meets in rows:
+    for name, anchor, scope, records in rows:
         step = STEPS[name]
         assert anchor == name
-        assert looks_at == ("one" if issubclass(step, RowStep) else "all"), name
-        assert meets == ("training" if step.training_only else "every record"), name
+        assert scope == ("one" if issubclass(step, RowStep) else "all"), name
+        assert records == ("training" if step.training_only else "every record"), name
         assert f"\n### {name}\n" in PAGE
 
 
-def test_the_loops_sets_meet_the_steps_that_it_says() -> None:
-    sentence = PAGE.partition("In the loop")[2].partition("\n\n")[0].partition("test records meet")
+def test_the_sets_of_the_loop_use_the_listed_steps() -> None:
+    sentence = PAGE.partition("In the loop")[2].partition("\n\n")[0].partition("test records go through")
     hidden = {name for name, step in STEPS.items() if step.needs_answers and not step.training_only}
     assert set(re.findall(r"`(\w+)`", sentence[0])) == {"decontaminate", *hidden}
     assert set(re.findall(r"`(\w+)`", sentence[2])) == {name for name, step in STEPS.items() if step.evaluation}
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_every_default_that_it_gives_is_accepted(name: str) -> None:
+def test_every_default_of_the_page_is_accepted(name: str) -> None:
     section = PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0].partition("`method: ")[0]
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| ", section, re.MULTILINE)
     assert {key.partition(".")[0] for key, _ in rows} == set(STEPS[name].model_fields)

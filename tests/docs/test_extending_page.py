@@ -1,5 +1,6 @@
-"""The page's parts load from outside the package, are short, and pass their contracts."""
+"""The page's extensions load from outside the package, are short, and pass their contracts."""
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from posttrain.loop.stage import Stage
 from posttrain.select.config import SelectConfig
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_object
+from posttrain.store.workspace import open_artifacts
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import objective_spec
 
@@ -34,10 +36,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_part_takes_less_than_thirty_lines_and_has_a_contract() -> None:
-    parts = {name for name in BLOCKS if not name.startswith("test_")}
-    assert len(parts) >= 7
-    assert {f"test_{name}" for name in parts} == BLOCKS.keys() - parts
+def test_every_extension_has_less_than_thirty_lines_and_a_contract() -> None:
+    extensions = {name for name in BLOCKS if not name.startswith("test_")}
+    assert len(extensions) >= 7
+    assert {f"test_{name}" for name in extensions} == BLOCKS.keys() - extensions
     assert all(text.count("\n") < 30 for text in BLOCKS.values())
 
 
@@ -50,11 +52,11 @@ def test_the_contracts_pass(folder: Path) -> None:
     assert "passed" in result.stdout
 
 
-def test_the_parts_are_found_by_their_dotted_paths(folder: Path) -> None:
+def test_the_extensions_load_by_their_dotted_paths(folder: Path) -> None:
     assert STEPS["my_step:Shout"].__name__ == "Shout"
     config = EvaluateConfig.read({"suites": {"short": {"scorer": "my_scorer:BREVITY"}}}, "posttrain.yaml")
     check_suites(config, has_labels=False)
-    assert {"score", "gain.score.low"} <= metric_names(config, has_labels=False)
+    assert {"score", "longest", "gain.score.low"} <= metric_names(config, has_labels=False)
     SelectConfig(strategy="my_selector:unsure_and_short", options={"power": 0.5}).check(has_labels=True)
     select = SelectConfig(strategy="top", options={"by": "my_score:LENGTH"})
     select.check(has_labels=True)
@@ -64,6 +66,7 @@ def test_the_parts_are_found_by_their_dotted_paths(folder: Path) -> None:
     with pytest.raises(UserError, match=r"train\.options: `beta`"):
         TrainConfig(objective="my_objective:EXPONENTIAL", options={"beta": 0})
     assert issubclass(load_object("my_stage:CountLabels", "stages"), Stage)
+    assert open_artifacts("my_store:LoggedArtifacts://shared", folder / ".posttrain").root == folder / "shared"
 
 
 _CONFIG = """
@@ -80,16 +83,17 @@ label: {annotator: oracle, file: answers.csv, per_round: 8}
 train: {epochs: 1, precision: float32}
 evaluate: {suites: {short: {scorer: "my_scorer:BREVITY"}}, latency: {prompts: 2}}
 stages: ["my_stage:CountLabels"]
+store: {artifacts: "my_store:LoggedArtifacts://artifacts"}
 """
 
 
-def test_a_round_runs_with_every_part_in_the_workspaces_folder(tmp_path: Path) -> None:
+def test_a_round_runs_with_every_extension_in_the_workspaces_folder(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     shutil.copytree(PAGES.parent / "examples" / "support", workspace)
     for name, text in BLOCKS.items():
         (workspace / name).write_text(text, encoding="utf-8")
     (workspace / "posttrain.yaml").write_text(_CONFIG, encoding="utf-8")
-    # From another folder and by the installed command, which has neither folder on its path.
+    # From another folder by the installed command: neither folder is on its path.
     command = [str(Path(sys.executable).with_name("posttrain")), "run", "-w", str(workspace)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -97,3 +101,7 @@ def test_a_round_runs_with_every_part_in_the_workspaces_folder(tmp_path: Path) -
     with sqlite3.connect(workspace / ".posttrain" / "store.db") as database:
         stages = {stage for (stage,) in database.execute("select stage from runs where round = 1 and status = 'done'")}
     assert {"select", "count_labels", "train", "evaluate"} <= stages
+    folders = {path.name for path in (workspace / "artifacts").iterdir() if not path.name.startswith(".")}
+    assert set((workspace / "artifacts.log").read_text().split()) == folders
+    (count,) = (workspace / "artifacts").glob("count-*/count.json")
+    assert json.loads(count.read_text())["labels"] == 8

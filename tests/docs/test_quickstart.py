@@ -1,4 +1,4 @@
-"""The quickstart's commands run in order, and what it says they print is what they print."""
+"""The quickstart's commands run in order and print the quoted output."""
 
 import json
 import shutil
@@ -15,15 +15,15 @@ Walk = Callable[[str, Path], list[tuple[str, list[str]]]]
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory, walk: Walk) -> tuple[Path, list[tuple[str, list[str]]]]:
-    """The folder of the walk, and the quoted outputs."""
+def page_run(tmp_path_factory: pytest.TempPathFactory, walk: Walk) -> tuple[Path, list[tuple[str, list[str]]]]:
+    """The folder in which the page's commands ran, and the outputs that the page quotes."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "examples" / "support", folder / "examples" / "support")
     return folder, walk("quickstart.md", folder)
 
 
-def test_the_walk_ends_with_a_champion_that_was_rolled_back_to(walked: tuple[Path, object]) -> None:
-    folder, _ = walked
+def test_the_quickstart_ends_with_a_rollback_to_an_earlier_champion(page_run: tuple[Path, object]) -> None:
+    folder, _ = page_run
     command = [str(Path(sys.executable).with_name("posttrain")), "status", "-w", str(folder / "support"), "--json"]
     state = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert [entry["decision"] for entry in state["rounds"]] == ["baseline", "deploy", "deploy"]
@@ -35,7 +35,9 @@ def test_the_walk_ends_with_a_champion_that_was_rolled_back_to(walked: tuple[Pat
     assert "<svg" in (folder / "support" / "curve.svg").read_text(encoding="utf-8")
 
 
-def test_the_quoted_output_is_what_the_commands_print(walked: tuple[Path, list[tuple[str, list[str]]]]) -> None:
-    _, quoted = walked
+def test_the_commands_of_the_quickstart_print_the_quoted_output(
+    page_run: tuple[Path, list[tuple[str, list[str]]]],
+) -> None:
+    _, quoted = page_run
     assert len(quoted) >= 5
-    assert not [untrue for _, untrue in quoted if untrue]
+    assert not [wrong for _, wrong in quoted if wrong]

@@ -1,4 +1,4 @@
-"""Both READMEs say the same, and what the documents link to is there."""
+"""Both READMEs have the same content, and local links of the documents exist."""
 
 import re
 from pathlib import Path
@@ -47,19 +47,19 @@ def _items(text: str) -> int:
     return sum(line.startswith("- ") for line in text.splitlines())
 
 
-@pytest.mark.parametrize("part", [_headings, _code, _links, _inline_code, _rows, _items])
-def test_both_languages_have_the_same_parts(part) -> None:
-    english, chinese = part(_read("README.md")), part(_read("README.zh-CN.md"))
+@pytest.mark.parametrize("extract", [_headings, _code, _links, _inline_code, _rows, _items])
+def test_both_languages_have_the_same_parts(extract) -> None:
+    english, chinese = extract(_read("README.md")), extract(_read("README.zh-CN.md"))
     assert english
     assert english == chinese
 
 
-def test_both_languages_lead_to_each_other() -> None:
+def test_both_languages_link_to_each_other() -> None:
     assert "README.zh-CN.md" in LINK.findall(_read("README.md"))
     assert "README.md" in LINK.findall(_read("README.zh-CN.md"))
 
 
-def test_the_readme_opens_with_what_it_does_the_two_commands_and_the_picture() -> None:
+def test_the_readme_opens_with_the_two_commands_and_the_picture() -> None:
     kind, commands = _code(_read("README.md"))[0]
     assert (kind, commands) == ("sh", ["make demo", "make test"])
     opening, _, rest = _read("README.md").partition("## ")
@@ -68,7 +68,7 @@ def test_the_readme_opens_with_what_it_does_the_two_commands_and_the_picture() -
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_local_links_lead_somewhere(document: str) -> None:
+def test_local_links_exist(document: str) -> None:
     folder = (ROOT / document).parent
     for link in LINK.findall(FENCE.sub("", _read(document))):
         if "://" not in link:

@@ -1,6 +1,6 @@
-"""Commands in processes of their own, forked from one that has imported what takes seconds, and no more than that.
+"""Commands in processes of their own, forked from a process that has done the slow imports and nothing else.
 
-In a module of its own, as such a process has to find it by name.
+A module of its own, because such a process imports it by name.
 """
 
 import multiprocessing
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import posttrain
 
-_NOT_IMPORTED = ("posttrain.__main__", "posttrain.store.migrations.env")
-_OURS = [
-    entry.name for entry in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if entry.name not in _NOT_IMPORTED
+_EXCLUDED = ("posttrain.__main__", "posttrain.store.migrations.env")
+_OWN_MODULES = [
+    entry.name for entry in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if entry.name not in _EXCLUDED
 ]
-_THEIRS = ["pyarrow.dataset", "sklearn.cluster", "sklearn.manifold", "transformers.models.llama.modeling_llama"]
+_LIBRARIES = ["pyarrow.dataset", "sklearn.cluster", "sklearn.manifold", "transformers.models.llama.modeling_llama"]
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([*_THEIRS, *_OURS])
+_FORKS.set_forkserver_preload([*_LIBRARIES, *_OWN_MODULES])
 
 
 def start(arguments: list[str], folder: Path, log: Path) -> BaseProcess:

@@ -16,25 +16,25 @@ from posttrain.inspect.status import status
 from posttrain.loop.config import load_config
 from posttrain.store.workspace import Workspace
 
-_TIMED = ("latency", "decision")
+_TIMING_KINDS = ("latency", "decision")
 
 
 class Loop:
-    """A command that turns the loop in a folder.
+    """A command that runs the loop in a folder.
 
     Args:
         folder: the workspace.
-        command: what comes behind ``posttrain``.
-        prepare: makes of an empty folder what the command wants.
+        command: the arguments of ``posttrain``.
+        prepare: fills the empty folder for the command.
     """
 
     def __init__(self, folder: Path, command: list[str], prepare: Callable[[Path], object]) -> None:
         self.folder, self.command, self.prepare = folder, command, prepare
         self.log = folder.with_suffix(".log")
-        self.afresh()
+        self.reset()
 
-    def afresh(self) -> None:
-        """As if the command had never been called."""
+    def reset(self) -> None:
+        """Empties the folder and prepares it again."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.prepare(self.folder)
 
@@ -47,36 +47,43 @@ class Loop:
         assert process.exitcode == 0, self.log.read_text()
 
     def kill_after(self, seconds: float) -> bool:
-        """Start it and ``kill -9`` it after a while; False if it was done by then."""
-        return self._killed(self.start(), seconds)
+        """Starts the command and kills it with ``kill -9`` after ``seconds``; False if it finished before."""
+        return self._kill(self.start(), seconds)
 
-    def done_before_a_kill(self, seconds: float) -> bool:
-        """Start it and ``kill -9`` it once it has held the workspace for a while; True if it was done by then."""
+    def kill_when(self, line: str) -> bool:
+        """Starts the command and kills it as soon as its log has a line; False if it finished before."""
         process = self.start()
-        while process.is_alive() and not self._held_by(process.pid):
+        while process.is_alive() and line not in self.log.read_text().splitlines():
             time.sleep(0.02)
-        return not self._killed(process, seconds)
+        return self._kill(process, 0)
 
-    def _killed(self, process: BaseProcess, seconds: float) -> bool:
+    def finishes_before_a_kill(self, seconds: float) -> bool:
+        """Starts the command and kills it ``seconds`` after it took the lock; True if it finished before."""
+        process = self.start()
+        while process.is_alive() and not self._holds_lock(process.pid):
+            time.sleep(0.02)
+        return not self._kill(process, seconds)
+
+    def _kill(self, process: BaseProcess, seconds: float) -> bool:
         process.join(seconds)
         process.kill()
         process.join(60)
         assert process.exitcode in (0, -signal.SIGKILL), self.log.read_text()
         return process.exitcode == -signal.SIGKILL
 
-    def _held_by(self, pid: int | None) -> bool:
+    def _holds_lock(self, pid: int | None) -> bool:
         try:
             return bool(json.loads((self.folder / ".posttrain" / "lock.json").read_bytes())["pid"] == pid)
         except FileNotFoundError:
             return False
 
     def seconds(self) -> float:
-        """How long its rounds took."""
+        """The total duration of the rounds."""
         with Workspace.open(self.folder, load_config(self.folder).store, write=False) as store:
             return sum(entry.seconds or 0.0 for entry in store.metadata.rounds())
 
     def outcome(self) -> dict[str, Any]:
-        """All that two equal runs must share: everything but times."""
+        """The results that two equal runs share: everything but times."""
         with Workspace.open(self.folder, load_config(self.folder).store, write=False) as store:
             state = status(store, load_config(self.folder))
             assert state["champion"] is not None
@@ -97,16 +104,16 @@ class Loop:
                 ],
                 "final": {name: value for name, value in (state["final"] or {}).items() if name != "seconds"},
                 "labels": labels,
-                "artifacts": sorted(row.id for row in store.metadata.artifacts() if row.kind not in _TIMED),
+                "artifacts": sorted(row.id for row in store.metadata.artifacts() if row.kind not in _TIMING_KINDS),
             }
 
-    def check_the_store(self) -> None:
-        """Nothing is half-written, nothing is left over, and no finished work was done a second time."""
+    def check_store(self) -> None:
+        """Checks that nothing is half-written or left over, and that no finished stage ran twice."""
         home = self.folder / ".posttrain"
         with Workspace.open(self.folder, load_config(self.folder).store, write=False) as store:
-            known = {row.id for row in store.metadata.artifacts()}
-            assert set(store.artifacts.ids()) == known
-            assert all(store.artifacts.verify(id) == [] for id in known)
+            artifact_ids = {row.id for row in store.metadata.artifacts()}
+            assert set(store.artifacts.ids()) == artifact_ids
+            assert all(store.artifacts.verify(id) == [] for id in artifact_ids)
             keys = [run.key for run in store.metadata.runs(status="done")]
             assert len(set(keys)) == len(keys)
             assert store.metadata.runs(status="running") == []

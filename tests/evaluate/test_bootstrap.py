@@ -9,21 +9,21 @@ from posttrain.evaluate.bootstrap import paired_bootstrap, paired_scores
 from posttrain.store.errors import WorkError
 
 
-def right_or_wrong(
+def paired_answers(
     n: int, better: float, worse: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Paired 0/1 scores whose expected difference is better - worse."""
     draw = generator.random(n)
-    both = generator.random(n) < 0.5
-    actual = np.where(draw < better, 1.0, np.where(draw < better + worse, 0.0, both))
-    expected = np.where(draw < better, 0.0, np.where(draw < better + worse, 1.0, both))
+    common = generator.random(n) < 0.5
+    actual = np.where(draw < better, 1.0, np.where(draw < better + worse, 0.0, common))
+    expected = np.where(draw < better, 0.0, np.where(draw < better + worse, 1.0, common))
     return actual, expected
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_against_scipys_percentile_bootstrap(binary: bool) -> None:
+def test_intervals_equal_scipys_percentile_bootstrap(binary: bool) -> None:
     generator = np.random.default_rng(0)
-    actual, expected = right_or_wrong(200, 0.15, 0.08, generator)
+    actual, expected = paired_answers(200, 0.15, 0.08, generator)
     if not binary:
         actual = actual + generator.normal(size=200)
     result = paired_bootstrap(actual, expected, seed=1, resamples=20_000)
@@ -38,24 +38,24 @@ def test_against_scipys_percentile_bootstrap(binary: bool) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_interval_covers_the_truth_as_often_as_it_says(binary: bool) -> None:
+def test_the_interval_has_its_nominal_coverage(binary: bool) -> None:
     generator = np.random.default_rng(0)
-    trials, covered = 500, 0
+    trials, covering = 500, 0
     for trial in range(trials):
-        actual, expected = right_or_wrong(150, 0.2, 0.1, generator)
+        actual, expected = paired_answers(150, 0.2, 0.1, generator)
         if not binary:
             actual = actual + generator.normal(size=150)
         result = paired_bootstrap(actual, expected, seed=trial, resamples=400, level=0.9)
-        covered += result.low <= 0.1 <= result.high
-    # binomial(500, 0.9) lies within 0.9 +- 0.046 but for one in 2,000; the interval is a little short.
-    assert 0.845 <= covered / trials <= 0.95
+        covering += result.low <= 0.1 <= result.high
+    # binomial(500, 0.9) is within 0.9 +- 0.046 except once in 2,000; the interval is slightly too short.
+    assert 0.845 <= covering / trials <= 0.95
 
 
 def test_multinomial_counts_give_the_normal_limit() -> None:
-    actual, expected = right_or_wrong(3080, 0.1, 0.05, np.random.default_rng(3))
+    actual, expected = paired_answers(3080, 0.1, 0.05, np.random.default_rng(3))
     result = paired_bootstrap(actual, expected, seed=0)
-    wide = norm.ppf(0.975) * np.std(actual - expected) / np.sqrt(3080)
-    assert result.high - result.low == pytest.approx(2 * wide, rel=0.04)
+    half_width = norm.ppf(0.975) * np.std(actual - expected) / np.sqrt(3080)
+    assert result.high - result.low == pytest.approx(2 * half_width, rel=0.04)
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,23 +72,23 @@ def test_the_order_of_the_records_does_not_matter(n: int, seed: int, binary: boo
     assert first.low - 1e-12 <= first.difference <= first.high + 1e-12 or n < 30
 
 
-def test_equal_models_and_one_record() -> None:
+def test_intervals_of_equal_models_and_of_one_record_have_no_width() -> None:
     scores = np.array([1.0, 0, 1, 1])
     same = paired_bootstrap(scores, scores, seed=0)
     assert (same.difference, same.low, same.high, same.n) == (0, 0, 0, 4)
-    item = paired_bootstrap(np.array([1.0]), np.array([0.0]), seed=0)
-    assert (item.low, item.high) == (1, 1)
+    single = paired_bootstrap(np.array([1.0]), np.array([0.0]), seed=0)
+    assert (single.low, single.high) == (1, 1)
 
 
 def test_swapping_the_models_mirrors_the_difference() -> None:
-    actual, expected = right_or_wrong(300, 0.2, 0.1, np.random.default_rng(0))
+    actual, expected = paired_answers(300, 0.2, 0.1, np.random.default_rng(0))
     result = paired_bootstrap(actual, expected, seed=0)
     mirrored = paired_bootstrap(expected, actual, seed=0)
     assert mirrored.difference == -result.difference
     assert mirrored.low == pytest.approx(-result.high, abs=0.01)
 
 
-def test_wrong_input_is_refused() -> None:
+def test_unusable_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="two arrays"):
         paired_bootstrap(np.ones(3), np.ones(2), seed=0)
     with pytest.raises(ValueError, match="no records"):

@@ -1,4 +1,4 @@
-"""Every scorer of a suite keeps the contract that docs/extending.md publishes."""
+"""Every scorer of a suite fulfils the contract that docs/extending.md publishes."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Feeds bytes to every reader, guided by coverage: ``python tests/fuzz/read_files.py [libFuzzer options] [corpus]``.
 
-The first byte chooses the format, the rest is the file. What reading may end in is records or a UserError of one
-line; anything else stops the run and leaves the bytes in a file named ``crash-...``.
+The first byte chooses the format, the rest is the file. Reading must end in records or in a UserError of one line;
+anything else stops the run and writes the bytes to a file named ``crash-...``.
 """
 
 import sys
@@ -18,8 +18,8 @@ NAMES = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.js
 FOLDER = Path(tempfile.mkdtemp(prefix="posttrain-fuzz-"))
 
 
-def one_file(content: bytes) -> None:
-    """Read and check one file; AssertionError or any other exception is a find."""
+def read_one_file(content: bytes) -> None:
+    """Read and check one file; an AssertionError or any other exception is a finding."""
     if not content:
         return
     path = FOLDER / NAMES[content[0] % len(NAMES)]
@@ -58,7 +58,7 @@ def main() -> None:
     corpus.mkdir()
     for number, seed in enumerate(seeds()):
         (corpus / str(number)).write_bytes(seed)
-    atheris.Setup([*sys.argv, str(corpus)], one_file)
+    atheris.Setup([*sys.argv, str(corpus)], read_one_file)
     atheris.Fuzz()
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 def test_reading_ends_in_records_or_a_clear_line(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("read_files.py"))]
     options = ["-runs=800", "-seed=1", "-max_len=400", "-timeout=20", f"-artifact_prefix={tmp_path}/"]
-    surroundings = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     run = subprocess.run(
-        [*command, *options], capture_output=True, text=True, cwd=tmp_path, env=surroundings, timeout=120
+        [*command, *options], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     assert "Done 800 runs" in run.stderr

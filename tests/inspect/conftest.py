@@ -1,4 +1,4 @@
-"""Questions are asked about the loops that the tests of the loop run."""
+"""The fixtures of the loop's tests, for questions about a loop."""
 
 from open_loops import loop_class, open_loop, quick
 

@@ -1,4 +1,4 @@
-"""What the loop says of itself: where it stands, and how everything came about."""
+"""The status of a loop, and the history of its models, records and rounds."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,21 +18,21 @@ Open = Callable[[Path], Any]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+def finished_loop(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A loop of two rounds that every test here reads."""
-    small = request.getfixturevalue("small_anywhere")(tmp_path_factory.mktemp("done"))
+    small = request.getfixturevalue("small_anywhere")(tmp_path_factory.mktemp("finished_loop"))
     loop = request.getfixturevalue("loop_class")(small())
     loop.run()
     yield loop
     loop.store.close()
 
 
-def test_status(done: Any) -> None:
-    state = json.loads(json.dumps(done.status, allow_nan=False))
+def test_the_status_has_rounds_champion_and_times(finished_loop: Any) -> None:
+    state = json.loads(json.dumps(finished_loop.status, allow_nan=False))
     assert state["round"] == state["rounds_wanted"] == 2
     assert state["waiting"] is None
     assert state["champion"].keys() >= {"id", "round", "metrics"}
-    assert (state["champion"]["id"], state["champion"]["round"]) == (done.champion, 2)
+    assert (state["champion"]["id"], state["champion"]["round"]) == (finished_loop.champion, 2)
     assert state["champion"]["metrics"] == state["rounds"][2]["metrics"]
     assert state["champion"]["metrics"]["accuracy"] == pytest.approx(state["rounds"][2]["metrics"]["accuracy"])
     assert [entry["round"] for entry in state["rounds"]] == [0, 1, 2]
@@ -44,7 +44,7 @@ def test_status(done: Any) -> None:
         assert entry["model_seconds"] <= sum(entry["stages"].values())
 
 
-def test_status_of_nothing(small: Any, open_loop: Open) -> None:
+def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:
     state = open_loop(small()).status
     assert state == {
         "round": None,
@@ -56,7 +56,7 @@ def test_status_of_nothing(small: Any, open_loop: Open) -> None:
     }
 
 
-def test_status_in_the_middle_of_a_round(small: Any, open_loop: Open) -> None:
+def test_the_status_of_an_open_round(small: Any, open_loop: Open) -> None:
     loop = open_loop(small())
     loop.run(until="train")
     state = loop.status
@@ -67,19 +67,22 @@ def test_status_in_the_middle_of_a_round(small: Any, open_loop: Open) -> None:
     assert state["champion"]["round"] == 0
 
 
-def test_the_champion_reaches_its_records(done: Any, small: Any) -> None:
-    result = show(done.store, "champion")
+def test_the_champion_shows_its_training_records(finished_loop: Any, small: Any) -> None:
+    result = show(finished_loop.store, "champion")
     assert result["type"] == "artifact"
-    assert result["id"] == done.champion
+    assert result["id"] == finished_loop.champion
     assert [entry["action"] for entry in result["deployments"]] == ["promote"]
-    trained = result["trained_on"]
-    assert trained["dataset"] == done.metadata.rounds()[2].detail["dataset"]
-    assert {record["input_id"] for record in trained["records"]} == {*done.labelled_inputs(1), *done.labelled_inputs(2)}
+    training_set = result["trained_on"]
+    assert training_set["dataset"] == finished_loop.metadata.rounds()[2].detail["dataset"]
+    assert {record["input_id"] for record in training_set["records"]} == {
+        *finished_loop.labelled_inputs(1),
+        *finished_loop.labelled_inputs(2),
+    }
     pool = [row["text"] for row in small.rows()[:60]]
     truth = {row["text"]: row["label"] for row in small.rows()}
-    for record in trained["records"]:
+    for record in training_set["records"]:
         assert record["source"] == "pool.csv"
-        # The line leads to the very message in the file.
+        # The line is that of the message in the file.
         text = pool[record["line"] - 2]
         assert truth[text] == record["completion"]
         assert record["meta"]["labelled_by"]["annotator"] == "oracle"
@@ -87,16 +90,21 @@ def test_the_champion_reaches_its_records(done: Any, small: Any) -> None:
     assert {"train", "dataset", "label", "select", "score", "collect pool", "fetch"} <= stages
 
 
-def test_a_record_reaches_the_models_that_saw_it(done: Any) -> None:
-    models = [entry.candidate for entry in done.metadata.rounds()]
-    for round, seen_by in ((1, models[1:]), (2, models[2:])):
-        (pool_id,) = _pool_ids(done, done.labelled_inputs(round)[:1])
-        for text in (done.labelled_inputs(round)[0], done.labelled_inputs(round)[0][:10], pool_id, pool_id[:10]):
-            result = show(done.store, text)
+def test_a_record_shows_the_models_trained_on_it(finished_loop: Any) -> None:
+    models = [entry.candidate for entry in finished_loop.metadata.rounds()]
+    for round, expected_models in ((1, models[1:]), (2, models[2:])):
+        (pool_id,) = _pool_ids(finished_loop, finished_loop.labelled_inputs(round)[:1])
+        for text in (
+            finished_loop.labelled_inputs(round)[0],
+            finished_loop.labelled_inputs(round)[0][:10],
+            pool_id,
+            pool_id[:10],
+        ):
+            result = show(finished_loop.store, text)
             assert result["type"] == "record"
-            assert result["record"]["input_id"] == done.labelled_inputs(round)[0]
+            assert result["record"]["input_id"] == finished_loop.labelled_inputs(round)[0]
             assert result["record"]["completion"] is not None
-            assert result["models"] == seen_by
+            assert result["models"] == expected_models
             assert {entry["name"] for entry in result["in"]} == {"pool", "train"}
 
 
@@ -115,19 +123,21 @@ def test_of_several_answers_to_an_input_the_requested_one_is_shown(small: Any, o
         assert result["models"] == [loop.metadata.rounds()[1].candidate]
 
 
-def test_a_record_nobody_labelled_has_no_models(done: Any) -> None:
+def test_an_unlabelled_record_has_no_models(finished_loop: Any) -> None:
     import pyarrow.parquet as parquet
 
-    pool = done.metadata.rounds()[2].detail["pool"]
-    inputs = parquet.read_table(done.store.artifacts.path(pool) / "records.parquet")["input_id"].to_pylist()
-    free = next(input for input in inputs if input not in {*done.labelled_inputs(1), *done.labelled_inputs(2)})
-    result = show(done.store, free)
+    pool = finished_loop.metadata.rounds()[2].detail["pool"]
+    inputs = parquet.read_table(finished_loop.store.artifacts.path(pool) / "records.parquet")["input_id"].to_pylist()
+    unlabelled = next(
+        input for input in inputs if input not in {*finished_loop.labelled_inputs(1), *finished_loop.labelled_inputs(2)}
+    )
+    result = show(finished_loop.store, unlabelled)
     assert result["models"] == []
     assert result["record"]["completion"] is None
 
 
-def test_a_rejected_record_says_why(small: Any, open_loop: Open) -> None:
-    root = small(rounds=0 + 1)
+def test_a_rejected_record_shows_its_step(small: Any, open_loop: Open) -> None:
+    root = small(rounds=1)
     rows = small.rows()
     small.write(root / "pool.csv", [*rows[:60], rows[0]], ["text"])
     loop = open_loop(root)
@@ -144,25 +154,25 @@ def test_a_rejected_record_says_why(small: Any, open_loop: Open) -> None:
     ("text", "kind"),
     [("champion", "model"), ("pool@v1", "dataset"), ("train@v2", "dataset"), ("test@v1", "dataset")],
 )
-def test_names(done: Any, text: str, kind: str) -> None:
-    result = show(done.store, text)
+def test_names_and_versions_can_be_shown(finished_loop: Any, text: str, kind: str) -> None:
+    result = show(finished_loop.store, text)
     assert (result["type"], result["kind"]) == ("artifact", kind)
     assert text in [*result["names"], "champion"]
 
 
-def test_everything_can_be_shown(done: Any) -> None:
-    for row in done.metadata.artifacts():
+def test_every_artifact_run_and_round_can_be_shown(finished_loop: Any) -> None:
+    for row in finished_loop.metadata.artifacts():
         for text in (row.id, row.id.partition("-")[2]):
-            result = show(done.store, text)
+            result = show(finished_loop.store, text)
             assert (result["type"], result["id"]) == ("artifact", row.id)
             json.dumps(result)
-    for run in done.metadata.runs():
-        result = show(done.store, run.id)
+    for run in finished_loop.metadata.runs():
+        result = show(finished_loop.store, run.id)
         assert (result["type"], result["stage"], result["status"]) == ("run", run.stage, "done")
         json.dumps(result)
     for number in range(3):
         for text in (str(number), f"round {number}", f"round{number}"):
-            result = show(done.store, text)
+            result = show(finished_loop.store, text)
             assert (result["type"], result["number"]) == ("round", number)
             json.dumps(result)
 
@@ -170,17 +180,17 @@ def test_everything_can_be_shown(done: Any) -> None:
 @pytest.mark.parametrize(
     "text", ["", "nothing", "model-", "7", "round 7", "²", "pool@v9", "deadbeefdeadbeef", "run-", "%", "round x"]
 )
-def test_what_cannot_be_shown(done: Any, text: str) -> None:
+def test_unknown_texts_are_refused(finished_loop: Any, text: str) -> None:
     with pytest.raises(UserError):
-        show(done.store, text)
+        show(finished_loop.store, text)
 
 
-def test_no_champion_to_show(small: Any, open_loop: Open) -> None:
+def test_a_missing_champion_is_refused(small: Any, open_loop: Open) -> None:
     with pytest.raises(UserError, match="no champion yet; posttrain run"):
         show(open_loop(small()).store, "champion")
 
 
-def test_a_preview_is_what_the_next_round_then_labels(small: Any, open_loop: Open) -> None:
+def test_the_next_round_labels_the_previewed_batch(small: Any, open_loop: Open) -> None:
     root = small()
     loop = open_loop(root)
     with pytest.raises(UserError, match="no champion yet"):
@@ -189,8 +199,8 @@ def test_a_preview_is_what_the_next_round_then_labels(small: Any, open_loop: Ope
     before = loop.metadata.rounds(), loop.metadata.deployments()
     result = preview_selection(loop.store, load_config(root))
     chosen = result.records
-    assert result.outlook is not None
-    assert result.outlook.sentence.startswith("12 labels are expected to bring")
+    assert result.gain is not None
+    assert result.gain.sentence.startswith("12 labels are expected to bring")
     assert (loop.metadata.rounds(), loop.metadata.deployments()) == before
     texts = {row["text"] for row in small.rows()[:60]}
     assert [row["rank"] for row in chosen] == list(range(1, 13))
@@ -198,7 +208,9 @@ def test_a_preview_is_what_the_next_round_then_labels(small: Any, open_loop: Ope
     runs_before = len(loop.stages())
     loop.run(2)
     assert {row["id"] for row in chosen} == set(_pool_ids(loop, loop.labelled_inputs(2)))
-    assert {"2 score", "2 select"}.isdisjoint(loop.stages(after=runs_before)), "the preview's work is used"
+    assert {"2 score", "2 select"}.isdisjoint(loop.stages(after=runs_before)), (
+        "the round reuses the work of the preview"
+    )
 
 
 def _pool_ids(loop: Any, inputs: list[str]) -> list[str]:

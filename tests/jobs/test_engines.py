@@ -1,4 +1,4 @@
-"""Every engine gives the same results in the same order, and says what went wrong."""
+"""Every engine gives the same results in the same order, and reports errors."""
 
 import operator
 import os
@@ -18,7 +18,7 @@ from posttrain.store.errors import UserError, WorkError
 
 
 class EngineContract:
-    """The functions are those of modules that a worker finds wherever it runs."""
+    """The functions come from modules that every worker can import."""
 
     @pytest.fixture
     def engine(self) -> Iterator[Engine]:
@@ -27,14 +27,14 @@ class EngineContract:
     def test_results_come_in_order(self, engine: Engine) -> None:
         assert list(engine.map(operator.neg, range(20))) == [-number for number in range(20)]
 
-    def test_nothing_in_nothing_out(self, engine: Engine) -> None:
+    def test_no_items_give_no_results(self, engine: Engine) -> None:
         assert list(engine.map(operator.neg, [])) == []
 
-    def test_an_error_arrives_as_it_was_raised(self, engine: Engine) -> None:
-        with pytest.raises(UserError, match=r"^--version: `two` is no semantic version; such as 2\.3\.1$") as caught:
+    def test_an_error_of_a_worker_is_raised_unchanged(self, engine: Engine) -> None:
+        with pytest.raises(UserError, match=r"^--version: `two` is no semantic version; such as 2\.3\.1$") as error:
             list(engine.map(parse_version, ["1.0.0", "two", "three", "4.0.0"]))
-        assert caught.value.where == "--version"
-        assert list(engine.map(operator.neg, [5])) == [-5], "and the engine goes on"
+        assert error.value.where == "--version"
+        assert list(engine.map(operator.neg, [5])) == [-5], "the engine stays usable"
 
 
 class TestInline(EngineContract):
@@ -50,22 +50,22 @@ class TestProcesses(EngineContract):
         with open_engine("processes", 2) as engine:
             yield engine
 
-    def test_a_killed_worker_is_said(self) -> None:
+    def test_a_killed_worker_raises(self) -> None:
         with open_engine("processes", 1) as engine, pytest.raises(WorkError, match="worker process ended"):
             list(engine.map(os._exit, [9, 9]))
 
-    def test_after_an_error_nothing_is_under_way(self, engine: Engine, tmp_path: Path) -> None:
-        late = [["sh", "-c", f"sleep 0.5; touch {tmp_path / str(number)}"] for number in range(4)]
+    def test_after_an_error_no_task_runs(self, engine: Engine, tmp_path: Path) -> None:
+        slow_commands = [["sh", "-c", f"sleep 0.5; touch {tmp_path / str(number)}"] for number in range(4)]
         with pytest.raises(subprocess.CalledProcessError):
-            list(engine.map(subprocess.check_call, [["false"], *late]))
-        there = sorted(tmp_path.iterdir())
+            list(engine.map(subprocess.check_call, [["false"], *slow_commands]))
+        files = sorted(tmp_path.iterdir())
         time.sleep(0.8)
-        assert sorted(tmp_path.iterdir()) == there
+        assert sorted(tmp_path.iterdir()) == files
 
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Engine]:
-    """Started once: that takes seconds."""
+    """Started once, because that takes seconds."""
     with open_engine("ray", 2) as engine:
         yield engine
 
@@ -77,14 +77,14 @@ class TestRay(EngineContract):
         return ray
 
 
-def test_a_wrong_engine_is_the_users_mistake() -> None:
+def test_an_unknown_engine_raises() -> None:
     with pytest.raises(UserError, match="there is no engine `spark`"):
         open_engine("spark")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="0 workers"):
         open_engine("processes", 0)
 
 
-INTERRUPTED = """
+SCRIPT = """
 import time
 from posttrain.jobs.engines import open_engine
 
@@ -97,11 +97,11 @@ with open_engine("processes", 2) as engine:
 """
 
 
-@pytest.mark.parametrize("after", [0.0, 0.1, 0.2, 0.4, 0.8])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.4, 0.8])
 @pytest.mark.slow
-def test_ctrl_c_ends_workers_without_a_word(after: float) -> None:
+def test_ctrl_c_ends_workers_without_output(delay: float) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED],
+        [sys.executable, "-c", SCRIPT],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_workers_without_a_word(after: float) -> None:
     )
     assert program.stdout is not None
     assert program.stdout.readline() == "started\n"
-    time.sleep(after)
+    time.sleep(delay)
     os.killpg(program.pid, signal.SIGINT)
     out, err = program.communicate(timeout=30)
     assert (out, err, program.returncode) == ("interrupted\n", "", 0)

@@ -1,4 +1,4 @@
-"""Pool records made by hand."""
+"""Pool records from texts."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Labels by file: a CSV goes out once, is never written over, and comes back checked."""
+"""Labels by file: a CSV file is written once, never overwritten, and checked when it is read."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ LABELS = ["card", "cash"]
 
 
 @pytest.fixture
-def people(tmp_path: Path) -> Annotator:
+def file_annotator(tmp_path: Path) -> Annotator:
     return build_annotator(LabelConfig(), tmp_path, read)
 
 
@@ -38,49 +38,49 @@ def fill(path: Path, labels: list[str]) -> None:
         writer.writerows({**row, "label": label} for row, label in zip(rows, labels, strict=True))
 
 
-def test_a_round_goes_out_waits_and_comes_back(tmp_path: Path, batch: Batch, people: Annotator) -> None:
-    asked = batch("one, please", 'two\n"lines"')
+def test_a_batch_is_written_waits_and_is_read_back(tmp_path: Path, batch: Batch, file_annotator: Annotator) -> None:
+    records = batch("one, please", 'two\n"lines"')
     request = AnnotationRequest(2, 0, tmp_path, LABELS, ["card", "cash"])
     path = tmp_path / "labels" / "round-2.csv"
     with pytest.raises(Waiting) as waiting:
-        people.annotate(asked, request)
+        file_annotator.annotate(records, request)
     assert str(waiting.value) == (
         "labels for round 2: fill the label column of labels/round-2.csv (2 records), then run again"
     )
     assert rows_of(path) == [
-        {"id": asked["id"][0].as_py(), "prompt": "one, please", "suggestion": "card", "label": ""},
-        {"id": asked["id"][1].as_py(), "prompt": 'two\n"lines"', "suggestion": "cash", "label": ""},
+        {"id": records["id"][0].as_py(), "prompt": "one, please", "suggestion": "card", "label": ""},
+        {"id": records["id"][1].as_py(), "prompt": 'two\n"lines"', "suggestion": "cash", "label": ""},
     ]
     assert [file.name for file in path.parent.iterdir()] == ["round-2.csv"]
     fill(path, ["", " cash "])
-    edited = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(Waiting, match=r"^labels for round 2: 1 of 2 are filled in labels/round-2\.csv; fill"):
-        people.annotate(asked, request)
-    assert path.read_bytes() == edited
+        file_annotator.annotate(records, request)
+    assert path.read_bytes() == content
     fill(path, ["card", "cash"])
-    given = people.annotate(asked, request)
-    assert given["completion"].to_pylist() == ["card", "cash"]
-    assert given["id"].equals(asked["id"])
-    assert json.loads(given["meta"][0].as_py())["labelled_by"] == {
+    labelled = file_annotator.annotate(records, request)
+    assert labelled["completion"].to_pylist() == ["card", "cash"]
+    assert labelled["id"].equals(records["id"])
+    assert json.loads(labelled["meta"][0].as_py())["labelled_by"] == {
         "annotator": "file",
         "round": 2,
         "seconds": None,
     }
 
 
-def test_a_file_that_is_already_there_is_read_and_never_written(
-    tmp_path: Path, batch: Batch, people: Annotator
+def test_an_existing_file_is_read_and_never_overwritten(
+    tmp_path: Path, batch: Batch, file_annotator: Annotator
 ) -> None:
     path = tmp_path / "labels" / "round-1.csv"
     path.parent.mkdir()
     path.write_text("my notes")
     with pytest.raises(UserError, match=r"^labels/round-1\.csv:1: there is no column `id`"):
-        people.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
+        file_annotator.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
     assert path.read_text() == "my notes"
 
 
-def test_a_kill_before_the_rename_leaves_no_batch_behind(
-    tmp_path: Path, batch: Batch, people: Annotator, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_before_the_rename_leaves_no_batch_file(
+    tmp_path: Path, batch: Batch, file_annotator: Annotator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -88,42 +88,42 @@ def test_a_kill_before_the_rename_leaves_no_batch_behind(
     def kill(*_: Any) -> None:
         raise Killed
 
-    with monkeypatch.context() as patched:
-        patched.setattr("os.replace", kill)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", kill)
         with pytest.raises(Killed):
-            people.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
+            file_annotator.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
     assert not (tmp_path / "labels" / "round-1.csv").exists()
     with pytest.raises(Waiting, match="labels for round 1: fill"):
-        people.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
+        file_annotator.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
 
 
-def test_nothing_to_label_waits_for_nobody(tmp_path: Path, batch: Batch, people: Annotator) -> None:
-    assert people.annotate(batch(), AnnotationRequest(1, 0, tmp_path)).num_rows == 0
+def test_an_empty_batch_does_not_wait(tmp_path: Path, batch: Batch, file_annotator: Annotator) -> None:
+    assert file_annotator.annotate(batch(), AnnotationRequest(1, 0, tmp_path)).num_rows == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_formulas_are_defused_and_conversations_are_readable(batch: Batch) -> None:
-    asked = batch("=1+1", "fine", "-cmd")
+def test_formulas_are_escaped_and_conversations_are_readable(batch: Batch) -> None:
+    records = batch("=1+1", "fine", "-cmd")
     turns = [
         [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}],
-        *asked["prompt"].to_pylist()[1:],
+        *records["prompt"].to_pylist()[1:],
     ]
-    prompts = asked.set_column(2, "prompt", pa.array(turns, asked.schema.field("prompt").type))
-    for table, shown in ((asked, "'=1+1"), (prompts, "system: Be kind.\n\nuser: Hi")):
+    conversations = records.set_column(2, "prompt", pa.array(turns, records.schema.field("prompt").type))
+    for table, first_prompt in ((records, "'=1+1"), (conversations, "system: Be kind.\n\nuser: Hi")):
         rows = list(csv.DictReader(io.StringIO(export_labels(table, ["@a", "b", "c"]), newline="")))
-        assert [row["prompt"] for row in rows] == [shown, "fine", "'-cmd"]
+        assert [row["prompt"] for row in rows] == [first_prompt, "fine", "'-cmd"]
         assert [row["suggestion"] for row in rows] == ["'@a", "b", "c"]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: str) -> None:
-    asked = batch("one", "two", "three")
-    ids = asked["id"].to_pylist()
+def test_files_saved_by_spreadsheets_are_read(tmp_path: Path, batch: Batch, delimiter: str) -> None:
+    records = batch("one", "two", "three")
+    ids = records["id"].to_pylist()
     lines = [delimiter.join(("note", "label", "id"))]
     lines += [delimiter.join(("", label, ids[row])) for row, label in ((2, "card"), (0, "cash"), (1, ""))]
     lines = [delimiter, *lines, delimiter * 2, "  ", delimiter * 7, ""]  # blank rows of any length
     (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
-    assert import_labels(tmp_path / "a.csv", asked, LABELS) == ["cash", None, "card"]
+    assert import_labels(tmp_path / "a.csv", records, LABELS) == ["cash", None, "card"]
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: s
     ],
 )
 def test_bad_files_name_the_line(tmp_path: Path, batch: Batch, lines: list[str], message: str) -> None:
-    asked = batch("one", "two")
-    ids = asked["id"].to_pylist()
+    records = batch("one", "two")
+    ids = records["id"].to_pylist()
     (tmp_path / "a.csv").write_text("\n".join(["id,prompt,label", *lines]).format(*ids) + "\n")
     with pytest.raises(UserError) as caught:
-        import_labels(tmp_path / "a.csv", asked, LABELS, name="a.csv")
+        import_labels(tmp_path / "a.csv", records, LABELS, name="a.csv")
     assert str(caught.value).startswith(message.format(*ids))
 
 
@@ -163,18 +163,18 @@ def test_bad_files_name_the_line(tmp_path: Path, batch: Batch, lines: list[str],
         (b"id,label\nx,caf\xe9\n", r"^a\.csv:2: holds bytes that are not UTF-8; save as UTF-8$"),
     ],
 )
-def test_bad_headers_and_bytes(tmp_path: Path, batch: Batch, content: bytes, message: str) -> None:
+def test_bad_headers_and_bytes_are_refused(tmp_path: Path, batch: Batch, content: bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(UserError, match=message):
         import_labels(tmp_path / "a.csv", batch("one"), LABELS, name="a.csv")
 
 
-def test_a_missing_file(tmp_path: Path, batch: Batch) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path, batch: Batch) -> None:
     with pytest.raises(UserError, match=r"^a\.csv: there is no such file"):
         import_labels(tmp_path / "a.csv", batch("one"), name="a.csv")
 
 
-def test_open_ended_answers_pass_as_they_are(tmp_path: Path, batch: Batch) -> None:
-    asked = batch("one")
-    (tmp_path / "a.csv").write_text(f'id,label\n{asked["id"][0]},"Any, text\nat all"\n')
-    assert import_labels(tmp_path / "a.csv", asked) == ["Any, text\nat all"]
+def test_open_ended_answers_stay_unchanged(tmp_path: Path, batch: Batch) -> None:
+    records = batch("one")
+    (tmp_path / "a.csv").write_text(f'id,label\n{records["id"][0]},"Any, text\nat all"\n')
+    assert import_labels(tmp_path / "a.csv", records) == ["Any, text\nat all"]

@@ -1,4 +1,4 @@
-"""Figures about a batch of labels."""
+"""Statistics of a batch of labels."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 from posttrain.label.annotator import label_summary, with_answers
 
 
-def test_figures(batch: Callable[..., pa.Table]) -> None:
+def test_the_summary_counts_classes_seconds_and_agreement(batch: Callable[..., pa.Table]) -> None:
     labelled = with_answers(batch("1", "2", "3", "4"), ["b", "a", "b", "c"], "anna", 2, [1.5, None, 2.0, 0.0])
     assert label_summary(labelled, ["b", "b", None, "c"]) == {
         "labels": 4,
@@ -19,7 +19,7 @@ def test_figures(batch: Callable[..., pa.Table]) -> None:
     }
 
 
-def test_figures_without_suggestions_or_labels(batch: Callable[..., pa.Table]) -> None:
-    unknown = label_summary(batch("1"))
-    assert (unknown["annotators"], unknown["agreement"], unknown["seconds"]) == ({"unknown": 1}, None, None)
+def test_the_summary_without_suggestions_or_labels(batch: Callable[..., pa.Table]) -> None:
+    summary = label_summary(batch("1"))
+    assert (summary["annotators"], summary["agreement"], summary["seconds"]) == ({"unknown": 1}, None, None)
     assert label_summary(batch())["labels"] == 0

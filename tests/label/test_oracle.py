@@ -1,4 +1,4 @@
-"""The oracle answers from its file, and errs exactly as often as it is told to."""
+"""The oracle answers from its file, with exactly the configured number of errors."""
 
 import json
 from collections import Counter
@@ -38,23 +38,23 @@ def request(root: Path, round: int = 1, seed: int = 0, labels: list[str] | None 
     return AnnotationRequest(round, seed, root, labels)
 
 
-def test_answers_are_those_of_the_file(root: Path, batch: Batch) -> None:
-    asked = batch("message 6", " message  1", "message 399")
-    given = oracle(root).annotate(asked, request(root, round=3))
-    assert given.schema == RECORD
-    assert given["completion"].to_pylist() == ["c", "b", "d"]
-    assert json.loads(given["meta"][0].as_py()) == {
+def test_answers_come_from_the_file(root: Path, batch: Batch) -> None:
+    records = batch("message 6", " message  1", "message 399")
+    labelled = oracle(root).annotate(records, request(root, round=3))
+    assert labelled.schema == RECORD
+    assert labelled["completion"].to_pylist() == ["c", "b", "d"]
+    assert json.loads(labelled["meta"][0].as_py()) == {
         "channel": "web",
         "labelled_by": {"annotator": "oracle", "round": 3, "seconds": None},
     }
-    unchanged = [name for name in RECORD.names if name not in ("completion", "meta")]
-    assert given.select(unchanged).equals(asked.select(unchanged))
+    other_columns = [name for name in RECORD.names if name not in ("completion", "meta")]
+    assert labelled.select(other_columns).equals(records.select(other_columns))
 
 
-def test_own_columns_come_before_those_of_the_data(root: Path, batch: Batch) -> None:
+def test_columns_of_the_oracle_override_those_of_the_data(root: Path, batch: Batch) -> None:
     (root / "answers.csv").write_text("q,a\nhello,b\n")
-    labeller = oracle(root, columns={"prompt": "q", "completion": "a"})
-    assert labeller.annotate(batch("hello"), request(root))["completion"].to_pylist() == ["b"]
+    annotator = oracle(root, columns={"prompt": "q", "completion": "a"})
+    assert annotator.annotate(batch("hello"), request(root))["completion"].to_pylist() == ["b"]
 
 
 def test_the_first_of_two_answers_counts(root: Path, batch: Batch) -> None:
@@ -63,15 +63,17 @@ def test_the_first_of_two_answers_counts(root: Path, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(("rate", "wrong"), [(0.0, 0), (0.4, 160), (0.0012, 0), (0.0013, 1), (1.0, 400)])
-def test_errors_are_as_many_as_said_and_spread_over_the_other_labels(
+def test_the_number_of_errors_is_exact_and_errors_spread_over_the_other_labels(
     root: Path, batch: Batch, rate: float, wrong: int
 ) -> None:
-    asked = batch(*(f"message {n}" for n in range(COUNT)))
-    careless = oracle(root, error_rate={2: rate})
-    right = careless.annotate(asked, request(root, round=1))["completion"].to_pylist()
+    records = batch(*(f"message {n}" for n in range(COUNT)))
+    annotator = oracle(root, error_rate={2: rate})
+    right = annotator.annotate(records, request(root, round=1))["completion"].to_pylist()
     assert right == [LABELS[n % 4] for n in range(COUNT)]
-    given = careless.annotate(asked, request(root, round=2))["completion"].to_pylist()
-    shifts = Counter((LABELS.index(g) - LABELS.index(r)) % 4 for g, r in zip(given, right, strict=True))
+    labels = annotator.annotate(records, request(root, round=2))["completion"].to_pylist()
+    shifts = Counter(
+        (LABELS.index(label) - LABELS.index(truth)) % 4 for label, truth in zip(labels, right, strict=True)
+    )
     assert COUNT - shifts.pop(0, 0) == wrong
     if wrong >= 160:
         assert sorted(shifts) == [1, 2, 3]
@@ -80,11 +82,11 @@ def test_errors_are_as_many_as_said_and_spread_over_the_other_labels(
 
 def test_errors_depend_on_seed_and_round_and_not_on_order(root: Path, batch: Batch) -> None:
     texts = [f"message {n}" for n in range(100)]
-    careless = oracle(root, error_rate={1: 0.4, 2: 0.4})
+    annotator = oracle(root, error_rate={1: 0.4, 2: 0.4})
 
-    def answers(asked: list[str], round: int, seed: int) -> dict[str, str]:
-        given = careless.annotate(batch(*asked), request(root, round, seed))["completion"].to_pylist()
-        return dict(zip(asked, given, strict=True))
+    def answers(messages: list[str], round: int, seed: int) -> dict[str, str]:
+        labels = annotator.annotate(batch(*messages), request(root, round, seed))["completion"].to_pylist()
+        return dict(zip(messages, labels, strict=True))
 
     first = answers(texts, 1, 0)
     assert answers(texts[::-1], 1, 0) == first
@@ -92,16 +94,16 @@ def test_errors_depend_on_seed_and_round_and_not_on_order(root: Path, batch: Bat
     assert answers(texts, 1, 1) != first
 
 
-def test_an_empty_batch(root: Path, batch: Batch) -> None:
+def test_an_empty_batch_gives_no_labels(root: Path, batch: Batch) -> None:
     assert oracle(root, error_rate={1: 0.5}).annotate(batch(), request(root)).num_rows == 0
 
 
-def test_a_record_that_the_oracle_does_not_know(root: Path, batch: Batch) -> None:
+def test_a_record_without_an_answer_is_refused(root: Path, batch: Batch) -> None:
     with pytest.raises(UserError, match=r"^pool\.csv:2: the oracle's file answers\.csv has no answer"):
         oracle(root).annotate(batch("message 1", "never seen"), request(root))
 
 
-def test_an_answer_outside_the_label_set(root: Path, batch: Batch) -> None:
+def test_an_answer_outside_the_label_set_is_refused(root: Path, batch: Batch) -> None:
     (root / "answers.csv").write_text("text,category\nhello,crad\n")
     with pytest.raises(UserError, match=r"^answers\.csv:2: label `crad` .* did you mean `card`\?$"):
         oracle(root).annotate(batch("hello"), request(root, labels=["cash", "card"]))
@@ -113,7 +115,7 @@ def test_errors_need_other_labels(root: Path, batch: Batch, labels: list[str] | 
         oracle(root, error_rate={1: 1.0}).annotate(batch("message 0"), request(root, labels=labels))
 
 
-def test_config_mistakes(root: Path) -> None:
+def test_unusable_settings_of_the_oracle_are_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"^label\.file: the oracle needs a file of answers"):
         oracle(root, file=None)
     with pytest.raises(UserError, match="error_rate"):

@@ -1,4 +1,4 @@
-"""A loop that reads its config anew at every run."""
+"""A loop that reads its config again at every run."""
 
 from open_loops import loop_class, open_loop, quick
 

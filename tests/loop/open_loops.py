@@ -1,4 +1,4 @@
-"""Fixtures of a loop that reads its config anew at every run, as the command does."""
+"""Fixtures of a loop that reads its config again at every run, as the command does."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -66,14 +66,14 @@ class OpenLoop:
 @pytest.fixture
 def open_loop() -> Iterator[Callable[[Path], OpenLoop]]:
     """Opens the loop of a workspace, and closes its store after the test."""
-    opened: list[OpenLoop] = []
+    loops: list[OpenLoop] = []
 
     def open_root(root: Path) -> OpenLoop:
-        opened.append(OpenLoop(root))
-        return opened[-1]
+        loops.append(OpenLoop(root))
+        return loops[-1]
 
     yield open_root
-    for loop in opened:
+    for loop in loops:
         loop.store.close()
 
 

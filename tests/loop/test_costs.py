@@ -1,4 +1,4 @@
-"""What labelling a record costs, as a column of the data tells."""
+"""Labelling costs from a column of the data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def with_minutes(small: Any, minutes: Callable[[int], object], **select: Any) ->
 
 
 def chosen_lines(loop: Any) -> set[int]:
-    """The lines of the file that the second batch is from."""
+    """The lines of the pool file with the records of the second batch."""
     detail = loop.metadata.rounds()[2].detail
     batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet")["id"].to_pylist()
     pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet").to_pylist()
@@ -31,19 +31,19 @@ def chosen_lines(loop: Any) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, open_loop: Open) -> None:
+def test_the_budget_bounds_the_costs_that_the_data_has(small: Any, open_loop: Open) -> None:
     root = with_minutes(small, lambda row: 1 if row % 2 else 1000, options={"budget": 50})
     loop = open_loop(root)
     loop.run()
     assert len(chosen_lines(loop)) == 12
-    assert {line % 2 for line in chosen_lines(loop)} == {1}, "the first record is on line 2, and dear"
+    assert {line % 2 for line in chosen_lines(loop)} == {1}, "the first record is on line 2, and expensive"
     scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"]) / "scores.parquet"
     assert set(parquet.read_table(scores)["cost"].to_pylist()) == {1.0, 1000.0}
     assert loop.metadata.artifact(loop.metadata.rounds()[2].detail["scores"]).meta["pool"] == 48
 
 
 @pytest.mark.parametrize(
-    ("minutes", "column", "says"),
+    ("minutes", "column", "message"),
     [
         (
             lambda row: 1,
@@ -54,16 +54,16 @@ def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, open_loop: O
     ],
 )
 def test_a_bad_cost_is_reported_before_a_model_is_loaded(
-    small: Any, open_loop: Open, minutes: Callable[[int], object], column: str, says: str
+    small: Any, open_loop: Open, minutes: Callable[[int], object], column: str, message: str
 ) -> None:
     root = with_minutes(small, minutes, cost=column)
     loop = open_loop(root)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         loop.run()
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool", "collect test", "collect labelled"]
 
 
-def test_a_batch_that_is_looked_at_knows_the_costs(small: Any, open_loop: Open) -> None:
+def test_a_preview_checks_the_costs(small: Any, open_loop: Open) -> None:
     root = with_minutes(small, lambda row: 1, cost=None)
     loop = open_loop(root)
     loop.run(1)

@@ -1,4 +1,4 @@
-"""Rounds that end in a refusal or a roll-back, and decisions made by hand in between."""
+"""Rounds that end in a refusal or a rollback, and manual decisions in between."""
 
 import shutil
 from collections.abc import Callable
@@ -18,14 +18,14 @@ LEARNS: dict[str, Any] = {"epochs": 20, "learning_rate": 4.0e-3, "precision": "f
 
 
 @pytest.fixture
-def planted(small: Any) -> Callable[..., Path]:
-    """A workspace whose second round is labelled wrongly throughout."""
+def wrong_second_round(small: Any) -> Callable[..., Path]:
+    """A workspace whose second round has only wrong labels."""
 
     def create(name: str = "workspace", **changes: Any) -> Path:
         label = {"per_round": 20, "error_rate": {2: 1.0}} | changes.pop("label", {})
         gate = {"deploy": ["accuracy > champion.accuracy"]}
         root: Path = small(name, rounds=3, label=label, train=LEARNS, **({"gate": gate} | changes))
-        small.write(root / "test.csv", small.rows()[60:160])  # enough for a surely lower accuracy
+        small.write(root / "test.csv", small.rows()[60:160])  # enough for a significantly lower accuracy
         return root
 
     return create
@@ -42,18 +42,18 @@ def two_rounds(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def after_two(two_rounds: Path, open_loop: Open, tmp_path: Path) -> Any:
+def two_round_loop(two_rounds: Path, open_loop: Open, tmp_path: Path) -> Any:
     """The loop of a copy of `two_rounds` in the folder ``workspace``."""
     shutil.copytree(two_rounds, tmp_path / "workspace", symlinks=True)
     return open_loop(tmp_path / "workspace")
 
 
-def test_a_bad_round_is_refused_and_its_labels_set_aside(
-    planted: Callable[..., Path], open_loop: Open, small: Any
+def test_a_bad_round_is_refused_and_its_labels_are_discarded(
+    wrong_second_round: Callable[..., Path], open_loop: Open, small: Any
 ) -> None:
-    loop = open_loop(planted())
+    loop = open_loop(wrong_second_round())
     loop.run()
-    good, bad, after = loop.metadata.rounds()[1:]
+    good, bad, last = loop.metadata.rounds()[1:]
     assert good.detail["metrics"]["accuracy"] >= 0.9
     assert bad.detail["metrics"]["accuracy"] < good.detail["metrics"]["accuracy"]
     assert bad.decision["action"] == "refuse"
@@ -61,13 +61,13 @@ def test_a_bad_round_is_refused_and_its_labels_set_aside(
     assert interval["high"] < 0
     assert bad.detail["set_aside"]
     assert bad.detail["carry"] == good.detail["dataset"]
-    first, spoiled, third = (loop.labelled_inputs(round) for round in (1, 2, 3))
-    assert set(loop.trained_on(2)) == {*first, *spoiled}
+    first, wrong, third = (loop.labelled_inputs(round) for round in (1, 2, 3))
+    assert set(loop.trained_on(2)) == {*first, *wrong}
     assert set(loop.trained_on(3)) == {*first, *third}
-    assert after.detail["labels"] == 40
-    # What is set aside can be chosen again: 40 of 60 records were free, and 20 of them had been labelled wrongly.
-    assert loop.metadata.artifact(after.detail["scores"]).meta["pool"] == 40
-    assert set(spoiled) & set(third)
+    assert last.detail["labels"] == 40
+    # Records whose labels were discarded can be chosen again: 40 of 60 are free, 20 of them with a wrong label.
+    assert loop.metadata.artifact(last.detail["scores"]).meta["pool"] == 40
+    assert set(wrong) & set(third)
     truth = {row["text"]: row["label"] for row in small.rows()}
     records = {record["input_id"]: record for record in _records(loop, 3)}
     assert all(truth[record["prompt"][0]["content"]] == record["completion"] for record in records.values())
@@ -81,19 +81,19 @@ def _records(loop: Any, round: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize(("policy", "aside"), [("keep", False), ("set_aside", True)])
-def test_the_config_decides_about_refused_labels(small: Any, open_loop: Open, policy: str, aside: bool) -> None:
+@pytest.mark.parametrize(("policy", "discarded"), [("keep", False), ("set_aside", True)])
+def test_the_config_decides_about_refused_labels(small: Any, open_loop: Open, policy: str, discarded: bool) -> None:
     loop = open_loop(small(gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy}))
     loop.run()
     first, second = loop.metadata.rounds()[1:]
     assert [first.decision["action"], second.decision["action"]] == ["refuse", "refuse"]
-    assert first.detail["set_aside"] is aside
-    assert second.detail["labels"] == (12 if aside else 24)
+    assert first.detail["set_aside"] is discarded
+    assert second.detail["labels"] == (12 if discarded else 24)
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_the_gate_rolls_back(small: Any, after_two: Any) -> None:
-    loop = after_two
+def test_the_gate_rolls_back(small: Any, two_round_loop: Any) -> None:
+    loop = two_round_loop
     first, second = loop.metadata.rounds()[1:]
     assert loop.champion == second.candidate
     small.configure(
@@ -113,17 +113,19 @@ def test_the_gate_rolls_back(small: Any, after_two: Any) -> None:
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, after_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = after_two
+def test_a_kill_during_a_rollback_rolls_back_once(
+    small: Any, two_round_loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = two_round_loop
     small.configure(loop.root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"]})
     rollback = ModelRegistry.rollback
 
-    def killed(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
+    def rollback_then_die(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
         rollback(self, *arguments, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRegistry, "rollback", killed)
+        patch.setattr(ModelRegistry, "rollback", rollback_then_die)
         with pytest.raises(KeyboardInterrupt):
             loop.run(3)
     loop.run(3)
@@ -132,52 +134,52 @@ def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, after_two: Any, m
     assert loop.champion == loop.metadata.rounds()[1].candidate
 
 
-def test_the_candidate_has_to_beat_whom_the_user_put_in_service_meanwhile(after_two: Any) -> None:
-    loop = after_two
+def test_the_candidate_is_compared_with_the_champion_that_the_user_deployed_meanwhile(two_round_loop: Any) -> None:
+    loop = two_round_loop
     loop.run(3, until="label")
     base, first, second = (entry.candidate for entry in loop.metadata.rounds()[:3])
     assert loop.metadata.rounds()[3].champion_before == second
-    asked = loop.stages()
+    stages_before = loop.stages()
     ModelRegistry(loop.store).rollback("found bad in service")
     loop.run(3)
     third = loop.metadata.rounds()[3]
-    (timed,) = [run.inputs for run in loop.metadata.runs(stage="latency") if run.round == 3]
-    assert timed["champion"] == first
+    (latency_inputs,) = [run.inputs for run in loop.metadata.runs(stage="latency") if run.round == 3]
+    assert latency_inputs["champion"] == first
     assert third.detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]
-    assert "3 label" not in loop.stages(after=len(asked)), "people are not asked twice"
+    assert "3 label" not in loop.stages(after=len(stages_before)), "labels are not requested twice"
     assert base != first != second
 
 
-def test_a_roll_back_during_the_judgement_counts(after_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = after_two
+def test_a_rollback_during_the_comparison_counts(two_round_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = two_round_loop
     first, second = (entry.candidate for entry in loop.metadata.rounds()[1:])
     opponents = []
 
-    def timed(context: Any, candidate: str, champion: str, test: str) -> Any:
+    def measure_after_rollback(context: Any, candidate: str, champion: str, test: str) -> Any:
         opponents.append(champion)
         if len(opponents) == 1:
             ModelRegistry(loop.store).rollback("found bad in service")
         return measure_latencies(context, candidate, champion, test)
 
-    monkeypatch.setattr("posttrain.loop.stages.evaluate.measure_latencies", timed)
+    monkeypatch.setattr("posttrain.loop.stages.evaluate.measure_latencies", measure_after_rollback)
     loop.run(3)
     assert opponents == [second, first]
     assert loop.metadata.rounds()[3].detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]
 
 
-def test_what_was_rolled_back_before_the_round_ended_stays_back(
+def test_a_candidate_rolled_back_before_the_end_of_its_round_is_not_deployed_again(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = open_loop(small(rounds=1))
     promote = ModelRegistry.promote
 
-    def killed(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
+    def promote_then_die(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
         promote(self, *arguments, **options)
         if options["round"] == 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRegistry, "promote", killed)
+        patch.setattr(ModelRegistry, "promote", promote_then_die)
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     ModelRegistry(loop.store).rollback("found bad in service")
@@ -186,22 +188,22 @@ def test_what_was_rolled_back_before_the_round_ended_stays_back(
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_good_enough(small: Any, open_loop: Open) -> None:
+def test_the_loop_ends_when_no_collect_more_rule_holds(small: Any, open_loop: Open) -> None:
     root = small(rounds=4, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 0"]})
     loop = open_loop(root)
     assert loop.run() is None
     assert len(loop.metadata.rounds()) == 2
     assert loop.run() is None
     assert len(loop.metadata.rounds()) == 2
-    # A higher bar, and it goes on.
+    # With a higher target the loop resumes.
     small.configure(root, rounds=4, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 2"]})
     loop.run(3)
     assert len(loop.metadata.rounds()) == 4
 
 
-def test_hooks_of_a_loop(small: Any, open_loop: Open) -> None:
+def test_a_failed_hook_runs_again_with_the_next_run(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, deploy={"command": "sh hook.sh"})
-    (root / "hook.sh").write_text('echo "$POSTTRAIN_ACTION" >> told; test -e works\n')
+    (root / "hook.sh").write_text('echo "$POSTTRAIN_ACTION" >> actions; test -e works\n')
     loop = open_loop(root)
     loop.run()
     assert [entry.hook for entry in loop.metadata.deployments()] == ["failed", "failed"]
@@ -209,4 +211,4 @@ def test_hooks_of_a_loop(small: Any, open_loop: Open) -> None:
     loop.run()
     assert [entry.hook for entry in loop.metadata.deployments()] == ["failed", "done"]
     loop.run()
-    assert (root / "told").read_text().split() == ["baseline", "promote", "promote"]
+    assert (root / "actions").read_text().split() == ["baseline", "promote", "promote"]

@@ -1,4 +1,4 @@
-"""A curriculum by what the champions said of the records, and columns that training goes by."""
+"""A curriculum by the champions' scores of the records, and columns of difficulty and weight."""
 
 import math
 from collections.abc import Callable
@@ -19,24 +19,24 @@ CURRICULUM = {"name": "fixed", "duration": 0.6, "start": 0.3}
 
 
 @pytest.fixture
-def hard(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """For each training: the difficulty of each record by its input id, and the curriculum."""
     result: list[dict[str, Any]] = []
     train = training.train
 
-    def noted(source: Path, records: Any, config: Any, task: Any, **given: Any) -> Any:
-        values = given["difficulties"]
+    def recording_train(source: Path, records: Any, config: Any, task: Any, **options: Any) -> Any:
+        values = options["difficulties"]
         inputs = records["input_id"].to_pylist()
-        known = {} if values is None else dict(zip(inputs, values.tolist(), strict=True))
-        result.append({"values": known, "curriculum": config.curriculum.name})
-        return train(source, records, config, task, **given)
+        difficulties = {} if values is None else dict(zip(inputs, values.tolist(), strict=True))
+        result.append({"values": difficulties, "curriculum": config.curriculum.name})
+        return train(source, records, config, task, **options)
 
-    monkeypatch.setattr(training, "train", noted)
+    monkeypatch.setattr(training, "train", recording_train)
     return result
 
 
 def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
-    """By input id what the champion said of a round's batch."""
+    """The champion's scores of a round's batch, by input id."""
     detail = loop.metadata.rounds()[round].detail
     pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet")
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
@@ -47,23 +47,25 @@ def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("name", "sign"), [("entropy", 1), ("margin", -1), ("confidence", -1)])
-def test_hard_is_what_the_champion_was_unsure_of(
-    small: Any, open_loop: Open, hard: list[dict[str, Any]], name: str, sign: int
+def test_difficulty_is_the_champions_uncertainty(
+    small: Any, open_loop: Open, trainings: list[dict[str, Any]], name: str, sign: int
 ) -> None:
     curriculum = CURRICULUM | {"difficulty": name}
     loop = open_loop(small(rounds=3, train={"curriculum": curriculum}, label={"when_refused": "keep"}))
     loop.run()
-    assert hard[0] == {"values": {}, "curriculum": "none"}, "no champion was asked before the first training"
-    for number, item in enumerate(hard[1:], 2):
-        known = {
+    assert trainings[0] == {"values": {}, "curriculum": "none"}, "no champion scores records before the first training"
+    for number, entry in enumerate(trainings[1:], 2):
+        scores = {
             id: sign * value for round in range(2, number + 1) for id, value in scores_of(loop, round, name).items()
         }
-        assert len(known) == 12 * (number - 1)
-        assert item["curriculum"] == "fixed"
-        assert item["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **known}
-    unsure = scores_of(loop, 2, "entropy")
-    own = [hard[1]["values"][id] for id in unsure]
-    assert np.argmax(own) == np.argmax(list(unsure.values())), "whatever the score, hard is where the model doubts"
+        assert len(scores) == 12 * (number - 1)
+        assert entry["curriculum"] == "fixed"
+        assert entry["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **scores}
+    entropies = scores_of(loop, 2, "entropy")
+    difficulties = [trainings[1]["values"][id] for id in entropies]
+    assert np.argmax(difficulties) == np.argmax(list(entropies.values())), (
+        "for every score, difficulty grows with uncertainty"
+    )
     rounds = loop.metadata.rounds()
     inputs = loop.metadata.runs(stage="train")[-1].inputs
     assert {role: id for role, id in inputs.items() if role[-1] in "23"} == {
@@ -71,23 +73,23 @@ def test_hard_is_what_the_champion_was_unsure_of(
     }
 
 
-def test_a_loop_that_is_stopped_everywhere_ends_the_same(small: Any, open_loop: Open) -> None:
+def test_a_loop_that_stops_after_each_stage_ends_the_same(small: Any, open_loop: Open) -> None:
     changes = {"train": {"curriculum": CURRICULUM | {"difficulty": "least_confidence"}}}
-    whole, parts = open_loop(small("whole", **changes)), open_loop(small("parts", **changes))
+    whole, stepwise = open_loop(small("whole", **changes)), open_loop(small("stepwise", **changes))
     whole.run()
     for until in ("score", "select", "label", "dataset", "train", "decide", "deploy") * 2:
-        parts.run(until=until)
-    parts.run()
-    assert [entry.candidate for entry in parts.metadata.rounds()] == [
+        stepwise.run(until=until)
+    stepwise.run()
+    assert [entry.candidate for entry in stepwise.metadata.rounds()] == [
         entry.candidate for entry in whole.metadata.rounds()
     ]
-    before = len(parts.stages())
-    parts.run()
-    assert len(parts.stages()) == before
+    before = len(stepwise.stages())
+    stepwise.run()
+    assert len(stepwise.stages()) == before
 
 
 def test_lost_scores_count_as_unscored(
-    small: Any, open_loop: Open, hard: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    small: Any, open_loop: Open, trainings: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     root = small(rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}}, label={"when_refused": "keep"})
     loop = open_loop(root)
@@ -96,12 +98,12 @@ def test_lost_scores_count_as_unscored(
     (scores / "scores.parquet").unlink()
     open_loop(root).run(3)
     assert "the records that round 2 chose count as unscored" in caplog.text
-    known = {id for id, value in hard[-1]["values"].items() if math.isfinite(value)}
-    assert known == set(loop.labelled_inputs(3))
+    scored = {id for id, value in trainings[-1]["values"].items() if math.isfinite(value)}
+    assert scored == set(loop.labelled_inputs(3))
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         (
             {"train": {"curriculum": CURRICULUM | {"difficulty": "entropie"}}},
@@ -120,17 +122,17 @@ def test_lost_scores_count_as_unscored(
     ],
 )
 def test_a_missing_difficulty_is_reported_before_a_model_is_loaded(
-    small: Any, open_loop: Open, changes: dict[str, Any], says: str
+    small: Any, open_loop: Open, changes: dict[str, Any], message: str
 ) -> None:
     root = with_worth(small, 0, **changes)
     loop = open_loop(root)
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         loop.run()
     assert "\n" not in str(caught.value)
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool", "collect test", "collect labelled"]
 
 
-def test_a_score_and_a_column_of_one_name(small: Any, open_loop: Open) -> None:
+def test_a_column_with_the_name_of_a_score_is_refused(small: Any, open_loop: Open) -> None:
     root = small(train={"curriculum": CURRICULUM | {"difficulty": "entropy"}})
     rows = [{**row, "entropy": str(number)} for number, row in enumerate(small.rows()[:60])]
     small.write(root / "pool.csv", rows, ["text", "entropy"])
@@ -138,7 +140,7 @@ def test_a_score_and_a_column_of_one_name(small: Any, open_loop: Open) -> None:
         open_loop(root).run()
 
 
-def test_records_count_by_a_column_of_the_pool(small: Any, open_loop: Open) -> None:
+def test_a_column_of_the_pool_weights_records(small: Any, open_loop: Open) -> None:
     loop = open_loop(with_worth(small, 30, train={"weight": "worth"}, rounds=1))
     loop.run()
     model = loop.metadata.runs(stage="train")[-1].output
@@ -147,9 +149,9 @@ def test_records_count_by_a_column_of_the_pool(small: Any, open_loop: Open) -> N
     assert 0 < meta["examples"] < 12
 
 
-def with_worth(small: Any, without: int, **changes: Any) -> Path:
-    """A workspace whose pool has a column of weights, the first so many of which are 0."""
+def with_worth(small: Any, zeros: int, **changes: Any) -> Path:
+    """A workspace whose pool has a column of weights; the first ``zeros`` of them are 0."""
     root: Path = small(**changes)
-    rows = [{**row, "worth": "0" if number < without else "0.5"} for number, row in enumerate(small.rows()[:60])]
+    rows = [{**row, "worth": "0" if number < zeros else "0.5"} for number, row in enumerate(small.rows()[:60])]
     small.write(root / "pool.csv", rows, ["text", "worth"])
     return root

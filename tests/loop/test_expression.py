@@ -1,4 +1,4 @@
-"""Rules mean what they say, and nothing in them is executed."""
+"""Rules are evaluated by their grammar, and no code in them is executed."""
 
 import math
 from typing import Any
@@ -53,7 +53,7 @@ def holds(text: str, **values: float) -> bool:
         "a",
     ],
 )
-def test_holds(text: str) -> None:
+def test_rules_that_hold(text: str) -> None:
     assert holds(text)
 
 
@@ -61,13 +61,13 @@ def test_holds(text: str) -> None:
     "text",
     ["a != 0.5", "a < 0.5", "a > 0.5", "not a < b", "a > b and a < b", "zero", "not a", "(a < b or a > b) and a > b"],
 )
-def test_does_not_hold(text: str) -> None:
+def test_rules_that_do_not_hold(text: str) -> None:
     assert not holds(text)
 
 
 @pytest.mark.parametrize("sign", ["<", "<=", ">", ">=", "==", "!="])
 @pytest.mark.parametrize(
-    ("left", "right"),
+    ("first", "second"),
     [
         ("unknown", "a"),
         ("a", "unknown"),
@@ -77,34 +77,34 @@ def test_does_not_hold(text: str) -> None:
         ("zero / zero", "0"),
     ],
 )
-def test_what_is_no_number_never_holds(left: str, right: str, sign: str) -> None:
-    for text in (f"{left} {sign} {right}", f"not {left} {sign} {right}", f"not not {left} {sign} {right}"):
+def test_comparisons_with_nan_never_hold(first: str, second: str, sign: str) -> None:
+    for text in (f"{first} {sign} {second}", f"not {first} {sign} {second}", f"not not {first} {sign} {second}"):
         assert not holds(text)
 
 
 @pytest.mark.parametrize("text", ["unknown", "not unknown", "-unknown", "a / zero", "unknown + 1"])
-def test_a_bare_value_that_is_no_number(text: str) -> None:
+def test_a_bare_nan_does_not_hold(text: str) -> None:
     assert not holds(text)
 
 
 TRUTH: dict[Any, str] = {True: "a < b", False: "a > b", None: "unknown > 0"}
 
 
-@pytest.mark.parametrize("left", TRUTH)
-@pytest.mark.parametrize("right", TRUTH)
-def test_unknown_in_and_and_or(left: bool | None, right: bool | None) -> None:
-    """Kleene's tables, over the three ways in which a side can turn out."""
-    sides = (left, right)
-    conjunction = False if False in sides else None if None in sides else True
-    disjunction = True if True in sides else None if None in sides else False
-    for word, value in (("and", conjunction), ("or", disjunction)):
-        text = f"({TRUTH[left]}) {word} ({TRUTH[right]})"
+@pytest.mark.parametrize("first", TRUTH)
+@pytest.mark.parametrize("second", TRUTH)
+def test_and_and_or_follow_kleenes_logic(first: bool | None, second: bool | None) -> None:
+    """Kleene's tables over the three truth values of each operand."""
+    operands = (first, second)
+    conjunction = False if False in operands else None if None in operands else True
+    disjunction = True if True in operands else None if None in operands else False
+    for operator, value in (("and", conjunction), ("or", disjunction)):
+        text = f"({TRUTH[first]}) {operator} ({TRUTH[second]})"
         assert holds(text) is (value is True)
         assert holds(f"not ({text})") is (value is False)
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "problem"),
     [
         ("", "missing at its end"),
         ("   ", "missing at its end"),
@@ -138,12 +138,12 @@ def test_unknown_in_and_and_or(left: bool | None, right: bool | None) -> None:
         ("é > 1", "`é`"),
     ],
 )
-def test_an_error_names_what_is_wrong(text: str, named: str) -> None:
+def test_an_error_names_the_problem(text: str, problem: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(text, "gate.deploy")
     line = str(caught.value)
     assert line.startswith(f"gate.deploy: rule `{text}`: ")
-    assert named in line.removeprefix(f"gate.deploy: rule `{text}`: ")
+    assert problem in line.removeprefix(f"gate.deploy: rule `{text}`: ")
 
 
 @pytest.mark.parametrize(
@@ -169,31 +169,31 @@ def test_an_error_names_what_is_wrong(text: str, named: str) -> None:
         "f'{a}'",
     ],
 )
-def test_nothing_that_python_would_execute_is_a_rule(text: str) -> None:
+def test_python_code_is_no_rule(text: str) -> None:
     with pytest.raises(UserError):
         parse(text, "gate.deploy")
 
 
-def test_attribute_names_are_nothing_but_names() -> None:
+def test_attributes_are_plain_names() -> None:
     rule = parse("a.__class__ > 0", "gate.deploy")
     assert rule.names == ("a.__class__",)
     with pytest.raises(KeyError):
         rule.holds({"a": 1.0})
 
 
-def test_names_in_order_and_values_shown() -> None:
+def test_a_rule_lists_its_names_in_order_and_shows_their_values() -> None:
     rule = parse("b > a * 2 and a < champion.a or b > 1", "gate.deploy")
     assert rule.names == ("b", "a", "champion.a")
-    assert rule.shown(VALUES) == "b = 2, a = 0.5, champion.a = 0.4"
+    assert rule.format_values(VALUES) == "b = 2, a = 0.5, champion.a = 0.4"
 
 
-# Python itself is the reference, for the part of its grammar that is ours too.
+# Python itself is the reference, for the grammar that rules share with it.
 _NAMES = ("a", "b", "c")
 _numbers = st.integers(0, 20).map(str) | st.sampled_from(["0.5", "1.25", "3.", ".75", "1e2", "2E-1"])
 
 
 def _between(signs: list[str], part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    return st.builds(lambda left, sign, right: f"{left} {sign} {right}", part, st.sampled_from(signs), part)
+    return st.builds(lambda first, sign, second: f"{first} {sign} {second}", part, st.sampled_from(signs), part)
 
 
 _sums = st.recursive(
@@ -213,18 +213,18 @@ _rules = st.recursive(
 
 
 @given(_rules, st.tuples(*[st.integers(-3, 3).map(lambda n: n / 2) for _ in _NAMES]))
-def test_like_python(text: str, values: tuple[float, ...]) -> None:
-    named = dict(zip(_NAMES, values, strict=True))
+def test_rules_evaluate_like_python(text: str, values: tuple[float, ...]) -> None:
+    variables = dict(zip(_NAMES, values, strict=True))
     try:
-        expected = eval(text, {"__builtins__": {}}, dict(named))  # noqa: S307 - our own text, as the reference
+        expected = eval(text, {"__builtins__": {}}, dict(variables))  # noqa: S307 - generated text, as the reference
     except (ZeroDivisionError, OverflowError):
-        parse(text, "gate.deploy").holds(named)  # unknown; only that it does not fail
+        parse(text, "gate.deploy").holds(variables)  # the result is unknown, but there is no exception
         return
-    assert parse(text, "gate.deploy").holds(named) is bool(expected)
+    assert parse(text, "gate.deploy").holds(variables) is bool(expected)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_rule_or_a_users_mistake(text: str) -> None:
+def test_any_text_is_a_rule_or_a_user_error(text: str) -> None:
     try:
         rule = parse(text, "gate.deploy")
     except UserError:

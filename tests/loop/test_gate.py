@@ -1,4 +1,4 @@
-"""What the gate decides, and which rules it takes."""
+"""The gate's decisions, and the rules that it accepts."""
 
 import math
 import subprocess
@@ -9,10 +9,10 @@ import pytest
 
 from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.metric_names import metric_names
-from posttrain.loop.gate import Decision, GateConfig, decide
+from posttrain.loop.gate import GateConfig, GateDecision, decide
 from posttrain.store.errors import UserError
 
-KNOWN = metric_names(
+METRICS = metric_names(
     EvaluateConfig.model_validate({"suites": {"test": {}, "safety": {"scorer": "exact_match"}}}), has_labels=True
 )
 BETTER = {"accuracy": 0.9, "safety": 0.97, "latency_p99": 1.0}
@@ -29,8 +29,8 @@ ISSUE = GateConfig(
 )
 
 
-def judged(gate: GateConfig = ISSUE, champion: dict[str, float] = CHAMPION, **candidate: float) -> Decision:
-    gate.check(KNOWN)
+def decision_of(gate: GateConfig = ISSUE, champion: dict[str, float] = CHAMPION, **candidate: float) -> GateDecision:
+    gate.check(METRICS)
     baseline = {"accuracy": 0.1, "safety": 0.5, "latency_p99": 1.0}
     return decide(gate, {**BETTER, **candidate}, champion, baseline, GAINS)
 
@@ -46,28 +46,30 @@ def judged(gate: GateConfig = ISSUE, champion: dict[str, float] = CHAMPION, **ca
         ({"safety": 0.89}, {}, "refuse", True),
         # The candidate is refused, and the champion it did not beat is good enough.
         ({"accuracy": 0.5}, {"accuracy": 0.95}, "refuse", False),
-        # A champion unfit for service goes, unless something better takes its place anyway.
+        # A champion that breaks a rollback rule is rolled back, unless a better candidate replaces it.
         ({"safety": 0.94}, {"safety": 0.89}, "rollback", True),
         ({}, {"safety": 0.89}, "deploy", False),
-        # What a roll-back puts in service is not what was measured: rounds go on.
+        # A rollback deploys a model that was not measured: more rounds follow.
         ({"accuracy": 0.5}, {"accuracy": 0.95, "safety": 0.8}, "rollback", True),
     ],
 )
-def test_actions(candidate: dict[str, float], champion: dict[str, float], action: str, more: bool) -> None:
-    decision = judged(champion={**CHAMPION, **champion}, **candidate)
+def test_the_gate_chooses_the_action(
+    candidate: dict[str, float], champion: dict[str, float], action: str, more: bool
+) -> None:
+    decision = decision_of(champion={**CHAMPION, **champion}, **candidate)
     assert (decision.action, decision.collect_more) == (action, more)
 
 
-def test_a_rollback_rule_refuses_a_candidate_that_all_deploy_rules_would_take() -> None:
+def test_a_rollback_rule_refuses_a_candidate_that_passes_all_deploy_rules() -> None:
     gate = GateConfig(deploy=["accuracy > champion.accuracy"], rollback=["safety < 0.9"])
-    decision = judged(gate, safety=0.5)
+    decision = decision_of(gate, safety=0.5)
     assert decision.action == "refuse"
-    (unfit,) = [rule for rule in decision.rules if rule.section == "rollback" and rule.holds]
-    assert (unfit.rule, unfit.values) == ("safety < 0.9", "safety = 0.5")
+    (broken_rule,) = [rule for rule in decision.rules if rule.section == "rollback" and rule.holds]
+    assert (broken_rule.rule, broken_rule.values) == ("safety < 0.9", "safety = 0.5")
 
 
 def test_every_rule_is_recorded_with_its_values() -> None:
-    decision = judged()
+    decision = decision_of()
     assert [rule.as_dict() for rule in decision.rules] == [
         {
             "section": "deploy",
@@ -88,26 +90,26 @@ def test_every_rule_is_recorded_with_its_values() -> None:
 
 
 def test_without_rules_to_collect_more_all_rounds_run() -> None:
-    assert judged(GateConfig(deploy=["accuracy > 0"])).collect_more
+    assert decision_of(GateConfig(deploy=["accuracy > 0"])).collect_more
 
 
 @pytest.mark.parametrize("rule", ["gain.accuracy.low > 0", "accuracy > baseline.accuracy + 50%"])
-def test_gains_and_baseline_are_names(rule: str) -> None:
-    assert judged(GateConfig(deploy=[rule])).action == "deploy"
-    assert judged(GateConfig(deploy=[f"not ({rule})"])).action == "refuse"
+def test_rules_may_name_gains_and_baseline_metrics(rule: str) -> None:
+    assert decision_of(GateConfig(deploy=[rule])).action == "deploy"
+    assert decision_of(GateConfig(deploy=[f"not ({rule})"])).action == "refuse"
 
 
-def test_what_was_not_measured_deploys_nothing_and_rolls_nothing_back() -> None:
+def test_an_unmeasured_metric_neither_deploys_nor_rolls_back() -> None:
     gate = GateConfig(deploy=["baseline.macro_f1 < 2"], rollback=["baseline.macro_f1 < 2"])
-    decision = judged(gate)
+    decision = decision_of(gate)
     assert decision.action == "refuse"
     assert decision.rules[0].values == "baseline.macro_f1 = nan"
-    assert judged(accuracy=math.nan).action == "refuse"
+    assert decision_of(accuracy=math.nan).action == "refuse"
 
 
 @pytest.mark.parametrize("section", ["deploy", "rollback", "collect_more"])
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "message"),
     [
         ("acuracy > 0.5", "rule `acuracy > 0.5`: no metric `acuracy`; did you mean `accuracy`?"),
         (
@@ -121,20 +123,20 @@ def test_what_was_not_measured_deploys_nothing_and_rolls_nothing_back() -> None:
         ("1 > 0", "rule `1 > 0` names no metric"),
     ],
 )
-def test_rules_that_name_no_metric(section: str, rule: str, says: str) -> None:
+def test_rules_that_name_no_metric_are_refused(section: str, rule: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        GateConfig.model_validate({section: [rule]}).check(KNOWN)
-    assert str(caught.value) == f"gate.{section}: {says}"
+        GateConfig.model_validate({section: [rule]}).check(METRICS)
+    assert str(caught.value) == f"gate.{section}: {message}"
 
 
-def test_a_rule_that_is_no_rule() -> None:
+def test_a_rule_with_a_syntax_error_is_refused() -> None:
     with pytest.raises(UserError, match=r"posttrain.yaml: `deploy`: rule `accuracy >> 1`: .*`>`"):
         GateConfig.read({"deploy": ["accuracy >> 1"]}, "posttrain.yaml")
 
 
 @pytest.mark.slow
-def test_the_default_is_a_gain_on_the_first_suite_whatever_the_hash_seed(tmp_path: Path) -> None:
-    """Sets of strings come in another order in each process."""
+def test_the_default_is_a_gain_on_the_first_suite_for_every_hash_seed(tmp_path: Path) -> None:
+    """Sets of strings have another order in each process."""
     program = """
 import sys, pathlib
 from posttrain.loop.config import load_config
@@ -158,10 +160,10 @@ print(load_config(root).gate.deploy)
     assert output == {"['gain.log_likelihood.low > 0']\n"}
 
 
-def test_default() -> None:
+def test_the_default_requires_a_significant_gain() -> None:
     gate = GateConfig().with_default("gain.accuracy")
-    assert judged(gate).action == "deploy"
-    # One record of 500 more by luck: the gain is above 0, and so far its interval may as well be below.
+    assert decision_of(gate).action == "deploy"
+    # One right answer more in 500 may be chance: the interval of the gain includes 0.
     lucky = {"gain.accuracy": 0.002, "gain.accuracy.low": -0.004, "gain.accuracy.high": 0.008}
     assert decide(gate, BETTER, CHAMPION, {}, lucky).action == "refuse"
     assert ISSUE.with_default("gain.accuracy") == ISSUE

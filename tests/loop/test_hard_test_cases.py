@@ -24,24 +24,24 @@ def predictions_by_id(store: Workspace, evaluation: str) -> dict[str, dict[str, 
 
 
 @pytest.mark.slow
-def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., Path]) -> None:
+def test_a_round_compares_the_champion_with_the_previous_champion(small: Callable[..., Path]) -> None:
     root = small(select={"hard_cases": list(HARD_CASE_KINDS)})
     config = load_config(root)
     with Workspace.create(root) as store:
         Loop(store, config).run()
         detail = store.metadata.round(2).detail  # type: ignore[union-attr]
-        [scored] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
-        assert {"previous", "other"} <= set(scored.inputs)
+        [score_run] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
+        assert {"previous", "other"} <= set(score_run.inputs)
         folder = store.artifacts.path(detail["scores"])
         cases = cases_from_rows(json.loads((folder / CASES).read_text(encoding="utf-8")))
-        now = predictions_by_id(store, scored.inputs["evaluation"])
-        before = predictions_by_id(store, scored.inputs["previous"])
+        now = predictions_by_id(store, score_run.inputs["evaluation"])
+        before = predictions_by_id(store, score_run.inputs["previous"])
         by_kind = {kind: {case.id for case in cases if kind in case.kinds} for kind in HARD_CASE_KINDS}
         assert by_kind["wrong"] == {id for id, row in now.items() if row["score"] < 1}
         assert by_kind["regressions"] == {id for id in by_kind["wrong"] if before[id]["score"] == 1}
         assert by_kind["disagreement"] == {id for id in now if now[id]["predicted"] != before[id]["predicted"]}
-        bar = np.percentile([-row["log_likelihood"] for row in now.values()], 90)
-        assert by_kind["high_loss"] == {id for id, row in now.items() if -row["log_likelihood"] > bar}
+        threshold = np.percentile([-row["log_likelihood"] for row in now.values()], 90)
+        assert by_kind["high_loss"] == {id for id, row in now.items() if -row["log_likelihood"] > threshold}
         assert len(np.load(folder / HARD_CASES)) == len(cases)
 
 
@@ -52,10 +52,10 @@ def test_by_default_no_other_model_is_evaluated(small: Callable[..., Path]) -> N
     with Workspace.create(root) as store:
         Loop(store, config).run()
         detail = store.metadata.round(2).detail  # type: ignore[union-attr]
-        [scored] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
-        assert not {"previous", "other"} & set(scored.inputs)
+        [score_run] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
+        assert not {"previous", "other"} & set(score_run.inputs)
         cases = json.loads((store.artifacts.path(detail["scores"]) / CASES).read_text(encoding="utf-8"))
-        now = predictions_by_id(store, scored.inputs["evaluation"])
+        now = predictions_by_id(store, score_run.inputs["evaluation"])
         assert {case["id"] for case in cases} == {id for id, row in now.items() if row["score"] < 1}
 
 
@@ -64,15 +64,15 @@ def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> N
     config = load_config(root)
     with Workspace.create(root) as store:
         Loop(store, config).run()
-        done = store.metadata.round(1)
-        assert done is not None
-        test = store.artifacts.get(done.detail["test"])
+        last_round = store.metadata.round(1)
+        assert last_round is not None
+        test = store.artifacts.get(last_round.detail["test"])
         context = RoundContext(store, config, 2, in_round=False)
-        others = evaluations_to_compare(context, str(done.champion_before), test.id)
-        assert others == {"other": done.detail["evaluation"]}
+        others = evaluations_to_compare(context, str(last_round.champion_before), test.id)
+        assert others == {"other": last_round.detail["evaluation"]}
         records = context.dataset(test.id).records
-        cases, rows = hard_test_cases(context, done.detail["champion_evaluation"], others, records)
+        cases, rows = hard_test_cases(context, last_round.detail["champion_evaluation"], others, records)
         assert rows["id"].to_pylist() == [case.id for case in cases]
-        base = predictions_by_id(store, done.detail["champion_evaluation"])
-        refused = predictions_by_id(store, done.detail["evaluation"])
+        base = predictions_by_id(store, last_round.detail["champion_evaluation"])
+        refused = predictions_by_id(store, last_round.detail["evaluation"])
         assert {case.id for case in cases} == {id for id in base if base[id]["predicted"] != refused[id]["predicted"]}

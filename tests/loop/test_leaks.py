@@ -1,4 +1,4 @@
-"""What the test set measures on is not learned from, whichever steps the config lists."""
+"""No training record leaks a test record, whichever steps the config lists."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,22 +18,22 @@ def dataset(loop: Any, name: str) -> Dataset:
     return read_dataset(loop.store.artifacts.path(loop.metadata.named(name)))
 
 
-def leaking(small: Any, ends: str, pool: int = 12, **changes: Any) -> Path:
-    """A workspace whose test file ends in a message of the pool's first 12, but for the last word."""
+def with_leak(small: Any, last_word: str, pool: int = 12, **changes: Any) -> Path:
+    """A workspace whose test file ends in a message of the pool with another last word."""
     root: Path = small(**changes)
     rows = small.rows()
     rows[:12] = [{**row, "text": f"{row['text']} {LONG}"} for row in rows[:12]]
     small.write(root / "pool.csv", rows[:pool], ["text"])
     small.write(root / "answers.csv", rows)
-    small.write(root / "test.csv", [*rows[60:80], {**rows[3], "text": rows[3]["text"].replace("week", ends)}])
+    small.write(root / "test.csv", [*rows[60:80], {**rows[3], "text": rows[3]["text"].replace("week", last_word)}])
     return root
 
 
 def test_an_equal_input_is_refused_before_any_work(small: Any, open_loop: Open) -> None:
-    root = leaking(small, "week", data=BY_HAND)
+    root = with_leak(small, "week", data=BY_HAND)
     loop = open_loop(root)
-    says = r"^data\.steps: 1 training record has an input that .*pool\.csv:5 and test\.csv:22; .*`decontaminate`"
-    with pytest.raises(UserError, match=says):
+    message = r"^data\.steps: 1 training record has an input that .*pool\.csv:5 and test\.csv:22; .*`decontaminate`"
+    with pytest.raises(UserError, match=message):
         loop.run()
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool"]
     small.configure(root)
@@ -41,9 +41,11 @@ def test_an_equal_input_is_refused_before_any_work(small: Any, open_loop: Open) 
 
 
 def test_a_shared_run_of_words_is_refused_before_training(small: Any, open_loop: Open) -> None:
-    root = leaking(small, "month", data=BY_HAND)
+    root = with_leak(small, "month", data=BY_HAND)
     loop = open_loop(root)
-    with pytest.raises(UserError, match=r"^the training set of round 1: 12 records of train give test away") as error:
+    with pytest.raises(
+        UserError, match=r"^the training set of round 1: 12 records of train overlap with test"
+    ) as error:
         loop.run()
     assert "pool.csv:" in str(error.value)
     assert "(test): " in str(error.value)
@@ -51,8 +53,8 @@ def test_a_shared_run_of_words_is_refused_before_training(small: Any, open_loop:
 
 
 @pytest.mark.slow
-def test_the_default_steps_let_the_same_files_train(small: Any, open_loop: Open) -> None:
-    loop = open_loop(leaking(small, "month", pool=60, data={"steps": [*BY_HAND["steps"], "decontaminate"]}))
+def test_with_the_default_steps_the_same_files_train(small: Any, open_loop: Open) -> None:
+    loop = open_loop(with_leak(small, "month", pool=60, data={"steps": [*BY_HAND["steps"], "decontaminate"]}))
     loop.run(1)
     assert loop.stages("failed") == []
 
@@ -65,17 +67,17 @@ def with_suite(small: Any, rows: list[dict[str, Any]], **changes: Any) -> Path:
     return root
 
 
-def apart(small: Any) -> list[dict[str, Any]]:
-    """Two messages that no file of the workspace holds."""
+def unrelated_rows(small: Any) -> list[dict[str, Any]]:
+    """Two messages that are in no file of the workspace."""
     return [
         {**row, "text": f"{number} quite other words in suite number {number}"}
         for number, row in enumerate(small.rows()[:2])
     ]
 
 
-def test_a_suite_s_records_are_taken_from_the_pool(small: Any, open_loop: Open) -> None:
+def test_records_of_a_suite_are_removed_from_the_pool(small: Any, open_loop: Open) -> None:
     rows = small.rows()
-    loop = open_loop(with_suite(small, [*apart(small), rows[3]]))
+    loop = open_loop(with_suite(small, [*unrelated_rows(small), rows[3]]))
     loop.run(1)
     (removed,) = [row for row in dataset(loop, "pool").rejected.to_pylist() if row["step"] == "decontaminate"]
     assert (removed["line"], removed["reason"]) == (5, "equals a test input")
@@ -83,7 +85,7 @@ def test_a_suite_s_records_are_taken_from_the_pool(small: Any, open_loop: Open) 
     assert loop.stages("failed") == []
 
 
-def test_a_suite_is_wholly_shared_though_a_step_took_some_of_it_out(small: Any, open_loop: Open) -> None:
+def test_a_suite_in_the_pool_is_refused_even_if_a_step_rejects_a_part_of_it(small: Any, open_loop: Open) -> None:
     rows = small.rows()[:60]
     rows[5] = {**rows[4], "text": f"{rows[4]['text']} {LONG}"}
     rows[4] = {**rows[4], "text": f"{rows[4]['text']} {LONG}!"}
@@ -95,40 +97,42 @@ def test_a_suite_is_wholly_shared_though_a_step_took_some_of_it_out(small: Any, 
 
 
 @pytest.mark.parametrize("steps", [BY_HAND["steps"], [*BY_HAND["steps"], "decontaminate"]])
-def test_a_suite_that_training_holds_is_refused_before_any_work(small: Any, open_loop: Open, steps: list[str]) -> None:
+def test_a_suite_within_the_training_files_is_refused_before_any_work(
+    small: Any, open_loop: Open, steps: list[str]
+) -> None:
     loop = open_loop(with_suite(small, small.rows()[3:6], data={"steps": steps}))
     with pytest.raises(UserError, match=r"^extra\.csv: all 3 records of the suite stand in the training files"):
         loop.run()
     assert [run.stage for run in loop.metadata.runs()] == ["collect pool"]
 
 
-def test_a_suite_of_which_something_is_shared_is_refused_without_the_step(small: Any, open_loop: Open) -> None:
-    loop = open_loop(with_suite(small, [*apart(small), small.rows()[3]], data=BY_HAND))
+def test_a_suite_that_shares_a_record_is_refused_without_decontamination(small: Any, open_loop: Open) -> None:
+    loop = open_loop(with_suite(small, [*unrelated_rows(small), small.rows()[3]], data=BY_HAND))
     with pytest.raises(UserError, match=r"^extra\.csv: 1 training record has .*pool\.csv:5 and extra\.csv:4"):
         loop.run()
 
 
 def test_a_run_of_words_shared_with_a_suite_is_refused_before_training(small: Any, open_loop: Open) -> None:
-    root = with_suite(small, apart(small), data=BY_HAND)
+    root = with_suite(small, unrelated_rows(small), data=BY_HAND)
     rows = [{**row, "text": f"{row['text']} {LONG}"} for row in small.rows()[:12]]
     small.write(root / "pool.csv", rows, ["text"])
     small.write(root / "answers.csv", rows)
-    small.write(root / "extra.csv", [*apart(small), {**rows[3], "text": f"have you heard {LONG}"}])
+    small.write(root / "extra.csv", [*unrelated_rows(small), {**rows[3], "text": f"have you heard {LONG}"}])
     loop = open_loop(root)
     with pytest.raises(
-        UserError, match=r"^the training set of round 1: 12 records of train give extra\.csv away.*extra\.csv:4"
+        UserError, match=r"^the training set of round 1: 12 records of train overlap with extra\.csv.*extra\.csv:4"
     ):
         loop.run()
 
 
 @pytest.mark.slow
-def test_a_suite_that_comes_later_is_kept_out_of_what_was_labelled_before(small: Any, open_loop: Open) -> None:
-    root = with_suite(small, apart(small))
+def test_records_of_a_later_suite_are_removed_from_earlier_labels(small: Any, open_loop: Open) -> None:
+    root = with_suite(small, unrelated_rows(small))
     loop = open_loop(root)
     loop.run(1)
-    known = dataset(loop, "train").records
-    text, label = known["prompt"][0][0]["content"].as_py(), known["completion"][0].as_py()
-    small.write(root / "extra.csv", [*apart(small), {"text": text, "label": label}])
+    labelled = dataset(loop, "train").records
+    text, label = labelled["prompt"][0][0]["content"].as_py(), labelled["completion"][0].as_py()
+    small.write(root / "extra.csv", [*unrelated_rows(small), {"text": text, "label": label}])
     loop = open_loop(root)
     loop.run()
-    assert known["id"][0].as_py() not in dataset(loop, "train").records["id"].to_pylist()
+    assert labelled["id"][0].as_py() not in dataset(loop, "train").records["id"].to_pylist()

@@ -1,4 +1,4 @@
-"""Promote and roll back; the stable path and the hooks follow, after a kill at any moment too."""
+"""Promotions and rollbacks: the stable path and the hooks follow, even after a kill at any moment."""
 
 import http.server
 import json
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Workspace]:
 
 @pytest.fixture
 def model(store: Workspace) -> dict[str, str]:
-    """Ids of models that hold nothing but their name."""
+    """Ids of models that consist only of their name."""
 
     def create(name: str) -> str:
         def work(out: Path, scratch: Path) -> dict[str, Any]:
@@ -41,21 +41,21 @@ def model(store: Workspace) -> dict[str, str]:
     return {name: create(name) for name in "abc"}
 
 
-def in_service(store: Workspace) -> str:
+def champion_name(store: Workspace) -> str:
     return (store.champion_path / "name").read_text()
 
 
-def test_promote(store: Workspace, model: dict[str, str]) -> None:
+def test_a_promotion_is_recorded_and_changes_the_champion(store: Workspace, model: dict[str, str]) -> None:
     registry = ModelRegistry(store)
     assert registry.champion is None
     deployment = registry.promote(model[A], round=3, reason="better")
     assert (deployment.model_id, deployment.round, deployment.action) == (model[A], 3, "promote")
     assert (deployment.reason, deployment.hook) == ("better", "none")
     assert registry.champion == deployment
-    assert in_service(store) == A
-    assert registry.promote(model[A], round=4) == deployment, "the champion is no second deployment"
+    assert champion_name(store) == A
+    assert registry.promote(model[A], round=4) == deployment, "promoting the champion again is no second deployment"
     registry.promote(model[B], round=4)
-    assert in_service(store) == B
+    assert champion_name(store) == B
 
 
 def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) -> None:
@@ -70,21 +70,21 @@ def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) ->
     assert not store.champion_path.exists()
 
 
-def test_a_damaged_champion_names_the_way_back(store: Workspace, model: dict[str, str]) -> None:
+def test_the_error_about_a_damaged_champion_suggests_a_rollback(store: Workspace, model: dict[str, str]) -> None:
     registry = ModelRegistry(store)
     registry.promote(model[A], round=0)
     registry.promote(model[B], round=1)
     (store.artifacts.path(model[B]) / "name").write_text("flipped")
-    with Workspace.open(store.root) as later:  # what a process has verified it trusts
+    with Workspace.open(store.root) as later:  # a process verifies an artifact only once
         registry = ModelRegistry(later)
         with pytest.raises(WorkError, match=r"the champion: .*`posttrain models rollback` restores the previous one"):
-            registry.settle()
+            registry.sync()
         registry.rollback()
-        assert in_service(later) == A
+        assert champion_name(later) == A
 
 
 @pytest.mark.parametrize(
-    ("steps", "ends"),
+    ("steps", "champion"),
     [
         ("abc<", "b"),
         ("abc<<", "a"),
@@ -99,7 +99,7 @@ def test_a_damaged_champion_names_the_way_back(store: Workspace, model: dict[str
     ],
 )
 def test_rolling_back_undoes_promotions_one_by_one(
-    store: Workspace, model: dict[str, str], steps: str, ends: str
+    store: Workspace, model: dict[str, str], steps: str, champion: str
 ) -> None:
     registry = ModelRegistry(store)
     for step in steps:
@@ -107,13 +107,13 @@ def test_rolling_back_undoes_promotions_one_by_one(
             registry.rollback("bad")
         else:
             registry.promote(model[step], round=None)
-    assert in_service(store) == ends
+    assert champion_name(store) == champion
     assert registry.champion is not None
     assert registry.champion.action == "rollback"
 
 
 @pytest.mark.parametrize("steps", ["", "a", "ab<", "abc<<"])
-def test_there_may_be_no_earlier_champion(store: Workspace, model: dict[str, str], steps: str) -> None:
+def test_a_rollback_without_an_earlier_champion_is_refused(store: Workspace, model: dict[str, str], steps: str) -> None:
     registry = ModelRegistry(store)
     for step in steps:
         if step == "<":
@@ -132,30 +132,30 @@ def test_settle_after_a_kill_between_the_row_and_the_link(
     registry = ModelRegistry(store)
     registry.promote(model[A], round=0)
 
-    def killed(self: Workspace, id: str) -> Path:
+    def die(self: Workspace, id: str) -> Path:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Workspace, "link_champion", killed)
+        patch.setattr(Workspace, "link_champion", die)
         with pytest.raises(KeyboardInterrupt):
             registry.promote(model[B], round=1)
-    assert in_service(store) == A
-    ModelRegistry(store).settle()
-    assert in_service(store) == B
+    assert champion_name(store) == A
+    ModelRegistry(store).sync()
+    assert champion_name(store) == B
     assert [deployment.model_id for deployment in store.metadata.deployments()] == [model[A], model[B]]
 
 
-def test_settle_puts_a_missing_or_wrong_link_right(store: Workspace, model: dict[str, str]) -> None:
+def test_settle_repairs_a_missing_or_wrong_link(store: Workspace, model: dict[str, str]) -> None:
     registry = ModelRegistry(store)
-    registry.settle()  # nothing to do yet
+    registry.sync()  # nothing to do yet
     registry.promote(model[A], round=0)
     store.champion_path.unlink()
-    registry.settle()
-    assert in_service(store) == A
+    registry.sync()
+    assert champion_name(store) == A
     store.champion_path.unlink()
     store.champion_path.symlink_to("nowhere")
-    registry.settle()
-    assert in_service(store) == A
+    registry.sync()
+    assert champion_name(store) == A
 
 
 def hook(root: Path, body: str) -> DeployConfig:
@@ -165,11 +165,11 @@ def hook(root: Path, body: str) -> DeployConfig:
     return DeployConfig(command=shlex.join([sys.executable, str(script)]))
 
 
-APPENDS_A_CALL = """
+LOG_CALL = """
 variables = {name: value for name, value in os.environ.items() if name.startswith("POSTTRAIN_")}
 with open("calls.jsonl", "a") as file:
-    sees = open(variables["POSTTRAIN_CHAMPION"] + "/name").read()
-    print(json.dumps({**variables, "cwd": os.getcwd(), "sees": sees}), file=file)
+    name = open(variables["POSTTRAIN_CHAMPION"] + "/name").read()
+    print(json.dumps({**variables, "cwd": os.getcwd(), "name": name}), file=file)
 """
 
 
@@ -177,19 +177,19 @@ def hook_calls(store: Workspace) -> list[dict[str, str]]:
     return [json.loads(line) for line in (store.root / "calls.jsonl").read_text().splitlines()]
 
 
-def test_a_command_is_run(store: Workspace, model: dict[str, str]) -> None:
-    registry = ModelRegistry(store, hook(store.root, APPENDS_A_CALL))
+def test_the_command_runs_after_each_deployment(store: Workspace, model: dict[str, str]) -> None:
+    registry = ModelRegistry(store, hook(store.root, LOG_CALL))
     registry.promote(model[A], round=0)
     registry.promote(model[B], round=1)
     registry.rollback()
-    registry.settle()
+    registry.sync()
     assert hook_calls(store) == [
         {
             "POSTTRAIN_CHAMPION": str(store.champion_path),
             "POSTTRAIN_MODEL": model[name],
             "POSTTRAIN_ACTION": action,
             "cwd": str(store.root),
-            "sees": name,
+            "name": name,
         }
         for name, action in ((A, "promote"), (B, "promote"), (A, "rollback"))
     ]
@@ -197,7 +197,7 @@ def test_a_command_is_run(store: Workspace, model: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["false", "no-such-program-anywhere", "'unclosed", "sleep 5"])
-def test_a_command_that_fails_is_called_again(
+def test_a_command_that_fails_runs_again(
     store: Workspace, model: dict[str, str], command: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     import logging
@@ -205,43 +205,43 @@ def test_a_command_that_fails_is_called_again(
     logging.getLogger("posttrain").propagate = True
     deployment = ModelRegistry(store, DeployConfig(command=command, timeout=0.2)).promote(model[A], round=0)
     assert deployment.hook == "failed"
-    assert in_service(store) == A
+    assert champion_name(store) == A
     assert "deploy.command" in caplog.text
-    mended = ModelRegistry(store, hook(store.root, APPENDS_A_CALL))
-    mended.settle()
-    mended.settle()
+    registry = ModelRegistry(store, hook(store.root, LOG_CALL))
+    registry.sync()
+    registry.sync()
     assert [entry["POSTTRAIN_MODEL"] for entry in hook_calls(store)] == [model[A]]
-    assert mended.champion is not None
-    assert mended.champion.hook == "done"
+    assert registry.champion is not None
+    assert registry.champion.hook == "done"
 
 
-def test_a_command_is_run_after_a_kill(
+def test_the_command_runs_after_a_kill(
     store: Workspace, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hooks = hook(store.root, APPENDS_A_CALL)
+    hooks = hook(store.root, LOG_CALL)
 
-    def killed(*arguments: Any) -> bool:
+    def die(*arguments: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.model_registry.call", killed)
+        patch.setattr("posttrain.loop.model_registry.call", die)
         with pytest.raises(KeyboardInterrupt):
             ModelRegistry(store, hooks).promote(model[A], round=0)
-    ModelRegistry(store, hooks).settle()
+    ModelRegistry(store, hooks).sync()
     assert len(hook_calls(store)) == 1
 
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, list[Any], list[int]]]:
-    """A web server: its address, what was posted to it, and the statuses that it will answer with."""
-    posted: list[Any] = []
-    answers: list[int] = []
+    """A web server: its address, the requests to it, and the statuses of its next responses."""
+    requests: list[Any] = []
+    statuses: list[int] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            posted.append((self.headers["Content-Type"], json.loads(body)))
-            self.send_response(answers.pop(0) if answers else 200)
+            requests.append((self.headers["Content-Type"], json.loads(body)))
+            self.send_response(statuses.pop(0) if statuses else 200)
             self.end_headers()
 
         def log_message(self, *arguments: Any) -> None:
@@ -249,7 +249,7 @@ def listener() -> Iterator[tuple[str, list[Any], list[int]]]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", posted, answers
+    yield f"http://127.0.0.1:{server.server_port}/hook", requests, statuses
     server.shutdown()
     server.server_close()
 
@@ -257,14 +257,14 @@ def listener() -> Iterator[tuple[str, list[Any], list[int]]]:
 def test_a_webhook_is_called_until_it_succeeds(
     store: Workspace, model: dict[str, str], listener: tuple[str, list[Any], list[int]]
 ) -> None:
-    address, posted, answers = listener
-    answers += [500, 404]
+    address, requests, statuses = listener
+    statuses += [500, 404]
     registry = ModelRegistry(store, DeployConfig(webhook=address))
     assert registry.promote(model[A], round=2, reason="better").hook == "failed"
-    registry.settle()
-    registry.settle()
-    registry.settle()
-    assert len(posted) == 3
+    registry.sync()
+    registry.sync()
+    registry.sync()
+    assert len(requests) == 3
     assert registry.champion is not None
     assert registry.champion.hook == "done"
     body = {
@@ -274,17 +274,19 @@ def test_a_webhook_is_called_until_it_succeeds(
         "reason": "better",
         "path": str(store.champion_path),
     }
-    assert posted == [("application/json", body)] * 3
+    assert requests == [("application/json", body)] * 3
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/", "http://127.0.0.1:port/", "https://"])
-def test_a_webhook_that_cannot_be_reached(store: Workspace, model: dict[str, str], address: str) -> None:
+def test_an_unreachable_webhook_fails_the_hook_but_not_the_deployment(
+    store: Workspace, model: dict[str, str], address: str
+) -> None:
     assert ModelRegistry(store, DeployConfig(webhook=address, timeout=2)).promote(model[A], round=0).hook == "failed"
-    assert in_service(store) == A
+    assert champion_name(store) == A
 
 
 @pytest.mark.parametrize("address", ["no address", "ftp://127.0.0.1/x", "file:///etc/passwd"])
-def test_a_webhook_is_a_web_address(address: str) -> None:
+def test_a_webhook_must_be_a_web_address(address: str) -> None:
     with pytest.raises(UserError, match="`webhook`: must start with http"):
         DeployConfig.read({"webhook": address}, "posttrain.yaml")
 

@@ -9,11 +9,11 @@ from posttrain.store.errors import UserError
 
 
 @pytest.mark.parametrize("objective", ["reward", "classification"])
-def test_a_model_that_only_judges(small: Any, objective: str) -> None:
+def test_objectives_without_answers_are_refused(small: Any, objective: str) -> None:
     with pytest.raises(UserError, match=f"train.objective: `{objective}` makes a model that judges"):
         load_config(small(train={"objective": objective}))
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "kto"])
-def test_a_model_that_answers(small: Any, objective: str) -> None:
+def test_objectives_with_answers_are_accepted(small: Any, objective: str) -> None:
     assert load_config(small(train={"objective": objective})).train.objective == objective

@@ -1,4 +1,4 @@
-"""Whole rounds with the tiny model: what is done, what is not done twice, and what comes out."""
+"""Whole rounds with the tiny model: stages, reuse of finished work, and results."""
 
 import json
 from collections.abc import Callable
@@ -16,20 +16,20 @@ BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "datase
 Open = Callable[[Path], Any]
 
 
-def expected(rounds: int) -> list[str]:
-    later = [f"{number} {stage}" for number in range(1, rounds + 1) for stage in ROUND]
-    return [f"0 {stage}" for stage in BASELINE] + later
+def expected_stages(rounds: int) -> list[str]:
+    later_stages = [f"{number} {stage}" for number in range(1, rounds + 1) for stage in ROUND]
+    return [f"0 {stage}" for stage in BASELINE] + later_stages
 
 
 def without_times(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("latency")}
 
 
-def test_two_rounds(small: Any, open_loop: Open) -> None:
+def test_two_rounds_run_all_stages_and_grow_the_training_set(small: Any, open_loop: Open) -> None:
     loop = open_loop(small())
     assert loop.run() is None
-    # Nothing is evaluated twice: each candidate once, though it is the next round's champion.
-    assert loop.stages() == expected(2)
+    # Nothing is evaluated twice: each candidate once, although it is the next round's champion.
+    assert loop.stages() == expected_stages(2)
     assert loop.stages("failed") == []
     rounds = loop.metadata.rounds()
     assert [entry.status for entry in rounds] == ["done"] * 3
@@ -40,7 +40,7 @@ def test_two_rounds(small: Any, open_loop: Open) -> None:
     assert len(set(first)) == len(set(second)) == 12
     assert not set(first) & set(second)
     assert set(loop.trained_on(2)) == {*first, *second}
-    assert [f"{named.name}@v{named.version}" for named in loop.metadata.names()] == [
+    assert [f"{artifact_name.name}@v{artifact_name.version}" for artifact_name in loop.metadata.names()] == [
         "labelled@v1",
         "pool@v1",
         "test@v1",
@@ -59,25 +59,25 @@ def test_a_second_run_does_nothing(small: Any, open_loop: Open) -> None:
     assert (loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()) == before
 
 
-def test_more_rounds_continue_from_there(small: Any, open_loop: Open) -> None:
+def test_more_rounds_resume_after_the_last(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(rounds=1))
     loop.run(0)
-    assert loop.stages() == expected(0)
+    assert loop.stages() == expected_stages(0)
     loop.run()
-    assert loop.stages() == expected(1)
+    assert loop.stages() == expected_stages(1)
     loop.run(2)
-    assert loop.stages() == expected(2)
+    assert loop.stages() == expected_stages(2)
     loop.run(1)
-    assert loop.stages() == expected(2)
+    assert loop.stages() == expected_stages(2)
 
 
-def test_the_same_config_gives_the_same_models_and_labels_anywhere(
+def test_the_same_config_gives_the_same_models_and_labels_in_any_folder(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first, second, other = (
-        open_loop(small("one")),
-        open_loop(small("another/place")),
-        open_loop(small("three", seed=18)),
+        open_loop(small("first")),
+        open_loop(small("another/folder")),
+        open_loop(small("third", seed=18)),
     )
     first.run()
     elsewhere = tmp_path / "elsewhere"
@@ -92,26 +92,26 @@ def test_the_same_config_gives_the_same_models_and_labels_anywhere(
     for row, same_row in zip(first.metadata.rounds(), second.metadata.rounds(), strict=True):
         assert without_times(row.detail["metrics"]) == without_times(same_row.detail["metrics"])
         assert row.candidate == same_row.candidate
-    timed = ("latency", "decision")
-    ids = [{row.id for row in loop.metadata.artifacts() if row.kind not in timed} for loop in (first, second)]
+    timing_kinds = ("latency", "decision")
+    ids = [{row.id for row in loop.metadata.artifacts() if row.kind not in timing_kinds} for loop in (first, second)]
     assert ids[0] == ids[1]
 
 
-def test_a_changed_config_affects_the_open_round_alone(small: Any, open_loop: Open) -> None:
+def test_a_changed_config_affects_only_the_open_round(small: Any, open_loop: Open) -> None:
     root = small()
     loop = open_loop(root)
     loop.run(1)
     loop.run(2, until="evaluate")
-    done = loop.stages()
-    first, tried = loop.metadata.rounds()[1], loop.metadata.runs(stage="train")[-1].output
+    stages_before = loop.stages()
+    first, old_candidate = loop.metadata.rounds()[1], loop.metadata.runs(stage="train")[-1].output
     small.configure(root, train={"epochs": 3}, label={"per_round": 9, "when_refused": "keep"})
     loop.run()
     assert loop.metadata.rounds()[1] == first
-    assert loop.stages(after=len(done)) == [f"2 {stage}" for stage in ROUND[1:]]
-    again = loop.metadata.rounds()[2]
-    assert again.detail["labels"] == 21
-    assert again.candidate != tried
-    # Back to the old config: the work of then is found.
+    assert loop.stages(after=len(stages_before)) == [f"2 {stage}" for stage in ROUND[1:]]
+    second = loop.metadata.rounds()[2]
+    assert second.detail["labels"] == 21
+    assert second.candidate != old_candidate
+    # Back to the old config: its finished work is reused.
     small.configure(root)
     before = len(loop.stages())
     loop.run(3, until="train")
@@ -132,28 +132,30 @@ def test_a_changed_config_affects_the_open_round_alone(small: Any, open_loop: Op
         ("decide", 1, "1 decide"),
     ],
 )
-def test_until(small: Any, open_loop: Open, until: str, rounds_done: int, last: str) -> None:
+def test_a_run_stops_after_a_stage_and_the_next_run_resumes(
+    small: Any, open_loop: Open, until: str, rounds_done: int, last: str
+) -> None:
     loop = open_loop(small(rounds=1))
     assert loop.run(until=until) is None
     assert loop.stages()[-1] == last
     assert sum(entry.status == "done" for entry in loop.metadata.rounds()) == rounds_done
     assert loop.run() is None
-    assert loop.stages() == expected(1)
+    assert loop.stages() == expected_stages(1)
 
 
 def test_until_deploy_stops_after_each_round(small: Any, open_loop: Open) -> None:
     loop = open_loop(small())
-    for done in (1, 2, 3, 3):
+    for rounds_done in (1, 2, 3, 3):
         loop.run(until="deploy")
-        assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * done
+        assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * rounds_done
 
 
-def test_until_what(small: Any, open_loop: Open) -> None:
+def test_an_unknown_stage_is_refused(small: Any, open_loop: Open) -> None:
     with pytest.raises(UserError, match="--until: no stage `trian`; one of collect, score"):
         open_loop(small()).run(until="trian")
 
 
-def test_the_champion_is_a_model_for_transformers(small: Any, open_loop: Open) -> None:
+def test_transformers_loads_the_champion(small: Any, open_loop: Open) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loop = open_loop(small(rounds=1))
@@ -163,8 +165,8 @@ def test_the_champion_is_a_model_for_transformers(small: Any, open_loop: Open) -
     assert loop.store.champion_path.resolve().name == loop.champion
     turns = [{"role": "user", "content": "my card was lost"}]
     ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    written = model.generate(**ids, max_new_tokens=8, do_sample=False)
-    assert written.shape[1] > ids["input_ids"].shape[1]
+    generated = model.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert generated.shape[1] > ids["input_ids"].shape[1]
     base = AutoModelForCausalLM.from_pretrained(loop.store.artifacts.path(loop.metadata.rounds()[0].candidate))
     trained = dict(model.named_parameters())
     assert any((weight != trained[name]).any() for name, weight in base.named_parameters())
@@ -175,7 +177,7 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_
     loop = open_loop(root)
     loop.run()
 
-    def scored(evaluation: str) -> int:
+    def prediction_count(evaluation: str) -> int:
         import pyarrow.parquet as parquet
 
         files = list(loop.store.artifacts.path(evaluation).rglob("*.parquet"))
@@ -184,12 +186,12 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_
 
     *others, last = loop.metadata.rounds()
     assert all("final" not in entry.detail for entry in others)
-    assert scored(last.detail["evaluation"]) == 8
+    assert prediction_count(last.detail["evaluation"]) == 8
     final = last.detail["final"]
     assert final["model"] == loop.champion
-    assert scored(final["evaluation"]) == 20
+    assert prediction_count(final["evaluation"]) == 20
     assert loop.status["final"] == final
-    # Another champion, other figures.
+    # Another champion has another final evaluation.
     from posttrain.loop.model_registry import ModelRegistry
 
     ModelRegistry(loop.store).rollback()
@@ -197,16 +199,16 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_
     before = len(loop.stages())
     loop.run()
     assert loop.status["final"]["model"] == loop.champion != final["model"]
-    assert loop.stages(after=before) == ["None evaluate"], "it is none of round 2's time"
+    assert loop.stages(after=before) == ["None evaluate"], "the final evaluation belongs to no round"
 
 
-def test_the_order_of_the_suites_decides_which_needs_no_prefix(small: Any, open_loop: Open) -> None:
-    likely, exact = {"scorer": "label_likelihood"}, {"scorer": "exact_match"}
-    root = small(rounds=1, evaluate={"suites": {"one": likely, "two": exact}, "latency": {"prompts": 0}})
+def test_metrics_of_the_first_suite_have_no_prefix(small: Any, open_loop: Open) -> None:
+    likelihood, exact = {"scorer": "label_likelihood"}, {"scorer": "exact_match"}
+    root = small(rounds=1, evaluate={"suites": {"one": likelihood, "two": exact}, "latency": {"prompts": 0}})
     loop = open_loop(root)
     loop.run(0)
     before = loop.metadata.rounds()[0].detail["metrics"]
-    small.configure(root, rounds=1, evaluate={"suites": {"two": exact, "one": likely}, "latency": {"prompts": 0}})
+    small.configure(root, rounds=1, evaluate={"suites": {"two": exact, "one": likelihood}, "latency": {"prompts": 0}})
     loop.run(1)
     assert next(iter(before)) == "accuracy"
     evaluations = loop.metadata.runs(stage="evaluate", status="done")
@@ -221,7 +223,7 @@ def test_the_final_evaluation_can_be_switched_off(small: Any, open_loop: Open) -
     assert loop.status["final"] is None
 
 
-def test_a_new_pool_file_is_picked_up_by_the_next_round(small: Any, open_loop: Open) -> None:
+def test_the_next_round_reads_a_new_pool_file(small: Any, open_loop: Open) -> None:
     root = small()
     loop = open_loop(root)
     loop.run(1)
@@ -230,11 +232,14 @@ def test_a_new_pool_file_is_picked_up_by_the_next_round(small: Any, open_loop: O
     pool = loop.metadata.rounds()[2].detail["pool"]
     assert pool != loop.metadata.rounds()[1].detail["pool"]
     assert loop.metadata.artifact(pool).meta["counts"]["records"] == 100
-    assert [f"{named.name}@v{named.version}" for named in loop.metadata.names("pool")] == ["pool@v1", "pool@v2"]
+    assert [f"{artifact_name.name}@v{artifact_name.version}" for artifact_name in loop.metadata.names("pool")] == [
+        "pool@v1",
+        "pool@v2",
+    ]
     assert loop.metadata.artifact(loop.metadata.rounds()[2].detail["scores"]).meta["pool"] == 88
 
 
-def test_labelled_files_are_trained_on_from_round_one(small: Any, open_loop: Open) -> None:
+def test_training_uses_labelled_files_from_round_one(small: Any, open_loop: Open) -> None:
     root = small(data={"labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[80:90])
     loop = open_loop(root)
@@ -245,7 +250,7 @@ def test_labelled_files_are_trained_on_from_round_one(small: Any, open_loop: Ope
     assert loop.metadata.rounds()[2].detail["labels"] == 39
 
 
-def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, open_loop: Open) -> None:
+def test_the_loop_waits_for_new_records_once_all_are_labelled(small: Any, open_loop: Open) -> None:
     root = small(rounds=3, label={"per_round": 50})
     loop = open_loop(root)
     waits = loop.run()
@@ -262,7 +267,7 @@ def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, o
 def test_an_interrupted_round_resumes_at_its_stage(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception at each stage's end in turn, as a kill would be; no finished work is done again."""
+    """An exception after each stage, like a kill: no finished work is repeated."""
     from posttrain.loop.context import RoundContext
     from posttrain.loop.stage import Stage
     from posttrain.store.artifacts import Artifact
@@ -271,16 +276,16 @@ def test_an_interrupted_round_resumes_at_its_stage(
     reference.run()
     loop = open_loop(small("broken", rounds=1))
     run = RoundContext.run
-    seen: set[str] = set()
+    interrupted: set[str] = set()
 
-    def fragile(self: RoundContext, stage: Stage) -> Artifact:
+    def run_then_interrupt(self: RoundContext, stage: Stage) -> Artifact:
         artifact = run(self, stage)
-        if (key := f"{self.number} {stage.name}") not in seen:
-            seen.add(key)
+        if (key := f"{self.number} {stage.name}") not in interrupted:
+            interrupted.add(key)
             raise KeyboardInterrupt(key)
         return artifact
 
-    monkeypatch.setattr(RoundContext, "run", fragile)
+    monkeypatch.setattr(RoundContext, "run", run_then_interrupt)
     interruptions = 0
     while True:
         try:
@@ -288,8 +293,9 @@ def test_an_interrupted_round_resumes_at_its_stage(
             break
         except KeyboardInterrupt:
             interruptions += 1
-    assert interruptions == len(seen) == len(expected(1)) + 4  # round 1 finds its data and its base done
-    assert loop.stages() == expected(1)
+    # Round 1 reuses its data and its base model.
+    assert interruptions == len(interrupted) == len(expected_stages(1)) + 4
+    assert loop.stages() == expected_stages(1)
     assert loop.champion == reference.champion
     assert loop.labelled_inputs(1) == reference.labelled_inputs(1)
 
@@ -297,7 +303,7 @@ def test_an_interrupted_round_resumes_at_its_stage(
 def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The resumed round still compares with the champion of before, which it has itself replaced."""
+    """The resumed round still compares with the champion that it has replaced."""
     from posttrain.loop.model_registry import ModelRegistry
 
     reference = open_loop(small("reference", rounds=1))
@@ -305,27 +311,27 @@ def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
     loop = open_loop(small("broken", rounds=1))
     promote = ModelRegistry.promote
 
-    def killed(self: ModelRegistry, model_id: str, *, round: int | None, **options: Any) -> Any:
+    def promote_then_die(self: ModelRegistry, model_id: str, *, round: int | None, **options: Any) -> Any:
         deployment = promote(self, model_id, round=round, **options)
         if round == 1:
             raise KeyboardInterrupt
         return deployment
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRegistry, "promote", killed)
+        patch.setattr(ModelRegistry, "promote", promote_then_die)
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     assert loop.metadata.round(1).status == "open"
     loop.run()
     assert [deployment.action for deployment in loop.metadata.deployments()] == ["baseline", "promote"]
-    decisions = [which.metadata.rounds()[1].decision for which in (loop, reference)]
+    decisions = [item.metadata.rounds()[1].decision for item in (loop, reference)]
     assert decisions[0]["intervals"] == decisions[1]["intervals"]
     assert without_times(decisions[0]["metrics"]["champion"]) == without_times(decisions[1]["metrics"]["champion"])
     assert loop.champion == reference.champion
 
 
 @pytest.mark.parametrize("method", ["lora", "champion"])
-def test_other_ways_to_train(small: Any, open_loop: Open, method: str) -> None:
+def test_training_starts_from_the_base_model_or_the_champion(small: Any, open_loop: Open, method: str) -> None:
     train = {"method": "lora", "lora": {"rank": 4}} if method == "lora" else {"start": "champion"}
     loop = open_loop(small(train=train))
     loop.run()
@@ -343,8 +349,8 @@ def test_plain_text_is_scored_by_perplexity(small: Any, open_loop: Open) -> None
         gate={"deploy": ["perplexity < champion.perplexity * 10"]},
     )
     texts = [row["text"] for row in small.rows()]
-    for name, part in (("text", texts[:10]), ("more", texts[10:30])):
-        lines = [json.dumps({"text": f"{text}, they said"}) for text in part]
+    for name, file_texts in (("text", texts[:10]), ("more", texts[10:30])):
+        lines = [json.dumps({"text": f"{text}, they said"}) for text in file_texts]
         (root / f"{name}.jsonl").write_text("\n".join(lines))
     rows = [{"prompt": row["text"], "completion": row["label"]} for row in small.rows()[30:60]]
     (root / "answers.jsonl").write_text("\n".join(json.dumps(row) for row in rows))

@@ -1,4 +1,4 @@
-"""Strategies by round, when labelling stops, and what the drawn records say of the pool."""
+"""Strategies by round, the end of labelling, and the pool agreement estimated from explored records."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from posttrain.loop.score_files import BATCH
 from posttrain.loop.stages.label import label_reports
 from posttrain.select.strategy import NeighbourAgreement
 from posttrain.store.errors import UserError
-from posttrain.web.selection import read_selections
+from posttrain.web.selection_reader import read_selections
 from posttrain.web.selection_view import selections_view
 
 pytestmark = pytest.mark.slow
@@ -25,14 +25,14 @@ def _selections(loop: Any) -> list[dict[str, Any]]:
     return [loop.store.artifacts.get(entry.detail["selection"]).meta for entry in rounds if "selection" in entry.detail]
 
 
-def test_a_strategy_a_round(small: Any, open_loop: Open) -> None:
+def test_each_round_has_its_strategy(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(rounds=3, select={"strategy": ["k_center", "margin"], "options": {}}))
     loop.run()
     assert [item["strategy"] for item in _selections(loop)] == ["k_center", "margin", "margin"]
 
 
-def test_auto_covers_until_doubts_tell_errors(small: Any, open_loop: Open) -> None:
-    """An epoch at a rate of zero teaches nothing, so that what the model is unsure of is noise."""
+def test_auto_covers_until_confidence_predicts_errors(small: Any, open_loop: Open) -> None:
+    """With a learning rate of almost zero the model's uncertainty stays noise."""
     train = {"epochs": 1, "learning_rate": 1.0e-12}
     loop = open_loop(small(rounds=2, select={"strategy": "auto"}, train=train))
     loop.run()
@@ -43,7 +43,7 @@ def test_auto_covers_until_doubts_tell_errors(small: Any, open_loop: Open) -> No
 
 
 def test_auto_covers_while_no_answer_is_right(small: Any, open_loop: Open) -> None:
-    """Free text of the tiny model: nothing that it writes is right, so no doubt can tell what is wrong."""
+    """The tiny model's written answers are all wrong, so confidence cannot predict errors."""
     loop = open_loop(small(rounds=2, task={"labels": None}, label={"per_round": 6}))
     loop.run()
     first, second = (set(item["reasons"]) for item in _selections(loop))
@@ -51,7 +51,7 @@ def test_auto_covers_while_no_answer_is_right(small: Any, open_loop: Open) -> No
     assert second <= {"cold_start", "explore"}
 
 
-def test_auto_covers_nothing_where_neighbours_do_not_share_labels(
+def test_auto_does_not_cover_where_neighbours_do_not_share_labels(
     small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
@@ -100,7 +100,7 @@ def test_auto_follows_confidence_that_predicts_errors(
 
 
 @pytest.mark.parametrize(
-    ("select", "words"),
+    ("select", "message"),
     [
         ({"strategy": []}, "name a strategy"),
         ({"strategy": ["margin", "margn"]}, "margn"),
@@ -112,12 +112,14 @@ def test_auto_follows_confidence_that_predicts_errors(
         ({"near_duplicate": 1.5}, "near_duplicate"),
     ],
 )
-def test_mistakes_are_found_before_any_work(small: Any, select: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_unusable_strategies_and_options_are_refused_before_any_work(
+    small: Any, select: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
         load_config(small(select=select))
 
 
-def test_the_loop_stops_where_labels_no_longer_pay(small: Any, open_loop: Open) -> None:
+def test_the_loop_stops_where_more_labels_no_longer_pay_off(small: Any, open_loop: Open) -> None:
     root = small(rounds=3, select={"stop": {"action": "stop", "gain": 1.0}})
     loop = open_loop(root)
     waits = loop.run()
@@ -135,32 +137,32 @@ def test_the_loop_stops_where_labels_no_longer_pay(small: Any, open_loop: Open) 
     assert "can hardly bring" in outlook["why_stop"]
 
 
-def test_the_budget_is_kept(small: Any, open_loop: Open) -> None:
+def test_the_loop_stops_at_the_label_budget(small: Any, open_loop: Open) -> None:
     root = small(rounds=3, label={"per_round": 12, "budget": 20})
     loop = open_loop(root)
     waits = loop.run()
-    assert waits == "a larger label.budget: all 20 labels have been given"
+    assert waits == "a larger label.budget: all 20 labels are used up"
     assert [len(loop.labelled_inputs(number)) for number in (1, 2)] == [12, 8]
 
 
-def test_drawn_records_say_how_often_the_champion_is_right(small: Any, open_loop: Open) -> None:
+def test_explored_records_estimate_how_often_the_champion_is_right(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(rounds=2, select={"explore": 0.5}))
     loop.run()
     first, second = label_reports(loop.store)
-    assert first["pool_agreement"] is None, "nothing is drawn for a model that knows nothing"
+    assert first["pool_agreement"] is None, "an untrained model explores nothing"
     result = second["pool_agreement"]
     assert result["drawn"] == 6
     assert result["low"] <= result["value"] <= result["high"]
     detail = loop.metadata.rounds()[2].detail
     batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet").to_pylist()
-    drawn = [row for row in batch if row["reason"] == "explore"]
-    assert {row["inclusion"] for row in drawn} == {6 / 48}
+    explored = [row for row in batch if row["reason"] == "explore"]
+    assert {row["inclusion"] for row in explored} == {6 / 48}
     assert all(row["inclusion"] is None for row in batch if row["reason"] != "explore")
     assert all(row["why"] for row in batch)
 
 
-def test_a_champion_does_not_agree_with_itself(small: Any, open_loop: Open) -> None:
-    """Every candidate is refused, so that one model scores every round: that says nothing of stable predictions."""
+def test_a_champion_is_not_compared_with_itself(small: Any, open_loop: Open) -> None:
+    """Every candidate is refused, so one model scores every round: its agreement with itself does not count."""
     loop = open_loop(small(rounds=5, gate={"deploy": ["accuracy > 2"]}, label={"per_round": 4}))
     loop.run()
     outlooks = [entry.detail["outlook"] for entry in loop.metadata.rounds()[1:]]

@@ -1,4 +1,4 @@
-"""What is wrong with a suite is found before any work."""
+"""Mistakes in a suite are found before any work."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.loop.config import load_config
-from posttrain.loop.suites import check_suites
+from posttrain.loop.suites import check_suite_files
 from posttrain.store.errors import UserError
 
 Check = Callable[..., None]
@@ -15,17 +15,17 @@ Check = Callable[..., None]
 
 @pytest.fixture
 def check(small: Any, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """``check(data=...)``: look at a second suite, called extra."""
+    """``check(data=...)`` checks a second suite, called extra."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def look(**suite: Any) -> None:
+    def check_extra(**suite: Any) -> None:
         root = small(evaluate={"suites": {"test": {}, "extra": suite}})
         (root / "suite_check_scores.py").write_text("def length(answer, expected, prompt):\n    return len(answer)\n")
         (root / "bad.csv").write_text("text,label\nmy card is late,card\nmy card\n")
         (root / "other.csv").write_text("question,answer\nmy card is late,card\n")
-        check_suites(load_config(root), root)
+        check_suite_files(load_config(root), root)
 
-    return look
+    return check_extra
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def check(small: Any, monkeypatch: pytest.MonkeyPatch) -> Check:
         {"scorer": "python", "function": "suite_check_scores:length"},
     ],
 )
-def test_suites_that_are_right(check: Check, suite: dict[str, Any]) -> None:
+def test_valid_suites_are_accepted(check: Check, suite: dict[str, Any]) -> None:
     check(**suite)
 
 
 @pytest.mark.parametrize(
-    ("suite", "says"),
+    ("suite", "message"),
     [
         ({"data": "none.csv"}, "evaluate.suites.extra.data: no such file: none.csv; check the path"),
         ({"data": "bad.csv"}, "bad.csv:3: 1 fields where the header names 2"),
@@ -51,7 +51,7 @@ def test_suites_that_are_right(check: Check, suite: dict[str, Any]) -> None:
         ({"scorer": "python", "function": "suite_check_scores:width"}, "has no `width`"),
     ],
 )
-def test_suites_that_are_not(check: Check, suite: dict[str, Any], says: str) -> None:
+def test_invalid_suites_are_refused(check: Check, suite: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         check(**suite)
-    assert says in str(caught.value)
+    assert message in str(caught.value)

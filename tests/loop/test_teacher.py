@@ -1,4 +1,4 @@
-"""A teacher in the loop: which one it is counts, and not where it lies or how that is spelled."""
+"""A teacher in the loop is identified by its content, not by its path."""
 
 import shutil
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def settings(teacher: str | None) -> dict[str, Any]:
     return {"objective": "distill", "distill": {"teacher": teacher, "top_k": 4}, "epochs": 1}
 
 
-def trained(loop: Any) -> Any:
-    """The last training."""
+def last_training(loop: Any) -> Any:
+    """The run of the last training."""
     return [run for run in loop.metadata.runs(status="done") if run.stage == "train"][-1]
 
 
@@ -30,54 +30,54 @@ def test_a_teacher_is_identified_by_its_content(
 ) -> None:
     root = small(rounds=1, train=settings("teacher"))
     write_tiny_model(root / "teacher", seed=3)
-    monkeypatch.chdir(tmp_path)  # relative to the workspace, wherever one is
+    monkeypatch.chdir(tmp_path)  # the path is relative to the workspace, not to the working directory
     loop = open_loop(root)
     loop.run()
-    first = trained(loop)
+    first = last_training(loop)
     teacher = loop.metadata.artifact(first.inputs["teacher"])
     assert teacher.kind == "teacher"
-    kept = loop.store.artifacts.path(teacher.id) / "model.safetensors"
-    assert kept.read_bytes() == (root / "teacher" / "model.safetensors").read_bytes()
+    weights = loop.store.artifacts.path(teacher.id) / "model.safetensors"
+    assert weights.read_bytes() == (root / "teacher" / "model.safetensors").read_bytes()
     assert str(tmp_path) not in str(first.config)
 
-    def again(name: str, seed: int) -> str:
-        other = small(name, rounds=1, train=settings("./at/last" if seed == 3 else "teacher"))
-        write_tiny_model(other / ("at/last" if seed == 3 else "teacher"), seed=seed)
-        there = open_loop(other)
-        there.run()
-        return str(trained(there).key)
+    def training_key(name: str, seed: int) -> str:
+        other = small(name, rounds=1, train=settings("./sub/folder" if seed == 3 else "teacher"))
+        write_tiny_model(other / ("sub/folder" if seed == 3 else "teacher"), seed=seed)
+        other_loop = open_loop(other)
+        other_loop.run()
+        return str(last_training(other_loop).key)
 
-    assert again("same", 3) == first.key
-    assert again("other", 4) != first.key
+    assert training_key("same", 3) == first.key
+    assert training_key("other", 4) != first.key
 
 
-def test_another_teacher_under_the_same_path_is_not_taken_for_the_same(small: Any, open_loop: Open) -> None:
+def test_another_teacher_at_the_same_path_starts_another_training(small: Any, open_loop: Open) -> None:
     root = small(rounds=1, train=settings("teacher"))
     write_tiny_model(root / "teacher", seed=3)
     loop = open_loop(root)
     loop.run(until="dataset")
     loop.run(until="train")
-    first = trained(loop)
+    first = last_training(loop)
     shutil.rmtree(root / "teacher")
     write_tiny_model(root / "teacher", seed=4)
     loop.run()
-    assert trained(loop).inputs["teacher"] != first.inputs["teacher"]
-    assert trained(loop).key != first.key
+    assert last_training(loop).inputs["teacher"] != first.inputs["teacher"]
+    assert last_training(loop).key != first.key
 
 
 @pytest.mark.parametrize(
-    ("teacher", "says"),
+    ("teacher", "message"),
     [
         (None, "train.distill.teacher: distillation needs a teacher"),
         ("nowhere", "train.distill.teacher: no folder `nowhere`"),
         (".", "is no model: it holds no config.json"),
     ],
 )
-def test_a_teacher_that_is_not_there_is_found_out_before_any_work(small: Any, teacher: str | None, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_a_missing_teacher_is_refused_before_any_work(small: Any, teacher: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load_config(small(train=settings(teacher)))
 
 
-def test_other_objectives_look_at_no_teacher(small: Any) -> None:
-    given = {"objective": "sft", "distill": {"teacher": "nowhere"}}
-    assert load_config(small(train=given)).train.distill.teacher == "nowhere"
+def test_other_objectives_do_not_check_the_teacher(small: Any) -> None:
+    train = {"objective": "sft", "distill": {"teacher": "nowhere"}}
+    assert load_config(small(train=train)).train.distill.teacher == "nowhere"

@@ -1,4 +1,4 @@
-"""When a round starts."""
+"""Triggers that start a round."""
 
 import pytest
 
@@ -28,26 +28,26 @@ VALUES = {"new_records": 40.0, "new_labels": 0.0, "days_since_training": 2.5, "d
         (["new_records > 1"], ["days_since_training > 1"], True, None),
     ],
 )
-def test_any_and_all(any_of: list[str], all_of: list[str], starts: bool, why: str | None) -> None:
+def test_any_and_all_rules_start_a_round(any_of: list[str], all_of: list[str], starts: bool, why: str | None) -> None:
     result = evaluate_triggers(TriggerConfig(any=any_of, all=all_of), VALUES)
     assert result.starts is starts
-    assert why is None or result.why == why
+    assert why is None or result.reason == why
 
 
-def test_every_name_can_be_used() -> None:
+def test_rules_may_use_every_name() -> None:
     assert evaluate_triggers(TriggerConfig(all=[f"{name} >= 0" for name in NAMES]), dict.fromkeys(NAMES, 0.0)).starts
 
 
 @pytest.mark.parametrize("section", ["any", "all"])
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "message"),
     [
         ("new_record > 3", "nothing is called `new_record`; did you mean `new_records`?"),
         ("accuracy < 1", "nothing is called `accuracy`; did you mean "),
         ("new_records >", "something is missing at its end"),
     ],
 )
-def test_what_is_no_trigger(section: str, rule: str, says: str) -> None:
+def test_rules_with_unknown_names_or_errors_are_refused(section: str, rule: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         TriggerConfig.read({section: [rule]}, "posttrain.yaml")
-    assert f"rule `{rule}`: {says}" in str(caught.value)
+    assert f"rule `{rule}`: {message}" in str(caught.value)

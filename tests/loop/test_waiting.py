@@ -1,4 +1,4 @@
-"""Rounds that wait: for people who label, and for triggers."""
+"""Rounds that wait for labels, new records or triggers."""
 
 import csv
 import datetime
@@ -23,7 +23,7 @@ def fill(small: Any) -> Callable[..., Path]:
     """Fill the label column of a batch, all of it or the first ``count`` rows."""
     truth = {row["text"]: row["label"] for row in small.rows()}
 
-    def filled(source: Path, target: Path | None = None, count: int | None = None) -> Path:
+    def fill_labels(source: Path, target: Path | None = None, count: int | None = None) -> Path:
         with source.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         for row in rows[:count]:
@@ -32,10 +32,10 @@ def fill(small: Any) -> Callable[..., Path]:
         small.write(target, rows, list(rows[0]))
         return target
 
-    return filled
+    return fill_labels
 
 
-def test_a_round_labelled_in_the_file_that_was_written(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
+def test_a_round_resumes_once_its_label_file_is_filled(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"})
     loop = open_loop(root)
     batch = root / "labels" / "round-1.csv"
@@ -47,9 +47,9 @@ def test_a_round_labelled_in_the_file_that_was_written(small: Any, open_loop: Op
     fill(batch, count=5)
     assert "5 of 12 are filled" in loop.run()
     fill(batch)
-    done = len(loop.stages())
+    stages_before = len(loop.stages())
     assert loop.run() is None
-    assert loop.stages(after=done) == [
+    assert loop.stages(after=stages_before) == [
         f"1 {name}" for name in ("label", "dataset", "train", "evaluate", "latency", "decide")
     ]
     assert loop.status["waiting"] is None
@@ -57,7 +57,9 @@ def test_a_round_labelled_in_the_file_that_was_written(small: Any, open_loop: Op
     assert (report["round"], report["labels"], report["annotators"]) == (1, 12, {"file": 12})
 
 
-def test_export_and_import(small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_batch_is_exported_and_its_labels_are_imported(
+    small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
+) -> None:
     root = small(rounds=2, label={"annotator": "file"})
     loop, config = open_loop(root), load_config(root)
     loop.run()
@@ -83,7 +85,7 @@ def test_export_and_import(small: Any, open_loop: Open, fill: Callable[..., Path
         import_batch(loop.store, config, out)
 
 
-def test_nothing_to_export_or_import(small: Any, open_loop: Open, tmp_path: Path) -> None:
+def test_export_and_import_need_a_waiting_round(small: Any, open_loop: Open, tmp_path: Path) -> None:
     root = small(rounds=1)
     loop, config = open_loop(root), load_config(root)
     for _ in range(2):
@@ -94,7 +96,7 @@ def test_nothing_to_export_or_import(small: Any, open_loop: Open, tmp_path: Path
         loop.run()
 
 
-def test_a_filled_file_that_is_wrong_can_be_replaced(
+def test_an_import_replaces_a_filled_file_with_a_wrong_label(
     small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"})
@@ -110,48 +112,48 @@ def test_a_filled_file_that_is_wrong_can_be_replaced(
     assert loop.run() is None
 
 
-def test_a_resumed_round_waits_no_longer(
+def test_a_resumed_round_no_longer_waits(
     small: Any, open_loop: Open, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"})
     loop = open_loop(root)
     loop.run()
     fill(root / "labels" / "round-1.csv")
-    seen = []
+    waiting_during_training = []
 
     def train(*arguments: Any) -> Any:
-        seen.append(loop.status["waiting"])
+        waiting_during_training.append(loop.status["waiting"])
         raise KeyboardInterrupt
 
     monkeypatch.setattr("posttrain.loop.stages.train.Train.execute", train)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
-    assert seen == [None]
+    assert waiting_during_training == [None]
 
 
-def test_a_batch_that_is_out_stays_as_it_is(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
+def test_an_exported_batch_does_not_change(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
     loop = open_loop(root)
     loop.run()
     batch = root / "labels" / "round-1.csv"
-    asked = batch.read_text()
+    batch_before = batch.read_text()
     small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
     small.configure(root, rounds=1, label={"annotator": "file", "per_round": 5}, select={"strategy": "random"})
     assert "0 of 12 are filled" in loop.run()
     fill(batch)
-    # Killed after the labels were taken in, and more inputs since: still the same batch.
+    # Stopped after the labels were read, and with new inputs: still the same batch.
     loop.run(until="dataset")
     assert loop.status["waiting"] is None
     small.write(root / "data" / "pool" / "again.csv", small.rows()[90:95], ["text"])
     assert loop.run() is None
-    assert [row.split(",")[0] for row in asked.splitlines()] == [
+    assert [row.split(",")[0] for row in batch_before.splitlines()] == [
         row.split(",")[0] for row in batch.read_text().splitlines()
     ]
     assert len(loop.labelled_inputs(1)) == 12
     assert loop.status["rounds"][1]["labels"] == 12
 
 
-def test_a_failed_round_says_what_it_waits_for(
+def test_a_failed_round_reports_what_it_waits_for(
     small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
     root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
@@ -168,7 +170,7 @@ def test_a_failed_round_says_what_it_waits_for(
     assert loop.status["waiting"] is None
 
 
-def test_labelled_records_alone_turn_a_round(small: Any, open_loop: Open) -> None:
+def test_labelled_records_alone_start_a_round(small: Any, open_loop: Open) -> None:
     root = small(rounds=5, train={"epochs": 1}, data={"pool": [], "labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[:20])
     loop = open_loop(root)
@@ -182,7 +184,7 @@ def test_labelled_records_alone_turn_a_round(small: Any, open_loop: Open) -> Non
     assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [20, 20, 30, None]
 
 
-def test_a_pool_that_is_used_up_ends_with_the_final_score(small: Any, open_loop: Open) -> None:
+def test_a_fully_labelled_pool_ends_with_the_final_evaluation(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(rounds=9, train={"epochs": 1}, label={"per_round": 60}, evaluate=SAMPLED))
     assert "every record of the pool is labelled" in loop.run()
     assert loop.status["final"]["model"] == loop.champion
@@ -199,13 +201,13 @@ def test_a_trigger_waits_for_new_records(small: Any, open_loop: Open) -> None:
     small.write(root / "data" / "pool" / "a.csv", small.rows()[80:89], ["text"])
     assert "new_records = 9" in loop.run()
     small.write(root / "data" / "pool" / "b.csv", small.rows()[85:90], ["text"])
-    # Round 1 starts, and what came for it does not start round 2.
+    # Round 1 starts; its records do not start round 2.
     assert loop.run() == waits.replace("round 1", "round 2")
     assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done"]
     assert "waits" not in loop.metadata.rounds()[0].detail or loop.metadata.rounds()[0].detail["waits"] is None
 
 
-def test_an_urgent_fix_starts_one_round(small: Any, open_loop: Open) -> None:
+def test_an_urgent_run_starts_one_round(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(rounds=3, triggers={"any": ["new_records >= 10", "urgent"]}))
     loop.run()
     assert "round 2" in loop.run(urgent=True)
@@ -214,7 +216,7 @@ def test_an_urgent_fix_starts_one_round(small: Any, open_loop: Open) -> None:
     assert len(loop.metadata.rounds()) == 3
 
 
-def test_urgency_counts_only_where_a_rule_says_so(small: Any, open_loop: Open) -> None:
+def test_an_urgent_run_needs_a_rule_that_names_it(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(triggers={"all": ["new_records >= 10"]}))
     assert loop.run(urgent=True) is not None
     assert len(loop.metadata.rounds()) == 1
@@ -230,7 +232,7 @@ def test_new_labels_start_a_round(small: Any, open_loop: Open) -> None:
     assert loop.metadata.rounds()[1].detail["labels"] == 9 + 12
 
 
-def test_days_since_training(small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trigger_measures_days_since_training(small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = open_loop(small(triggers={"all": ["days_since_training > 7"]}))
     assert "round 2: days_since_training > 7 (days_since_training = " in loop.run()
 
@@ -244,22 +246,24 @@ def test_days_since_training(small: Any, open_loop: Open, monkeypatch: pytest.Mo
     assert len(loop.metadata.rounds()) == 3
 
 
-def test_degradation_is_measured_on_the_test_set_of_today(small: Any, open_loop: Open) -> None:
-    learns = {"epochs": 12, "learning_rate": 4.0e-3, "precision": "float32"}
-    root = small(train=learns, label={"per_round": 30}, triggers={"any": ["degradation > 0.2", "urgent"]})
+def test_degradation_is_measured_on_the_current_test_set(small: Any, open_loop: Open) -> None:
+    train = {"epochs": 12, "learning_rate": 4.0e-3, "precision": "float32"}
+    root = small(train=train, label={"per_round": 30}, triggers={"any": ["degradation > 0.2", "urgent"]})
     loop = open_loop(root)
     loop.run()
     waits = loop.run(urgent=True)
     assert "degradation > 0.2 (degradation = 0)" in waits
     assert loop.metadata.rounds()[1].detail["metrics"]["accuracy"] >= 0.8
-    # The world turns: what was one thing is another now.
-    turned_rows = [{**row, "label": small.labels[(small.labels.index(row["label"]) + 1) % 4]} for row in small.rows()]
-    small.write(root / "test.csv", turned_rows[60:80])
+    # The labels of all test records change.
+    relabelled_rows = [
+        {**row, "label": small.labels[(small.labels.index(row["label"]) + 1) % 4]} for row in small.rows()
+    ]
+    small.write(root / "test.csv", relabelled_rows[60:80])
     assert loop.run() is None
     assert len(loop.metadata.rounds()) == 3
 
 
-def test_a_champion_promoted_by_hand_out_of_an_open_round(small: Any, open_loop: Open) -> None:
+def test_a_candidate_of_an_open_round_may_be_promoted_by_hand(small: Any, open_loop: Open) -> None:
     from posttrain.loop.model_registry import ModelRegistry
 
     root = small(train={"epochs": 1})

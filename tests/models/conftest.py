@@ -19,7 +19,7 @@ CORPUS = [
 MakeTokenizer = Callable[..., Any]
 
 
-def _trained(tokenizer: Tokenizer, alphabet: list[str]) -> Tokenizer:
+def _train(tokenizer: Tokenizer, alphabet: list[str]) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=480, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
     return tokenizer
@@ -30,33 +30,33 @@ def _byte_level() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _trained(tokenizer, pre_tokenizers.ByteLevel.alphabet())
+    return _train(tokenizer, pre_tokenizers.ByteLevel.alphabet())
 
 
 def _sentencepiece() -> Tokenizer:
-    """As Llama 2, Mistral and Phi-3 have it: a space is put before every piece of text."""
+    """As Llama 2, Mistral and Phi-3 have it: a space is prepended to every piece of text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     # Merges are learnt within words; nothing splits the text afterwards.
-    apart = pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split("▁", "merged_with_next")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(apart))
-    _trained(tokenizer, sorted({*"▁\n", *"".join(CORPUS)}))
+    splits = pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split("▁", "merged_with_next")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(splits))
+    _train(tokenizer, sorted({*"▁\n", *"".join(CORPUS)}))
     tokenizer.pre_tokenizer = None
     return tokenizer
 
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> MakeTokenizer:
-    """``make_tokenizer(template, eos, *special tokens, sentencepiece=False)``: a tokenizer with merges of its own."""
+    """``make_tokenizer(template, eos, *special tokens, sentencepiece=False)``: a tokenizer with its own merges."""
     from transformers import PreTrainedTokenizerFast
 
     def make(template: str | None, eos: str, *special: str, sentencepiece: bool = False, bos: str = "<s>") -> Any:
         inner = _sentencepiece() if sentencepiece else _byte_level()
         inner.add_special_tokens([AddedToken(mark, special=True) for mark in (bos, eos, *special)])
-        made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=bos)
-        made.chat_template = template
-        return made
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=bos)
+        tokenizer.chat_template = template
+        return tokenizer
 
     return make
 
@@ -67,14 +67,14 @@ def tiny(tiny_model: Path) -> LanguageModel:
     return load_language_model(tiny_model, TaskConfig(max_new_tokens=8), "float32")
 
 
-TAUGHT = {"hi": "ax a", "my card is gone": "by b", "where?": "cz c", "": "du d", "hi there": "ev e", "my card": "fw f"}
+ANSWERS = {"hi": "ax a", "my card is gone": "by b", "where?": "cz c", "": "du d", "hi there": "ev e", "my card": "fw f"}
 
 
 @pytest.fixture(scope="session")
-def trained(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
+def trained_model(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
     """The tiny model after a few steps of plain gradient descent, and the answers by prompt that it has learnt."""
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=8), "float32")
-    examples = [lm.encode([{"role": "user", "content": asked}], message) for asked, message in TAUGHT.items()]
+    examples = [lm.encode([{"role": "user", "content": prompt}], answer) for prompt, answer in ANSWERS.items()]
     optimizer = torch.optim.Adam(lm.model.parameters(), lr=3e-3)
     for _ in range(30):
         for example in examples:
@@ -83,7 +83,7 @@ def trained(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
             lm.model(input_ids=ids, labels=targets).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return lm, TAUGHT
+    return lm, ANSWERS
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,13 @@ MakeTokenizer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Family:
-    """A template as a family ships it, and what one answer looks like in it."""
+    """A template as a family ships it, and how an answer looks in it."""
 
     template: str | None
     eos: str
     special: tuple[str, ...]
     stop: str  # how an answer ends
-    before: str = ""  # what stands between the generation prompt and an answer's words
+    before: str = ""  # text between the generation prompt and the answer
     sentencepiece: bool = False
     system: bool = True
     keeps_earlier_answers: bool = True
@@ -140,9 +140,9 @@ FAMILIES = {
     "base": BASE,
 }
 
-ASKED: Turns = [{"role": "user", "content": "What is two and two?"}]
-LONGER: Turns = [
-    *ASKED,
+PROMPT: Turns = [{"role": "user", "content": "What is two and two?"}]
+CONVERSATION: Turns = [
+    *PROMPT,
     {"role": "assistant", "content": "It is four."},
     {"role": "user", "content": "And three and three?"},
 ]
@@ -156,14 +156,14 @@ class _Generation:
 
 
 @pytest.fixture(params=FAMILIES)
-def named(request: pytest.FixtureRequest, make_tokenizer: MakeTokenizer) -> tuple[Family, LanguageModel]:
+def family_and_lm(request: pytest.FixtureRequest, make_tokenizer: MakeTokenizer) -> tuple[Family, LanguageModel]:
     family = FAMILIES[request.param]
     tokenizer = make_tokenizer(family.template, family.eos, *family.special, sentencepiece=family.sentencepiece)
     stops = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(family.stop.strip())]
     return family, LanguageModel(_Generation(stops), tokenizer, TaskConfig())
 
 
-def words(lm: LanguageModel, ids: list[int]) -> str:
+def decode_ids(lm: LanguageModel, ids: list[int]) -> str:
     return str(lm.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
@@ -179,46 +179,52 @@ def supervised_texts(lm: LanguageModel, turns: Turns, answer: str) -> list[str]:
         if on:
             runs[-1].append(token)
         previous = on
-    return [words(lm, run) for run in runs]
+    return [decode_ids(lm, run) for run in runs]
 
 
-def test_the_answer_and_its_stop_token_are_supervised(named: tuple[Family, LanguageModel]) -> None:
-    family, lm = named
+def test_the_answer_and_its_stop_token_are_supervised(family_and_lm: tuple[Family, LanguageModel]) -> None:
+    family, lm = family_and_lm
     # A decoder that drops the space put before a piece drops it before a lone answer too.
-    assert [run.strip(" ") for run in supervised_texts(lm, ASKED, ANSWER)] == [
+    assert [run.strip(" ") for run in supervised_texts(lm, PROMPT, ANSWER)] == [
         (family.before + ANSWER + family.stop).strip(" ")
     ]
 
 
-def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
-    named: tuple[Family, LanguageModel],
+def test_earlier_answers_are_supervised_if_the_template_keeps_them(
+    family_and_lm: tuple[Family, LanguageModel],
 ) -> None:
-    family, lm = named
+    family, lm = family_and_lm
     expected = [family.before + ANSWER + family.stop]
     if family.keeps_earlier_answers:
         expected.insert(0, family.before + "It is four." + family.stop)
-    assert [run.strip(" ") for run in supervised_texts(lm, LONGER, ANSWER)] == [run.strip(" ") for run in expected]
+    assert [run.strip(" ") for run in supervised_texts(lm, CONVERSATION, ANSWER)] == [
+        run.strip(" ") for run in expected
+    ]
 
 
-@pytest.mark.parametrize("turns", [ASKED, LONGER])
+@pytest.mark.parametrize("turns", [PROMPT, CONVERSATION])
 @pytest.mark.parametrize("answer", [ANSWER, "Paris", "a\n\nb", "", "\n", " x"])
-def test_what_is_trained_is_what_is_served(named: tuple[Family, LanguageModel], turns: Turns, answer: str) -> None:
-    _, lm = named
+def test_training_ids_are_the_ids_served(
+    family_and_lm: tuple[Family, LanguageModel], turns: Turns, answer: str
+) -> None:
+    _, lm = family_and_lm
     example = lm.encode(turns, answer)
-    asked, message = lm.prompt_ids(turns), lm.answer_ids(answer)
-    assert example.ids == asked + message
-    assert example.supervised[len(asked) :] == [True] * len(message)
+    prompt_ids, answer_ids = lm.prompt_ids(turns), lm.answer_ids(answer)
+    assert example.ids == prompt_ids + answer_ids
+    assert example.supervised[len(prompt_ids) :] == [True] * len(answer_ids)
     rendered = lm.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert asked == lm.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    assert message[-1] in lm.chat.stop_ids
-    assert not lm.chat.stop_ids & set(message[:-1])
+    assert prompt_ids == lm.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert answer_ids[-1] in lm.chat.stop_ids
+    assert not lm.chat.stop_ids & set(answer_ids[:-1])
 
 
-@pytest.mark.parametrize("named", [name for name in FAMILIES if FAMILIES[name].keeps_earlier_answers], indirect=True)
-def test_the_answer_reads_as_the_template_writes_it(named: tuple[Family, LanguageModel]) -> None:
+@pytest.mark.parametrize(
+    "family_and_lm", [name for name in FAMILIES if FAMILIES[name].keeps_earlier_answers], indirect=True
+)
+def test_an_example_equals_the_rendered_conversation(family_and_lm: tuple[Family, LanguageModel]) -> None:
     """The tokens of the whole conversation, tokenised at once, are those of the example up to the last stop token."""
-    _, lm = named
-    for turns in (ASKED, LONGER):
+    _, lm = family_and_lm
+    for turns in (PROMPT, CONVERSATION):
         conversation = [*turns, {"role": "assistant", "content": ANSWER}]
         text = lm.tokenizer.apply_chat_template(conversation, tokenize=False)
         whole = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -226,10 +232,10 @@ def test_the_answer_reads_as_the_template_writes_it(named: tuple[Family, Languag
         assert lm.encode(turns, ANSWER).ids == whole[: ends[-1] + 1]
 
 
-def test_rendering_is_prefix_preserving(named: tuple[Family, LanguageModel]) -> None:
-    family, lm = named
-    first, second = lm.prompt_ids(ASKED), lm.prompt_ids(LONGER)
-    answered = lm.encode(ASKED, "It is four.").ids
+def test_rendering_is_prefix_preserving(family_and_lm: tuple[Family, LanguageModel]) -> None:
+    family, lm = family_and_lm
+    first, second = lm.prompt_ids(PROMPT), lm.prompt_ids(CONVERSATION)
+    answered = lm.encode(PROMPT, "It is four.").ids
     assert answered[: len(first)] == first
     assert (second[: len(answered)] == answered) == family.keeps_earlier_answers
 
@@ -245,7 +251,7 @@ def test_the_mask_agrees_with_generation_marks(make_tokenizer: MakeTokenizer) ->
     )
     tokenizer = make_tokenizer(marked, "<|im_end|>", "<|im_start|>")
     chat = ChatTemplate(tokenizer, frozenset([tokenizer.eos_token_id]))
-    turns = [{"role": "system", "content": "Be brief."}, *LONGER]
+    turns = [{"role": "system", "content": "Be brief."}, *CONVERSATION]
     reference = tokenizer.apply_chat_template(
         [*turns, {"role": "assistant", "content": ANSWER}], return_dict=True, return_assistant_tokens_mask=True
     )
@@ -257,19 +263,19 @@ def test_the_mask_agrees_with_generation_marks(make_tokenizer: MakeTokenizer) ->
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.system])
-def test_a_refused_system_message_is_one_clear_line(name: str, make_tokenizer: MakeTokenizer) -> None:
+def test_an_unsupported_system_message_is_a_one_line_error(name: str, make_tokenizer: MakeTokenizer) -> None:
     family = FAMILIES[name]
     tokenizer = make_tokenizer(family.template, family.eos, *family.special)
     lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig(system="Be brief."))
     with pytest.raises(UserError, match=r"chat template refuses the turns \(system, user\)") as caught:
-        lm.encode(ASKED, ANSWER)
+        lm.encode(PROMPT, ANSWER)
     assert "\n" not in str(caught.value)
 
 
-def test_a_conversation_that_the_assistant_opens(make_tokenizer: MakeTokenizer) -> None:
+def test_a_conversation_may_open_with_the_assistant(make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(CHATML.template, CHATML.eos, *CHATML.special)
     lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig())
-    turns = [{"role": "assistant", "content": "The capital of Italy is Rome."}, *ASKED]
+    turns = [{"role": "assistant", "content": "The capital of Italy is Rome."}, *PROMPT]
     assert supervised_texts(lm, turns, ANSWER) == ["It is six.<|im_end|>"]
 
 
@@ -277,13 +283,13 @@ def test_the_task_wraps_the_last_user_turn(make_tokenizer: MakeTokenizer) -> Non
     tokenizer = make_tokenizer(CHATML.template, CHATML.eos, *CHATML.special)
     task = TaskConfig(system="Be brief.", template="Question: {prompt}?!")
     lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, task)
-    assert words(lm, lm.prompt_ids(LONGER)) == (
+    assert decode_ids(lm, lm.prompt_ids(CONVERSATION)) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is two and two?<|im_end|>\n"
         "<|im_start|>assistant\nIt is four.<|im_end|>\n<|im_start|>user\nQuestion: And three and three??!<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    own = [{"role": "system", "content": "Shout."}, *ASKED]
-    assert "Be brief." not in words(lm, lm.prompt_ids(own))
+    own = [{"role": "system", "content": "Shout."}, *PROMPT]
+    assert "Be brief." not in decode_ids(lm, lm.prompt_ids(own))
     assert own[1] == {"role": "user", "content": "What is two and two?"}, "the caller's turns stay as they are"
 
 
@@ -293,8 +299,8 @@ def test_stop_tokens_come_from_both_configs(make_tokenizer: MakeTokenizer) -> No
     both = LanguageModel(_Generation([turn]), tokenizer, TaskConfig())
     assert both.chat.stop_ids == {turn, tokenizer.eos_token_id}
     # Without the generation config the answer still ends: with the tokenizer's own stop token.
-    alone = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig())
-    assert words(alone, alone.answer_ids("six")) == "six<end_of_turn>\n<eos>"
+    lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig())
+    assert decode_ids(lm, lm.answer_ids("six")) == "six<end_of_turn>\n<eos>"
 
 
 def test_a_model_without_a_stop_token_is_refused(make_tokenizer: MakeTokenizer) -> None:
@@ -302,6 +308,6 @@ def test_a_model_without_a_stop_token_is_refused(make_tokenizer: MakeTokenizer) 
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="names a stop token"):
         LanguageModel(_Generation([]), tokenizer, TaskConfig())
-    named = LanguageModel(_Generation([3, 7]), tokenizer, TaskConfig())
-    named.tokenizer.chat_template = CHATML.template
-    assert named.answer_ids("six")[-1] == 3
+    lm = LanguageModel(_Generation([3, 7]), tokenizer, TaskConfig())
+    lm.tokenizer.chat_template = CHATML.template
+    assert lm.answer_ids("six")[-1] == 3

@@ -29,8 +29,8 @@ def minilm() -> Embedder:
     return Embedder.load(MINILM)
 
 
-def plain(folder: Path, text: str, mode: str = "mean", length: int = 256) -> np.ndarray:
-    """One text by itself, pooled in float64."""
+def reference_embedding(folder: Path, text: str, mode: str = "mean", length: int = 256) -> np.ndarray:
+    """The embedding of a single text, pooled in float64."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -41,25 +41,25 @@ def plain(folder: Path, text: str, mode: str = "mean", length: int = 256) -> np.
     return np.asarray(pooled / np.linalg.norm(pooled))
 
 
-def test_it_is_what_transformers_computes(minilm: Embedder) -> None:
+def test_embeddings_match_transformers(minilm: Embedder) -> None:
     embeddings = minilm.embed(TEXTS)
     assert embeddings.shape == (len(TEXTS), 384)
     assert embeddings.dtype == np.float32
-    expected = [plain(find_embedder(MINILM), text) for text in TEXTS]
+    expected = [reference_embedding(find_embedder(MINILM), text) for text in TEXTS]
     np.testing.assert_allclose(embeddings, expected, atol=2e-6)
     assert embeddings[0] @ embeddings[5] > 0.6 > embeddings[0] @ embeddings[1]
 
 
-def test_what_stands_beside_a_text_does_not_matter(minilm: Embedder) -> None:
+def test_an_embedding_does_not_depend_on_the_batch(minilm: Embedder) -> None:
     texts = [text[:150] for text in TEXTS]
-    together = minilm.embed(texts)
-    assert np.array_equal(together[::-1], minilm.embed(texts[::-1]))
-    assert np.array_equal(together, np.concatenate([minilm.embed([text]) for text in texts]))
-    np.testing.assert_allclose(together, minilm.embed(texts, tokens=64), atol=1e-5)
+    embeddings = minilm.embed(texts)
+    assert np.array_equal(embeddings[::-1], minilm.embed(texts[::-1]))
+    assert np.array_equal(embeddings, np.concatenate([minilm.embed([text]) for text in texts]))
+    np.testing.assert_allclose(embeddings, minilm.embed(texts, tokens=64), atol=1e-5)
     assert minilm.embed([]).shape == (0, 384)
 
 
-def copied(folder: Path, file: str, values: object) -> Path:
+def write_changed_copy(folder: Path, file: str, values: object) -> Path:
     """MiniLM with one file changed."""
     if not folder.exists():
         shutil.copytree(find_embedder(MINILM), folder)
@@ -67,31 +67,31 @@ def copied(folder: Path, file: str, values: object) -> Path:
     return folder
 
 
-def test_the_folder_says_how_to_pool_and_cut(tmp_path: Path) -> None:
-    folder = copied(tmp_path / "m", "1_Pooling/config.json", {"pooling_mode_cls_token": True})
-    copied(folder, "sentence_bert_config.json", {"max_seq_length": 12})
+def test_pooling_and_length_come_from_the_folder(tmp_path: Path) -> None:
+    folder = write_changed_copy(tmp_path / "m", "1_Pooling/config.json", {"pooling_mode_cls_token": True})
+    write_changed_copy(folder, "sentence_bert_config.json", {"max_seq_length": 12})
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    copied(folder, "config_sentence_transformers.json", prompts)
-    loaded = Embedder.load(str(folder))
-    expected = [plain(folder, f"query: {text}", "cls", 12) for text in TEXTS]
-    np.testing.assert_allclose(loaded.embed(TEXTS), expected, atol=2e-6)
-    assert loaded.key == embedder_key(str(folder)) != embedder_key(MINILM)
-    assert len(loaded.key) == 64
+    write_changed_copy(folder, "config_sentence_transformers.json", prompts)
+    embedder = Embedder.load(str(folder))
+    expected = [reference_embedding(folder, f"query: {text}", "cls", 12) for text in TEXTS]
+    np.testing.assert_allclose(embedder.embed(TEXTS), expected, atol=2e-6)
+    assert embedder.key == embedder_key(str(folder)) != embedder_key(MINILM)
+    assert len(embedder.key) == 64
 
 
 @pytest.mark.parametrize(
-    ("file", "values", "what"),
+    ("file", "values", "message"),
     [
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         ("modules.json", [{"path": "3_Dense", "type": "sentence_transformers.models.Dense"}], "has a module `Dense`"),
     ],
 )
-def test_what_is_not_supported_is_said(tmp_path: Path, file: str, values: object, what: str) -> None:
-    with pytest.raises(UserError, match=what):
-        Embedder.load(str(copied(tmp_path / "m", file, values)))
+def test_an_unsupported_folder_is_an_error(tmp_path: Path, file: str, values: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Embedder.load(str(write_changed_copy(tmp_path / "m", file, values)))
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_embedder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="is no embedder"):
         find_embedder("nothing")

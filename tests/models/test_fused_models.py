@@ -1,4 +1,4 @@
-"""Models with fused operations: the same, to rounding, and as they were afterwards; what is not known stays."""
+"""Fused models compute the same up to rounding, are restored afterwards, and unknown operations stay unfused."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -38,7 +38,7 @@ def logits_and_gradients(lm: LanguageModel) -> list[torch.Tensor]:
     return [result.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
 
 
-def replaced(lm: LanguageModel) -> set[str]:
+def replaced_modules(lm: LanguageModel) -> set[str]:
     return {type(module).__name__ for module in lm.model.modules() if "forward" in vars(module)}
 
 
@@ -53,14 +53,14 @@ def replaced(lm: LanguageModel) -> set[str]:
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_the_same_model(config: Any, norms: set[str]) -> None:
+def test_a_fused_model_computes_the_same_and_is_restored(config: Any, norms: set[str]) -> None:
     lm = build_model(config)
     plain = logits_and_gradients(lm)
     with fuse_layers(lm):
-        assert replaced(lm) == norms
-        inside = logits_and_gradients(lm)
-    assert not replaced(lm)
-    for first, other in zip(inside, plain, strict=True):
+        assert replaced_modules(lm) == norms
+        fused = logits_and_gradients(lm)
+    assert not replaced_modules(lm)
+    for first, other in zip(fused, plain, strict=True):
         torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-4)
     for first, other in zip(logits_and_gradients(lm), plain, strict=True):
         assert torch.equal(first, other)
@@ -73,25 +73,25 @@ def final_states(lm: LanguageModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_what_layers_add_up_is_not_rounded(compiled: bool) -> None:
+def test_the_residual_stream_stays_in_float32(compiled: bool) -> None:
     config = LlamaConfig(**(SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}))
-    exact, low = final_states(build_model(config)), build_model(config)
-    low.model.to(torch.bfloat16)
-    plain = (final_states(low) - exact).norm()
-    with fuse_layers(low, compiled=compiled):
-        inside = (final_states(low) - exact).norm()
-        states = low.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
-        wide = {name for name, weight in low.model.named_parameters() if weight.dtype == torch.float32}
-    assert wide == {name for name, _ in low.model.named_parameters() if "norm" in name}
-    assert {weight.dtype for weight in low.model.parameters()} == {torch.bfloat16}
+    exact, lm = final_states(build_model(config)), build_model(config)
+    lm.model.to(torch.bfloat16)
+    unfused_error = (final_states(lm) - exact).norm()
+    with fuse_layers(lm, compiled=compiled):
+        error = (final_states(lm) - exact).norm()
+        states = lm.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
+        float32_weights = {name for name, weight in lm.model.named_parameters() if weight.dtype == torch.float32}
+    assert float32_weights == {name for name, _ in lm.model.named_parameters() if "norm" in name}
+    assert {weight.dtype for weight in lm.model.parameters()} == {torch.bfloat16}
     assert {state.dtype for state in states[:-1]} == {torch.float32}
     assert states[-1].dtype == torch.bfloat16
-    assert inside < 0.8 * plain
-    assert not low.decoder.get_input_embeddings()._forward_hooks
+    assert error < 0.8 * unfused_error
+    assert not lm.decoder.get_input_embeddings()._forward_hooks
 
 
 @pytest.mark.parametrize("config", [GemmaConfig(**SIZES), GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4)])
-def test_other_models_add_up_as_they_did(config: Any) -> None:
+def test_other_models_keep_their_residual_dtype(config: Any) -> None:
     lm = build_model(config)
     lm.model.to(torch.bfloat16)
     with fuse_layers(lm):
@@ -99,7 +99,7 @@ def test_other_models_add_up_as_they_did(config: Any) -> None:
     assert {state.dtype for state in states} == {torch.bfloat16}
 
 
-def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_is_replaced_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     own = modeling_llama.apply_rotary_pos_emb
     lm = build_model(LlamaConfig(**SIZES))
     with fuse_layers(lm):
@@ -110,7 +110,7 @@ def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> N
         return own(q, k, cos, -sin, unsqueeze_dim)
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", other)
-    with fuse_layers(lm):  # one that turns the other way is left alone
+    with fuse_layers(lm):  # a rotation in the other direction is not replaced
         assert modeling_llama.apply_rotary_pos_emb is other
 
 
@@ -126,19 +126,19 @@ def test_a_model_with_an_adapter(dropout: float) -> None:
         torch.manual_seed(3)
         lm.model.zero_grad()
         with condition():
-            assert ("Linear" in replaced(lm)) == bool(runs)
+            assert ("Linear" in replaced_modules(lm)) == bool(runs)
             result = lm.model(input_ids=IDS).logits
             result.logsumexp(-1).sum().backward()
             with lm.model.disable_adapter():
-                without = lm.model(input_ids=IDS).logits
+                base_logits = lm.model(input_ids=IDS).logits
         gradients = [weight.grad.clone() for weight in lm.model.parameters() if weight.requires_grad]
-        runs.append([result.detach(), without.detach(), *gradients])
-    assert not replaced(lm)
+        runs.append([result.detach(), base_logits.detach(), *gradients])
+    assert not replaced_modules(lm)
     for first, other in zip(*runs, strict=True):
         torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-4)
 
 
-def test_adapters_of_other_kinds_are_left_alone() -> None:
+def test_adapters_of_other_kinds_are_not_fused() -> None:
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
 
@@ -146,10 +146,10 @@ def test_adapters_of_other_kinds_are_left_alone() -> None:
     lm = build_model(LlamaConfig(**SIZES))
     lm = LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
     with fuse_layers(lm):
-        assert replaced(lm) == {"LlamaRMSNorm"}
+        assert replaced_modules(lm) == {"LlamaRMSNorm"}
 
 
-def test_a_vocabulary_of_a_few_words() -> None:
+def test_a_vocabulary_may_be_tiny() -> None:
     lm = build_model(
         LlamaConfig(**(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0}))
     )

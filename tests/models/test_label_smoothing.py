@@ -26,13 +26,13 @@ def states_and_targets(lm: LanguageModel, scale: float) -> tuple[torch.Tensor, t
     return states.requires_grad_(), torch.tensor([0, 1, size - 1, 5, 5, 100])
 
 
-@pytest.mark.parametrize("words", [7, 64, 100_000])
+@pytest.mark.parametrize("chunk", [7, 64, 100_000])
 @pytest.mark.parametrize("scale", [1.0, 80.0])
 @pytest.mark.parametrize("smoothing", [0.1, 0.9])
 def test_loss_and_gradient_are_torchs(
-    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, words: int, scale: float, smoothing: float
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, chunk: int, scale: float, smoothing: float
 ) -> None:
-    monkeypatch.setattr(head, "_VOCABULARY_CHUNK", words)
+    monkeypatch.setattr(head, "_VOCABULARY_CHUNK", chunk)
     weight = lm.model.get_output_embeddings().weight
     states, targets = states_and_targets(lm, scale)
     result, mean = token_and_mean_log_probabilities(lm, states, targets)
@@ -40,39 +40,41 @@ def test_loss_and_gradient_are_torchs(
     losses = -(1 - smoothing) * result - smoothing * mean
     (losses * WEIGHTS).sum().backward()
 
-    exact, whole = states.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
-    expected = functional.cross_entropy(exact @ whole.T, targets, reduction="none", label_smoothing=smoothing)
+    double_states, double_weight = states.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    expected = functional.cross_entropy(
+        double_states @ double_weight.T, targets, reduction="none", label_smoothing=smoothing
+    )
     (expected * WEIGHTS).sum().backward()
     torch.testing.assert_close(losses.double(), expected, atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(states.grad.double(), exact.grad, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(weight.grad.double(), whole.grad, atol=1e-4 * scale, rtol=1e-4)
+    torch.testing.assert_close(states.grad.double(), double_states.grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(weight.grad.double(), double_weight.grad, atol=1e-4 * scale, rtol=1e-4)
 
 
-def test_the_first_is_what_it_is_alone(lm: LanguageModel) -> None:
+def test_token_log_probabilities_do_not_depend_on_the_mean(lm: LanguageModel) -> None:
     results = []
-    for together in (True, False):
+    for with_mean in (True, False):
         states, targets = states_and_targets(lm, 1.0)
         result = (
             token_and_mean_log_probabilities(lm, states, targets)[0]
-            if together
+            if with_mean
             else token_log_probabilities(lm, states, targets)
         )
         (result * WEIGHTS).sum().backward()
         results.append((result.detach(), states.grad))
-    for ours, alone in zip(*results, strict=True):
-        torch.testing.assert_close(ours, alone)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 5.0), ("logits_scaling", 4.0)])
-def test_heads_that_change_their_logits(lm: LanguageModel, name: str, value: float, monkeypatch: Any) -> None:
+def test_smoothing_after_capped_or_scaled_logits(lm: LanguageModel, name: str, value: float, monkeypatch: Any) -> None:
     setattr(lm.model.config, name, value)
     monkeypatch.setattr(head, "_ROW_CHUNK", 4)
     states, targets = states_and_targets(lm, 1.0)
     result, mean = token_and_mean_log_probabilities(lm, states, targets)
     expected = functional.cross_entropy(lm.logits(states), targets, reduction="none", label_smoothing=0.3)
     torch.testing.assert_close(-0.7 * result - 0.3 * mean, expected)
-    ours = torch.autograd.grad((-0.7 * result - 0.3 * mean).sum(), states)[0]
-    torch.testing.assert_close(ours, torch.autograd.grad(expected.sum(), states)[0])
+    gradient = torch.autograd.grad((-0.7 * result - 0.3 * mean).sum(), states)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), states)[0])
 
 
 def test_bfloat16_is_near(lm: LanguageModel) -> None:

@@ -18,23 +18,23 @@ def sizes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
-def test_the_skeleton_has_the_weights_of_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
+def test_the_meta_model_has_the_models_weight_shapes(tiny: LanguageModel, tiny_model: Path) -> None:
     config = read_config(str(tiny_model))
-    bones = meta_model(config)
-    assert all(weight.is_meta for weight in bones.parameters())
-    assert sizes(bones) == sizes(tiny.model)
-    assert model_shape(bones) == model_shape(tiny.model)
-    assert model_shape(meta_model(read_config("tiny"))) == model_shape(bones)
+    skeleton = meta_model(config)
+    assert all(weight.is_meta for weight in skeleton.parameters())
+    assert sizes(skeleton) == sizes(tiny.model)
+    assert model_shape(skeleton) == model_shape(tiny.model)
+    assert model_shape(meta_model(read_config("tiny"))) == model_shape(skeleton)
 
 
-def test_the_tokenizer_without_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
+def test_the_tokenizer_loads_without_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
     for source in ("tiny", str(tiny_model)):
         chat = read_chat(source, read_config(source))
         assert chat.answer_ids("yes") == tiny.answer_ids("yes")
         assert chat.stop_ids == tiny.chat.stop_ids
 
 
-def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_shape_needs_only_the_config(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     result = model_shape(meta_model(read_config(str(tmp_path))))
     assert result == ModelShape(
@@ -57,7 +57,7 @@ def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
+def test_the_shape_of_a_gguf_model(tmp_path: Path) -> None:
     source = locate(DEMO_MODEL, tmp_path)
     model = meta_model(read_config(source))
     result = model_shape(model)
@@ -81,7 +81,9 @@ def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_families(family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any], expected: Any) -> None:
+def test_the_shape_from_the_config_is_that_of_the_model(
+    family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any], expected: Any
+) -> None:
     lm = family(kind, **settings)
     result = model_shape(meta_model(lm.model.config))
     assert result == model_shape(lm.model)
@@ -94,7 +96,7 @@ def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
     assert (result.vocabulary, result.tied) == (0, False)
 
 
-def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
+def test_no_model_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobody-knows-it"}))
     for call in (
         lambda: read_config(str(tmp_path)),

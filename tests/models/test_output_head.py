@@ -27,17 +27,17 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 def test_logits_are_the_models_own(family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any]) -> None:
     lm = family(kind, **settings)
     ids = torch.randint(0, 256, (3, 11), generator=torch.Generator().manual_seed(0))
-    own = lm.model(input_ids=ids).logits
+    expected = lm.model(input_ids=ids).logits
     hidden = lm.decoder(input_ids=ids).last_hidden_state
     result = lm.logits(hidden)
     assert result.dtype == torch.float32
-    torch.testing.assert_close(result, own, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lm.logits(hidden[:, 4:6]), own[:, 4:6], atol=1e-5, rtol=1e-5)
-    assert own.std() > 0.05
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lm.logits(hidden[:, 4:6]), expected[:, 4:6], atol=1e-5, rtol=1e-5)
+    assert expected.std() > 0.05
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("gemma2", {"head_dim": 32}), ("granite", {"logits_scaling": 8.0})])
-def test_known_heads_load(
+def test_supported_heads_load(
     family: Callable[..., LanguageModel], tmp_path: Any, kind: str, settings: dict[str, Any]
 ) -> None:
     lm = family(kind, **settings)
@@ -47,7 +47,7 @@ def test_known_heads_load(
     torch.testing.assert_close(loaded.model(ids).logits, lm.model(ids).logits)
 
 
-def test_a_head_that_is_not_known_is_refused(family: Callable[..., LanguageModel], tmp_path: Any) -> None:
+def test_an_unknown_head_is_refused(family: Callable[..., LanguageModel], tmp_path: Any) -> None:
     """HyperCLOVA X multiplies by what Granite divides by, under one name."""
     save_language_model(family("hyperclovax", logits_scaling=8.0), tmp_path, "float32")
     with pytest.raises(UserError, match="models of type hyperclovax are not supported"):

@@ -1,4 +1,4 @@
-"""Attention confined to pieces, against torch's own with a mask of who sees whom."""
+"""Attention confined to segments, against torch's attention with an explicit mask."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,127 +10,140 @@ from hypothesis import strategies as st
 
 from posttrain.models import attention, attention_plan
 from posttrain.models.attention import packed_attention_forward
-from posttrain.models.attention_plan import AttentionPlan, Segment, _prefix_positions, plan_attention
+from posttrain.models.attention_plan import AttentionPlan, RowSegment, _prefix_positions, plan_attention_rows
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6)
 
 
-def pieces_of(drawn: list[tuple[int, int]]) -> list[Segment]:
-    """Pieces one after another; each goes on from an earlier one or from none."""
-    pieces: list[Segment] = []
-    for length, back in drawn:
-        start = pieces[-1].start + pieces[-1].length if pieces else 0
-        pieces.append(Segment(start, length, len(pieces) - back if 0 < back <= len(pieces) else None))
-    return pieces
+def segments_of(shapes: list[tuple[int, int]]) -> list[RowSegment]:
+    """Consecutive segments; each continues an earlier segment or none."""
+    segments: list[RowSegment] = []
+    for length, distance in shapes:
+        start = segments[-1].start + segments[-1].length if segments else 0
+        segments.append(RowSegment(start, length, len(segments) - distance if 0 < distance <= len(segments) else None))
+    return segments
 
 
-def sees(pieces: list[Segment]) -> torch.Tensor:
-    total = pieces[-1].start + pieces[-1].length
+def plan_attention(segments: list[RowSegment], *, one_group: bool = False) -> AttentionPlan:
+    (plan,) = plan_attention_rows([segments], one_group=one_group)
+    return plan
+
+
+def attention_mask(segments: list[RowSegment]) -> torch.Tensor:
+    total = segments[-1].start + segments[-1].length
     mask = torch.zeros(total, total, dtype=torch.bool)
-    for piece in pieces:
-        own = slice(piece.start, piece.start + piece.length)
-        mask[own, own] = torch.ones(piece.length, piece.length).tril().bool()
-        parent = piece.parent
+    for segment in segments:
+        rows = slice(segment.start, segment.start + segment.length)
+        mask[rows, rows] = torch.ones(segment.length, segment.length).tril().bool()
+        parent = segment.parent
         while parent is not None:
-            before = pieces[parent]
-            mask[own, before.start : before.start + before.length] = True
-            parent = before.parent
+            ancestor = segments[parent]
+            mask[rows, ancestor.start : ancestor.start + ancestor.length] = True
+            parent = ancestor.parent
     return mask
 
 
-def states(total: int, heads: int, shared: int) -> list[torch.Tensor]:
+def random_states(total: int, heads: int, kv_heads: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(1, count, total, 16, dtype=torch.float64, generator=generator).requires_grad_()
-        for count in (heads, shared, shared)
+        for count in (heads, kv_heads, kv_heads)
     ]
 
 
-def check(pieces: list[Segment], row: AttentionPlan, heads: tuple[int, int], scale: float | None = None) -> None:
+def check(segments: list[RowSegment], plan: AttentionPlan, heads: tuple[int, int], scale: float | None = None) -> None:
     """Values and gradients are those of torch's masked attention."""
-    mask = sees(pieces)
-    ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
-    actual, _ = packed_attention_forward(None, *ours, None, scaling=scale, plan=row)
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=scale, enable_gqa=True)
+    mask = attention_mask(segments)
+    packed, reference = random_states(len(mask), *heads), random_states(len(mask), *heads)
+    actual, _ = packed_attention_forward(None, *packed, None, scaling=scale, plan=plan)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *reference, attn_mask=mask, scale=scale, enable_gqa=True
+    )
     expected = expected.transpose(1, 2)
     torch.testing.assert_close(actual, expected)
     weights = torch.randn(actual.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
     (actual * weights).sum().backward()
     (expected * weights).sum().backward()
-    for first, other in zip(ours, theirs, strict=True):
+    for first, other in zip(packed, reference, strict=True):
         torch.testing.assert_close(first.grad, other.grad, atol=1e-6, rtol=1e-5)
 
 
 @settings(max_examples=60)
-@given(drawn=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]), one_group=st.booleans())
-@example(drawn=[(5, 0)], heads=(4, 2), one_group=False)  # its queries lie in memory in another order than in the row
-def test_it_is_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int], one_group: bool) -> None:
-    pieces = pieces_of(drawn)
-    check(pieces, plan_attention(pieces, one_group=one_group), heads, 0.3)
+@given(shapes=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]), one_group=st.booleans())
+@example(shapes=[(5, 0)], heads=(4, 2), one_group=False)  # its queries lie in memory in another order than in the row
+def test_packed_attention_is_masked_attention(
+    shapes: list[tuple[int, int]], heads: tuple[int, int], one_group: bool
+) -> None:
+    segments = segments_of(shapes)
+    check(segments, plan_attention(segments, one_group=one_group), heads, 0.3)
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
 def test_sequences_longer_than_a_tile(length: int) -> None:
-    pieces = [Segment(0, length), Segment(length, 3, 0)]
-    check(pieces, plan_attention(pieces), (2, 1))
+    segments = [RowSegment(0, length), RowSegment(length, 3, 0)]
+    check(segments, plan_attention(segments), (2, 1))
 
 
-def test_long_sequences_with_beginnings_of_other_lengths() -> None:
-    """Tiles in which some see fewer keys than others."""
-    pieces = [Segment(0, 5), Segment(5, 2), Segment(7, 300, 0), Segment(307, 297, 1)]
-    row = plan_attention(pieces)
-    assert any(group.hidden is not None and group.queries.shape[1] == 300 for group in row.groups)
-    check(pieces, row, (4, 2))
+def test_long_sequences_with_prefixes_of_different_lengths() -> None:
+    """Tiles whose queries see different numbers of keys."""
+    segments = [RowSegment(0, 5), RowSegment(5, 2), RowSegment(7, 300, 0), RowSegment(307, 297, 1)]
+    plan = plan_attention(segments)
+    assert any(group.hidden is not None and group.queries.shape[1] == 300 for group in plan.groups)
+    check(segments, plan, (4, 2))
 
 
-def test_what_is_kept_does_not_grow_with_lengths() -> None:
+def test_a_single_mask_is_cached_for_all_lengths() -> None:
     attention._causal_mask.cache_clear()
-    for own in (2, 9, 270):
-        for before in (0, 1, 30):
-            query, keys = torch.randn(1, own, 3, 4), torch.randn(1, before + own, 4)
+    for queries in (2, 9, 270):
+        for prefix in (0, 1, 30):
+            query, keys = torch.randn(1, queries, 3, 4), torch.randn(1, prefix + queries, 4)
             attention.causal_attention(query, keys, keys, 0.5)
     assert attention._causal_mask.cache_info().currsize == 1
 
 
-def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout takes torch's kernel too; with next to none of it both ways can be compared."""
-    pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
-    item = states(17, 4, 2)
-    ours, _ = packed_attention_forward(None, *item, None, plan=plan_attention(pieces))
-    theirs, _ = packed_attention_forward(None, *item, None, dropout=1e-12, plan=plan_attention(pieces))
-    torch.testing.assert_close(ours, theirs)
+def test_the_dropout_kernel_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout uses torch's kernel too; with a negligible rate both paths can be compared."""
+    segments = [RowSegment(0, 5), RowSegment(5, 3, 0), RowSegment(8, 7, 0), RowSegment(15, 2)]
+    inputs = random_states(17, 4, 2)
+    actual, _ = packed_attention_forward(None, *inputs, None, plan=plan_attention(segments))
+    kernel, _ = packed_attention_forward(None, *inputs, None, dropout=1e-12, plan=plan_attention(segments))
+    torch.testing.assert_close(actual, kernel)
 
 
 @pytest.mark.parametrize(("name", "value"), [("softcap", 30.0), ("s_aux", torch.zeros(2))])
 def test_scores_that_are_capped_or_have_sinks_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        packed_attention_forward(None, *states(3, 1, 1), None, plan=plan_attention([Segment(0, 3)]), **{name: value})
+        packed_attention_forward(
+            None, *random_states(3, 1, 1), None, plan=plan_attention([RowSegment(0, 3)]), **{name: value}
+        )
 
 
 def test_values_of_another_width_are_refused() -> None:
-    query, key, value = states(3, 1, 1)
+    query, key, value = random_states(3, 1, 1)
     with pytest.raises(ValueError, match="wide"):
-        packed_attention_forward(None, query, key, value[..., :8], None, plan=plan_attention([Segment(0, 3)]))
+        packed_attention_forward(None, query, key, value[..., :8], None, plan=plan_attention([RowSegment(0, 3)]))
 
 
-def test_pieces_without_tokens() -> None:
+def test_segments_without_tokens() -> None:
     """A sequence of one token, which is only predicted."""
     for lengths in ([0], [4, 0, 3]):
         starts = [sum(lengths[:number]) for number in range(len(lengths))]
-        pieces = [Segment(start, length) for start, length in zip(starts, lengths, strict=True)]
-        check(pieces, plan_attention(pieces), (4, 2))
+        segments = [RowSegment(start, length) for start, length in zip(starts, lengths, strict=True)]
+        check(segments, plan_attention(segments), (4, 2))
 
 
-def as_spans(pieces: list[Segment], device: str = "cpu") -> AttentionPlan:
-    """The plan that a CUDA device gets, here."""
-    result = plan_attention(pieces)
+def varlen_plan(segments: list[RowSegment], device: str = "cpu") -> AttentionPlan:
+    """The plan that a CUDA device would get."""
+    result = plan_attention(segments)
     return replace(
         result,
-        spans=attention_plan.varlen_spans([piece.indices for piece in pieces], _prefix_positions(pieces), device),
+        spans=attention_plan.varlen_spans(
+            [segment.indices for segment in segments], _prefix_positions(segments), device
+        ),
     )
 
 
-def one_by_one(
+def reference_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -143,7 +156,7 @@ def one_by_one(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """What the kernel says of itself: causal attention of each sequence, aligned with its last query and key."""
+    """The documented behaviour of the kernel: causal attention of each sequence, aligned at its last query and key."""
     assert query_starts.dtype == key_starts.dtype == torch.int32
     assert window_size == (-1, 0)
     assert enable_gqa == (query.shape[1] != key.shape[1])
@@ -154,52 +167,52 @@ def one_by_one(
         q = query[query_starts[number] : query_starts[number + 1]].transpose(0, 1)
         k, v = (item[key_starts[number] : key_starts[number + 1]].transpose(0, 1) for item in (key, value))
         mask = torch.ones(q.shape[1], k.shape[1]).tril(k.shape[1] - q.shape[1]).bool()
-        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
-        result.append(seen.transpose(0, 1))
+        output = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+        result.append(output.transpose(0, 1))
     return torch.cat(result)
 
 
 @settings(max_examples=60)
-@given(drawn=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]))
-def test_the_spans_of_a_row_are_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int]) -> None:
-    """The kernel itself runs on CUDA devices only; what it is given is looked at here."""
-    pieces = pieces_of(drawn)
-    mask = sees(pieces)
-    ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
+@given(shapes=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]))
+def test_varlen_spans_describe_masked_attention(shapes: list[tuple[int, int]], heads: tuple[int, int]) -> None:
+    """The kernel runs only on CUDA devices, so this checks its inputs."""
+    segments = segments_of(shapes)
+    mask = attention_mask(segments)
+    packed, reference = random_states(len(mask), *heads), random_states(len(mask), *heads)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", reference_kernel)
         patch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
-        actual, _ = packed_attention_forward(None, *ours, None, scaling=0.3, plan=as_spans(pieces))
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=0.3, enable_gqa=True)
+        actual, _ = packed_attention_forward(None, *packed, None, scaling=0.3, plan=varlen_plan(segments))
+    expected = torch.nn.functional.scaled_dot_product_attention(*reference, attn_mask=mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(actual, expected.transpose(1, 2))
     weights = torch.randn(actual.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(1))
     (actual * weights).sum().backward()
     (expected.transpose(1, 2) * weights).sum().backward()
-    for first, other in zip(ours, theirs, strict=True):
+    for first, other in zip(packed, reference, strict=True):
         torch.testing.assert_close(first.grad, other.grad, atol=1e-6, rtol=1e-5)
 
 
-def test_a_row_of_whole_sequences_is_taken_as_it_is() -> None:
-    assert as_spans([Segment(0, 5), Segment(5, 3)]).spans.keys is None
-    assert as_spans([Segment(0, 2), Segment(2, 3, 0)]).spans.keys.tolist() == [[0, 1, 0, 1, 2, 3, 4]]
+def test_a_row_of_whole_sequences_needs_no_gather() -> None:
+    assert varlen_plan([RowSegment(0, 5), RowSegment(5, 3)]).spans.keys is None
+    assert varlen_plan([RowSegment(0, 2), RowSegment(2, 3, 0)]).spans.keys.tolist() == [[0, 1, 0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
-def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
-    """Its own signature and shapes, forwards and backwards, without a device."""
-    pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
-    given = [item.detach().to("meta", torch.bfloat16).requires_grad_() for item in states(17, *heads)]
+def test_the_kernel_accepts_the_plan(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
+    """Checks its signature and shapes, forward and backward, on the meta device."""
+    segments = [RowSegment(0, 5), RowSegment(5, 3, 0), RowSegment(8, 7, 0), RowSegment(15, 2)]
+    inputs = [item.detach().to("meta", torch.bfloat16).requires_grad_() for item in random_states(17, *heads)]
     monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
-    result, _ = packed_attention_forward(None, *given, None, plan=as_spans(pieces, "meta"))
+    result, _ = packed_attention_forward(None, *inputs, None, plan=varlen_plan(segments, "meta"))
     assert result.shape == (1, 17, heads[0], 16)
     result.float().sum().backward()
-    assert all(item.grad is not None and item.grad.shape == item.shape for item in given)
+    assert all(item.grad is not None and item.grad.shape == item.shape for item in inputs)
 
 
-def test_what_the_kernel_cannot_do_goes_the_other_way() -> None:
+def test_without_the_kernel_the_plan_still_works() -> None:
     query = torch.zeros(3, 2, 16)
     assert not attention.has_varlen_kernel(query, 0.0), "it is on the CPU"
-    pieces = [Segment(0, 5), Segment(5, 3, 0)]
-    actual, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=as_spans(pieces))
-    expected, _ = packed_attention_forward(None, *states(8, 4, 2), None, plan=plan_attention(pieces))
+    segments = [RowSegment(0, 5), RowSegment(5, 3, 0)]
+    actual, _ = packed_attention_forward(None, *random_states(8, 4, 2), None, plan=varlen_plan(segments))
+    expected, _ = packed_attention_forward(None, *random_states(8, 4, 2), None, plan=plan_attention(segments))
     assert torch.equal(actual, expected)

@@ -1,4 +1,4 @@
-"""Which models are given packed rows, and that what others are given is right too."""
+"""Which models get packed rows, and that padded rows for the others are right too."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +20,8 @@ SEQUENCES = [
 ]
 
 
-def as_initialised(lm: LanguageModel) -> LanguageModel:
-    """With layers as small as those that training from scratch begins with, so that attention does little."""
+def scale_to_initialisation(lm: LanguageModel) -> LanguageModel:
+    """Scales the layers to the size of an initialisation, where attention has little effect."""
     with torch.no_grad():
         for name, weight in lm.model.named_parameters():
             if weight.ndim >= 2 and "layers" in name:
@@ -56,45 +56,46 @@ def as_initialised(lm: LanguageModel) -> LanguageModel:
 )
 @pytest.mark.parametrize("small", [False, True])
 @torch.no_grad()
-def test_each_sequence_is_read_as_alone(
+def test_a_packed_sequence_has_the_states_of_a_separate_one(
     family: Family, kind: str, settings: dict[str, Any], packs: bool, small: bool
 ) -> None:
     lm = family(kind, **settings)
     if small:
-        as_initialised(lm)
+        scale_to_initialisation(lm)
     before = lm.decoder.config._attn_implementation
-    alone = [lm.decoder(torch.tensor([item.ids[:-1]])).last_hidden_state[0, 1:] for item in SEQUENCES]
+    expected = [lm.decoder(torch.tensor([item.ids[:-1]])).last_hidden_state[0, 1:] for item in SEQUENCES]
     with packed_attention(lm, 12) as result:
         assert result == packs
         assert lm.decoder.config._attn_implementation == (attention.PACKED_ATTENTION if packs else before)
         states = predicting_states(lm, pack([[item] for item in SEQUENCES], padded=not result))
     assert lm.decoder.config._attn_implementation == before
-    torch.testing.assert_close(states, torch.cat(alone), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(states, torch.cat(expected), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_attention_across_sequences_is_seen_however_little_it_does(
+def test_slight_attention_across_sequences_is_detected(
     family: Family, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    def across(_module: Any, query: Any, key: Any, value: Any, _mask: Any, **_options: Any) -> tuple[Any, None]:
+    def unconfined_attention(
+        _module: Any, query: Any, key: Any, value: Any, _mask: Any, **_options: Any
+    ) -> tuple[Any, None]:
         attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.transpose(1, 2), None
 
-    lm = as_initialised(family("llama"))
+    lm = scale_to_initialisation(family("llama"))
     lm.model.to(dtype)
     with packed_attention(lm, 12) as packs:
         assert packs
-    monkeypatch.setattr(attention, "packed_attention_forward", across)
+    monkeypatch.setattr(attention, "packed_attention_forward", unconfined_attention)
     with packed_attention(lm, 12) as packs:
         assert not packs
 
 
-def test_what_a_sequence_is_read_from(family: Family) -> None:
-    """Its own tokens, and no others."""
+def test_a_sequence_depends_on_its_own_tokens_only(family: Family) -> None:
     lm = family("mixtral", num_local_experts=4)
     packed = pack([[item] for item in SEQUENCES])
     with packed_attention(lm, 12):
-        states, reach = _states_and_input_gradients(lm, packed, 1)
+        states, gradients = _states_and_input_gradients(lm, packed, 1)
         assert torch.equal(states, predicting_states(lm, packed))
-    assert reach.abs().sum(1).bool().tolist() == [False] * 5 + [True] * 2 + [False] * 11
+    assert gradients.abs().sum(1).bool().tolist() == [False] * 5 + [True] * 2 + [False] * 11
     assert all(weight.grad is None for weight in lm.model.parameters())

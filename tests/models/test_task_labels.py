@@ -17,7 +17,7 @@ def test_labels_from_a_file(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (None, "task.labels: no such file: labels.txt; make it, one label a line"),
         (b"card\ncaf\xe9\n", "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
@@ -25,22 +25,22 @@ def test_labels_from_a_file(tmp_path: Path, content: bytes) -> None:
         (b"card\ncash\ncard\n", "task.labels: label `card` is repeated; remove one"),
     ],
 )
-def test_a_file_that_holds_no_label_set(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_a_file_without_a_label_set_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(UserError) as caught:
         TaskConfig(labels="labels.txt").with_labels_from(tmp_path)
-    assert str(caught.value) == says
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    ("written", "place", "read"),
+    ("text", "position", "value"),
     [("[yes, no]", 1, True), ("[one, 2]", 2, 2), ("[one, two, off]", 3, False), ("[1.5, two]", 1, 1.5)],
 )
-def test_labels_that_yaml_takes_for_something_else(written: str, place: int, read: Any) -> None:
+def test_labels_that_yaml_does_not_read_as_text_are_refused(text: str, position: int, value: Any) -> None:
     with pytest.raises(UserError) as caught:
-        TaskConfig.read(yaml.safe_load(f"labels: {written}"), "posttrain.yaml")
-    message = f"label {place} is read as {read!r}, not as text; put it in quotes"
+        TaskConfig.read(yaml.safe_load(f"labels: {text}"), "posttrain.yaml")
+    message = f"label {position} is read as {value!r}, not as text; put it in quotes"
     assert str(caught.value) == f"posttrain.yaml: `labels`: {message}"
     quoted = yaml.safe_load("labels: ['yes', 'no']")
     assert TaskConfig.read(quoted, "posttrain.yaml").labels == ["yes", "no"]

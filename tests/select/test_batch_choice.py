@@ -41,7 +41,7 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
 
 def test_warm_batch_has_its_shares() -> None:
     scores = score_table(300)
-    batch = choose_batch(SelectConfig().of_round(1), scores, 40, 1, targets=FocusTargets(["class 2"]), cold=False)
+    batch = choose_batch(SelectConfig().for_round(1), scores, 40, 1, targets=FocusTargets(["class 2"]), cold=False)
     assert batch.schema == BATCH_SCHEMA
     assert Counter(batch["reason"].to_pylist()) == {"focus": 10, "strategy": 26, "explore": 4}
     assert len(set(batch["id"].to_pylist())) == 40
@@ -54,55 +54,55 @@ def test_warm_batch_has_its_shares() -> None:
             assert "class 2" in (score["predicted"], score["runner_up"])
 
 
-def unanswered(scores: pa.Table) -> pa.Table:
-    """The table of a pool that no trained champion has answered."""
+def without_predictions(scores: pa.Table) -> pa.Table:
+    """The score table before a champion is trained: no predictions."""
     nothing = pa.nulls(scores.num_rows, pa.string())
     return scores.set_column(scores.column_names.index("predicted"), scores.schema.field("predicted"), nothing)
 
 
-def test_cold_batch_is_the_cold_strategys() -> None:
-    scores = unanswered(score_table(100))
-    batch = choose_batch(SelectConfig().of_round(1), scores, 20, 1, targets=FocusTargets(["class 2"]), cold=True)
+def test_cold_batch_is_chosen_by_the_cold_start_strategy() -> None:
+    scores = without_predictions(score_table(100))
+    batch = choose_batch(SelectConfig().for_round(1), scores, 20, 1, targets=FocusTargets(["class 2"]), cold=True)
     assert set(batch["reason"].to_pylist()) == {"cold_start"}
     assert batch.num_rows == 20
 
 
-def test_a_champion_whose_doubts_mislead_is_looked_at_by_exploration() -> None:
+def test_a_champion_with_uninformative_confidence_still_explores() -> None:
     batch = choose_batch(
-        SelectConfig().of_round(2), score_table(100), 20, 1, targets=FocusTargets(["class 2"]), cold=True
+        SelectConfig().for_round(2), score_table(100), 20, 1, targets=FocusTargets(["class 2"]), cold=True
     )
     assert Counter(batch["reason"].to_pylist()) == {"cold_start": 18, "explore": 2}
     assert [row["inclusion"] for row in batch.to_pylist() if row["reason"] == "explore"] == [0.02, 0.02]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_exploration_and_focus_may_be_all_of_a_small_batch(seed: int) -> None:
+def test_exploration_and_focus_may_fill_a_small_batch(seed: int) -> None:
     config = SelectConfig(explore=0.5, focus=0.5, strategy="entropy")
     batch = choose_batch(config, score_table(60), 3, seed, targets=FocusTargets(LABELS), cold=False)
     assert batch.num_rows == 3
 
 
-def of_sources(scores: pa.Table, names: list[str]) -> pa.Table:
-    at = scores.column_names.index("source")
+def with_sources(scores: pa.Table, names: list[str]) -> pa.Table:
+    position = scores.column_names.index("source")
     return scores.set_column(
-        at, scores.schema.field("source"), pa.array(np.resize(names, scores.num_rows), pa.string())
+        position, scores.schema.field("source"), pa.array(np.resize(names, scores.num_rows), pa.string())
     )
 
 
 @pytest.mark.parametrize("near_duplicate", [None, 0.9])
-def test_a_budget_is_of_the_whole_batch(near_duplicate: float | None) -> None:
+def test_the_budget_bounds_the_whole_batch(near_duplicate: float | None) -> None:
     scores = score_table(200)
     cost = dict(zip(scores["id"].to_pylist(), scores["cost"].to_pylist(), strict=True))
     for shares in ({"explore": 0.0, "focus": 0.0}, {"explore": 0.0, "focus": 0.5}, {"explore": 0.2, "focus": 0.3}):
         config = SelectConfig(strategy="cost_aware", options={"budget": 300.0}, near_duplicate=near_duplicate, **shares)
         rows = choose_batch(config, scores, 30, 0, targets=FocusTargets(["class 2"]), cold=False).to_pylist()
-        drawn = sum(cost[row["id"]] for row in rows if row["reason"] == "explore")
-        assert sum(cost[row["id"]] for row in rows) <= max(300, drawn)
-        assert drawn > 300 or len(rows) > 6
+        explore_cost = sum(cost[row["id"]] for row in rows if row["reason"] == "explore")
+        assert sum(cost[row["id"]] for row in rows) <= max(300, explore_cost)
+        assert explore_cost > 300 or len(rows) > 6
 
 
-def test_quotas_are_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
-    scores = of_sources(score_table(200), ["a", "b", "c"])
+def test_quotas_bound_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
+    scores = with_sources(score_table(200), ["a", "b", "c"])
     source = dict(zip(scores["id"].to_pylist(), scores["source"].to_pylist(), strict=True))
     options = {"quotas": {"a": 0.2, "b": 0.29, "rare": 0.5}}
     config = SelectConfig(strategy="composite", options=options, explore=0.0, focus=0.5)
@@ -110,20 +110,22 @@ def test_quotas_are_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None
     counts = Counter(source[id] for id in batch["id"].to_pylist())
     assert (counts["a"], counts["b"], counts["c"]) == (20, 29, 51)
     assert "the quota of `rare` bounds nothing" in caplog.text
-    # A source that no weak record is of ends nothing.
+    # A batch is full even if one source has no record of a weak class.
     first = scores.filter(pa.array(scores["source"].to_numpy(zero_copy_only=False) != "b")).to_pylist()[0]
     assert choose_batch(config, scores, 4, 0, targets=FocusTargets([first["predicted"]]), cold=False).num_rows == 4
 
 
-def test_what_a_cold_strategy_is_told_holds_but_for_doubts() -> None:
-    scores = unanswered(score_table(80))
-    with_answers, untold = (
-        choose_batch(SelectConfig(strategy=["diverse", "margin"], options=options).of_round(1), scores, 8, 0, cold=True)
+def test_a_cold_strategy_uses_all_its_options_but_those_of_uncertainty() -> None:
+    scores = without_predictions(score_table(80))
+    with_options, without_options = (
+        choose_batch(
+            SelectConfig(strategy=["diverse", "margin"], options=options).for_round(1), scores, 8, 0, cold=True
+        )
         for options in ({"diverse": {"dimensions": 2}}, {})
     )
-    assert not with_answers.equals(untold)
-    doubtful = SelectConfig(options={"facility_location": {"by": "margin", "ground": 50}}).of_round(1)
-    assert choose_batch(doubtful, scores, 8, 0, cold=True).num_rows == 8
+    assert not with_options.equals(without_options)
+    by_margin = SelectConfig(options={"facility_location": {"by": "margin", "ground": 50}}).for_round(1)
+    assert choose_batch(by_margin, scores, 8, 0, cold=True).num_rows == 8
 
 
 @pytest.mark.parametrize(
@@ -141,16 +143,16 @@ def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> No
     assert first.equals(second)
 
 
-def test_without_findings_the_strategy_fills_the_batch() -> None:
-    batch = choose_batch(SelectConfig(explore=0.0).of_round(1), score_table(50), 10, 0, cold=False)
+def test_without_focus_targets_the_strategy_fills_the_batch() -> None:
+    batch = choose_batch(SelectConfig(explore=0.0).for_round(1), score_table(50), 10, 0, cold=False)
     assert set(batch["reason"].to_pylist()) == {"strategy"}
     assert batch.num_rows == 10
 
 
 def test_small_and_empty_pools() -> None:
     for cold in (True, False):
-        assert choose_batch(SelectConfig().of_round(1), score_table(7), 150, 0, cold=cold).num_rows == 7
-        empty = choose_batch(SelectConfig().of_round(1), score_table(0), 150, 0, cold=cold)
+        assert choose_batch(SelectConfig().for_round(1), score_table(7), 150, 0, cold=cold).num_rows == 7
+        empty = choose_batch(SelectConfig().for_round(1), score_table(0), 150, 0, cold=cold)
         assert empty.num_rows == 0
         assert empty.schema == BATCH_SCHEMA
 
@@ -167,14 +169,14 @@ def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
     assert max(abs(counts[id] - 60) for id in scores["id"].to_pylist()) < 38
 
 
-def test_hard_cases_draw_their_neighbours() -> None:
+def test_hard_cases_focus_on_their_neighbours() -> None:
     scores = score_table(400)
     vectors = np.array(scores["embedding"].to_pylist(), np.float32)
     near = nearest_hard_case(vectors, vectors[17:18], neighbours=5) >= 0
     assert near.sum() == 5
     assert near[17]
     batch = choose_batch(
-        SelectConfig(explore=0.0).of_round(1),
+        SelectConfig(explore=0.0).for_round(1),
         scores,
         20,
         0,
@@ -187,7 +189,7 @@ def test_hard_cases_draw_their_neighbours() -> None:
     assert focused <= set(pool[nearest_hard_case(vectors, vectors[17:18]) >= 0])
 
 
-def test_a_worst_class_counts_as_first_and_as_second_guess() -> None:
+def test_a_weak_class_counts_as_prediction_and_as_runner_up() -> None:
     predicted, runner_up = np.array(["a", "b", "b"], object), np.array(["b", "a", "c"], object)
     assert in_weak_classes(predicted, runner_up, ["a"]).tolist() == [True, True, False]
     assert in_weak_classes(predicted, runner_up, ["c", "d"]).tolist() == [False, False, True]
@@ -201,7 +203,7 @@ def test_focus_without_anything_to_focus_on() -> None:
     assert nearest_hard_case(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
 
 
-def test_config_refuses_what_cannot_work() -> None:
+def test_config_refuses_unusable_strategies() -> None:
     with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
         SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
     for strategy in set(SELECTORS) - set(COLD_START_SELECTORS):
@@ -233,13 +235,13 @@ def test_every_strategy_works_in_the_loop(strategy: str) -> None:
         ({"strategy": "cost_aware", "options": {"budget": "much"}}, True, "`budget` is 'much', and must be a number"),
     ],
 )
-def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: bool, message: str) -> None:
+def test_options_are_checked_before_any_work(section: dict[str, Any], has_labels: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         SelectConfig.model_validate(section).check(has_labels)
 
 
 @pytest.mark.parametrize("strategy", sorted(SELECTORS))
-def test_every_strategy_takes_labelled_records_beside_the_table(strategy: str) -> None:
+def test_every_strategy_accepts_labelled_records(strategy: str) -> None:
     options = {"by": "confidence"} if strategy == "top" else {}
     config = SelectConfig(strategy=strategy, options=options)
     labelled = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
@@ -249,7 +251,7 @@ def test_every_strategy_takes_labelled_records_beside_the_table(strategy: str) -
     assert set(batch["id"].to_pylist()) <= set(scores["id"].to_pylist())
 
 
-def test_what_lies_near_a_label_is_covered() -> None:
+def test_records_near_labelled_ones_are_covered() -> None:
     scores = score_table(100)
     embeddings = np.array(scores.sort_by("id")["embedding"].to_pylist(), np.float32)
     near = embeddings[:95] + 1e-3
@@ -258,7 +260,7 @@ def test_what_lies_near_a_label_is_covered() -> None:
     assert set(batch["id"].to_pylist()) == set(scores.sort_by("id")["id"].to_pylist()[95:])
 
 
-def test_options_are_the_strategys() -> None:
+def test_options_are_passed_to_the_strategy() -> None:
     narrow = SelectConfig(strategy="top", options={"by": "cost", "lowest": True}, explore=0, focus=0)
     scores = score_table(60)
     batch = choose_batch(narrow, scores, 5, 0, cold=False)

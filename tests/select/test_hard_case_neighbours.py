@@ -5,7 +5,7 @@ from posttrain.select.reasons import hard_case_reasons
 from posttrain.select.selectors.similarity import whiten
 
 
-def test_each_record_is_near_the_closest_case_that_it_is_a_neighbour_of() -> None:
+def test_each_record_is_assigned_to_the_closest_case_it_is_a_neighbour_of() -> None:
     generator = np.random.default_rng(3)
     pool, cases = generator.normal(size=(60, 7)), generator.normal(size=(5, 7))
     result = nearest_hard_case(pool, cases, neighbours=8)
@@ -19,12 +19,7 @@ def test_each_record_is_near_the_closest_case_that_it_is_a_neighbour_of() -> Non
     assert result.tolist() == expected.tolist()
 
 
-def test_no_pool_and_no_cases() -> None:
-    assert nearest_hard_case(np.ones((3, 2)), np.empty((0, 2))).tolist() == [-1] * 3
-    assert nearest_hard_case(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
-
-
-def test_why_names_the_case_and_its_kinds() -> None:
+def test_the_reason_names_the_case_and_its_kinds() -> None:
     cases = [HardCase("3fa2", ("wrong",), "card", "cash"), HardCase("77", ("high_loss", "disagreement"), "a", "a")]
     assert hard_case_reasons(np.array([-1, 1, 0]), cases) == [
         None,

@@ -28,19 +28,19 @@ def predictions(*rows: tuple[str, float, float | None], predicted: str = "b") ->
                 "predicted": "a" if score == 1 else predicted,
                 "score": score,
                 "valid": True,
-                "log_likelihood": likely,
+                "log_likelihood": log_likelihood,
             }
-            for id, score, likely in rows
+            for id, score, log_likelihood in rows
         ],
         schema=PREDICTIONS,
     )
 
 
-def test_loss_is_likelihood_where_known_else_what_is_missing_to_a_full_score() -> None:
+def test_loss_is_the_negative_log_likelihood_or_else_one_minus_the_score() -> None:
     assert losses(predictions(("x", 0.0, -3.0), ("y", 0.25, None))).tolist() == [3.0, 0.75]
 
 
-def test_wrong_ones_hardest_first() -> None:
+def test_wrong_records_come_hardest_first() -> None:
     table = predictions(("a", 1.0, -9.0), ("b", 0.0, -2.0), ("c", 0.0, -5.0), ("e", 0.0, -2.0), ("d", 1.0, -0.1))
     assert wrong(table) == ["c", "b", "e"]
     assert wrong(table, n=1) == ["c"]
@@ -53,16 +53,16 @@ def test_wrong_where_scores_are_log_likelihoods() -> None:
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(0, 100))
-def test_high_loss_is_what_lies_above_the_percentile(values: list[int], percentile: int) -> None:
+def test_high_loss_is_above_the_percentile(values: list[int], percentile: int) -> None:
     table = predictions(*((f"{row:03d}", float(row % 2), -float(value)) for row, value in enumerate(values)))
     result = high_loss(table, percentile, n=1000)
-    bar = np.percentile(values, percentile)
-    assert set(result) == {f"{row:03d}" for row, value in enumerate(values) if value > bar}
+    threshold = np.percentile(values, percentile)
+    assert set(result) == {f"{row:03d}" for row, value in enumerate(values) if value > threshold}
     assert [values[int(id)] for id in result] == sorted((values[int(id)] for id in result), reverse=True)
     assert high_loss(table, percentile, n=2) == result[:2]
 
 
-def test_high_loss_asks_not_who_was_right_and_of_equal_ones_none_is_high() -> None:
+def test_high_loss_ignores_scores_and_of_equal_losses_none_is_high() -> None:
     table = predictions(*((f"{row:02d}", 1.0, -float(row == 19)) for row in range(20)))
     assert high_loss(table) == ["19"]
     assert high_loss(predictions(("a", 0.0, -1.0), ("b", 0.0, -1.0))) == []
@@ -78,7 +78,7 @@ def test_regressions_were_right_before_and_are_wrong_now() -> None:
     assert regressions(now, predictions()) == regressions(predictions(), now) == []
 
 
-def test_disagreement_is_of_answers_furthest_apart_in_loss_first() -> None:
+def test_disagreements_come_by_difference_in_loss() -> None:
     actual = predictions(("a", 1.0, -0.1), ("b", 0.0, -3.0), ("c", 0.0, -3.0), ("d", 1.0, -0.1))
     reference = predictions(("d", 0.0, -8.1), ("c", 0.0, -3.0), ("b", 1.0, -1.0), ("a", 1.0, -7.0), predicted="c")
     assert disagreement(actual, reference) == ["d", "b", "c"]
@@ -87,7 +87,7 @@ def test_disagreement_is_of_answers_furthest_apart_in_loss_first() -> None:
     assert disagreement(actual, predictions()) == disagreement(predictions(), actual) == []
 
 
-def test_cases_know_all_their_kinds_and_come_by_loss() -> None:
+def test_cases_have_all_their_kinds_and_come_by_loss() -> None:
     now = predictions(("a", 0.0, -1.0), ("b", 0.0, -3.0), ("c", 1.0, -0.1))
     before = predictions(("a", 1.0, -0.1), ("b", 0.0, -2.0), ("c", 1.0, -0.1))
     result = hard_cases(["regressions", "wrong"], Evaluations(now, previous=before))

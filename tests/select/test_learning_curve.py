@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError
 
 
 def records(classes: int = 12, seed: int = 0) -> tuple[np.ndarray, list[str]]:
-    """Classes of very different sizes, so that it matters what is asked for."""
+    """Classes of very different sizes, so that the choice of records matters."""
     generator = np.random.default_rng(seed)
     sizes = np.linspace(8, 60, classes).astype(int)
     labels = np.repeat(np.arange(classes), sizes)
@@ -23,50 +23,50 @@ def records(classes: int = 12, seed: int = 0) -> tuple[np.ndarray, list[str]]:
 def test_each_class_is_held_out_in_its_share() -> None:
     features, labels = records()
     task = hold_out(features, labels, 3)
-    for item in range(task.classes):
-        size = labels.count(sorted(set(labels))[item])
-        assert (task.test_labels == item).sum() == max(1, int(0.3 * size))
+    for label in range(task.classes):
+        size = labels.count(sorted(set(labels))[label])
+        assert (task.test_labels == label).sum() == max(1, int(0.3 * size))
     assert len(task.labels) + len(task.test_labels) == len(labels)
     np.testing.assert_allclose(np.linalg.norm(task.features, axis=1), 1, rtol=1e-5)
     other = hold_out(features, labels, 4)
     assert not np.array_equal(task.test_features, other.test_features)
 
 
-def test_with_all_labels_a_curve_ends_where_all_strategies_do() -> None:
+def test_with_all_labels_all_strategies_end_at_the_same_accuracy() -> None:
     task = hold_out(*records(), seed=0)
     counts = (100, len(task.labels))
     ends = {name: learning_curve(task, CurvePlan(name, counts), 0)[-1] for name in ("random", "margin", "typiclust")}
     assert set(ends.values()) == {full_accuracy(task)}
 
 
-def test_curves_are_the_same_again() -> None:
+def test_curves_are_reproducible() -> None:
     task = hold_out(*records(), seed=0)
     first, second = (learning_curve(task, CurvePlan("badge", (12, 24, 36)), 5) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_strategy_that_needs_no_model_starts_by_itself() -> None:
+def test_a_strategy_that_needs_no_model_ignores_the_cold_start() -> None:
     task = hold_out(*records(), seed=0)
-    alone = learning_curve(task, CurvePlan("typiclust", (12,), cold_start="random"), 1)
-    assert alone == learning_curve(task, CurvePlan("margin", (12,), cold_start="typiclust"), 1)
+    curve = learning_curve(task, CurvePlan("typiclust", (12,), cold_start="random"), 1)
+    assert curve == learning_curve(task, CurvePlan("margin", (12,), cold_start="typiclust"), 1)
 
 
-def test_auto_covers_what_is_alike_and_draws_where_nothing_is() -> None:
+def test_auto_covers_where_neighbours_share_labels_and_else_samples_at_random() -> None:
     features, labels = records()
     noise = np.random.default_rng(1).normal(size=features.shape) * 0.1
     task = hold_out(np.concatenate([features, features + noise]), [*labels, *labels], seed=0)
-    alike = learning_curve(task, CurvePlan("auto", (12,), "auto"), 1)
-    assert alike == learning_curve(task, CurvePlan("facility_location", (12,)), 1)
+    covering = learning_curve(task, CurvePlan("auto", (12,), "auto"), 1)
+    assert covering == learning_curve(task, CurvePlan("facility_location", (12,)), 1)
     shuffled = [np.random.default_rng(2).permutation(labels) for labels in (task.labels, task.test_labels)]
     task = replace(task, labels=shuffled[0], test_labels=shuffled[1])
-    drawn = learning_curve(task, CurvePlan("auto", (12,), "auto", {"power": 2.0}), 1)
-    assert drawn == learning_curve(task, CurvePlan("random", (12,)), 1)
+    random = learning_curve(task, CurvePlan("auto", (12,), "auto", {"power": 2.0}), 1)
+    assert random == learning_curve(task, CurvePlan("random", (12,)), 1)
 
 
-def test_one_class_only_is_always_predicted() -> None:
+def test_with_one_class_only_it_is_always_predicted() -> None:
     task = hold_out(*records(), seed=0)
     curve = learning_curve(task, CurvePlan("random", (1, 2)), 0)
-    assert curve[0] in {float((task.test_labels == item).mean()) for item in range(task.classes)}
+    assert curve[0] in {float((task.test_labels == label).mean()) for label in range(task.classes)}
 
 
 def test_covering_the_pool_beats_chance() -> None:
@@ -80,15 +80,15 @@ def test_covering_the_pool_beats_chance() -> None:
 
 
 @pytest.mark.slow
-def test_processes_change_nothing() -> None:
+def test_the_number_of_processes_does_not_matter() -> None:
     features, labels = records(6)
-    item, two = (
+    serial, parallel = (
         compare_strategies(features, labels, ["margin"], seeds=2, batch=10, most=30, workers=count) for count in (1, 2)
     )
-    assert item == two
+    assert serial == parallel
 
 
-def test_mistakes() -> None:
+def test_unknown_strategies_and_too_few_records_are_refused() -> None:
     features, labels = records()
     with pytest.raises(UserError, match="--strategies: no strategy `margn`; did you mean `margin`"):
         compare_strategies(features, labels, ["margn"])

@@ -1,4 +1,4 @@
-"""The map of the pool: who is near stays near, every chosen record is on it, and it is the same each time."""
+"""The map of the pool: neighbours stay neighbours, it has every chosen record, and it is reproducible."""
 
 import os
 import subprocess
@@ -16,31 +16,31 @@ from posttrain.select.pool_map import MAP_SCHEMA, pool_map, tsne_plane
 def _scores(embeddings: np.ndarray) -> pa.Table:
     width = embeddings.shape[1]
     rows = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.astype(np.float32).ravel()), width)
-    return pa.table({"id": pa.array([f"r{at:05d}" for at in range(len(embeddings))], pa.string()), "embedding": rows})
+    return pa.table({"id": pa.array([f"r{row:05d}" for row in range(len(embeddings))], pa.string()), "embedding": rows})
 
 
 def _chosen(*rows: int) -> pa.Table:
-    return pa.table({"id": pa.array([f"r{at:05d}" for at in rows], pa.string())})
+    return pa.table({"id": pa.array([f"r{row:05d}" for row in rows], pa.string())})
 
 
 def _clusters(count: int, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    of = np.repeat(np.arange(count), each)
-    return 6 * rng.standard_normal((count, 24))[of] + rng.standard_normal((len(of), 24)), of
+    cluster = np.repeat(np.arange(count), each)
+    return 6 * rng.standard_normal((count, 24))[cluster] + rng.standard_normal((len(cluster), 24)), cluster
 
 
-def test_who_is_near_stays_near() -> None:
-    embeddings, of = _clusters(6, 40)
+def test_neighbours_stay_neighbours() -> None:
+    embeddings, cluster = _clusters(6, 40)
     points = tsne_plane(embeddings)
     assert points.shape == (240, 2)
     assert points.dtype == np.float32
     distances = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.where(np.eye(240, dtype=bool), np.inf, 0)
-    assert (of[distances.argmin(axis=1)] == of).mean() > 0.98
-    drawn = np.random.default_rng(0).standard_normal((240, 2))
-    assert trustworthiness(embeddings, points) > 0.85 > trustworthiness(embeddings, drawn)
+    assert (cluster[distances.argmin(axis=1)] == cluster).mean() > 0.98
+    random_points = np.random.default_rng(0).standard_normal((240, 2))
+    assert trustworthiness(embeddings, points) > 0.85 > trustworthiness(embeddings, random_points)
 
 
-def test_all_chosen_are_on_it_and_the_others_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_all_chosen_records_and_a_sample_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_POOL", 30)
     monkeypatch.setattr(module, "_MAX_LABELLED", 10)
     embeddings, _ = _clusters(4, 25)
@@ -65,13 +65,13 @@ def test_the_order_of_rows_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 30])
-@pytest.mark.parametrize("known", [0, 1, 4])
-def test_small_pools_and_rows_that_are_all_one(count: int, known: int) -> None:
+@pytest.mark.parametrize("label_count", [0, 1, 4])
+def test_small_pools_and_equal_rows(count: int, label_count: int) -> None:
     varied = np.random.default_rng(0).standard_normal((count, 6))
     for embeddings in (varied, np.ones((count, 6)), np.zeros((count, 6))):
-        labelled = embeddings[:1].repeat(known, axis=0) if known else None
+        labelled = embeddings[:1].repeat(label_count, axis=0) if label_count else None
         result = pool_map(_scores(embeddings), _chosen(*range(min(count, 2))), labelled, 0)
-        assert result.num_rows == count + (known if count else 0)
+        assert result.num_rows == count + (label_count if count else 0)
         assert np.isfinite(np.column_stack([result["x"].to_numpy(), result["y"].to_numpy()])).all()
 
 

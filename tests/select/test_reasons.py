@@ -1,11 +1,11 @@
-"""What a batch says of why its records were chosen."""
+"""The reasons that a batch gives for its records."""
 
 import numpy as np
 
 from posttrain.select.reasons import coverage_reasons, join_reasons, uncertainty_reasons, weak_class_reason
 
 
-def test_doubt_is_placed_within_the_pool() -> None:
+def test_uncertainty_is_ranked_within_the_pool() -> None:
     values = np.arange(100) / 100
     assert uncertainty_reasons("entropy", values, np.array([99, 50, 0]), np.ones(100, bool)) == [
         "entropy 0.99, in the top 1% of the pool",
@@ -21,7 +21,7 @@ def test_doubt_is_placed_within_the_pool() -> None:
     ]
 
 
-def test_cover_counts_the_others_that_are_nearest() -> None:
+def test_coverage_counts_the_other_records_nearest_to_a_chosen_one() -> None:
     angles = np.radians([0, 4, 8, 90, 180, 180])
     points = np.column_stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
     assert coverage_reasons(points, np.array([1, 3, 4, 5]), 6) == [
@@ -32,7 +32,7 @@ def test_cover_counts_the_others_that_are_nearest() -> None:
     ]
 
 
-def test_facts_are_put_together() -> None:
+def test_reasons_are_joined() -> None:
     assert (
         weak_class_reason("card", "loan", frozenset({"loan"}), is_scored=True)
         == "may be `loan`, a class with poor results"

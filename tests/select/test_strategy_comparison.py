@@ -1,4 +1,4 @@
-"""Numbers of learning curves, worked out by hand or by SciPy."""
+"""Statistics of learning curves, computed by hand or by SciPy."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_labels_to_a_target() -> None:
 
 
 @pytest.mark.parametrize("pairs", [3, 8, 40])
-def test_the_p_value_is_that_of_a_permutation_test(pairs: int) -> None:
+def test_the_p_value_equals_that_of_a_permutation_test(pairs: int) -> None:
     differences = np.random.default_rng(pairs).normal(0.3, 1, pairs)
     exact = permutation_test(
         (differences,), np.sum, permutation_type="samples", n_resamples=2**pairs if pairs < 13 else 20_000, rng=0
@@ -38,11 +38,11 @@ def test_the_p_value_is_that_of_a_permutation_test(pairs: int) -> None:
     assert sign_flip_test(differences) == pytest.approx(exact.pvalue, abs=1e-12 if pairs < 13 else 0.02)
 
 
-def test_no_difference_is_no_evidence() -> None:
+def test_equal_curves_have_a_p_value_of_one() -> None:
     assert sign_flip_test(np.zeros(5)) == 1.0
 
 
-def test_the_best_strategy_is_advised_if_it_is_surely_better() -> None:
+def test_the_best_strategy_is_recommended_if_its_gain_is_significant() -> None:
     counts, targets = [10, 20], [0.5] * 6
     base = np.tile([0.2, 0.6], (6, 1))
     curves = {
@@ -50,18 +50,18 @@ def test_the_best_strategy_is_advised_if_it_is_surely_better() -> None:
         "good": base + 0.1,
         "lucky": base + np.array([[0.3], [-0.1], [0.4], [-0.2], [0.3], [0.0]]),
     }
-    result = summarise(counts, curves, targets, "random")
-    assert [item.strategy for item in result] == ["lucky", "good", "random"]
-    good = result[1]
+    summaries = summarise(counts, curves, targets, "random")
+    assert [summary.strategy for summary in summaries] == ["lucky", "good", "random"]
+    good = summaries[1]
     assert (good.gain, good.p_value) == (pytest.approx(0.1), pytest.approx(2 / 64))
     assert good.labels == pytest.approx(15)
-    assert recommendation(result[1:], "random") == (
+    assert recommendation(summaries[1:], "random") == (
         "use good: +0.100 of area over random (p = 0.031), and 86% of its labels to the target"
     )
-    assert "may be chance" in recommendation(result, "random")
-    assert "no strategy beats random" in recommendation(result[2:], "random")
+    assert "may be chance" in recommendation(summaries, "random")
+    assert "no strategy beats random" in recommendation(summaries[2:], "random")
 
 
-def test_a_target_that_one_seed_misses_has_no_count() -> None:
+def test_a_target_that_a_seed_misses_has_no_label_count() -> None:
     curves = {"random": np.array([[0.2, 0.6], [0.2, 0.4]])}
     assert summarise([10, 20], curves, [0.5, 0.5], "random")[0].labels is None

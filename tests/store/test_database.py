@@ -1,4 +1,4 @@
-"""The contract of the database below the metadata, kept by SQLite and by a real PostgreSQL."""
+"""The contract of the database below the metadata, for SQLite and for a real PostgreSQL."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ class DatabaseContract:
         raise NotImplementedError
 
     def test_a_transaction_is_all_or_nothing(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
-        other = connect()
+        second = connect()
         run = metadata.start_run("s", "k")
 
         def fail() -> None:
@@ -47,28 +47,28 @@ class DatabaseContract:
 
         with pytest.raises(ZeroDivisionError):
             fail()
-        for view in (metadata, other):
+        for view in (metadata, second):
             assert view.artifacts() == []
             assert view.finished_run("k") is None
         with metadata.transaction():
             metadata.add_artifact(artifact(1))
             metadata.finish_run(run.id, artifact(1).id)
-        assert other.finished_run("k") is not None
+        assert second.finished_run("k") is not None
 
-    def test_rows_refer_to_rows(self, metadata: Metadata) -> None:
+    def test_foreign_keys_are_enforced(self, metadata: Metadata) -> None:
         run = metadata.start_run("s", "k")
         with pytest.raises(IntegrityError):
             metadata.finish_run(run.id, "dataset-9")
         assert metadata.runs(status="running") == [run]
 
-    def test_reading_only(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
+    def test_a_reader_cannot_write(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
         metadata.add_artifact(artifact(1))
         reader = connect(write=False)
         assert len(reader.artifacts()) == 1
         with pytest.raises(UserError, match="reading only"):
             reader.add_artifact(artifact(2))
 
-    def test_migrations_make_the_tables(self, metadata: Metadata) -> None:
+    def test_migrations_create_the_tables(self, metadata: Metadata) -> None:
         from alembic.autogenerate import compare_metadata
         from alembic.runtime.migration import MigrationContext
 
@@ -109,7 +109,7 @@ class DatabaseContract:
         assert [item.model_id for item in metadata.deployments()] == ["model-a"]
         assert metadata.for_arm("random").rounds() == []
 
-    def test_many_open_an_empty_database_at_once(self, url: str) -> None:
+    def test_an_empty_database_can_be_opened_concurrently(self, url: str) -> None:
         gate = threading.Barrier(4)
 
         def create(number: int) -> None:
@@ -124,7 +124,7 @@ class DatabaseContract:
         assert len(database.artifacts()) == 4
         database.close()
 
-    def test_newer_version(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
+    def test_a_newer_database_raises(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
         with metadata.transaction() as connection:
             connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
         for write in (True, False):
@@ -144,7 +144,7 @@ class TestSQLite(DatabaseContract):
             ]
         assert values == ["wal", 1, 2]
 
-    def test_many_connect_to_an_empty_file_at_once(self, tmp_path: Path) -> None:
+    def test_concurrent_connections_to_an_empty_file(self, tmp_path: Path) -> None:
         """Each changes it to a write-ahead log, and SQLite refuses some of those at once, about one file in sixteen."""
 
         def connect(engine: Engine) -> str:
@@ -168,7 +168,7 @@ class TestSQLite(DatabaseContract):
             second.add_artifact(artifact(1))
             assert [row.id for row in first.artifacts()] == [artifact(1).id]
 
-    def test_full(self, metadata: Metadata) -> None:
+    def test_a_full_disk_rolls_back_the_transaction(self, metadata: Metadata) -> None:
         with metadata.engine.connect() as connection:
             pages = connection.scalar(text("PRAGMA page_count"))
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
@@ -182,7 +182,7 @@ class TestSQLite(DatabaseContract):
             fill()
         assert metadata.artifacts() == []
 
-    def test_a_limit_of_the_system(self, tmp_path: Path, in_process: Callable[..., dict[str, Any]]) -> None:
+    def test_a_file_size_limit_raises(self, tmp_path: Path, in_process: Callable[..., dict[str, Any]]) -> None:
         """The kernel itself refuses a write, and SQLite does not say why."""
         import resource
 
@@ -194,15 +194,15 @@ class TestSQLite(DatabaseContract):
         assert error.startswith(f"StorageError: {tmp_path}/store.db: ")
         assert "ulimit -f" in error
 
-    def test_a_python_without_sqlite(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_python_without_sqlite_raises(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "sqlite3"]:
             monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, "sqlite3", None)
-        with pytest.raises(UserError, match="this Python has no SQLite") as caught:
+        with pytest.raises(UserError, match="this Python has no SQLite") as error:
             Metadata(url, create=True)
-        assert "PostgreSQL needs" not in str(caught.value)
+        assert "PostgreSQL needs" not in str(error.value)
 
-    def test_missing_and_empty(self, tmp_path: Path, url: str) -> None:
+    def test_a_missing_or_empty_file_raises(self, tmp_path: Path, url: str) -> None:
         with pytest.raises(UserError, match="missing"):
             Metadata(url)
         assert list(tmp_path.iterdir()) == []
@@ -210,12 +210,12 @@ class TestSQLite(DatabaseContract):
         with pytest.raises(UserError, match="empty"):
             Metadata(url)
 
-    def test_damaged(self, tmp_path: Path, url: str) -> None:
+    def test_a_damaged_file_raises(self, tmp_path: Path, url: str) -> None:
         (tmp_path / "store.db").write_bytes(b"no database, " * 1000)
         with pytest.raises(WorkError, match=r"store\.db: the database file is damaged"):
             Metadata(url)
 
-    def test_no_folder(self, tmp_path: Path) -> None:
+    def test_a_missing_folder_raises(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"cannot open the database.*store\.database"):
             Metadata(f"sqlite:///{tmp_path}/none/store.db", create=True)
 
@@ -225,68 +225,68 @@ class TestPostgreSQL(DatabaseContract):
     def url(self, postgres_url: str) -> str:
         return postgres_url
 
-    def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
-        item, other = connect(), connect()
-        with item.exclusive():
+    def test_only_one_process_holds_a_database(self, connect: Callable[..., Metadata]) -> None:
+        first, second = connect(), connect()
+        with first.exclusive():
             with (
                 pytest.raises(UserError, match=rf"held by process {os.getpid()} on .+ since 20"),
-                other.exclusive(),
+                second.exclusive(),
             ):
                 pass
-            item.add_artifact(artifact(1))
-        with other.exclusive():
+            first.add_artifact(artifact(1))
+        with second.exclusive():
             pass
 
-    def test_empty(self, url: str) -> None:
+    def test_an_empty_database_raises(self, url: str) -> None:
         with pytest.raises(UserError, match="empty"):
             Metadata(url)
 
-    def test_no_server(self, tmp_path: Path) -> None:
+    def test_an_unreachable_server_raises(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot open the database") as error:
             Metadata(f"postgresql://user:secret@/none?host={tmp_path}")
         assert "secret" not in str(error.value)
         assert "\n" not in str(error.value)
 
-    def test_no_such_database(self, postgres_server: str) -> None:
+    def test_an_unknown_database_raises(self, postgres_server: str) -> None:
         with pytest.raises(UserError, match='database "none" does not exist'):
             Metadata(postgres_server.replace("/postgres?", "/none?"))
 
-    def test_lost_server(self, metadata: Metadata) -> None:
+    def test_a_lost_connection_fails_only_its_transaction(self, metadata: Metadata) -> None:
         """A connection that the server drops inside a transaction fails that one and not the next."""
 
-        def lose() -> None:
+        def lose_connection() -> None:
             with metadata.transaction() as connection:
                 pid = connection.scalar(text("SELECT pg_backend_pid()"))
-                with metadata.engine.connect() as other:
-                    other.execute(text(f"SELECT pg_terminate_backend({pid})"))
+                with metadata.engine.connect() as second_connection:
+                    second_connection.execute(text(f"SELECT pg_terminate_backend({pid})"))
                 metadata.add_artifact(artifact(1))
 
         with pytest.raises(WorkError, match="the connection was lost"):
-            lose()
+            lose_connection()
         assert metadata.artifacts() == []
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("nonsense", "no database URL"),
         ("mysql://host/name", "`mysql` is not supported"),
         ("postgresql+none://host/name", "postgresql"),
     ],
 )
-def test_bad_url(url: str, words: str) -> None:
-    with pytest.raises(UserError, match=words) as error:
+def test_an_invalid_url_raises(url: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         Metadata(url)
     assert error.value.where == "store.database"
 
 
-def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(UserError, match=r"pip install 'posttrain\[postgres\]'"):
         Metadata("postgresql://host/name")
 
 
-def test_every_migration_is_known() -> None:
+def test_every_migration_is_listed() -> None:
     from alembic.script import ScriptDirectory
 
     import posttrain.store

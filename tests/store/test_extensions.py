@@ -1,5 +1,6 @@
 """Parts are found by built-in name, by entry point and by dotted path, and imported only on use."""
 
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -15,7 +16,9 @@ from posttrain.store.extensions import Registry
 @pytest.fixture
 def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
     (tmp_path / "other_package.py").write_text(
-        "from collections import OrderedDict\nclass Square(OrderedDict): pass\nnumber = 3\n"
+        "from abc import ABC, abstractmethod\nfrom collections import OrderedDict\n"
+        "class Square(OrderedDict): pass\nnumber = 3\n"
+        "class Half(ABC, dict):\n    area = sides = abstractmethod(lambda self: 0)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "other_package", raising=False)
@@ -43,7 +46,7 @@ def test_nothing_is_imported_before_it_is_used(shapes: Registry[Any]) -> None:
     assert "other_package" in sys.modules
 
 
-def test_an_unknown_name_is_a_key_error_and_suggests_the_nearest_one(shapes: Registry[Any]) -> None:
+def test_an_unknown_name_raises_and_suggests_the_nearest(shapes: Registry[Any]) -> None:
     assert "squares" not in shapes
     assert shapes.get("squares") is None
     with pytest.raises(KeyError):
@@ -59,9 +62,15 @@ def test_an_unknown_name_is_a_key_error_and_suggests_the_nearest_one(shapes: Reg
         ("lost", "shape lost: cannot import `no_such_package`"),
         ("number", "shape number: `other_package:number` is no shape; derive it from builtins.dict"),
         ("other_package:Circle", "shape other_package:Circle: module `other_package` has no `Circle`; add it to "),
+        ("other_package:Half", "shape other_package:Half: `other_package:Half` does not define area, sides; define it"),
     ],
 )
-def test_a_wrong_path_is_the_users_mistake(shapes: Registry[Any], name: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_wrong_path_raises(shapes: Registry[Any], name: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
         shapes[name]
-    assert str(caught.value).startswith(message)
+    assert str(error.value).startswith(message)
+    with pytest.raises(UserError) as error:
+        shapes.load(name, "drawing.shape")
+    assert str(error.value).startswith(message.replace(f"shape {name}", "drawing.shape"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        shapes.check(name)

@@ -18,43 +18,43 @@ VALUES = st.recursive(
 )
 
 
-def shuffled(value: Any, rng: random.Random) -> Any:
+def shuffle_keys(value: Any, rng: random.Random) -> Any:
     if isinstance(value, dict):
-        items = [(key, shuffled(inner, rng)) for key, inner in value.items()]
+        items = [(key, shuffle_keys(inner, rng)) for key, inner in value.items()]
         rng.shuffle(items)
         return dict(items)
-    return [shuffled(inner, rng) for inner in value] if isinstance(value, list) else value
+    return [shuffle_keys(inner, rng) for inner in value] if isinstance(value, list) else value
 
 
 @given(VALUES, st.randoms(use_true_random=False))
 def test_key_order_does_not_matter(value: Any, rng: random.Random) -> None:
-    assert digest(shuffled(value, rng)) == digest(value)
+    assert digest(shuffle_keys(value, rng)) == digest(value)
 
 
 @given(VALUES)
-def test_nothing_of_the_value_is_lost(value: Any) -> None:
+def test_canonical_json_keeps_the_whole_value(value: Any) -> None:
     assert json.loads(canonical_json(value)) == value
 
 
 @given(VALUES, VALUES)
-def test_other_value_other_digest(item: Any, other: Any) -> None:
+def test_different_values_have_different_digests(first: Any, second: Any) -> None:
     # 1, 1.0 and True are equal in Python and different in JSON.
-    assert (digest(item) == digest(other)) == (repr_sorted(item) == repr_sorted(other))
+    assert (digest(first) == digest(second)) == (sorted_repr(first) == sorted_repr(second))
 
 
-def repr_sorted(value: Any) -> str:
+def sorted_repr(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key!r}:{repr_sorted(value[key])}" for key in sorted(value)) + "}"
-    return "[" + ",".join(map(repr_sorted, value)) + "]" if isinstance(value, list) else repr(value)
+        return "{" + ",".join(f"{key!r}:{sorted_repr(value[key])}" for key in sorted(value)) + "}"
+    return "[" + ",".join(map(sorted_repr, value)) + "]" if isinstance(value, list) else repr(value)
 
 
-def test_exact_form() -> None:
+def test_the_canonical_form() -> None:
     assert canonical_json({"b": (1, 2.5), "a": "é"}) == b'{"a":"\\u00e9","b":[1,2.5]}'
     assert digest({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 
 @pytest.mark.parametrize(
-    ("value", "place"),
+    ("value", "message"),
     [
         ({"a": [{"b": np.int64(1)}]}, "value.a[0].b: int64"),
         ({"a": {1: "x"}}, "value.a: key 1"),
@@ -62,14 +62,14 @@ def test_exact_form() -> None:
         ([{1, 2}], "value[0]: set"),
     ],
 )
-def test_what_has_no_json_form_is_named(value: Any, place: str) -> None:
+def test_values_without_a_json_form_raise_with_their_path(value: Any, message: str) -> None:
     with pytest.raises(TypeError) as error:
         canonical_json(value)
-    assert str(error.value).startswith(place)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_are_finite(number: float) -> None:
+def test_numbers_that_are_not_finite_raise(number: float) -> None:
     with pytest.raises(ValueError, match=r"value\.loss"):
         canonical_json({"loss": number})
 

@@ -1,4 +1,4 @@
-"""The contract of the metadata, kept by SQLite and by a real PostgreSQL."""
+"""The contract of the metadata, for SQLite and for a real PostgreSQL."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def artifact(number: int, kind: str = "dataset") -> Artifact:
     return Artifact(f"{kind}-{number:016x}", kind, {"n": number}, {"a": FileEntry("0" * 64, 5 * 2**30)})
 
 
-def finished(metadata: Metadata, output: Artifact, inputs: dict[str, str], stage: str = "stage") -> Run:
+def add_finished_run(metadata: Metadata, output: Artifact, inputs: dict[str, str], stage: str = "stage") -> Run:
     run = metadata.start_run(stage, f"key of {output.id}", inputs=inputs)
     metadata.add_artifact(output)
     return metadata.finish_run(run.id, output.id)
@@ -36,28 +36,28 @@ class MetadataContract:
     def url(self) -> str:
         raise NotImplementedError
 
-    def test_a_loop_beside_keeps_its_own_rounds(self, metadata: Metadata) -> None:
-        beside = metadata.for_arm("random")
+    def test_every_arm_keeps_its_own_rounds(self, metadata: Metadata) -> None:
+        random_arm = metadata.for_arm("random")
         model = artifact(1, "model")
-        ours = finished(metadata, model, {})
-        for item, champion in ((metadata, "model-a"), (beside, "model-b")):
+        main_run = add_finished_run(metadata, model, {})
+        for item, champion in ((metadata, "model-a"), (random_arm, "model-b")):
             item.open_round(0, champion)
             item.add_deployment(champion, round=0, action="baseline")
-        theirs = beside.start_run("train", "another key", round=0)
-        beside.update_round(0, status="done", detail={"labels": 3})
+        arm_run = random_arm.start_run("train", "another key", round=0)
+        random_arm.update_round(0, status="done", detail={"labels": 3})
         assert [round.champion_before for round in metadata.rounds()] == ["model-a"]
-        assert [round.champion_before for round in beside.rounds()] == ["model-b"]
-        assert [round.status for round in (*metadata.rounds(), *beside.rounds())] == ["open", "done"]
+        assert [round.champion_before for round in random_arm.rounds()] == ["model-b"]
+        assert [round.status for round in (*metadata.rounds(), *random_arm.rounds())] == ["open", "done"]
         assert [item.model_id for item in metadata.deployments()] == ["model-a"]
-        assert [item.model_id for item in beside.deployments()] == ["model-b"]
-        assert [run.id for run in metadata.runs()] == [ours.id]
-        assert [run.id for run in beside.runs()] == [theirs.id]
-        result = beside.finished_run(ours.key)
+        assert [item.model_id for item in random_arm.deployments()] == ["model-b"]
+        assert [run.id for run in metadata.runs()] == [main_run.id]
+        assert [run.id for run in random_arm.runs()] == [arm_run.id]
+        result = random_arm.finished_run(main_run.key)
         assert result is not None
         assert result.output == model.id, "finished work is shared"
 
     def test_a_run_from_start_to_end(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
-        before = datetime.now(UTC)
+        start = datetime.now(UTC)
         config = {"lr": 1e-4, "text": "é\u2028", "none": None, "nested": {"list": [1, "2"]}}
         run = metadata.start_run(
             "train", "k" * 64, round=3, seed=2**62, config=config, inputs={"b": "dataset-1", "a": "x"}
@@ -68,37 +68,37 @@ class MetadataContract:
         assert run.code_version == __version__
         assert {"python", "packages", "platform", "processors", "host"} <= run.environment.keys()
         assert run.started_at.utcoffset() == timedelta(0)
-        assert before <= run.started_at <= datetime.now(UTC)
+        assert start <= run.started_at <= datetime.now(UTC)
         assert metadata.finished_run("k" * 64) is None
 
         metadata.add_artifact(artifact(1))
-        done = metadata.finish_run(run.id, artifact(1).id, {"steps": 7}, seconds=1.5)
-        assert (done.status, done.output, done.detail, done.seconds) == (
+        finished_run = metadata.finish_run(run.id, artifact(1).id, {"steps": 7}, seconds=1.5)
+        assert (finished_run.status, finished_run.output, finished_run.detail, finished_run.seconds) == (
             "done",
             artifact(1).id,
             {"steps": 7},
             1.5,
         )
-        assert done.finished_at is not None
-        assert done.finished_at >= done.started_at
-        assert connect().finished_run("k" * 64) == metadata.run(run.id) == done
+        assert finished_run.finished_at is not None
+        assert finished_run.finished_at >= finished_run.started_at
+        assert connect().finished_run("k" * 64) == metadata.run(run.id) == finished_run
 
-    def test_how_runs_end(self, metadata: Metadata) -> None:
-        failed, waiting, running = (metadata.start_run("s", "key") for _ in range(3))
-        assert metadata.fail_run(failed.id, "boom\x00").error == "boom"
-        assert metadata.wait_run(waiting.id, "labels").status == "waiting"
+    def test_runs_end_failed_waiting_or_done(self, metadata: Metadata) -> None:
+        failed_run, waiting_run, running_run = (metadata.start_run("s", "key") for _ in range(3))
+        assert metadata.fail_run(failed_run.id, "boom\x00").error == "boom"
+        assert metadata.wait_run(waiting_run.id, "labels").status == "waiting"
         assert metadata.fail_interrupted() == 1
-        run = metadata.run(running.id)
+        run = metadata.run(running_run.id)
         assert run is not None
         assert (run.status, run.error) == ("failed", "interrupted")
         assert metadata.finished_run("key") is None
-        assert metadata.finish_run(failed.id).error is None
+        assert metadata.finish_run(failed_run.id).error is None
         for change in (metadata.finish_run, lambda id: metadata.fail_run(id, "x")):
             with pytest.raises(LookupError, match="run-none"):
                 change("run-none")
         assert metadata.run("run-none") is None
 
-    def test_runs_by_what_they_are(self, metadata: Metadata) -> None:
+    def test_runs_are_filtered_by_round_stage_and_status(self, metadata: Metadata) -> None:
         runs = [metadata.start_run(stage, "k", round=number) for number in (0, 1) for stage in ("score", "train")]
         metadata.finish_run(runs[3].id)
         assert [run.id for run in metadata.runs()] == [run.id for run in runs]
@@ -111,11 +111,11 @@ class MetadataContract:
         times = iter(datetime(2030 - year, 1, 1, tzinfo=UTC) for year in range(30))
         for module in ("metadata", "names"):
             monkeypatch.setattr(f"posttrain.store.{module}.utc_now", lambda: next(times))
-        runs = [finished(metadata, artifact(number), {}).id for number in (5, 3, 4)]
+        runs = [add_finished_run(metadata, artifact(number), {}).id for number in (5, 3, 4)]
         assert [run.id for run in metadata.runs()] == runs
-        again = metadata.start_run("stage", f"key of {artifact(5).id}")
-        metadata.finish_run(again.id, artifact(5).id)
-        assert metadata.finished_run(again.key) == metadata.run(again.id)
+        repeat = metadata.start_run("stage", f"key of {artifact(5).id}")
+        metadata.finish_run(repeat.id, artifact(5).id)
+        assert metadata.finished_run(repeat.key) == metadata.run(repeat.id)
         models = [metadata.add_deployment(f"m{n}", round=n, action="promote").model_id for n in range(3)]
         assert [deployment.model_id for deployment in metadata.deployments()] == models
 
@@ -149,10 +149,10 @@ class MetadataContract:
         assert metadata.resolve(model) == metadata.resolve("mod") == metadata.resolve("model-abc") == model
         assert metadata.resolve("abd") == metadata.resolve("sup_port@v1") == artifact(0xABD << 52).id
         assert metadata.resolve(run.id[:9]) == metadata.resolve(run.id[4:]) == run.id
-        for many in ("dataset-ab", "abc", "ab"):
+        for prefix in ("dataset-ab", "abc", "ab"):
             with pytest.raises(UserError, match="could be dataset-abc"):
-                metadata.resolve(many)
-        for none in (
+                metadata.resolve(prefix)
+        for unknown_name in (
             "",
             "nothing",
             "%",
@@ -164,37 +164,37 @@ class MetadataContract:
             "x@v99999999999999",
         ):
             with pytest.raises(UserError, match="nothing here"):
-                metadata.resolve(none)
+                metadata.resolve(unknown_name)
 
     def test_lineage(self, metadata: Metadata) -> None:
-        """pool → labels → train; pool → train; train → model; model → next model, which the pool made too."""
-        pool, labels, train, model, following = (artifact(number) for number in range(5))
-        finished(metadata, pool, {"file": "a digest of a file"})
-        finished(metadata, labels, {"pool": pool.id})
-        finished(metadata, train, {"pool": pool.id, "labels": labels.id})
-        runs = finished(metadata, model, {"train": train.id})
-        finished(metadata, following, {"start": model.id, "pool": pool.id})
-        unfinished = metadata.start_run("s", "k", inputs={"pool": pool.id})
+        """pool → labels → train; pool → train; train → model; model → next model, which also uses the pool."""
+        pool, labels, train, model, next_model = (artifact(number) for number in range(5))
+        add_finished_run(metadata, pool, {"file": "a digest of a file"})
+        add_finished_run(metadata, labels, {"pool": pool.id})
+        add_finished_run(metadata, train, {"pool": pool.id, "labels": labels.id})
+        runs = add_finished_run(metadata, model, {"train": train.id})
+        add_finished_run(metadata, next_model, {"start": model.id, "pool": pool.id})
+        running_run = metadata.start_run("s", "k", inputs={"pool": pool.id})
 
         assert [run.output for run in metadata.consumers(pool.id)] == [
             labels.id,
             train.id,
-            following.id,
+            next_model.id,
             None,
         ]
-        assert metadata.consumers(pool.id)[-1].id == unfinished.id
+        assert metadata.consumers(pool.id)[-1].id == running_run.id
         assert metadata.producers(model.id) == [runs]
         assert metadata.producers("dataset-9") == []
 
         result = [(item.depth, item.artifact.id) for item in ancestors(metadata, model.id)]
         assert result == [(0, model.id), (1, train.id), (2, labels.id), (2, pool.id)]
         result = [(item.depth, item.artifact.id) for item in descendants(metadata, pool.id)]
-        assert result == [(0, pool.id), (1, labels.id), (1, train.id), (1, following.id), (2, model.id)]
+        assert result == [(0, pool.id), (1, labels.id), (1, train.id), (1, next_model.id), (2, model.id)]
         assert ancestors(metadata, model.id)[0].run == runs
         assert ancestors(metadata, "dataset-9") == []
 
-    def test_lineage_of_a_stage_that_changed_nothing(self, metadata: Metadata) -> None:
-        finished(metadata, artifact(1), {"itself": artifact(1).id})
+    def test_lineage_of_a_stage_whose_output_is_its_input(self, metadata: Metadata) -> None:
+        add_finished_run(metadata, artifact(1), {"itself": artifact(1).id})
         assert [item.depth for item in ancestors(metadata, artifact(1).id)] == [0]
         assert [item.depth for item in descendants(metadata, artifact(1).id)] == [0]
 
@@ -249,7 +249,7 @@ class MetadataContract:
             with pytest.raises(LookupError, match="dataset-9"):
                 metadata.name_artifact("pool", id, parent)
 
-    def test_many_name_at_once(self, connect: Callable[..., Metadata]) -> None:
+    def test_concurrent_names_get_distinct_versions(self, connect: Callable[..., Metadata]) -> None:
         count = 6
         databases = [connect() for _ in range(count)]
         for number in range(count):
@@ -263,7 +263,7 @@ class MetadataContract:
         with ThreadPoolExecutor(count) as threads:
             assert sorted(threads.map(name, range(count))) == list(range(1, count + 1))
 
-    def test_many_add_the_same_artifact_at_once(self, connect: Callable[..., Metadata]) -> None:
+    def test_an_artifact_can_be_added_concurrently(self, connect: Callable[..., Metadata]) -> None:
         databases = [connect() for _ in range(4)]
         gate = threading.Barrier(4)
 

@@ -7,7 +7,9 @@ import pytest
 from posttrain.store import progress
 
 
-def test_a_line_says_what_it_was_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_shows_the_message_of_the_caller(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     with caplog.at_level(logging.INFO, "posttrain"), progress.progress_bar("training", 100, "steps") as advance:
@@ -21,7 +23,7 @@ def test_a_line_says_what_it_was_told(caplog: pytest.LogCaptureFixture, monkeypa
     ]
 
 
-def test_within_another_nothing_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_nested_bar_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.INFO, "posttrain"),
         progress.progress_bar("outer", 2),
@@ -31,7 +33,9 @@ def test_within_another_nothing_is_shown(caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.messages
 
 
-def test_a_bar_shows_it_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_shows_the_message_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     with progress._bar("training", 100, "steps") as advance:

@@ -1,4 +1,4 @@
-"""What is said of keys that are not there, and of values where a section should be."""
+"""Error messages for unknown keys, and for values in place of a section."""
 
 from typing import Any
 
@@ -14,29 +14,29 @@ class Inner(Section):
     name: str = ""
 
 
-class Other(Section):
+class OtherSection(Section):
     name: str = ""
     rate_scale: float = 1.0
     inner: Inner | None = None
 
 
-class Listed(Section):
+class ListItem(Section):
     hidden: int = 0
 
 
-class Whole(Section):
+class Root(Section):
     seed: int = 0
     batch_size: int = 1
     first: Inner = Inner()
-    second: Other = Other()
-    parts: list[Listed] = Field([])
-    by_key: dict[str, Listed] = Field({})
+    second: OtherSection = OtherSection()
+    parts: list[ListItem] = Field([])
+    by_key: dict[str, ListItem] = Field({})
 
 
 def message(values: dict[str, Any]) -> str:
-    with pytest.raises(UserError) as caught:
-        Whole.read(values, "f")
-    return str(caught.value)
+    with pytest.raises(UserError) as error:
+        Root.read(values, "f")
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def message(values: dict[str, Any]) -> str:
         ({"by_key": {"any": {"hiden": 1}}}, "hidden"),
     ],
 )
-def test_what_is_like_it_is_suggested(values: dict[str, Any], suggestion: str) -> None:
+def test_a_similar_key_is_suggested(values: dict[str, Any], suggestion: str) -> None:
     assert message(values).endswith(f"; did you mean `{suggestion}`?")
 
 
 @pytest.mark.parametrize(
     ("key", "why"), [("bf16", "nothing is like it"), ("name", "two are"), ("hidden", "no path leads to it")]
 )
-def test_nothing_far_off_is_suggested(key: str, why: str) -> None:
+def test_dissimilar_and_ambiguous_keys_are_not_suggested(key: str, why: str) -> None:
     assert message({key: 1}) == f"f: unknown key `{key}`", why
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "expected"),
     [
         ({"first": "quick"}, "`first` is a section: set one of its keys, such as first.decay"),
         ({"first": None}, "`first` is a section: set one of its keys, such as first.decay"),
@@ -73,5 +73,5 @@ def test_nothing_far_off_is_suggested(key: str, why: str) -> None:
         ({"by_key": {"any": 1}}, "`by_key.any` is a section: set one of its keys, such as by_key.any.hidden"),
     ],
 )
-def test_a_value_where_a_section_should_be(values: dict[str, Any], says: str) -> None:
-    assert message(values) == f"f: {says}"
+def test_a_value_in_place_of_a_section_raises(values: dict[str, Any], expected: str) -> None:
+    assert message(values) == f"f: {expected}"

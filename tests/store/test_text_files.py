@@ -1,4 +1,4 @@
-"""The user's text files: with a byte order mark or without, and what is wrong in one line."""
+"""The user's text files: a byte order mark is optional, and an error is one line."""
 
 from pathlib import Path
 
@@ -9,22 +9,22 @@ from posttrain.store.text_files import read_text
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_byte_order_mark_is_no_text(tmp_path: Path, mark: bytes) -> None:
+def test_a_byte_order_mark_is_removed(tmp_path: Path, mark: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(mark + "één\ntwee\n".encode())
     assert read_text(tmp_path / "a.txt", "a.txt") == "één\ntwee\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("none.txt", None, "it: there is no such file; check the path"),
         (".", None, "it: cannot be read: Is a directory"),
         ("a.txt", b"one\ntwo\ncaf\xe9\n", "it:3: holds bytes that are not UTF-8; save as UTF-8"),
     ],
 )
-def test_what_cannot_be_read(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+def test_unreadable_files_raise(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         read_text(tmp_path / name, "it")
-    assert str(caught.value) == says
+    assert str(error.value) == message

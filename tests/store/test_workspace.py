@@ -28,52 +28,54 @@ def commit(workspace: Workspace, content: bytes = b"1", kind: str = "model") -> 
 
 
 def test_create_and_open(tmp_path: Path) -> None:
-    with Workspace.create(tmp_path / "deep" / "er") as made:
-        id = commit(made)
-    with Workspace.create(tmp_path / "deep" / "er") as again:
-        assert again.artifacts.ids() == [id]
+    with Workspace.create(tmp_path / "deep" / "er") as workspace:
+        id = commit(workspace)
+    with Workspace.create(tmp_path / "deep" / "er") as reopened:
+        assert reopened.artifacts.ids() == [id]
     for write in (True, False):
-        with Workspace.open(tmp_path / "deep" / "er", write=write) as opened:
-            assert opened.home == tmp_path / "deep" / "er" / ".posttrain"
-            assert [row.id for row in opened.metadata.artifacts()] == [id]
-            assert opened.artifacts.path(id).joinpath("file").read_bytes() == b"1"
+        with Workspace.open(tmp_path / "deep" / "er", write=write) as opened_workspace:
+            assert opened_workspace.home == tmp_path / "deep" / "er" / ".posttrain"
+            assert [row.id for row in opened_workspace.metadata.artifacts()] == [id]
+            assert opened_workspace.artifacts.path(id).joinpath("file").read_bytes() == b"1"
 
 
-def failing(root: Path, error: BaseException, config: StoreConfig | None = None, *, commits: bool = False) -> None:
+def create_and_raise(
+    root: Path, error: BaseException, config: StoreConfig | None = None, *, commits: bool = False
+) -> None:
     def work() -> None:
-        with Workspace.create(root, config or StoreConfig()) as made, made.lock():
+        with Workspace.create(root, config or StoreConfig()) as workspace, workspace.lock():
             if commits:
-                commit(made)
+                commit(workspace)
             raise error
 
     with pytest.raises(type(error)):
         work()
 
 
-def test_a_mistake_leaves_no_new_workspace(tmp_path: Path) -> None:
-    failing(tmp_path / "deep" / "er", UserError("a mistake"))
+def test_a_user_error_leaves_no_new_workspace(tmp_path: Path) -> None:
+    create_and_raise(tmp_path / "deep" / "er", UserError("a mistake"))
     assert list(tmp_path.iterdir()) == []
-    failing(tmp_path, UserError("no database"), StoreConfig(database="mysql://here/there"))
+    create_and_raise(tmp_path, UserError("no database"), StoreConfig(database="mysql://here/there"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_takes_nothing_of_others_along(tmp_path: Path) -> None:
+def test_a_user_error_removes_no_existing_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    failing(tmp_path, UserError("a mistake"))
+    create_and_raise(tmp_path, UserError("a mistake"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    failing(tmp_path, UserError("a mistake"), commits=True)
-    failing(tmp_path, UserError("another"))
-    with Workspace.open(tmp_path) as opened:
-        assert len(opened.artifacts.ids()) == 1
+    create_and_raise(tmp_path, UserError("a mistake"), commits=True)
+    create_and_raise(tmp_path, UserError("another"))
+    with Workspace.open(tmp_path) as workspace:
+        assert len(workspace.artifacts.ids()) == 1
 
 
 @pytest.mark.parametrize(
     "error", [StorageError("no space left"), KeyboardInterrupt(), ValueError("a defect")], ids=repr
 )
-def test_what_is_no_mistake_leaves_the_workspace(tmp_path: Path, error: BaseException) -> None:
-    failing(tmp_path, error)
-    with Workspace.open(tmp_path) as opened:
-        assert opened.artifacts.ids() == []
+def test_other_errors_leave_the_workspace(tmp_path: Path, error: BaseException) -> None:
+    create_and_raise(tmp_path, error)
+    with Workspace.open(tmp_path) as workspace:
+        assert workspace.artifacts.ids() == []
 
 
 def test_relative_root_does_not_follow_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,21 +86,21 @@ def test_relative_root_does_not_follow_the_current_folder(tmp_path: Path, monkey
         assert workspace.root == tmp_path / "here"
 
 
-def test_no_workspace(tmp_path: Path) -> None:
+def test_opening_a_missing_workspace_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no workspace here; posttrain init"):
         Workspace.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "nonsense"])
-def test_damaged_format(workspace: Workspace, content: str) -> None:
+def test_a_damaged_format_raises(workspace: Workspace, content: str) -> None:
     (workspace.home / "format.json").write_text(content)
     with pytest.raises(UserError, match=r"format\.json: damaged"):
         Workspace.open(workspace.root)
 
 
 @pytest.mark.parametrize("format", [FORMAT + 1, 99, "2.0"])
-def test_newer_version(workspace: Workspace, format: object) -> None:
+def test_a_newer_format_raises(workspace: Workspace, format: object) -> None:
     (workspace.home / "format.json").write_text(json.dumps({"format": format}))
     for enter in (Workspace.open, Workspace.create):
         with pytest.raises(UserError, match=r"newer version of posttrain.*pip install --upgrade posttrain"):
@@ -113,15 +115,15 @@ def test_missing_database_is_not_replaced_by_an_empty_one(workspace: Workspace) 
     assert not (workspace.home / "store.db").exists()
 
 
-def test_opening_needs_no_migration_tool(workspace: Workspace) -> None:
+def test_opening_imports_no_migration_tool(workspace: Workspace) -> None:
     code = (
         "import sys; from pathlib import Path; from posttrain.store.workspace import Workspace\n"
         f"Workspace.open(Path({str(workspace.root)!r})).metadata.runs()\n"
         "print(*sys.modules)"
     )
-    imported = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "sqlalchemy" in imported
-    assert not {"alembic", "fsspec", "torch", "transformers"} & set(imported)
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "sqlalchemy" in modules
+    assert not {"alembic", "fsspec", "torch", "transformers"} & set(modules)
 
 
 def test_the_lock_names_its_holder(workspace: Workspace, in_process: InProcess) -> None:
@@ -161,10 +163,10 @@ def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> N
 
 
 def test_scratch_of_finished_work_is_removed(workspace: Workspace) -> None:
-    """A process killed between its commit and the removal of its scratch leaves that to the next lock."""
-    done, failed = (workspace.metadata.start_run("train", key) for key in ("done", "failed"))
-    workspace.metadata.finish_run(done.id)
-    workspace.metadata.fail_run(failed.id, "boom")
+    """The next lock removes the scratch of a process that was killed between its commit and the removal."""
+    done_run, failed_run = (workspace.metadata.start_run("train", key) for key in ("done", "failed"))
+    workspace.metadata.finish_run(done_run.id)
+    workspace.metadata.fail_run(failed_run.id, "boom")
     for key in ("done", "failed"):
         (workspace.scratch(key) / "state").write_bytes(b"x")
     with workspace.lock():
@@ -184,8 +186,8 @@ def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace,
             pid_file.write_text(str(worker))
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ended: list[dict[str, Any]] = []
-    waiter = threading.Thread(target=lambda: ended.append(in_process(die)))
+    outcomes: list[dict[str, Any]] = []
+    waiter = threading.Thread(target=lambda: outcomes.append(in_process(die)))
     waiter.start()
     while not pid_file.exists() or not pid_file.read_text():
         time.sleep(0.01)
@@ -193,14 +195,14 @@ def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace,
     try:
         time.sleep(0.2)
         with workspace.lock():
-            os.kill(worker, 0)  # it is still there
+            os.kill(worker, 0)  # the worker still runs
     finally:
         os.kill(worker, signal.SIGKILL)
         waiter.join()
-    assert ended[0]["killed"]
+    assert outcomes[0]["killed"]
 
 
-def test_tidying_spares_the_living(workspace: Workspace, in_process: InProcess) -> None:
+def test_cleanup_keeps_folders_of_running_processes(workspace: Workspace, in_process: InProcess) -> None:
     def tidy() -> None:
         with Workspace.open(workspace.root) as other, other.lock():
             pass
@@ -213,10 +215,10 @@ def test_tidying_spares_the_living(workspace: Workspace, in_process: InProcess) 
     assert list((workspace.home / "tmp").iterdir()) == []
 
 
-def test_the_champion_is_one_stable_path(workspace: Workspace, tmp_path: Path) -> None:
+def test_the_champion_has_one_stable_path(workspace: Workspace, tmp_path: Path) -> None:
     assert not workspace.champion_path.exists()
-    first, second = commit(workspace, b"1"), commit(workspace, b"2")
-    for id, content in ((first, b"1"), (second, b"2"), (second, b"2"), (first, b"1")):
+    first_id, second_id = commit(workspace, b"1"), commit(workspace, b"2")
+    for id, content in ((first_id, b"1"), (second_id, b"2"), (second_id, b"2"), (first_id, b"1")):
         workspace.link_champion(id)
         assert (workspace.champion_path / "file").read_bytes() == content
     with pytest.raises(DamagedArtifactError):
@@ -227,7 +229,7 @@ def test_the_champion_is_one_stable_path(workspace: Workspace, tmp_path: Path) -
     assert (tmp_path / "moved" / ".posttrain" / "champion" / "file").read_bytes() == b"1"
 
 
-def test_the_champion_is_there_at_every_moment(workspace: Workspace, in_process: InProcess) -> None:
+def test_the_champion_path_always_exists(workspace: Workspace, in_process: InProcess) -> None:
     ids = [commit(workspace, b"1"), commit(workspace, b"2")]
     workspace.link_champion(ids[0])
 
@@ -245,30 +247,30 @@ def test_the_champion_is_there_at_every_moment(workspace: Workspace, in_process:
     assert reads > 10
 
 
-def test_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
-    """What only reads works there, even where a killed process left its log; what writes says so."""
+def test_a_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
+    """Readers work there, even with the log of a killed process; writers raise a clear error."""
     root = open_folder / "workspace"
     workspace = Workspace.create(root)
     id = commit(workspace)  # still in the log, as the database is open
     for path in (root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    modification_times = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
 
-    def look() -> Any:
+    def read_workspace() -> Any:
         with Workspace.open(root, write=False) as reader:
             assert reader.artifacts.path(id).joinpath("file").read_bytes() == b"1"
             return [row.id for row in reader.metadata.artifacts()]
 
-    assert unprivileged(look) == {"killed": False, "error": None, "value": [id]}
+    assert unprivileged(read_workspace) == {"killed": False, "error": None, "value": [id]}
     for enter in (Workspace.open, Workspace.create):
         outcome = unprivileged(lambda enter=enter: enter(root).close())  # type: ignore[misc]
         assert outcome["error"].startswith("UserError: ")
         assert "read-only workspace" in outcome["error"]
-    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == modification_times
     workspace.close()
 
 
-def test_no_right_to_create(open_folder: Path, unprivileged: InProcess) -> None:
+def test_create_without_permission_raises(open_folder: Path, unprivileged: InProcess) -> None:
     error = unprivileged(lambda: Workspace.create(open_folder / "new").close())["error"]
     assert error.startswith(f"StorageError: {open_folder / 'new'}")
     assert "permission denied" in error

@@ -21,7 +21,7 @@ from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.trainer import Trainer
 
-ANSWERED = [
+PROMPTS_AND_ANSWERS = [
     ("my card is gone", "card lost"),
     ("where is my money", "refund"),
     ("i was charged twice for one and the same thing", "refund"),
@@ -62,20 +62,20 @@ def table(rows: Sequence[tuple[str | None, str | None]]) -> pa.Table:
 def write_set(
     units: Sequence[Sequence[TokenizedExample]], folder: Path, shard_tokens: int = 2**26, block: int = 100
 ) -> TokenSet:
-    """A set on the disk with these units."""
+    """Writes these units to the disk as a token set."""
 
-    def build_block(some: Sequence[Sequence[TokenizedExample]]) -> Block:
-        sequences = [sequence for unit in some for sequence in unit]
+    def build_block(block_units: Sequence[Sequence[TokenizedExample]]) -> Block:
+        sequences = [sequence for unit in block_units for sequence in unit]
         ids = [token for sequence in sequences for token in sequence.ids]
         supervised = [item for sequence in sequences for item in sequence.supervised]
         return Block(
             np.array(ids, np.int32),
             np.array(supervised, np.bool_),
             np.array([len(sequence.ids) for sequence in sequences], np.int64),
-            np.array([len(unit) for unit in some], np.int64),
-            np.zeros(len(some), np.bool_),
-            np.array([unit[0].ids[0] for unit in some], np.int32),
-            np.zeros(len(some), np.float32),
+            np.array([len(unit) for unit in block_units], np.int64),
+            np.zeros(len(block_units), np.bool_),
+            np.array([unit[0].ids[0] for unit in block_units], np.int32),
+            np.zeros(len(block_units), np.float32),
         )
 
     blocks = [build_block(units[start : start + block]) for start in range(0, len(units), block)]
@@ -88,12 +88,12 @@ def write_set(
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Callable[..., TokenSet]:
-    """Writes units to the disk: (units, shard_tokens, block)."""
-    return lambda units, *given: write_set(units, tmp_path / "sets", *given)
+    """``make_set(units, shard_tokens, block)``: a token set on the disk."""
+    return lambda units, *options: write_set(units, tmp_path / "sets", *options)
 
 
 def random_units(lengths: Sequence[int], seed: int = 0, sequences: int = 1) -> list[list[TokenizedExample]]:
-    """Units whose sequences are so long, with random ids and supervised tokens."""
+    """Units with sequences of these lengths, random ids and random supervised tokens."""
     draws = np.random.default_rng(seed)
     return [
         [
@@ -106,7 +106,7 @@ def random_units(lengths: Sequence[int], seed: int = 0, sequences: int = 1) -> l
 
 @pytest.fixture
 def make_units() -> Callable[..., list[list[TokenizedExample]]]:
-    """Random units: (lengths, seed, sequences)."""
+    """``make_units(lengths, seed, sequences)``: random units."""
     return random_units
 
 
@@ -118,12 +118,12 @@ def make_records() -> MakeRecords:
 @pytest.fixture
 def records() -> pa.Table:
     """Ten labelled records of different lengths."""
-    return table(ANSWERED)
+    return table(PROMPTS_AND_ANSWERS)
 
 
 @pytest.fixture
 def fresh(tiny_model: Path) -> Callable[..., LanguageModel]:
-    """``fresh("bfloat16")``: the tiny model as it was written, in training mode."""
+    """``fresh("bfloat16")``: the tiny model as it is on the disk, in training mode."""
 
     def make(dtype: str = "float32") -> LanguageModel:
         lm = load_language_model(tiny_model, TaskConfig(system="Name the intent."), dtype)
@@ -135,9 +135,9 @@ def fresh(tiny_model: Path) -> Callable[..., LanguageModel]:
 
 @pytest.fixture
 def examples(fresh: Callable[..., LanguageModel]) -> list[TokenizedExample]:
-    """The ten records as token ids, all with one system message before them."""
+    """The ten records as token ids, all with the same system message."""
     lm = fresh()
-    return [lm.encode([{"role": "user", "content": asked}], said) for asked, said in ANSWERED]
+    return [lm.encode([{"role": "user", "content": prompt}], answer) for prompt, answer in PROMPTS_AND_ANSWERS]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def config() -> TrainConfig:
 
 @pytest.fixture
 def fit() -> Callable[..., list[StepValues]]:
-    """``fit(lm, examples, config, seed, scratch)``: train on sequences that are encoded already."""
+    """``fit(lm, examples, config, seed, scratch)``: train on encoded sequences."""
 
     def train(
         lm: LanguageModel, examples: Sequence[TokenizedExample], config: TrainConfig, seed: int, scratch: Path

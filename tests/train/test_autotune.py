@@ -1,4 +1,4 @@
-"""The search for settings, on a simulated machine whose best is known, and on the real one with the tiny model."""
+"""The search for settings, on a simulated machine with known rates, and on the real one with the tiny model."""
 
 import json
 import sys
@@ -24,13 +24,13 @@ Rate = Callable[[Settings], float | str]
 
 @dataclass
 class Machine:
-    """A machine of which each setting's tokens a second, or its problem, is known.
+    """A simulated machine with a known rate, or problem, for each setting.
 
     Args:
-        rate: tokens a second, or what goes wrong.
+        rate: tokens a second, or the problem of a setting.
         noise: deviation of the logarithm of a trial's rate.
-        seconds: that a trial takes.
-        compiling: seconds that compiled layers take at the start.
+        seconds: duration of a trial.
+        compiling: seconds that compilation takes at the start.
         wait: share of a step spent waiting for data.
     """
 
@@ -40,20 +40,20 @@ class Machine:
     compiling: float = 0.0
     wait: float = 0.0
     now: float = 0.0
-    asked: list[Settings] = field(default_factory=list)
+    measured_settings: list[Settings] = field(default_factory=list)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def measure(self, settings: Settings, floor: float, seconds: float) -> Trial:
-        self.asked.append(dict(settings))
-        took = min(self.seconds, seconds)
-        self.now += took
+        self.measured_settings.append(dict(settings))
+        duration = min(self.seconds, seconds)
+        self.now += duration
         result = self.rate(settings)
         if isinstance(result, str):
-            return Trial(settings, seconds=took, problem=result)
+            return Trial(settings, seconds=duration, problem=result)
         rates = tuple(result * np.exp(self.noise * self.rng.standard_normal()) for _ in range(4))
         start = self.compiling if settings["compile"] else 0.0
         memory = 1_000_000 * settings["micro_batch_tokens"]
-        return Trial(settings, rates, 8192, start, memory, self.wait, took)
+        return Trial(settings, rates, 8192, start, memory, self.wait, duration)
 
     def search(self, seconds: float = 600.0, steps: int = 10_000, **train: Any) -> Any:
         config = TrainConfig.read({"micro_batch_tokens": 1024, **train}, "here")
@@ -66,39 +66,39 @@ def saturating(settings: Settings) -> float | str:
     return min(tokens, 4096) ** 0.5 * (0.8 if tokens > 4096 else 1.0) * (1.2 if settings["compile"] else 1.0)
 
 
-def test_the_best_setting_is_found() -> None:
+def test_the_search_finds_the_best_setting() -> None:
     machine = Machine(saturating)
-    tuned = machine.search()
-    assert (tuned.settings["micro_batch_tokens"], tuned.settings["compile"]) == (4096, True)
-    assert tuned.before == pytest.approx(32)
-    assert tuned.after == pytest.approx(64 * 1.2)
-    assert "train.micro_batch_tokens=4096" in as_overrides(tuned)
-    assert "train.compile=true" in as_overrides(tuned)
+    result = machine.search()
+    assert (result.settings["micro_batch_tokens"], result.settings["compile"]) == (4096, True)
+    assert result.before == pytest.approx(32)
+    assert result.after == pytest.approx(64 * 1.2)
+    assert "train.micro_batch_tokens=4096" in as_overrides(result)
+    assert "train.compile=true" in as_overrides(result)
 
 
-def test_smaller_micro_batches_are_tried_where_larger_ones_do_not_help() -> None:
+def test_smaller_micro_batches_are_tried_if_larger_ones_are_slower() -> None:
     tuned = Machine(lambda settings: 1e6 / settings["micro_batch_tokens"]).search()
     assert tuned.settings["micro_batch_tokens"] == 256
 
 
-def test_halving_begins_at_what_a_step_holds() -> None:
+def test_halving_starts_at_the_tokens_of_a_step() -> None:
     machine = Machine(lambda settings: 5000.0 if settings["micro_batch_tokens"] == 4096 else 3000.0)
     assert machine.search(micro_batch_tokens=1_000_000).settings["micro_batch_tokens"] == 4096
-    assert machine.asked[1]["micro_batch_tokens"] == 4096
+    assert machine.measured_settings[1]["micro_batch_tokens"] == 4096
 
 
-def test_a_micro_batch_never_grows_past_what_a_step_holds() -> None:
+def test_a_micro_batch_never_exceeds_the_tokens_of_a_step() -> None:
     machine = Machine(lambda settings: float(settings["micro_batch_tokens"]))
     assert machine.search().settings["micro_batch_tokens"] == 8192
-    assert max(asked["micro_batch_tokens"] for asked in machine.asked) == 8192
+    assert max(settings["micro_batch_tokens"] for settings in machine.measured_settings) == 8192
 
 
-def test_compiling_is_not_worth_it_for_a_short_training() -> None:
+def test_a_short_training_is_not_compiled() -> None:
     assert Machine(saturating, compiling=600.0).search(steps=10).settings["compile"] is False
     assert Machine(saturating, compiling=600.0).search(steps=10_000).settings["compile"] is True
 
 
-def test_settings_that_crash_are_survived_and_never_chosen() -> None:
+def test_crashing_settings_are_never_chosen() -> None:
     def rate(settings: Settings) -> float | str:
         if settings["compile"]:
             return "ended by SIGSEGV"
@@ -110,13 +110,13 @@ def test_settings_that_crash_are_survived_and_never_chosen() -> None:
     assert {item.problem for item in tuned.trials} == {"", OUT_OF_MEMORY, "ended by SIGSEGV"}
 
 
-def test_a_config_that_runs_out_of_memory_is_made_smaller_first() -> None:
+def test_a_config_out_of_memory_is_reduced_first() -> None:
     tuned = Machine(lambda settings: OUT_OF_MEMORY if settings["micro_batch_tokens"] > 300 else 5.0).search()
     assert tuned.settings["micro_batch_tokens"] == 256
     assert (tuned.before, tuned.after) == (0.0, 5.0)
 
 
-def test_the_loader_is_looked_at_only_where_it_starves_the_model() -> None:
+def test_the_loader_is_tuned_only_if_the_model_waits_for_data() -> None:
     def rate(settings: Settings) -> float:
         return saturating(settings) * (1.5 if settings.get("loader.prefetch") == 8 else 1.0)
 
@@ -124,29 +124,29 @@ def test_the_loader_is_looked_at_only_where_it_starves_the_model() -> None:
     assert Machine(rate, wait=0.2).search().settings["loader.prefetch"] == 8
 
 
-def test_activations_are_computed_again_only_where_memory_is_short() -> None:
+def test_activations_are_recomputed_only_if_memory_is_short() -> None:
     def rate(settings: Settings) -> float | str:
-        tokens, again = settings["micro_batch_tokens"], settings["recompute.mode"] == "full"
-        if tokens > (4096 if again else 1024):
+        tokens, recompute = settings["micro_batch_tokens"], settings["recompute.mode"] == "full"
+        if tokens > (4096 if recompute else 1024):
             return OUT_OF_MEMORY
-        return float(tokens) * (0.8 if again else 1.0)
+        return float(tokens) * (0.8 if recompute else 1.0)
 
     result = Machine(rate).search(seconds=2000.0).settings
     assert (result["micro_batch_tokens"], result["recompute.mode"]) == (4096, "full")
     machine = Machine(saturating)
     machine.search()
-    assert {asked["recompute.mode"] for asked in machine.asked} == {"none"}
+    assert {settings["recompute.mode"] for settings in machine.measured_settings} == {"none"}
 
 
 @pytest.mark.parametrize("seconds", [5.0, 30.0, 120.0, 600.0])
-def test_it_ends_in_its_time(seconds: float) -> None:
+def test_a_search_keeps_its_time_limit(seconds: float) -> None:
     machine = Machine(lambda settings: float(settings["micro_batch_tokens"]), noise=0.3, seconds=7.0)
     machine.search(seconds)
     assert machine.now <= seconds
 
 
-def test_time_that_nothing_is_to_be_decided_in_goes_into_the_search() -> None:
-    """Trials of 28 of 90 seconds: one would fit before the best two are measured in turns."""
+def test_time_without_a_final_comparison_goes_into_the_search() -> None:
+    """Trials of 28 of 90 seconds: only one would fit before the best two are measured in turns."""
     machine = Machine(saturating, seconds=28.0)
     tuned = machine.search(90.0)
     assert len(tuned.trials) == 3
@@ -155,37 +155,37 @@ def test_time_that_nothing_is_to_be_decided_in_goes_into_the_search() -> None:
     assert short.search(90.0).settings["micro_batch_tokens"] == 512
 
 
-def test_noise_does_not_decide() -> None:
-    """Deviations of 30% a step, as on a machine that others use: in 40 searches the worse one seldom wins."""
-    worse = 0
+def test_a_noisy_search_seldom_chooses_a_worse_setting() -> None:
+    """With deviations of 30% a step, as on a shared machine, a worse setting seldom wins in 40 searches."""
+    bad_results = 0
     for seed in range(40):
         machine = Machine(saturating, noise=0.3, rng=np.random.default_rng(seed))
         result = machine.search(seconds=600.0).settings
-        worse += saturating(result) < 0.8 * 64 * 1.2  # type: ignore[operator]
-    assert worse <= 4
+        bad_results += saturating(result) < 0.8 * 64 * 1.2  # type: ignore[operator]
+    assert bad_results <= 4
 
 
-def test_of_two_that_are_as_fast_the_one_with_less_memory_is_taken() -> None:
-    """The larger is better by 4% in the search, and by 1% when both are measured in turns."""
-    asked: list[int] = []
+def test_of_two_equally_fast_settings_the_smaller_wins() -> None:
+    """The larger setting is better by 4% in the search, and by 1% when both are measured in turns."""
+    measured_tokens: list[int] = []
 
     def rate(settings: Settings) -> float:
         tokens = settings["micro_batch_tokens"]
-        asked.append(tokens)
-        again = asked.count(tokens) > 1
-        return {1024: 100.0, 2048: 101.0 if again else 104.0}.get(tokens, 50.0) - 30 * settings["compile"]
+        measured_tokens.append(tokens)
+        repeated = measured_tokens.count(tokens) > 1
+        return {1024: 100.0, 2048: 101.0 if repeated else 104.0}.get(tokens, 50.0) - 30 * settings["compile"]
 
     tuned = Machine(rate).search()
     assert tuned.settings["micro_batch_tokens"] == 1024
-    assert asked.count(2048) > 2
+    assert measured_tokens.count(2048) > 2
 
 
-def test_nothing_that_can_be_measured_is_said() -> None:
+def test_a_search_without_a_measurement_is_an_error() -> None:
     with pytest.raises(WorkError, match=r"no setting could be measured in 600 s: out of memory"):
         Machine(lambda settings: OUT_OF_MEMORY).search()
 
 
-def test_a_mistake_of_the_users_is_one_even_here() -> None:
+def test_a_user_error_passes_through_the_search() -> None:
     def measure(settings: Settings, floor: float, seconds: float) -> Trial:
         raise UserError("record 1: it has no answer")
 
@@ -194,17 +194,17 @@ def test_a_mistake_of_the_users_is_one_even_here() -> None:
 
 
 @pytest.fixture
-def alone() -> TrainJobConfig:
+def job() -> TrainJobConfig:
     train = {"batch_size": 10, "micro_batch_tokens": 256, "precision": "float32", "epochs": 2}
     return TrainJobConfig.read({"model": "tiny", "data": "none", "train": train}, "here")
 
 
 @pytest.mark.slow
-def test_what_is_written_trains(
-    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_written_config_is_valid(
+    tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real search: processes of their own, one of which crashes."""
-    crash = """
+    """A real search: separate processes, one of which crashes."""
+    script = """
 import json, os, sys
 spec = json.load(open(sys.argv[1] + "/trial.json"))
 if spec["train"]["micro_batch_tokens"] == 512:
@@ -215,41 +215,41 @@ sys.exit(main(Path(sys.argv[1])))
 """
     monkeypatch.setattr("posttrain.train.autotune._CHOICES", ())
     measure = TrialRunner(
-        tmp_path / "trial", tiny_model, records, alone.train, alone.task, 3, (sys.executable, "-c", crash)
+        tmp_path / "trial", tiny_model, records, job.train, job.task, 3, (sys.executable, "-c", script)
     )
     out = tmp_path / "out"
-    limited = autotune_settings(out, alone, records, lambda folder: tiny_model, 120.0, measure)
-    crashed = [item for item in limited.trials if item.problem]
-    assert [(item.settings["micro_batch_tokens"], item.problem) for item in crashed] == [(512, "ended by SIGABRT")]
-    assert limited.after > 0
-    assert all(item.memory_bytes > 0 for item in limited.trials if not item.problem)
+    result = autotune_settings(out, job, records, lambda folder: tiny_model, 120.0, measure)
+    failed_trials = [item for item in result.trials if item.problem]
+    assert [(item.settings["micro_batch_tokens"], item.problem) for item in failed_trials] == [
+        (512, "ended by SIGABRT")
+    ]
+    assert result.after > 0
+    assert all(item.memory_bytes > 0 for item in result.trials if not item.problem)
     assert {path.name for path in out.iterdir()} == {"config.yaml", "autotune.json"}
-    written = TrainJobConfig.read(yaml.safe_load((out / "config.yaml").read_text()), "config.yaml")
-    assert written.train.micro_batch_tokens == limited.settings["micro_batch_tokens"] == 256
-    assert written.model_copy(update={"train": alone.train}) == alone
-    assert len(json.loads((out / "autotune.json").read_text())) == len(limited.trials)
+    saved_config = TrainJobConfig.read(yaml.safe_load((out / "config.yaml").read_text()), "config.yaml")
+    assert saved_config.train.micro_batch_tokens == result.settings["micro_batch_tokens"] == 256
+    assert saved_config.model_copy(update={"train": job.train}) == job
+    assert len(json.loads((out / "autotune.json").read_text())) == len(result.trials)
     assert not (tmp_path / "trial" / "out" / "model.safetensors").exists()
 
 
-def test_a_process_that_hangs_is_ended(
-    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path
-) -> None:
+def test_a_hanging_trial_is_stopped(tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
-    measure = TrialRunner(tmp_path / "trial", tiny_model, records, alone.train, TaskConfig(), 3, command)
+    measure = TrialRunner(tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, command)
     trial = measure({"micro_batch_tokens": 512}, 0.0, 1.0)
     assert trial.problem == "no step was over after 1 s"
     assert trial.seconds < 10
 
 
-def test_one_that_is_clearly_slower_is_given_up(
-    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path
+def test_a_clearly_slower_trial_is_stopped(
+    tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path
 ) -> None:
-    """It writes three slow steps and would go on for a minute."""
+    """The process writes three slow steps and would continue for a minute."""
     step = {"seconds": 1.0, "tokens_per_second": 10.0, "tokens": 10, "memory_bytes": 5, "data_wait": 0.0}
     lines = "".join(json.dumps({"step": number, **step}) + "\\n" for number in range(3))
     code = f"import sys, time; open(sys.argv[1] + '/steps.jsonl', 'w').write('{lines}'); time.sleep(60)"
     measure = TrialRunner(
-        tmp_path / "trial", tiny_model, records, alone.train, TaskConfig(), 3, (sys.executable, "-c", code)
+        tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, (sys.executable, "-c", code)
     )
     trial = measure({"micro_batch_tokens": 512}, 11.0, 30.0)
     assert trial.seconds < 20
@@ -257,14 +257,14 @@ def test_one_that_is_clearly_slower_is_given_up(
     assert trial.memory_bytes == 5
 
 
-def test_a_record_that_cannot_be_learned_ends_it_in_one_line(
-    tiny_model: Path, alone: TrainJobConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
+def test_an_unusable_record_is_a_one_line_error(
+    tiny_model: Path, job: TrainJobConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
 ) -> None:
-    """The process leaves what is wrong in a file, and who started it raises it."""
+    """The process writes the mistake to a file, and the caller raises it."""
 
     def trials(code: str) -> TrialRunner:
         records = make_records([("hi", None)])
-        return TrialRunner(tmp_path, tiny_model, records, alone.train, TaskConfig(), 3, (sys.executable, "-c", code))
+        return TrialRunner(tmp_path, tiny_model, records, job.train, TaskConfig(), 3, (sys.executable, "-c", code))
 
     trials("")({"micro_batch_tokens": 512}, 0.0, 60.0)
     assert main(tmp_path) == 2
@@ -285,16 +285,16 @@ def test_a_record_that_cannot_be_learned_ends_it_in_one_line(
         ("import sys; print('out of memory at step 0: micro-batches of at most 64 tokens')", OUT_OF_MEMORY),
     ],
 )
-def test_why_a_setting_cannot_be_used_is_said(
-    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path, code: str, problem: str
+def test_the_problem_of_a_trial_is_reported(
+    tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path, code: str, problem: str
 ) -> None:
     command = (sys.executable, "-c", code)
-    measure = TrialRunner(tmp_path, tiny_model, records, alone.train, TaskConfig(), 3, command)
+    measure = TrialRunner(tmp_path, tiny_model, records, job.train, TaskConfig(), 3, command)
     assert measure({"micro_batch_tokens": 512}, 0.0, 60.0).problem == problem
 
 
-def test_a_micro_batch_that_was_found_automatically_is_gone_on_from() -> None:
-    """The process says what it had decided on."""
+def test_the_search_starts_from_an_automatic_micro_batch() -> None:
+    """The process reports the micro-batch that it chose."""
 
     def measure(settings: Settings, floor: float, seconds: float) -> Trial:
         tokens = 600 if settings["micro_batch_tokens"] == "auto" else settings["micro_batch_tokens"]
@@ -306,8 +306,8 @@ def test_a_micro_batch_that_was_found_automatically_is_gone_on_from() -> None:
         search(TrainConfig(), lambda settings, floor, seconds: Trial(settings, problem=OUT_OF_MEMORY), 100.0, 10)
 
 
-def test_a_folder_with_something_else_is_left_alone(alone: TrainJobConfig, records: pa.Table, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(job: TrainJobConfig, records: pa.Table, tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(UserError, match="holds something else already"):
-        autotune_settings(tmp_path, alone, records, lambda folder: folder, 60.0)
+        autotune_settings(tmp_path, job, records, lambda folder: folder, 60.0)
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]

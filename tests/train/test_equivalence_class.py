@@ -1,8 +1,7 @@
-"""One training, done in many ways: all follow one canonical float32 trajectory, and end with the same weights.
+"""Variants of one training: all follow one canonical float32 trajectory and end with the same weights.
 
-The canonical one is plain PyTorch and transformers: each example alone, torch's clipping and AdamW. What is compared
-are loss and gradient norm of every step, by the largest residual and by the mean signed one, which catches a drift to
-one side.
+The canonical one is plain PyTorch and transformers: each example alone, torch's clipping and AdamW. Loss and gradient
+norm of every step are compared, by the largest residual and by the mean signed residual, which detects a drift.
 """
 
 import copy
@@ -34,15 +33,15 @@ STEPS = 8
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to do the training.
+class Variant:
+    """A variant of the training.
 
     Args:
-        micro_batches: that a step of eight units is cut into.
+        micro_batches: number of micro-batches in a step of eight units.
         changes: to the config.
-        padded: rows of their own, as for a model whose attention cannot be confined.
-        killed: after every step, and started again.
-        precision: what the model computes in.
+        padded: pad the rows, as for a model whose attention cannot be confined.
+        killed: kill the process after every step, and restart it.
+        precision: of the model's computation.
         tolerance: of the largest residual; a fifth of it for the mean one.
     """
 
@@ -54,74 +53,74 @@ class Way:
     tolerance: float = 5e-6
 
 
-WAYS = {
-    "packed": Way(),
-    "padded": Way(padded=True),
-    "accumulated, 2 x 4": Way(2),
-    "accumulated, 4 x 2": Way(4),
-    "accumulated, 8 x 1": Way(8),
-    "accumulated, 4 x 2, padded": Way(4, padded=True),
-    "recomputed": Way(changes={"recompute": "full"}),
-    "recomputed, a part": Way(changes={"recompute": {"mode": "selective", "budget": "50%"}}),
-    "recomputed, 4 x 2, padded": Way(4, {"recompute": "full"}, padded=True),
-    "without prefetch": Way(2, {"loader": {"workers": 0}}),
-    "with much prefetch": Way(2, {"loader": {"workers": 3, "prefetch": 5}}),
-    "resumed at every step": Way(killed=True),
-    "resumed at every step, 4 x 2": Way(4, killed=True),
+VARIANTS = {
+    "packed": Variant(),
+    "padded": Variant(padded=True),
+    "accumulated, 2 x 4": Variant(2),
+    "accumulated, 4 x 2": Variant(4),
+    "accumulated, 8 x 1": Variant(8),
+    "accumulated, 4 x 2, padded": Variant(4, padded=True),
+    "recomputed": Variant(changes={"recompute": "full"}),
+    "recomputed in part": Variant(changes={"recompute": {"mode": "selective", "budget": "50%"}}),
+    "recomputed, 4 x 2, padded": Variant(4, {"recompute": "full"}, padded=True),
+    "without prefetch": Variant(2, {"loader": {"workers": 0}}),
+    "with much prefetch": Variant(2, {"loader": {"workers": 3, "prefetch": 5}}),
+    "resumed at every step": Variant(killed=True),
+    "resumed at every step, 4 x 2": Variant(4, killed=True),
 }
-COMPILED = Way(2, {"compile": True}, tolerance=1e-4)  # takes half a minute, so it is done once
+COMPILED = Variant(2, {"compile": True}, tolerance=1e-4)  # takes half a minute, so there is only one
 
 PROMPTS = [f"{word} number {number:02d} of my accounts"[:26] for number in range(8) for word in ("card", "the money")]
 ANSWERS = [("lost", "stolen"), ("refund", "topup"), ("gone", "found")]
 
 
 def units_of(lm: LanguageModel, objective: str) -> list[Unit]:
-    """Sixteen units of much the same length, so that one token budget cuts every eight of them alike."""
+    """Sixteen units of similar length, so that one token budget splits every eight of them equally."""
     result = []
-    for number, asked in enumerate(PROMPTS):
+    for number, prompt in enumerate(PROMPTS):
         answers = ANSWERS[number % len(ANSWERS)]
-        sequences = [lm.encode([{"role": "user", "content": asked}], said) for said in answers]
+        sequences = [lm.encode([{"role": "user", "content": prompt}], answer) for answer in answers]
         result.append(sequences if objective == "dpo" else sequences[:1])
     return result
 
 
-def config_of(objective: str, way: Way, units: Sequence[Unit]) -> TrainConfig:
+def config_of(objective: str, variant: Variant, units: Sequence[Unit]) -> TrainConfig:
     longest = max(sum(len(sequence.ids) for sequence in unit) for unit in units)
-    budget = longest * 8 // way.micro_batches
+    budget = longest * 8 // variant.micro_batches
     cut = [len(part) for part in micro_batches(units[:8], budget)]
-    assert cut == [8 // way.micro_batches] * way.micro_batches
+    assert cut == [8 // variant.micro_batches] * variant.micro_batches
     return TrainConfig.read(
         {
             "objective": objective,
             "epochs": 4,
             "batch_size": 8,
             "learning_rate": 3e-3,
-            "precision": way.precision,
+            "precision": variant.precision,
             "micro_batch_tokens": budget,
-            "checkpoint": {"every_seconds": None, "every_steps": 1 if way.killed else None, "background": False},
+            "checkpoint": {"every_seconds": None, "every_steps": 1 if variant.killed else None, "background": False},
             "schedule": {"name": "cosine", "warmup": 0.3},
-            **way.changes,
+            **variant.changes,
         },
         "train",
     )
 
 
 def log_probability(lm: LanguageModel, sequence: TokenizedExample) -> Tensor:
-    """Of all supervised tokens, by transformers' own forward."""
+    """The log-probability of all supervised tokens, by transformers' own forward."""
     ids = torch.tensor([sequence.ids])
-    every = lm.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-    result = every.gather(-1, ids[0, 1:, None])[:, 0]
+    log_probs = lm.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+    result = log_probs.gather(-1, ids[0, 1:, None])[:, 0]
     return result[torch.tensor(sequence.supervised[1:])].sum()
 
 
 def unit_loss(lm: LanguageModel, start: LanguageModel, unit: Unit, config: TrainConfig) -> tuple[Tensor, int]:
-    """The loss, and what it counts: tokens, or one pair (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
+    """The loss and its count: tokens, or one pair (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
     if config.objective == "sft":
         (sequence,) = unit
         return -log_probability(lm, sequence), sum(sequence.supervised[1:])
     with torch.no_grad():
-        before = [log_probability(start, sequence) for sequence in unit]
-    chosen, rejected = (log_probability(lm, sequence) - ref for sequence, ref in zip(unit, before, strict=True))
+        reference = [log_probability(start, sequence) for sequence in unit]
+    chosen, rejected = (log_probability(lm, sequence) - ref for sequence, ref in zip(unit, reference, strict=True))
     return -torch.nn.functional.logsigmoid(config.dpo.beta * (chosen - rejected)), 1
 
 
@@ -133,7 +132,7 @@ class Trajectory:
     weights: dict[str, Tensor]
 
 
-def canonical(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, seed: int) -> Trajectory:
+def reference_trajectory(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, seed: int) -> Trajectory:
     start = copy.deepcopy(lm)
     decayed = [weight for name, weight in lm.model.named_parameters() if name.endswith("proj.weight")]
     others = [weight for name, weight in lm.model.named_parameters() if not name.endswith("proj.weight")]
@@ -142,9 +141,9 @@ def canonical(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, see
         {"params": others, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
-    passes = [np.random.default_rng([seed, epoch]).permutation(len(units)) for epoch in range(config.epochs)]
+    permutations = [np.random.default_rng([seed, epoch]).permutation(len(units)) for epoch in range(config.epochs)]
     size = config.batch_size
-    batches = [rows[start : start + size] for rows in passes for start in range(0, len(units), size)]
+    batches = [rows[start : start + size] for rows in permutations for start in range(0, len(units), size)]
     values = []
     for step, rows in enumerate(batches):
         losses = [unit_loss(lm, start, units[row], config) for row in rows]
@@ -163,22 +162,22 @@ class Killed(BaseException):
     """Stands for the death of the process."""
 
 
-def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, way: Way, scratch: Path) -> Trajectory:
-    """The training in one of its ways."""
+def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, variant: Variant, scratch: Path) -> Trajectory:
+    """Runs a variant of the training."""
     while True:
-        lm = fresh("bfloat16" if way.precision == "bfloat16" else "float32")
-        torch.manual_seed(99)  # a new process's generators stand anywhere
+        lm = fresh("bfloat16" if variant.precision == "bfloat16" else "float32")
+        torch.manual_seed(99)  # a new process has other generator states
         with pytest.MonkeyPatch.context() as patch:
-            if way.padded:
+            if variant.padded:
                 patch.setattr(packing, "has_full_attention", lambda lm, tokens: False)
-            if way.killed:
+            if variant.killed:
                 _die_after_a_checkpoint(patch)
             trainer = Trainer(lm, build_objective(ObjectiveInputs(units, config, lm)), config, 7, scratch)
             try:
                 steps = trainer.train()
             except Killed:
                 continue
-        assert trainer.training.loader._padded == way.padded
+        assert trainer.parts.loader._padded == variant.padded
         return Trajectory(
             np.array([(step.loss, step.grad_norm) for step in steps]),
             {name: item.detach() for name, item in lm.model.named_parameters()},
@@ -196,43 +195,51 @@ def _die_after_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, Trajectory]:
-    """The canonical trajectory by objective, once it was needed."""
+def trajectories() -> dict[str, Trajectory]:
+    """The canonical trajectory by objective, filled on demand."""
     return {}
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
-def test_the_same_training(
-    fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, objective: str, name: str
+def test_a_variant_follows_the_canonical_trajectory(
+    fresh: Fresh, trajectories: dict[str, Trajectory], tmp_path: Path, objective: str, name: str
 ) -> None:
-    assert apart(fresh, known, tmp_path, objective, WAYS[name]) < WAYS[name].tolerance
+    assert max_residual(fresh, trajectories, tmp_path, objective, VARIANTS[name]) < VARIANTS[name].tolerance
 
 
-def test_compiled(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path) -> None:
-    assert apart(fresh, known, tmp_path, "sft", COMPILED) < COMPILED.tolerance
+def test_a_compiled_training_follows_the_canonical_trajectory(
+    fresh: Fresh, trajectories: dict[str, Trajectory], tmp_path: Path
+) -> None:
+    assert max_residual(fresh, trajectories, tmp_path, "sft", COMPILED) < COMPILED.tolerance
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
-def test_low_precision_stays_near(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, precision: str) -> None:
-    way = Way(2, precision=precision, tolerance=0.12)
-    assert 1e-5 < apart(fresh, known, tmp_path, "sft", way) < way.tolerance, "it was low precision, and near"
+def test_low_precision_stays_near_the_canonical_trajectory(
+    fresh: Fresh, trajectories: dict[str, Trajectory], tmp_path: Path, precision: str
+) -> None:
+    variant = Variant(2, precision=precision, tolerance=0.12)
+    assert 1e-5 < max_residual(fresh, trajectories, tmp_path, "sft", variant) < variant.tolerance, (
+        "it is low precision, and near"
+    )
 
 
-def apart(fresh: Fresh, known: dict[str, Trajectory], scratch: Path, objective: str, way: Way) -> float:
-    """Do the training in this way: how far its losses and norms are from the canonical ones, relative and at most."""
+def max_residual(
+    fresh: Fresh, trajectories: dict[str, Trajectory], scratch: Path, objective: str, variant: Variant
+) -> float:
+    """Runs a variant; returns the largest relative residual of its losses and norms."""
     units = units_of(fresh(), objective)
-    config = config_of(objective, way, units)
-    if objective not in known:
-        known[objective] = canonical(fresh(), units, config, seed=7)
-    expected = known[objective]
-    actual = train(fresh, units, config, way, scratch)
+    config = config_of(objective, variant, units)
+    if objective not in trajectories:
+        trajectories[objective] = reference_trajectory(fresh(), units, config, seed=7)
+    expected = trajectories[objective]
+    actual = train(fresh, units, config, variant, scratch)
     assert actual.values.shape == expected.values.shape == (STEPS, 2)
     assert expected.values[0, 1] > config.clip, "the first step is clipped"
     assert expected.values[-1, 0] < 0.7 * expected.values[0, 0], "something is learned"
     residuals = actual.values / expected.values - 1
-    assert np.abs(residuals.mean(axis=0)).max() < way.tolerance / 5, "it drifts to one side"
-    if way.precision == "float32":
+    assert np.abs(residuals.mean(axis=0)).max() < variant.tolerance / 5, "it drifts to one side"
+    if variant.precision == "float32":
         for name, weight in expected.weights.items():
             torch.testing.assert_close(actual.weights[name], weight, atol=2e-4, rtol=0, msg=name)
     return float(np.abs(residuals).max())

@@ -1,4 +1,4 @@
-"""float16 weights with dynamic loss scaling, in whole trainings."""
+"""float16 weights with dynamic loss scaling, in complete trainings."""
 
 import json
 from collections.abc import Callable
@@ -24,29 +24,31 @@ from posttrain.train.stage import train
 pytestmark = pytest.mark.slow
 
 TASK = TaskConfig(system="Name the intent.")
-NEVER = CheckpointConfig(every_seconds=None)
+NO_CHECKPOINTS = CheckpointConfig(every_seconds=None)
 Steps = list[dict[str, Any]]
 
 
 @pytest.fixture
 def run(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> Callable[..., Steps]:
-    """``run("name", epochs=4)``: train in float16 and give every step's values."""
+    """``run("name", epochs=4)``: trains in float16 and returns the values of every step."""
 
-    def go(name: str, **changes: Any) -> Steps:
-        changed = config.model_copy(update={"precision": "float16", "epochs": 4, "checkpoint": NEVER, **changes})
+    def train_with(name: str, **changes: Any) -> Steps:
+        run_config = config.model_copy(
+            update={"precision": "float16", "epochs": 4, "checkpoint": NO_CHECKPOINTS, **changes}
+        )
         folder = tmp_path / name
-        train(tiny_model, records, changed, TASK, seed=3, out=folder / "out", scratch=folder / "scratch")
+        train(tiny_model, records, run_config, TASK, seed=3, out=folder / "out", scratch=folder / "scratch")
         result: Steps = json.loads((folder / "out" / "training.json").read_text())
         return result
 
-    return go
+    return train_with
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> None:
-    """Multiply the gradient, not the loss, of these micro-batches (one a step here), or of all for no calls."""
+def plant_gradient_factor(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> None:
+    """Multiplies the gradient, not the loss, of these micro-batches (one a step here), or of all if none is named."""
     loss, call = SftObjective.loss, -1
 
-    def changed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def loss_with_factor(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal call
         result = loss(self, lm, packed, rows)
         call += 1
@@ -54,80 +56,85 @@ def planted(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> 
             result.sum.register_hook(lambda gradient: gradient * factor)
         return result
 
-    monkeypatch.setattr(SftObjective, "loss", changed)
+    monkeypatch.setattr(SftObjective, "loss", loss_with_factor)
 
 
 def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
-    exact = run("float32", precision="float32")
+    reference = run("float32", precision="float32")
     result = run("float16", scaling=ScalingConfig(initial=2.0**10))
-    residuals = np.array([first["loss"] / other["loss"] - 1 for first, other in zip(result, exact, strict=True)])
+    residuals = np.array(
+        [step["loss"] / reference_step["loss"] - 1 for step, reference_step in zip(result, reference, strict=True)]
+    )
     assert 0 < np.abs(residuals).max() < 0.02
     assert abs(residuals.mean()) < 0.005
-    norms = np.array([first["grad_norm"] / other["grad_norm"] - 1 for first, other in zip(result, exact, strict=True)])
+    norms = np.array(
+        [
+            step["grad_norm"] / reference_step["grad_norm"] - 1
+            for step, reference_step in zip(result, reference, strict=True)
+        ]
+    )
     assert np.abs(norms).max() < 0.1, "norms are those of the gradients without the scale"
     assert {step["loss_scale"] for step in result} == {2.0**10}
-    assert {step["loss_scale"] for step in exact} == {None}
+    assert {step["loss_scale"] for step in reference} == {None}
 
 
-def test_a_scale_that_is_far_too_large_is_left_behind(run: Callable[..., Steps]) -> None:
+def test_a_far_too_large_scale_is_reduced(run: Callable[..., Steps]) -> None:
     steps = run("large", epochs=12, scaling=ScalingConfig(initial=2.0**26))
     scale = 2.0**26
-    lost = 0
+    overflow_count = 0
     for step in steps:
         assert step["loss_scale"] == scale
         overflowed = step["grad_norm"] is None
         assert (step["update_ratio"] is None) == overflowed, "a step that overflowed updates nothing"
-        scale, lost = (scale / 2, lost + 1) if overflowed else (scale, lost)
-    assert 5 < lost < 25
+        scale, overflow_count = (scale / 2, overflow_count + 1) if overflowed else (scale, overflow_count)
+    assert 5 < overflow_count < 25
     assert steps[4]["grad_norm"] is None, "the first steps all overflow"
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
-def test_one_overflow_is_a_step_left_out(
-    run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch, factor: float
-) -> None:
-    clean = run("clean", scaling=ScalingConfig(initial=2.0**10), epochs=6)
-    planted(monkeypatch, {7}, factor)
+def test_an_overflow_skips_one_step(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    expected = run("clean", scaling=ScalingConfig(initial=2.0**10), epochs=6)
+    plant_gradient_factor(monkeypatch, {7}, factor)
     steps = run("planted", scaling=ScalingConfig(initial=2.0**10), epochs=6)
     assert [step["grad_norm"] is None for step in steps] == [number == 7 for number in range(18)]
     assert [step["loss_scale"] for step in steps] == [2.0**10] * 8 + [2.0**9] * 10
-    assert [step["loss"] for step in steps[:8]] == [step["loss"] for step in clean[:8]]
-    assert steps[-1]["loss"] == pytest.approx(clean[-1]["loss"], rel=0.2)
+    assert [step["loss"] for step in steps[:8]] == [step["loss"] for step in expected[:8]]
+    assert steps[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=0.2)
 
 
-def test_the_watch_is_not_told_of_an_overflow(
+def test_the_monitor_does_not_observe_an_overflow(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted(monkeypatch, {2, 3}, float("inf"))
-    half = config.model_copy(update={"precision": "float16"})
-    meta = train(tiny_model, records, half, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
+    plant_gradient_factor(monkeypatch, {2, 3}, float("inf"))
+    float16_config = config.model_copy(update={"precision": "float16"})
+    meta = train(tiny_model, records, float16_config, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
     assert meta["decisions"] == []
 
 
-def test_a_loss_that_is_no_number_is_the_watchs_business(
+def test_the_monitor_handles_a_nan_loss(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss, calls = SftObjective.loss, 0
 
-    def spoilt(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def loss_with_nan(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal calls
         calls += 1
         result = loss(self, lm, packed, rows)
         return Loss(result.sum * torch.nan, result.count) if calls == 3 else result
 
-    monkeypatch.setattr(SftObjective, "loss", spoilt)
-    half = config.model_copy(update={"precision": "float16", "scaling": ScalingConfig(initial=2.0**10)})
-    meta = train(tiny_model, records, half, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
+    monkeypatch.setattr(SftObjective, "loss", loss_with_nan)
+    float16_config = config.model_copy(update={"precision": "float16", "scaling": ScalingConfig(initial=2.0**10)})
+    meta = train(tiny_model, records, float16_config, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
     assert [decision["kind"] for decision in meta["decisions"]] == ["nan"]
 
 
-def test_the_scale_grows(run: Callable[..., Steps]) -> None:
+def test_the_loss_scale_grows_during_a_training(run: Callable[..., Steps]) -> None:
     steps = run("growing", scaling=ScalingConfig(initial=64.0, growth_interval=5))
     assert [step["loss_scale"] for step in steps] == [64.0] * 5 + [128.0] * 5 + [256.0] * 2
 
 
-def test_where_no_scale_helps(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(monkeypatch, set(), float("inf"))
+def test_a_training_stops_if_no_scale_helps(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_gradient_factor(monkeypatch, set(), float("inf"))
     with pytest.raises(WorkError, match=r"even with the loss scaled by 1; train with train\.precision=bfloat16"):
         run("never", scaling=ScalingConfig(initial=16.0), epochs=10)

@@ -1,4 +1,4 @@
-"""A process that is asked to end while it trains: the step is saved, and the same command goes on from it."""
+"""A signal during a training: the step is finished and saved, and the same command resumes from it."""
 
 import os
 import signal
@@ -20,70 +20,70 @@ Fit = Callable[..., list[Any]]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``asked(step, signal)``: the process gets the signal in the middle of that step."""
-    add_up = trainer.Trainer.accumulate_gradients
+def send_signal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``send_signal(step, signal)``: the process gets the signal in the middle of that step."""
+    original = trainer.Trainer.accumulate_gradients
 
-    def ask(step: int, *numbers: signal.Signals) -> None:
-        def signalled(*arguments: Any) -> Any:
-            result = add_up(*arguments)
+    def send(step: int, *numbers: signal.Signals) -> None:
+        def accumulate(*arguments: Any) -> Any:
+            result = original(*arguments)
             if arguments[1].step == step:
                 for number in numbers:
                     os.kill(os.getpid(), number)
             return result
 
-        monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", signalled)
+        monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", accumulate)
 
-    return ask
+    return send
 
 
 @pytest.mark.parametrize(
     ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "SIGTERM"]
 )
-def test_the_step_is_finished_and_saved(
+def test_a_signal_finishes_and_saves_the_step(
     fresh: Fresh,
     examples: list[TokenizedExample],
     config: TrainConfig,
     tmp_path: Path,
     fit: Fit,
-    asked: Callable[..., None],
+    send_signal: Callable[..., None],
     number: signal.Signals,
     ending: type[BaseException],
 ) -> None:
     config = config.model_copy(update={"checkpoint": CheckpointConfig(every_seconds=1000.0)})
     handler = signal.getsignal(number)
     expected = [step.loss for step in fit(fresh(), examples, config, 0, tmp_path / "whole")]
-    asked(2, number)
+    send_signal(2, number)
     with pytest.raises(ending) as caught:
-        fit(fresh(), examples, config, 0, tmp_path / "asked")
+        fit(fresh(), examples, config, 0, tmp_path / "interrupted")
     assert ending is KeyboardInterrupt or caught.value.args == (143,)
     assert signal.getsignal(number) is handler
-    assert Checkpoints(tmp_path / "asked" / "checkpoints").steps() == [3]
-    assert [step.loss for step in fit(fresh(), examples, config, 0, tmp_path / "asked")] == expected
+    assert Checkpoints(tmp_path / "interrupted" / "checkpoints").steps() == [3]
+    assert [step.loss for step in fit(fresh(), examples, config, 0, tmp_path / "interrupted")] == expected
 
 
-def test_the_second_time_ends_it_at_once(
+def test_a_second_signal_stops_at_once(
     fresh: Fresh,
     examples: list[TokenizedExample],
     config: TrainConfig,
     tmp_path: Path,
     fit: Fit,
-    asked: Callable[..., None],
+    send_signal: Callable[..., None],
 ) -> None:
     config = config.model_copy(update={"checkpoint": CheckpointConfig(every_seconds=1000.0)})
-    asked(2, signal.SIGINT, signal.SIGINT)
+    send_signal(2, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         fit(fresh(), examples, config, 0, tmp_path)
     assert not Checkpoints(tmp_path / "checkpoints").steps()
 
 
-def test_the_last_step_ends_the_training(
+def test_a_signal_in_the_last_step_completes_the_training(
     fresh: Fresh,
     examples: list[TokenizedExample],
     config: TrainConfig,
     tmp_path: Path,
     fit: Fit,
-    asked: Callable[..., None],
+    send_signal: Callable[..., None],
 ) -> None:
-    asked(5, signal.SIGTERM)
+    send_signal(5, signal.SIGTERM)
     assert len(fit(fresh(), examples, config, 0, tmp_path)) == 6

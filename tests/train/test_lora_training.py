@@ -31,31 +31,31 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_only_the_adapter_trains(
+def test_only_the_adapter_is_trained(
     fresh: Fresh, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, dtype: str, fit: Fit
 ) -> None:
     torch.manual_seed(0)
-    plain = fresh(dtype)
+    base = fresh(dtype)
     lm = add_adapter(fresh(dtype), LORA)
-    assert torch.equal(logits(lm.model), logits(plain.model)), "a fresh adapter changes nothing"
+    assert torch.equal(logits(lm.model), logits(base.model)), "a fresh adapter changes nothing"
     before = {name: weight.detach().clone() for name, weight in lm.model.named_parameters()}
     trainable = {name for name, weight in lm.model.named_parameters() if weight.requires_grad}
     assert trainable == {name for name in before if "lora_" in name}
     assert {before[name].dtype for name in trainable} == {torch.float32}
     steps = fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path)
-    moved = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
-    assert moved == trainable
+    changed = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert changed == trainable
     assert steps[-1].loss < steps[0].loss
 
 
-def test_putting_an_adapter_on_warns_of_nothing(fresh: Fresh) -> None:
-    with warnings.catch_warnings(record=True) as said:
+def test_add_adapter_raises_no_warning(fresh: Fresh) -> None:
+    with warnings.catch_warnings(record=True) as warnings_raised:
         warnings.simplefilter("always")
         add_adapter(fresh(), LORA)
-    assert [str(item.message) for item in said] == []
+    assert [str(item.message) for item in warnings_raised] == []
 
 
-def test_the_folded_model_is_the_adapted_one(
+def test_the_merged_model_computes_as_with_the_adapter(
     fresh: Fresh, tiny_model: Path, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, fit: Fit
 ) -> None:
     from peft import PeftModel
@@ -63,14 +63,14 @@ def test_the_folded_model_is_the_adapted_one(
     torch.manual_seed(0)
     lm = add_adapter(fresh(), LORA)
     fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")
-    adapted = logits(lm.model)
-    folded = merge_adapter(lm, tmp_path / "adapter")
-    assert not any("lora" in name for name, _ in folded.model.named_parameters())
-    torch.testing.assert_close(logits(folded.model), adapted, atol=1e-5, rtol=1e-5)
-    assert (adapted - logits(fresh().model)).abs().max() > 0.1
-    # What was saved is the adapter, as peft reads it.
+    adapted_logits = logits(lm.model)
+    merged = merge_adapter(lm, tmp_path / "adapter")
+    assert not any("lora" in name for name, _ in merged.model.named_parameters())
+    torch.testing.assert_close(logits(merged.model), adapted_logits, atol=1e-5, rtol=1e-5)
+    assert (adapted_logits - logits(fresh().model)).abs().max() > 0.1
+    # peft reads the saved adapter.
     loaded = PeftModel.from_pretrained(fresh().model, tmp_path / "adapter")
-    torch.testing.assert_close(logits(loaded), adapted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(loaded), adapted_logits, atol=1e-5, rtol=1e-5)
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert len(weights) == 2 * 2 * 7  # two matrices for each of seven linear layers in each of two blocks
     names = {file.name for file in (tmp_path / "adapter").iterdir()}
@@ -78,22 +78,22 @@ def test_the_folded_model_is_the_adapted_one(
     assert str(tiny_model) not in (tmp_path / "adapter" / "adapter_config.json").read_text()
 
 
-def test_folding_rounds_once(
+def test_merging_rounds_once(
     fresh: Fresh, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, fit: Fit
 ) -> None:
     torch.manual_seed(0)
     lm = add_adapter(fresh("bfloat16"), LORA)
     fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")
     layer = lm.model.base_model.model.model.layers[1].mlp.up_proj
-    low, high = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    expected = (layer.base_layer.weight.double() + 16 / 4 * high.double() @ low.double()).float()
-    folded = merge_adapter(lm, tmp_path / "adapter")
-    weight = folded.model.model.layers[1].mlp.up_proj.weight
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    expected = (layer.base_layer.weight.double() + 16 / 4 * up.double() @ down.double()).float()
+    merged = merge_adapter(lm, tmp_path / "adapter")
+    weight = merged.model.model.layers[1].mlp.up_proj.weight
     assert weight.dtype == torch.float32
     torch.testing.assert_close(weight, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_whole_training_ends_in_a_plain_model_and_its_adapter(
+def test_a_lora_training_saves_a_merged_model_and_its_adapter(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
     from peft import PeftModel
@@ -101,36 +101,36 @@ def test_a_whole_training_ends_in_a_plain_model_and_its_adapter(
     config = config.model_copy(update={"method": "lora", "lora": LORA, "learning_rate": 1e-2})
     meta = train(tiny_model, records, config, TaskConfig(), seed=1, out=tmp_path / "out", scratch=tmp_path / "s")
     assert meta["last_loss"] < meta["first_loss"]
-    served = load_language_model(tmp_path / "out", TaskConfig(), "float32")
+    merged = load_language_model(tmp_path / "out", TaskConfig(), "float32")
     base = load_language_model(tiny_model, TaskConfig(), "float32")
-    adapted = PeftModel.from_pretrained(base.model, tmp_path / "out" / "adapter")
-    torch.testing.assert_close(logits(served.model), logits(adapted), atol=0.1, rtol=0.05)  # saved in bfloat16
+    with_adapter = PeftModel.from_pretrained(base.model, tmp_path / "out" / "adapter")
+    torch.testing.assert_close(logits(merged.model), logits(with_adapter), atol=0.1, rtol=0.05)  # saved in bfloat16
     settings = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["lora_dropout"]) == (4, 16, 0.0)
     assert settings["target_modules"] == sorted(settings["target_modules"])
 
 
-def test_named_targets(fresh: Fresh) -> None:
+def test_only_named_targets_get_adapters(fresh: Fresh) -> None:
     lm = add_adapter(fresh(), LoraConfig(targets=["q_proj", "v_proj"]))
-    adapted = {name.split(".lora_")[0].split(".")[-1] for name, w in lm.model.named_parameters() if w.requires_grad}
-    assert adapted == {"q_proj", "v_proj"}
+    targets = {name.split(".lora_")[0].split(".")[-1] for name, w in lm.model.named_parameters() if w.requires_grad}
+    assert targets == {"q_proj", "v_proj"}
 
 
-def test_targets_that_the_model_does_not_have(fresh: Fresh) -> None:
+def test_unknown_targets_are_refused(fresh: Fresh) -> None:
     with pytest.raises(UserError, match="no_such_layer") as caught:
         add_adapter(fresh(), LoraConfig(targets=["no_such_layer"]))
     assert caught.value.where == "train.lora.targets"
     assert "\n" not in str(caught.value)
 
 
-def test_another_seed_is_another_adapter(
+def test_the_adapter_depends_on_the_seed(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
     config = config.model_copy(update={"method": "lora", "lora": LORA, "epochs": 1})
-    written = [
+    trainings = [
         (train(tiny_model, records, config, TaskConfig(), seed=seed, out=out, scratch=tmp_path / f"s{run}"), out)
         for run, seed in enumerate((1, 1, 2))
         for out in [tmp_path / f"out{run}"]
     ]
-    adapters = [(out / "adapter" / "adapter_model.safetensors").read_bytes() for _, out in written]
+    adapters = [(out / "adapter" / "adapter_model.safetensors").read_bytes() for _, out in trainings]
     assert adapters[0] == adapters[1] != adapters[2]

@@ -1,4 +1,4 @@
-"""Telling that memory ran out from other errors."""
+"""Detection of out-of-memory errors."""
 
 import gc
 import weakref
@@ -9,7 +9,7 @@ import torch
 from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
 
 
-def test_a_real_one() -> None:
+def test_a_real_out_of_memory_error_is_detected() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 55, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
@@ -18,7 +18,7 @@ def test_a_real_one() -> None:
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(), MemoryError("x")]
 )
-def test_others_that_say_so(error: BaseException) -> None:
+def test_other_out_of_memory_errors_are_detected(error: BaseException) -> None:
     assert is_out_of_memory(error)
 
 
@@ -32,20 +32,20 @@ def test_others_that_say_so(error: BaseException) -> None:
         KeyboardInterrupt(),
     ],
 )
-def test_what_is_something_else(error: BaseException) -> None:
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_what_nobody_holds_is_given_back() -> None:
+def test_empty_cache_frees_reference_cycles() -> None:
     class Loop:
         def __init__(self) -> None:
             self.itself = self
 
     gc.disable()
     try:
-        watched = weakref.ref(Loop())
-        assert watched() is not None
+        reference = weakref.ref(Loop())
+        assert reference() is not None
         empty_cache()
-        assert watched() is None
+        assert reference() is None
     finally:
         gc.enable()

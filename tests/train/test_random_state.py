@@ -1,4 +1,4 @@
-"""A resumed training draws what an uninterrupted one draws, from whichever library."""
+"""A resumed training draws the same random numbers as an uninterrupted one, from every library."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from posttrain.train.state import random_state, set_random_state
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": random.random,
-    "python, normal": lambda: random.gauss(0, 1),  # every second one is ready before it is asked for
+    "python, normal": lambda: random.gauss(0, 1),  # every second number is computed ahead
     "numpy": lambda: float(np.random.random()),
     "numpy, normal": lambda: float(np.random.standard_normal()),
     "torch": lambda: float(torch.rand(())),
@@ -23,8 +23,8 @@ DRAWS: dict[str, Callable[[], float]] = {
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_generators_alone() -> Iterator[None]:
-    """Other tests draw from them too."""
+def _restore_the_generators() -> Iterator[None]:
+    """Other tests use these generators too."""
     before = random_state()
     yield
     set_random_state(before)
@@ -32,8 +32,8 @@ def _leave_the_generators_alone() -> Iterator[None]:
 
 @pytest.mark.parametrize("skipped", [0, 1, 700])
 @pytest.mark.parametrize("name", DRAWS)
-def test_each_generator_goes_on(tmp_path: Path, name: str, skipped: int) -> None:
-    """Through a checkpoint on the disk, also from the middle of a pair of normal numbers or of a block of words."""
+def test_each_generator_resumes(tmp_path: Path, name: str, skipped: int) -> None:
+    """Through a checkpoint on the disk, also in the middle of a pair of normal numbers or of a generator's block."""
     draw = DRAWS[name]
     for _ in range(skipped):
         draw()
@@ -47,14 +47,14 @@ def test_each_generator_goes_on(tmp_path: Path, name: str, skipped: int) -> None
     assert [draw() for _ in range(5)] == expected
 
 
-def test_taking_the_state_draws_nothing() -> None:
+def test_random_state_draws_nothing() -> None:
     before = random_state()
     after = random_state()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_other_devices_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_number_of_devices_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     state = random_state()
     set_random_state(state)
     assert caplog.messages == []

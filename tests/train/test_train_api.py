@@ -1,4 +1,4 @@
-"""``posttrain.train.train``: the command in Python."""
+"""``posttrain.train.train``: ``posttrain train`` in Python."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
-def test_it_leaves_a_model_its_config_and_its_steps(
+def test_train_writes_a_model_its_config_and_its_steps(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -44,20 +44,22 @@ def test_it_leaves_a_model_its_config_and_its_steps(
         posttrain.train.train("tiny", data, "out", objective="dpo", settings={**SMALL, "seed": 3})
 
 
-def test_settings_name_the_objective_unless_it_is_given(
+def test_an_explicit_objective_overrides_the_settings(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr("posttrain.train.api.train_standalone", lambda out, config, *rest, **more: seen.append(config))
+    configs: list[Any] = []
+    monkeypatch.setattr(
+        "posttrain.train.api.train_standalone", lambda out, config, *arguments, **options: configs.append(config)
+    )
     settings = {"train": {"objective": "ipo"}}
     for objective in (None, "dpo"):
         posttrain.train.train("tiny", data, tmp_path / "out", objective=objective, settings=settings)
     posttrain.train.train("tiny", data, tmp_path / "out")
-    assert [config.train.objective for config in seen] == ["ipo", "dpo", "sft"]
+    assert [config.train.objective for config in configs] == ["ipo", "dpo", "sft"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"settings": {"train": {"epoch": 2}}}, "settings: unknown key `train.epoch`; did you mean `epochs`?"),
         ({"settings": {"trian": {}}}, "unknown key `trian`"),
@@ -66,9 +68,11 @@ def test_settings_name_the_objective_unless_it_is_given(
         ({"data": "nowhere.jsonl"}, "nowhere.jsonl: there is no such file"),
     ],
 )
-def test_mistakes(data: Path, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_mistakes_are_reported_before_any_output(
+    data: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     arguments = {"model": "tiny", "data": data, "out": tmp_path / "out", **changes}
     with pytest.raises(UserError) as caught:
         posttrain.train.train(**arguments)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "out").exists()

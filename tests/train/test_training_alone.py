@@ -1,4 +1,4 @@
-"""A training in a folder of its own: what a kill at its end, another process and too little memory leave there."""
+"""A standalone training: a kill at its end, a second process in its folder, and too little memory."""
 
 import re
 from pathlib import Path
@@ -32,68 +32,70 @@ def lora(config: TrainConfig) -> TrainJobConfig:
     return TrainJobConfig(model="tiny", data="a.jsonl", train=train)
 
 
-def test_a_kill_while_the_model_is_moved(
+def test_a_kill_while_moving_the_model_is_recovered(
     tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = standalone.write_atomically
 
-    def killed(path: Path, content: bytes) -> None:
+    def die(path: Path, content: bytes) -> None:
         if path.name == "summary.json":
             raise Killed
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(standalone, "write_atomically", killed)
+        patch.setattr(standalone, "write_atomically", die)
         with pytest.raises(Killed):
             train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
-    first = (tmp_path / "model.safetensors").read_bytes()
-    assert list((tmp_path / "adapter").iterdir()), "it has been moved"
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert list((tmp_path / "adapter").iterdir()), "the adapter has been moved"
     assert train_standalone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
-    assert (tmp_path / "model.safetensors").read_bytes() == first
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
     assert len(list((tmp_path / "adapter").iterdir())) == 2
     assert [path.name for path in (tmp_path / ".training").iterdir() if path.is_dir()] == []
 
 
-def test_the_model_is_on_the_disk_before_its_checkpoints_go(
+def test_the_model_is_synced_before_its_checkpoints_are_removed(
     tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[str] = []
+    synced_files: list[str] = []
     sync_file, remove_tree = files.sync_file, standalone.remove_tree
 
     def sync(path: Path) -> None:
-        synced.append(path.name)
+        synced_files.append(path.name)
         sync_file(path)
 
     def remove(path: Path) -> None:
         if path.name == "scratch":
-            kept = [*tmp_path.glob("*.*"), *(tmp_path / "adapter").iterdir()]
-            names = {file.name for file in kept if file.is_file()} - {"config.yaml", "summary.json"}
-            assert {"model.safetensors", "adapter_model.safetensors", "metrics.jsonl"} <= names <= set(synced)
-            synced.append("checkpoints gone")
+            outputs = [*tmp_path.glob("*.*"), *(tmp_path / "adapter").iterdir()]
+            names = {file.name for file in outputs if file.is_file()} - {"config.yaml", "summary.json"}
+            assert {"model.safetensors", "adapter_model.safetensors", "metrics.jsonl"} <= names <= set(synced_files)
+            synced_files.append("checkpoints gone")
         remove_tree(path)
 
     monkeypatch.setattr(files, "sync_file", sync)
     monkeypatch.setattr(standalone, "sync_file", sync)
     monkeypatch.setattr(standalone, "remove_tree", remove)
     train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
-    assert "checkpoints gone" in synced
+    assert "checkpoints gone" in synced_files
 
 
-def test_two_at_once(tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path) -> None:
-    refused: list[str] = []
+def test_a_second_process_in_the_folder_is_refused(
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
+) -> None:
+    messages: list[str] = []
 
     def fetch(folder: Path) -> Path:
         with pytest.raises(UserError, match="is being trained by another process") as caught:
             train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
-        refused.append(str(caught.value))
+        messages.append(str(caught.value))
         return tiny_model
 
     assert train_standalone(tmp_path, lora, records, fetch)["steps"] == 6
-    assert len(refused) == 1
-    assert refused[0].startswith(str(tmp_path))
+    assert len(messages) == 1
+    assert messages[0].startswith(str(tmp_path))
 
 
-def test_a_kill_before_anything_was_noted(
+def test_an_empty_training_folder_is_usable(
     tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
 ) -> None:
     (tmp_path / ".training").mkdir()
@@ -101,7 +103,7 @@ def test_a_kill_before_anything_was_noted(
 
 
 @pytest.mark.parametrize("tokens", ["auto", 4096])
-def test_the_micro_batch_that_was_used_is_said(
+def test_the_summary_has_the_micro_batch_that_fit(
     tiny_model: Path,
     records: pa.Table,
     config: TrainConfig,
@@ -113,39 +115,39 @@ def test_the_micro_batch_that_was_used_is_said(
     """Memory runs out once."""
     loss, calls = SftObjective.loss, 0
 
-    def too_much(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def run_out_once(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(SftObjective, "loss", too_much)
+    monkeypatch.setattr(SftObjective, "loss", run_out_once)
     train = config.model_copy(update={"micro_batch_tokens": tokens})
     settings = TrainJobConfig(model="tiny", data="a.jsonl", train=train)
     summary = train_standalone(tmp_path, settings, records, lambda folder: tiny_model)
-    (halved,) = re.findall(r"micro-batches of at most (\d+) tokens", caplog.text)
-    assert summary["micro_batch_tokens"] == int(halved) < 4096
+    (budget,) = re.findall(r"micro-batches of at most (\d+) tokens", caplog.text)
+    assert summary["micro_batch_tokens"] == int(budget) < 4096
     load_language_model(tmp_path, TaskConfig())
 
 
-def test_mistakes_in_the_records_are_said_before_weights_are_fetched(
+def test_records_are_checked_before_weights_are_fetched(
     tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
 ) -> None:
-    fetched: list[Path] = []
+    fetch_calls: list[Path] = []
 
     def fetch(folder: Path) -> Path:
-        fetched.append(folder)
+        fetch_calls.append(folder)
         return tiny_model
 
     with pytest.raises(UserError, match="no labelled record"):
         train_standalone(tmp_path / "out", lora, records.slice(0, 0), fetch)
-    assert not fetched
+    assert not fetch_calls
     assert train_standalone(tmp_path / "out", lora, records, fetch)["steps"] == 6
-    assert fetched
+    assert fetch_calls
 
 
-def test_peft_finds_the_model_that_an_adapter_is_for(
+def test_peft_loads_the_adapter_with_its_base_model(
     tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
 ) -> None:
     from peft import AutoPeftModelForCausalLM
@@ -153,6 +155,8 @@ def test_peft_finds_the_model_that_an_adapter_is_for(
     train_standalone(tmp_path, lora.model_copy(update={"model": str(tiny_model)}), records, lambda folder: tiny_model)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():
-        adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(input_ids=ids)
-        folded = load_language_model(tmp_path, TaskConfig(), "float32").model(input_ids=ids)
-    torch.testing.assert_close(folded.logits, adapted.logits, atol=0.1, rtol=0.05)  # one is saved in bfloat16
+        with_adapter = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(
+            input_ids=ids
+        )
+        merged = load_language_model(tmp_path, TaskConfig(), "float32").model(input_ids=ids)
+    torch.testing.assert_close(merged.logits, with_adapter.logits, atol=0.1, rtol=0.05)  # one is saved in bfloat16

@@ -1,4 +1,4 @@
-"""What the watch decides reaches every sink, whatever it does to the step it was decided at."""
+"""Decisions of the monitor reach every sink, whatever they do to their step."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -11,24 +11,24 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
 from posttrain.train.config import TrainConfig
-from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
 from posttrain.train.trainer import StepResult
 
 
-class Told:
-    """A sink that remembers the lines it would have, and every decision."""
+class DecisionSink:
+    """A sink that records its current steps, and every decision."""
 
     def __init__(self) -> None:
         self.lines: dict[int, StepValues] = {}
         self.decisions: list[tuple[str, int, str]] = []
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         self.lines[values.step] = values
         self.decisions += [(item.finding.kind, item.finding.step, item.action) for item in decisions]
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         self.lines = {number: values for number, values in self.lines.items() if number < len(steps)}
 
     def close(self) -> None:
@@ -36,16 +36,16 @@ class Told:
 
 
 @pytest.fixture
-def spoilt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
-    """``spoilt(step, factor)``: the loss of a step is multiplied, once."""
+def spoil_loss(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
+    """``spoil_loss(step, factor)``: multiplies the loss of a step, once."""
 
     def plant(step: int, factor: float) -> None:
-        usual, calls = trainer.Trainer.accumulate_gradients, 0
+        original, calls = trainer.Trainer.accumulate_gradients, 0
 
         def add_up(*arguments: Any) -> StepResult:
             nonlocal calls
             calls += 1
-            result = usual(*arguments)
+            result = original(*arguments)
             return dataclasses.replace(result, loss=result.loss * factor) if calls == step + 1 else result
 
         monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", add_up)
@@ -54,17 +54,17 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
 
 
 @pytest.mark.parametrize("action", ["rollback", "skip"])
-def test_each_decision_is_told_once(
+def test_each_decision_is_reported_once(
     tiny_model: Path,
     records: pa.Table,
     config: TrainConfig,
     tmp_path: Path,
-    spoilt: Callable[[int, float], None],
+    spoil_loss: Callable[[int, float], None],
     action: str,
 ) -> None:
-    spoilt(3, float("nan"))
+    spoil_loss(3, float("nan"))
     values = config.model_dump(mode="json") | {"watch": {"nan": {"action": action}}, "micro_batch_tokens": 4096}
-    sink = Told()
+    sink = DecisionSink()
     result = train(
         tiny_model,
         records,

@@ -1,4 +1,4 @@
-"""However sequences lie in rows, loss and gradient are those of transformers' own forward; and what training logs."""
+"""For any layout of rows, loss and gradient are those of transformers' own forward; and the log of steps."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,17 +30,17 @@ def targets(example: TokenizedExample) -> torch.Tensor:
     return ids.where(torch.tensor(example.supervised), IGNORED)
 
 
-def own_loss(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> tuple[torch.Tensor, int]:
+def padded_loss(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> tuple[torch.Tensor, int]:
     """transformers' loss over right-padded rows, as a sum, and the tokens in it."""
     width = max(len(example.ids) for example in examples)
-    ids = torch.stack([_filled(torch.tensor(example.ids), width, 0) for example in examples])
-    mask = torch.stack([_filled(torch.ones(len(example.ids), dtype=torch.long), width, 0) for example in examples])
-    wanted = torch.stack([_filled(targets(example), width, IGNORED) for example in examples])
-    count = int((wanted[:, 1:] != IGNORED).sum())
-    return lm.model(input_ids=ids, attention_mask=mask, labels=wanted).loss * count, count
+    ids = torch.stack([_pad(torch.tensor(example.ids), width, 0) for example in examples])
+    mask = torch.stack([_pad(torch.ones(len(example.ids), dtype=torch.long), width, 0) for example in examples])
+    label_ids = torch.stack([_pad(targets(example), width, IGNORED) for example in examples])
+    count = int((label_ids[:, 1:] != IGNORED).sum())
+    return lm.model(input_ids=ids, attention_mask=mask, labels=label_ids).loss * count, count
 
 
-def _filled(row: torch.Tensor, width: int, filler: int) -> torch.Tensor:
+def _pad(row: torch.Tensor, width: int, filler: int) -> torch.Tensor:
     return torch.nn.functional.pad(row, (0, width - len(row)), value=filler)
 
 
@@ -50,7 +50,7 @@ def gradients(lm: LanguageModel) -> dict[str, torch.Tensor]:
     return result
 
 
-def by_micro_batches(
+def backward_micro_batches(
     lm: LanguageModel, examples: Sequence[TokenizedExample], tokens: int, units: Sequence[Unit] | None = None
 ) -> tuple[float, int]:
     total, count = 0.0, 0
@@ -63,60 +63,65 @@ def by_micro_batches(
 
 
 @pytest.mark.parametrize("tokens", [1, 130, 100_000])
-def test_loss_and_gradient_do_not_depend_on_how_rows_are_laid_out(
+def test_loss_and_gradient_do_not_depend_on_the_layout_of_rows(
     fresh: Fresh, examples: list[TokenizedExample], tokens: int
 ) -> None:
     lm = fresh()
-    total, count = own_loss(lm, examples)
+    total, count = padded_loss(lm, examples)
     total.backward()
-    padded = gradients(lm)
-    looped = 0.0
+    padded_gradients = gradients(lm)
+    separate_total = 0.0
     for example in examples:
-        loss, _ = own_loss(lm, [example])
+        loss, _ = padded_loss(lm, [example])
         loss.backward()
-        looped += loss.item()
-    one_by_one = gradients(lm)
-    result, counted = by_micro_batches(lm, examples, tokens)
-    ours = gradients(lm)
+        separate_total += loss.item()
+    separate_gradients = gradients(lm)
+    result, counted = backward_micro_batches(lm, examples, tokens)
+    actual = gradients(lm)
     assert counted == count == sum(sum(example.supervised) for example in examples)
-    assert result == pytest.approx(total.item(), rel=1e-5) == pytest.approx(looped, rel=1e-5)
-    assert ours.keys() == padded.keys()
-    for name in padded:
-        for reference in (padded[name], one_by_one[name]):
+    assert result == pytest.approx(total.item(), rel=1e-5) == pytest.approx(separate_total, rel=1e-5)
+    assert actual.keys() == padded_gradients.keys()
+    for name in padded_gradients:
+        for reference in (padded_gradients[name], separate_gradients[name]):
             scale = reference.abs().max()
-            torch.testing.assert_close(ours[name] / scale, reference / scale, atol=3e-5, rtol=0)
-            assert abs(float((ours[name] - reference).mean() / scale)) < 1e-6
+            torch.testing.assert_close(actual[name] / scale, reference / scale, atol=3e-5, rtol=0)
+            assert abs(float((actual[name] - reference).mean() / scale)) < 1e-6
 
 
-def test_the_shared_beginning_is_read_once(fresh: Fresh, examples: list[TokenizedExample]) -> None:
+def test_a_shared_prefix_is_read_once(fresh: Fresh, examples: list[TokenizedExample]) -> None:
     lm = fresh()
     system = len(lm.tokenizer("<|system|>Name the intent.<|end|><|user|>")["input_ids"])
     packed = pack([[example] for example in examples])
     assert packed.ids.shape[1] == sum(len(example.ids) - 1 for example in examples) - 9 * system
     assert packed.tokens == sum(len(example.ids) for example in examples)
-    # With nothing in common, or with nothing but supervised tokens, nothing is taken out.
-    for apart in (
+    # Without a shared prefix, or with only supervised tokens, nothing is shared.
+    for sequences in (
         [examples[0], TokenizedExample(examples[1].ids[1:], examples[1].supervised[1:])],
         [text(b"ab"), text(b"abc")],
     ):
-        assert pack([[example] for example in apart]).ids.shape[1] == sum(len(example.ids) - 1 for example in apart)
-        expected, count = own_loss(lm, apart)
-        assert by_micro_batches(lm, apart, 100_000) == (pytest.approx(expected.item(), rel=1e-5), count)
+        assert pack([[example] for example in sequences]).ids.shape[1] == sum(
+            len(example.ids) - 1 for example in sequences
+        )
+        expected, count = padded_loss(lm, sequences)
+        assert backward_micro_batches(lm, sequences, 100_000) == (pytest.approx(expected.item(), rel=1e-5), count)
 
 
 def test_a_pair_shares_its_prompt(fresh: Fresh, examples: list[TokenizedExample]) -> None:
     lm = fresh()
     units = [
-        [TokenizedExample(ids + said, [False] * len(ids) + [True] * len(said)) for said in ([70, 71, 257], [72, 257])]
+        [
+            TokenizedExample(ids + answer, [False] * len(ids) + [True] * len(answer))
+            for answer in ([70, 71, 257], [72, 257])
+        ]
         for ids in (example.ids[: example.supervised.index(True)] for example in examples)
     ]
     sequences = [sequence for unit in units for sequence in unit]
-    once = sum(len(unit[0].ids) for unit in units)
-    assert pack(units).ids.shape[1] < once + 4 * len(units)
-    expected, count = own_loss(lm, sequences)
+    chosen_tokens = sum(len(unit[0].ids) for unit in units)
+    assert pack(units).ids.shape[1] < chosen_tokens + 4 * len(units)
+    expected, count = padded_loss(lm, sequences)
     expected.backward()
     reference = gradients(lm)
-    assert by_micro_batches(lm, sequences, 100_000, units) == (pytest.approx(expected.item(), rel=1e-5), count)
+    assert backward_micro_batches(lm, sequences, 100_000, units) == (pytest.approx(expected.item(), rel=1e-5), count)
     for name, gradient in gradients(lm).items():
         torch.testing.assert_close(gradient, reference[name], atol=2e-5, rtol=1e-3)
 
@@ -130,7 +135,7 @@ def text(content: bytes) -> TokenizedExample:
     "rows",
     [
         [TokenizedExample([5, 6, 7, 8], [False, False, True, True])],
-        [TokenizedExample([5, 6, 7, 8], [False, False, True, True])] * 3,  # the same row again and again
+        [TokenizedExample([5, 6, 7, 8], [False, False, True, True])] * 3,  # the same row repeated
         [
             TokenizedExample([5, 6, 7], [False, False, True]),
             TokenizedExample([5, 6, 7, 8, 9], [False, False, False, False, True]),
@@ -143,12 +148,12 @@ def text(content: bytes) -> TokenizedExample:
         [text(b"plain"), TokenizedExample([5, 6, 7], [False, False, True])],
     ],
 )
-def test_odd_batches(fresh: Fresh, rows: list[TokenizedExample]) -> None:
+def test_unusual_batches_match_transformers(fresh: Fresh, rows: list[TokenizedExample]) -> None:
     lm = fresh()
-    expected, count = own_loss(lm, rows)
+    expected, count = padded_loss(lm, rows)
     expected.backward()
     reference = gradients(lm)
-    actual, counted = by_micro_batches(lm, rows, 100_000)
+    actual, counted = backward_micro_batches(lm, rows, 100_000)
     assert (actual, counted) == (pytest.approx(expected.item(), rel=1e-5), count)
     for name, gradient in gradients(lm).items():
         torch.testing.assert_close(gradient, reference[name], atol=2e-5, rtol=1e-3)
@@ -167,7 +172,7 @@ def test_odd_batches(fresh: Fresh, rows: list[TokenizedExample]) -> None:
         ("olmo2", {}, True),
         ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, True),
         ("gpt_neox", {}, True),
-        # Their attention is confined otherwise, capped, or their own, so they get padded rows.
+        # Their attention has a window, a cap or its own code, so they get padded rows.
         ("gemma2", {"head_dim": 32}, False),
         ("stablelm", {}, False),
         ("xglm", {"d_model": 64, "ffn_dim": 96, "attention_heads": 2, "num_layers": 2} | UNDROPPED, False),
@@ -176,7 +181,7 @@ def test_odd_batches(fresh: Fresh, rows: list[TokenizedExample]) -> None:
         ("mistral", {"sliding_window": 8}, False),
     ],
 )
-def test_other_families(
+def test_other_model_families_match_transformers(
     fresh: Fresh, examples: list[TokenizedExample], kind: str, settings: dict[str, Any], packs: bool
 ) -> None:
     tiny = fresh()
@@ -194,20 +199,20 @@ def test_other_families(
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(common | settings))).float().train()
     lm = LanguageModel(model, tiny.tokenizer, tiny.task)
-    expected, _ = own_loss(lm, examples)
+    expected, _ = padded_loss(lm, examples)
     expected.backward()
     reference = gradients(lm)
-    with packed_attention(lm, max(len(example.ids) for example in examples)) as found_to_pack:
-        assert found_to_pack == packs
-    actual, _ = by_micro_batches(lm, examples, 100_000)
+    with packed_attention(lm, max(len(example.ids) for example in examples)) as packs_rows:
+        assert packs_rows == packs
+    actual, _ = backward_micro_batches(lm, examples, 100_000)
     assert actual == pytest.approx(expected.item(), rel=1e-4)
-    ours = gradients(lm)
+    actual_gradients = gradients(lm)
     largest = max(float(gradient.abs().max()) for gradient in reference.values())
     for name in reference:
-        torch.testing.assert_close(ours[name] / largest, reference[name] / largest, atol=1e-4, rtol=0)
+        torch.testing.assert_close(actual_gradients[name] / largest, reference[name] / largest, atol=1e-4, rtol=0)
 
 
-def test_the_log_of_steps(
+def test_steps_log_epoch_rate_and_tokens(
     fresh: Fresh, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, fit: Fit
 ) -> None:
     steps = fit(fresh(), examples, config, 7, tmp_path)
@@ -221,7 +226,7 @@ def test_the_log_of_steps(
         assert sum(step.supervised_tokens for step in steps if step.epoch == epoch) == supervised
 
 
-def test_without_a_compiler_it_is_said_at_once(
+def test_compile_without_a_compiler_is_refused_at_once(
     fresh: Fresh,
     examples: list[TokenizedExample],
     config: TrainConfig,

@@ -1,4 +1,4 @@
-"""What goes wrong while training, planted: the training survives on its own and says what it did."""
+"""Planted faults during training: the training recovers by itself and reports its decisions."""
 
 import errno
 import json
@@ -31,44 +31,44 @@ Spoil = Callable[[Loss, list[int]], Loss]
 
 
 @pytest.fixture
-def long(config: TrainConfig) -> TrainConfig:
+def long_config(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"epochs": 10, "learning_rate": 1e-3})
 
 
-def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
+def patch_loss(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
     loss = SftObjective.loss
 
-    def changed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def spoiled_loss(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         return spoil(loss(self, lm, packed, rows), list(rows))
 
-    monkeypatch.setattr(SftObjective, "loss", changed)
+    monkeypatch.setattr(SftObjective, "loss", spoiled_loss)
 
 
-def at_step(number: int, factor: float, again: bool = False) -> Spoil:
-    """Multiply the loss of the ``number``-th micro-batch (one a step here) by a factor, or of all from there on."""
+def at_step(number: int, factor: float, repeat: bool = False) -> Spoil:
+    """Multiplies the loss of the ``number``-th micro-batch (one a step here), or of all from there on."""
     calls = 0
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
         nonlocal calls
         calls += 1
-        hit = calls > number if again else calls == number + 1
-        return Loss(loss.sum * factor, loss.count, loss.metrics) if hit else loss
+        affected = calls > number if repeat else calls == number + 1
+        return Loss(loss.sum * factor, loss.count, loss.metrics) if affected else loss
 
     return spoil
 
 
-def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path, seed: int = 3) -> dict[str, Any]:
+def run_training(source: Path, records: pa.Table, config: TrainConfig, folder: Path, seed: int = 3) -> dict[str, Any]:
     return train(source, records, config, TASK, seed=seed, out=folder / "out", scratch=folder / "scratch")
 
 
 @dataclass(frozen=True)
-class Clean:
-    """A training in which nothing goes wrong.
+class CleanTraining:
+    """A training without a fault.
 
     Args:
-        source, records, config: of it.
-        summary: its own.
-        noise: how far from its last loss those of other seeds lie at most.
+        source, records, config: of the training.
+        summary: of the training.
+        noise: largest difference of its last loss from that of another seed.
     """
 
     source: Path
@@ -77,18 +77,18 @@ class Clean:
     summary: dict[str, Any]
     noise: float
 
-    def again(self, folder: Path) -> dict[str, Any]:
-        return trained(self.source, self.records, self.config, folder)
+    def run(self, folder: Path) -> dict[str, Any]:
+        return run_training(self.source, self.records, self.config, folder)
 
 
 @pytest.fixture(scope="module")
-def clean(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """Forty steps. Each prompt has two answers, so that the loss ends on a floor, and one step more matters little."""
-    rows = [(asked, said) for asked in ("card", "money", "hello", "top up") for said in ("a", "b")]
+def clean_training(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> CleanTraining:
+    """Forty steps. Each prompt has two answers, so that the loss ends at a floor, and a step more matters little."""
+    rows = [(prompt, answer) for prompt in ("card", "money", "hello", "top up") for answer in ("a", "b")]
     records = pa.Table.from_pylist(
         [
-            {"id": f"{line:020x}", "prompt": [{"role": "user", "content": asked}], "completion": said, "line": line}
-            for line, (asked, said) in enumerate(rows, 1)
+            {"id": f"{line:020x}", "prompt": [{"role": "user", "content": prompt}], "completion": answer, "line": line}
+            for line, (prompt, answer) in enumerate(rows, 1)
         ],
         schema=RECORD,
     )
@@ -105,75 +105,83 @@ def clean(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
         "train",
     )
     folder = tmp_path_factory.mktemp("clean")
-    result, *others = (trained(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 8))
-    noise = max(abs(other["last_loss"] - result["last_loss"]) for other in others)
-    assert result["decisions"] == []
-    assert noise < 0.05 * result["last_loss"] < 0.01 * result["first_loss"], "noise hides no failure"
-    return Clean(tiny_model, records, config, result, noise)
+    summary, *others = (run_training(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 8))
+    noise = max(abs(other["last_loss"] - summary["last_loss"]) for other in others)
+    assert summary["decisions"] == []
+    assert noise < 0.05 * summary["last_loss"] < 0.01 * summary["first_loss"], "noise hides no failure"
+    return CleanTraining(tiny_model, records, config, summary, noise)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 100.0])
-def test_one_bad_batch(clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    spoilt(monkeypatch, at_step(24, factor))
-    result = clean.again(tmp_path)
-    if factor != 100:  # gradients have shrunk so much by then that 100 times as much is clipped, and no outlier
-        assert [(item["kind"], item["step"]) for item in result["decisions"]] == [("nan", 24)]
-    assert result["steps"] == clean.summary["steps"]
-    assert abs(result["last_loss"] - clean.summary["last_loss"]) <= clean.noise
-
-
-def test_a_gradient_that_is_far_too_large(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_training_recovers_from_one_bad_batch(
+    clean_training: CleanTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    spoilt(monkeypatch, at_step(12, 100.0))
-    result = trained(tiny_model, records, long, tmp_path)
+    patch_loss(monkeypatch, at_step(24, factor))
+    result = clean_training.run(tmp_path)
+    if factor != 100:  # by then gradients are so small that 100 times as much is clipped, and no outlier
+        assert [(item["kind"], item["step"]) for item in result["decisions"]] == [("nan", 24)]
+    assert result["steps"] == clean_training.summary["steps"]
+    assert abs(result["last_loss"] - clean_training.summary["last_loss"]) <= clean_training.noise
+
+
+def test_a_step_with_an_exploding_gradient_is_skipped(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_loss(monkeypatch, at_step(12, 100.0))
+    result = run_training(tiny_model, records, long_config, tmp_path)
     decided = [(item["kind"], item["action"], item["step"]) for item in result["decisions"]]
     assert decided == [("explosion", "skip", 12)]
     assert result["steps"] == 30
     assert result["last_loss"] < 0.4 * result["first_loss"]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_memory_runs_out(
-    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, times: int
+@pytest.mark.parametrize("errors", [1, 2])
+def test_out_of_memory_halves_the_micro_batch(
+    clean_training: CleanTraining,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    errors: int,
 ) -> None:
-    """The step is done again in smaller micro-batches, and so are all that follow; the losses stay the same."""
-    left, sizes = times, []
+    """The step is repeated in smaller micro-batches, which all later steps keep; the losses stay the same."""
+    remaining, sizes = errors, []
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
-        nonlocal left
+        nonlocal remaining
         sizes.append(len(rows))
-        if left and len(sizes) > 24:
-            left -= 1
+        if remaining and len(sizes) > 24:
+            remaining -= 1
             raise torch.OutOfMemoryError("planted")
         return loss
 
-    spoilt(monkeypatch, spoil)
-    result = clean.again(tmp_path)
-    assert sum(message.startswith("out of memory at step 24: ") for message in caplog.messages) == times
+    patch_loss(monkeypatch, spoil)
+    result = clean_training.run(tmp_path)
+    assert sum(message.startswith("out of memory at step 24: ") for message in caplog.messages) == errors
     assert sizes[:24] == [4] * 24
-    assert max(sizes[24 + times :]) == 4 // 2**times, "the micro-batches are smaller"
-    assert sum(sizes[24 + times :]) == 16 * 4, "and no example is left out"
+    assert max(sizes[24 + errors :]) == 4 // 2**errors, "the micro-batches are smaller"
+    assert sum(sizes[24 + errors :]) == 16 * 4, "and no example is skipped"
     assert result["decisions"] == []
-    assert result["steps"] == clean.summary["steps"]
-    assert result["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
-    assert abs(result["last_loss"] - clean.summary["last_loss"]) <= clean.noise
+    assert result["steps"] == clean_training.summary["steps"]
+    assert result["last_loss"] == pytest.approx(clean_training.summary["last_loss"], rel=1e-3)
+    assert abs(result["last_loss"] - clean_training.summary["last_loss"]) <= clean_training.noise
 
 
-def test_memory_runs_out_for_one_example(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_out_of_memory_with_one_example_stops_the_training(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoil(loss: Loss, rows: list[int]) -> Loss:
         raise torch.OutOfMemoryError("planted")
 
-    spoilt(monkeypatch, spoil)
+    patch_loss(monkeypatch, spoil)
     with pytest.raises(WorkError, match=r"out of memory with one example of [0-9]+ tokens at a time; set ") as caught:
-        trained(tiny_model, records, long, tmp_path)
+        run_training(tiny_model, records, long_config, tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_memory_that_ran_out_is_remembered(clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that is killed afterwards does not run into it again."""
+def test_a_resumed_training_keeps_the_smaller_micro_batch(
+    clean_training: CleanTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that is killed afterwards does not run out of memory again."""
     sizes: list[int] = []
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
@@ -184,73 +192,77 @@ def test_memory_that_ran_out_is_remembered(clean: Clean, tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return loss
 
-    spoilt(monkeypatch, spoil)
+    patch_loss(monkeypatch, spoil)
     with pytest.raises(KeyboardInterrupt):
-        clean.again(tmp_path)
-    result = clean.again(tmp_path)
+        clean_training.run(tmp_path)
+    result = clean_training.run(tmp_path)
     assert sizes[:8] == [4] * 8
     assert max(sizes[8:15]) == max(sizes[15:]) == 2
-    assert result["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
+    assert result["last_loss"] == pytest.approx(clean_training.summary["last_loss"], rel=1e-3)
 
 
-def test_a_disk_that_is_full_for_a_while(
-    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_temporarily_full_disk_does_not_stop_the_training(
+    clean_training: CleanTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training continues without the checkpoints of that time, and says so for each."""
-    tried = 0
+    """Training continues without the checkpoints of that time, and reports each."""
+    attempts = 0
     write_tensors = checkpoint_write.write_tensors
 
-    def full(*arguments: Any, **options: Any) -> Any:
-        nonlocal tried
-        tried += 1
-        if 5 <= tried < 8:
+    def write_or_fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if 5 <= attempts < 8:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_tensors(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint_write, "write_tensors", full)
-    result = clean.again(tmp_path)
-    said = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
-    assert [message.split()[4] for message in said] == ["10", "12", "14"]
-    assert all("no space left on device): training continues without it" in message for message in said)
-    assert tried == 19, "all are tried, but for the last step"
-    assert result == clean.summary
-    kept = sorted(path.name for path in (tmp_path / "scratch" / "checkpoints").glob("step-*"))
-    assert kept == ["step-000000036", "step-000000038"]
+    monkeypatch.setattr(checkpoint_write, "write_tensors", write_or_fail)
+    result = clean_training.run(tmp_path)
+    messages = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
+    assert [message.split()[4] for message in messages] == ["10", "12", "14"]
+    assert all("no space left on device): training continues without it" in message for message in messages)
+    assert attempts == 19, "every checkpoint is attempted, except at the last step"
+    assert result == clean_training.summary
+    names = sorted(path.name for path in (tmp_path / "scratch" / "checkpoints").glob("step-*"))
+    assert names == ["step-000000036", "step-000000038"]
 
 
-def test_without_a_checkpoint_the_gradient_is_left_out(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_checkpoint_a_nan_step_is_skipped(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = long.model_copy(update={"checkpoint": long.checkpoint.model_copy(update={"every_steps": None})})
-    spoilt(monkeypatch, at_step(2, float("nan")))
-    result = trained(tiny_model, records, never, tmp_path)
+    no_checkpoints = long_config.model_copy(
+        update={"checkpoint": long_config.checkpoint.model_copy(update={"every_steps": None})}
+    )
+    patch_loss(monkeypatch, at_step(2, float("nan")))
+    result = run_training(tiny_model, records, no_checkpoints, tmp_path)
     assert [(item["kind"], item["action"]) for item in result["decisions"]] == [("nan", "skip")]
     assert result["last_loss"] < result["first_loss"]
 
 
-def test_without_a_checkpoint_no_number_does_not_go_on_for_ever(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_checkpoint_repeated_nans_stop_the_training(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = long.model_copy(update={"checkpoint": long.checkpoint.model_copy(update={"every_steps": None})})
-    spoilt(monkeypatch, at_step(5, float("nan"), again=True))
+    no_checkpoints = long_config.model_copy(
+        update={"checkpoint": long_config.checkpoint.model_copy(update={"every_steps": None})}
+    )
+    patch_loss(monkeypatch, at_step(5, float("nan"), repeat=True))
     with pytest.raises(WorkError, match=r"stopped at step 10: .*5 skips .* did not help, and there is no checkpoint"):
-        trained(tiny_model, records, never, tmp_path)
+        run_training(tiny_model, records, no_checkpoints, tmp_path)
 
 
-def test_what_cannot_be_mended_ends_in_one_line(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unrecoverable_training_stops_with_a_one_line_error(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoilt(monkeypatch, at_step(5, float("nan"), again=True))
+    patch_loss(monkeypatch, at_step(5, float("nan"), repeat=True))
     with pytest.raises(WorkError, match="training stopped at step") as caught:
-        trained(tiny_model, records, long, tmp_path)
+        run_training(tiny_model, records, long_config, tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_kill_after_a_decision_does_not_undo_it(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_does_not_undo_an_earlier_decision(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bad batch is left out, whether the training was killed later or not."""
+    """The bad batch is skipped, whether the training was killed later or not."""
     steps, kill_at = 0, -1
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
@@ -261,22 +273,24 @@ def test_a_kill_after_a_decision_does_not_undo_it(
         return Loss(loss.sum * float("nan"), loss.count, loss.metrics) if steps == 8 else loss
 
     with monkeypatch.context() as patch:
-        spoilt(patch, spoil)
-        whole = trained(tiny_model, records, long, tmp_path / "whole")
+        patch_loss(patch, spoil)
+        expected = run_training(tiny_model, records, long_config, tmp_path / "whole")
         steps, kill_at = 0, 12
         with pytest.raises(KeyboardInterrupt):
-            trained(tiny_model, records, long, tmp_path / "parts")
-    parts = trained(tiny_model, records, long, tmp_path / "parts")
-    assert parts == whole
+            run_training(tiny_model, records, long_config, tmp_path / "parts")
+    resumed = run_training(tiny_model, records, long_config, tmp_path / "parts")
+    assert resumed == expected
     for name in ("model.safetensors", "training.json"):
         assert (tmp_path / "parts" / "out" / name).read_bytes() == (tmp_path / "whole" / "out" / name).read_bytes()
 
 
-def test_a_step_without_a_number_survives_a_kill(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_nan_step_survives_a_kill(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stands in the checkpoint, where JSON has no word for it."""
-    seldom = long.model_copy(update={"checkpoint": long.checkpoint.model_copy(update={"every_steps": 5})})
+    """Its NaN is in the checkpoint, although JSON has no NaN."""
+    every_5_steps = long_config.model_copy(
+        update={"checkpoint": long_config.checkpoint.model_copy(update={"every_steps": 5})}
+    )
     calls = 0
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
@@ -287,31 +301,31 @@ def test_a_step_without_a_number_survives_a_kill(
         return Loss(loss.sum * float("nan"), loss.count, loss.metrics) if calls == 2 else loss
 
     with monkeypatch.context() as patch:
-        spoilt(patch, spoil)
+        patch_loss(patch, spoil)
         with pytest.raises(KeyboardInterrupt):
-            trained(tiny_model, records, seldom, tmp_path)
-    result = trained(tiny_model, records, seldom, tmp_path)
+            run_training(tiny_model, records, every_5_steps, tmp_path)
+    result = run_training(tiny_model, records, every_5_steps, tmp_path)
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [step["step"] for step in log if step["loss"] is None] == [1]
     assert result["last_loss"] < result["first_loss"]
 
 
-@pytest.mark.parametrize(("kept", "from_step"), [(9, 15), (2, 17)])
-def test_a_divergence_goes_back_to_before_it_began(
+@pytest.mark.parametrize(("keep_last", "from_step"), [(9, 15), (2, 17)])
+def test_a_divergence_rolls_back_to_before_its_start(
     tiny_model: Path,
     records: pa.Table,
-    long: TrainConfig,
+    long_config: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kept: int,
+    keep_last: int,
     from_step: int,
 ) -> None:
-    """It begins at step 15 and is found at step 18; where only two checkpoints are kept, the older one has to do."""
+    """It starts at step 15 and is detected at step 18; with only two checkpoints, the older one must do."""
     changes = {
         "watch": MonitorConfig.read(
             {"divergence": {"window": 3, "patience": 3}, "explosion": {"action": "warn"}}, "here"
         ),
-        "checkpoint": long.checkpoint.model_copy(update={"keep_last": kept}),
+        "checkpoint": long_config.checkpoint.model_copy(update={"keep_last": keep_last}),
     }
     calls = 0
 
@@ -320,22 +334,25 @@ def test_a_divergence_goes_back_to_before_it_began(
         calls += 1
         return Loss(loss.sum + 30 * loss.count, loss.count, loss.metrics) if 16 <= calls < 20 else loss
 
-    spoilt(monkeypatch, spoil)
-    result = trained(tiny_model, records, long.model_copy(update=changes), tmp_path)
+    patch_loss(monkeypatch, spoil)
+    result = run_training(tiny_model, records, long_config.model_copy(update=changes), tmp_path)
     decision = next(item for item in result["decisions"] if item["kind"] == "divergence")
     assert (decision["action"], decision["since"], decision["step"]) == ("rollback", 15, 18)
     assert result["steps"] == 30
     assert calls == 30 + 19 - from_step
-    course = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
-    assert course == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turned_factor": 1.0, "turns": 1}
+    interventions = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
+    assert interventions == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turned_factor": 1.0, "turns": 1}
 
 
-def test_a_lower_rate_takes_no_step_away(
-    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path
+def test_lowering_the_rate_skips_no_step(
+    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path
 ) -> None:
-    slow = MonitorConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
-    constant = {"watch": slow, "schedule": long.schedule.model_copy(update={"name": "constant", "warmup": 0.0})}
-    result = trained(tiny_model, records, long.model_copy(update=constant), tmp_path)
+    monitor = MonitorConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
+    changes = {
+        "watch": monitor,
+        "schedule": long_config.schedule.model_copy(update={"name": "constant", "warmup": 0.0}),
+    }
+    result = run_training(tiny_model, records, long_config.model_copy(update=changes), tmp_path)
     (first, *_) = (item for item in result["decisions"] if item["kind"] == "plateau")
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     rates = [step["lr"] for step in log]

@@ -1,4 +1,4 @@
-"""Whole trainings of models that nobody trained before."""
+"""Complete trainings of models with fresh weights."""
 
 import json
 import logging
@@ -23,30 +23,30 @@ from posttrain.train.stage import train
 pytestmark = pytest.mark.slow
 
 TASK = TaskConfig(system="Name the intent.")
-NEVER = CheckpointConfig(every_seconds=None)
+NO_CHECKPOINTS = CheckpointConfig(every_seconds=None)
 GPT2 = InitializationConfig(method="depth_scaled", std=0.05)
 
 
 @pytest.fixture
-def described(tiny_model: Path, tmp_path: Path) -> Path:
+def weightless_folder(tiny_model: Path, tmp_path: Path) -> Path:
     """The tiny model's folder without weights."""
-    return Path(shutil.copytree(tiny_model, tmp_path / "described", ignore=shutil.ignore_patterns("*.safetensors")))
+    return Path(shutil.copytree(tiny_model, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors")))
 
 
-def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path, seed: int = 3) -> dict[str, Any]:
+def run_training(source: Path, records: pa.Table, config: TrainConfig, folder: Path, seed: int = 3) -> dict[str, Any]:
     return train(source, records, config, TASK, seed=seed, out=folder / "out", scratch=folder / "scratch")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast"])
-def test_from_a_config_alone(
-    described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, precision: str
+def test_a_training_starts_from_a_config_alone(
+    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, precision: str
 ) -> None:
     config = config.model_copy(
-        update={"initialization": GPT2, "precision": precision, "epochs": 8, "checkpoint": NEVER}
+        update={"initialization": GPT2, "precision": precision, "epochs": 8, "checkpoint": NO_CHECKPOINTS}
     )
-    meta = trained(described, records, config, tmp_path)
+    meta = run_training(weightless_folder, records, config, tmp_path)
     assert meta["last_loss"] < 0.7 * meta["first_loss"]
-    assert 5 < meta["first_loss"] < 6.2, "nothing is known at first: ln 261 is 5.56"
+    assert 5 < meta["first_loss"] < 6.2, "the first loss is that of chance: ln 261 is 5.56"
     table = meta["initialization"]
     assert [row["layer"] for row in table] == ["embeddings", "0", "1"]
     assert table[0]["activations"] == pytest.approx(0.05**2, rel=0.3)
@@ -55,11 +55,11 @@ def test_from_a_config_alone(
 
 
 def test_variances_do_not_depend_on_the_precision(
-    described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
     result = {
-        precision: trained(
-            described,
+        precision: run_training(
+            weightless_folder,
             records,
             config.model_copy(update={"initialization": GPT2, "precision": precision, "epochs": 1}),
             tmp_path / precision,
@@ -71,65 +71,69 @@ def test_variances_do_not_depend_on_the_precision(
         assert half["gradients"] == pytest.approx(exact["gradients"], rel=0.02)
 
 
-def test_the_table_is_logged_and_what_is_wrong_is_warned_of(
-    described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_the_variance_table_is_logged_with_warnings(
+    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config.model_copy(update={"epochs": 1})
     with caplog.at_level(logging.INFO, "posttrain"):
-        trained(described, records, config.model_copy(update={"initialization": GPT2}), tmp_path / "well")
+        run_training(weightless_folder, records, config.model_copy(update={"initialization": GPT2}), tmp_path / "good")
     assert any("variance of activations and of gradients by layer" in line for line in caplog.messages)
     assert not any("changes by" in line for line in caplog.messages)
     caplog.clear()
-    huge = [InitRuleConfig(match=r"layers\.1\..*(down|gate|up)_proj", method="normal", std=3.0)]
-    rules = GPT2.model_copy(update={"rules": huge})
-    trained(described, records, config.model_copy(update={"initialization": rules}), tmp_path / "badly")
+    rules = [InitRuleConfig(match=r"layers\.1\..*(down|gate|up)_proj", method="normal", std=3.0)]
+    initialization = GPT2.model_copy(update={"rules": rules})
+    run_training(
+        weightless_folder, records, config.model_copy(update={"initialization": initialization}), tmp_path / "bad"
+    )
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("the variance of activations changes by" in line for line in warnings)
     assert all("from layer 0 to layer 1" in line for line in warnings if "changes by" in line)
 
 
-def test_memory_runs_out_at_the_first_look(
-    described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_out_of_memory_in_the_activation_stats(
+    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer examples are looked at."""
+    """The statistics then use fewer examples."""
     sizes, loss = [], SftObjective.loss
 
-    def short(self: SftObjective, lm: Any, packed: Any, rows: list[int]) -> Any:
+    def limited_loss(self: SftObjective, lm: Any, packed: Any, rows: list[int]) -> Any:
         sizes.append(packed.sequences)
         if packed.sequences > 1:
             raise torch.OutOfMemoryError("planted")
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(SftObjective, "loss", short)
+    monkeypatch.setattr(SftObjective, "loss", limited_loss)
     config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
-    result = trained(described, records, config, tmp_path)["initialization"]
+    result = run_training(weightless_folder, records, config, tmp_path)["initialization"]
     assert sizes[0] == 4
     assert sizes[-1] == 1
     assert [item["layer"] for item in result] == ["embeddings", "0", "1"]
 
 
-def test_looking_changes_nothing(
+def test_activation_stats_do_not_change_the_training(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from posttrain.train import setup
 
     config = config.model_copy(update={"initialization": GPT2})
-    trained(tiny_model, records, config, tmp_path / "seen")
+    run_training(tiny_model, records, config, tmp_path / "with-stats")
     monkeypatch.setattr(setup, "activation_stats", lambda *arguments, **options: [])
-    assert "initialization" not in trained(tiny_model, records, config, tmp_path / "unseen")
-    seen, unseen = (tmp_path / name / "out" / "model.safetensors" for name in ("seen", "unseen"))
-    assert seen.read_bytes() == unseen.read_bytes()
+    assert "initialization" not in run_training(tiny_model, records, config, tmp_path / "without-stats")
+    with_stats, without_stats = (
+        tmp_path / name / "out" / "model.safetensors" for name in ("with-stats", "without-stats")
+    )
+    assert with_stats.read_bytes() == without_stats.read_bytes()
 
 
-def test_weights_that_lie_there_are_thrown_away(
-    tiny_model: Path, described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+def test_existing_weights_are_ignored(
+    tiny_model: Path, weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
     config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
-    for name, source in (("with", tiny_model), ("without", described)):
-        trained(source, records, config, tmp_path / name)
+    for name, source in (("with", tiny_model), ("without", weightless_folder)):
+        run_training(source, records, config, tmp_path / name)
     models = [(tmp_path / name / "out" / "model.safetensors").read_bytes() for name in ("with", "without")]
     assert models[0] == models[1]
-    trained(tiny_model, records, config, tmp_path / "other", seed=4)
+    run_training(tiny_model, records, config, tmp_path / "other", seed=4)
     assert (tmp_path / "other" / "out" / "model.safetensors").read_bytes() != models[0]
 
 
@@ -141,18 +145,23 @@ def test_weights_that_lie_there_are_thrown_away(
         ({"objective": "reward"}, "train.objective=reward starts from trained weights"),
     ],
 )
-def test_what_needs_trained_weights(
-    described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, changes: dict[str, Any], message: str
+def test_settings_that_need_trained_weights_are_refused(
+    weightless_folder: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
     config = config.model_copy(update={"initialization": GPT2, **changes})
     with pytest.raises(UserError, match=message):
-        trained(described, records, config, tmp_path)
+        run_training(weightless_folder, records, config, tmp_path)
 
 
-def test_a_folder_without_weights_is_a_model_only_then(described: Path) -> None:
-    assert locate(str(described), Path(), weights=False) == str(described)
+def test_a_folder_without_weights_needs_an_initialization(weightless_folder: Path) -> None:
+    assert locate(str(weightless_folder), Path(), weights=False) == str(weightless_folder)
     with pytest.raises(UserError, match="holds no safetensors weights"):
-        locate(str(described), Path())
-    (described / "config.json").write_text(json.dumps({}))
+        locate(str(weightless_folder), Path())
+    (weightless_folder / "config.json").write_text(json.dumps({}))
     with pytest.raises(UserError, match="names no model_type"):
-        locate(str(described), Path(), weights=False)
+        locate(str(weightless_folder), Path(), weights=False)

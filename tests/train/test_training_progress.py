@@ -1,4 +1,4 @@
-"""The line of a training's progress says the latest loss."""
+"""The progress bar of a training shows the latest loss."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.train.config import TrainConfig
 
 
-def test_every_step_says_its_loss(
+def test_the_progress_bar_shows_the_loss_of_each_step(
     fresh: Callable[..., Any],
     examples: list[TokenizedExample],
     config: TrainConfig,
@@ -19,12 +19,12 @@ def test_every_step_says_its_loss(
     fit: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[tuple[int, str]] = []
+    updates: list[tuple[int, str]] = []
 
     @contextmanager
-    def task(*_: Any) -> Iterator[Callable[..., None]]:
-        yield lambda count, note="": said.append((count, note))
+    def record_updates(*_: Any) -> Iterator[Callable[..., None]]:
+        yield lambda count, note="": updates.append((count, note))
 
-    monkeypatch.setattr("posttrain.train.trainer.progress_bar", task)
+    monkeypatch.setattr("posttrain.train.trainer.progress_bar", record_updates)
     steps = fit(fresh(), examples, config, 0, tmp_path)
-    assert said == [(0, ""), *((1, f"loss {step.loss:.4g}") for step in steps)]
+    assert updates == [(0, ""), *((1, f"loss {step.loss:.4g}") for step in steps)]

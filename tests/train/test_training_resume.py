@@ -1,4 +1,4 @@
-"""A training that is killed, whenever and however often, ends as if it had not been."""
+"""A training that is killed, at any time and any number of times, has the same output."""
 
 import json
 import math
@@ -52,82 +52,84 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def killed_after(steps: int, do: Callable[[], object]) -> None:
-    """Do the work in a process that dies in its first forward pass after so many checkpoints."""
-    saved = 0
+def kill_after_saves(steps: int, work: Callable[[], object]) -> None:
+    """Runs ``work`` in a process that dies in the first forward pass after ``steps`` checkpoints."""
+    saves = 0
     save, loss = Checkpoints.save, SftObjective.loss
 
-    def counted(self: Checkpoints, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
-        nonlocal saved
+    def count_saves(self: Checkpoints, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
+        nonlocal saves
         save(self, step, checkpoint, metric)
-        saved += 1
+        saves += 1
         return True
 
-    def killed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
-        if saved == steps:
+    def die(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+        if saves == steps:
             raise Killed
         return loss(self, lm, packed, rows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "save", counted)
-        patch.setattr(SftObjective, "loss", killed)
+        patch.setattr(Checkpoints, "save", count_saves)
+        patch.setattr(SftObjective, "loss", die)
         with pytest.raises(Killed):
-            do()
+            work()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_at_every_step(
+def test_a_kill_at_every_step_does_not_change_the_output(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, method: str
 ) -> None:
     config = config.model_copy(update=METHODS[method])
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    meta = train(tiny_model, records, config, TASK, seed=3, out=whole, scratch=tmp_path / "a")
+    expected_out, out = tmp_path / "whole", tmp_path / "parts"
+    meta = train(tiny_model, records, config, TASK, seed=3, out=expected_out, scratch=tmp_path / "a")
     steps = meta["steps"]
     assert steps == 6
 
-    def again() -> dict[str, Any]:
-        torch.manual_seed(99)  # a new process's generators stand anywhere
-        return train(tiny_model, records, config, TASK, seed=3, out=parts, scratch=tmp_path / "b")
+    def run() -> dict[str, Any]:
+        torch.manual_seed(99)  # a new process has other generator states
+        return train(tiny_model, records, config, TASK, seed=3, out=out, scratch=tmp_path / "b")
 
     for _ in range(steps - 1):  # each process does one step and dies in the next
-        killed_after(1, again)
-    assert again() == meta
-    assert contents(parts) == contents(whole)
+        kill_after_saves(1, run)
+    assert run() == meta
+    assert contents(out) == contents(expected_out)
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_killed_once(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, step: int) -> None:
+def test_a_single_kill_does_not_change_the_output(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, step: int
+) -> None:
     meta = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "whole", scratch=tmp_path / "a")
 
-    def again() -> dict[str, Any]:
+    def run() -> dict[str, Any]:
         return train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
 
-    killed_after(step, again)
-    assert again() == meta
+    kill_after_saves(step, run)
+    assert run() == meta
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
-def test_finished_steps_are_not_done_again(
+def test_finished_steps_are_not_repeated(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def again() -> dict[str, Any]:
+    def run() -> dict[str, Any]:
         return train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
 
-    killed_after(4, again)
-    done = 0
+    kill_after_saves(4, run)
+    passes = 0
     loss = SftObjective.loss
 
-    def counted(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
-        nonlocal done
-        done += 1
+    def count_passes(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+        nonlocal passes
+        passes += 1
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(SftObjective, "loss", counted)
-    again()
-    assert done == 2
+    monkeypatch.setattr(SftObjective, "loss", count_passes)
+    run()
+    assert passes == 2
 
 
-def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
+def test_a_damaged_checkpoint_only_costs_steps(
     tiny_model: Path,
     records: pa.Table,
     config: TrainConfig,
@@ -136,24 +138,24 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
 ) -> None:
     meta = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "whole", scratch=tmp_path / "a")
 
-    def again() -> dict[str, Any]:
+    def run() -> dict[str, Any]:
         return train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
 
-    killed_after(4, again)
+    kill_after_saves(4, run)
     file = tmp_path / "b" / "checkpoints" / "step-000000004" / "tensors.safetensors"
-    damaged = bytearray(file.read_bytes())
-    damaged[-1] ^= 1
-    file.write_bytes(damaged)
-    assert again() == meta
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert run() == meta
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert "step-000000004 is damaged (tensors.safetensors does not match its checksums in `" in caplog.text
 
 
 @pytest.fixture
-def into(tiny_model: Path, records: pa.Table, tmp_path: Path) -> Callable[[str, TrainConfig], None]:
-    """``into(name, config)``: train, with a line a step in the file ``name.jsonl``."""
+def train_into_file(tiny_model: Path, records: pa.Table, tmp_path: Path) -> Callable[[str, TrainConfig], None]:
+    """``train_into_file(name, config)``: trains, with a line for each step in the file ``name.jsonl``."""
 
-    def train_into(name: str, config: TrainConfig) -> None:
+    def run(name: str, config: TrainConfig) -> None:
         sink = JsonlSink(tmp_path / f"{name}.jsonl")
         out, scratch = tmp_path / f"{name}-out", tmp_path / name
         try:
@@ -161,57 +163,57 @@ def into(tiny_model: Path, records: pa.Table, tmp_path: Path) -> Callable[[str, 
         finally:
             sink.close()
 
-    return train_into
+    return run
 
 
-def read_lines(file: Path, leave_out: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def read_lines(file: Path, excluded: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     result = map(json.loads, file.read_text().splitlines())
-    return [{key: value for key, value in line.items() if key not in leave_out} for line in result]
+    return [{key: value for key, value in line.items() if key not in excluded} for line in result]
 
 
-def test_the_metrics_of_a_killed_training(
+def test_the_metrics_file_of_a_killed_training_is_complete(
     config: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    into: Callable[[str, TrainConfig], None],
+    train_into_file: Callable[[str, TrainConfig], None],
 ) -> None:
-    """No step stands twice and none is missing, and a step that need not be done again is as it was measured."""
+    """No step is repeated or missing, and steps that are not repeated keep their measured values."""
     config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
 
-    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
-    into("whole", config)
+    expected_file, actual_file = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    train_into_file("whole", config)
     loss = SftObjective.loss
     for checkpointed in (2, 4):
-        done = 0
+        passes = 0
 
-        def killed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
-            nonlocal done
-            done += 1
-            if done == 4:  # with one step done since the checkpoint
+        def die(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+            nonlocal passes
+            passes += 1
+            if passes == 4:  # one step after the checkpoint
                 raise Killed
             return loss(self, lm, packed, rows)
 
         with monkeypatch.context() as patch:
-            patch.setattr(SftObjective, "loss", killed)
+            patch.setattr(SftObjective, "loss", die)
             with pytest.raises(Killed):
-                into("parts", config)
-        before = read_lines(parts)
+                train_into_file("parts", config)
+        before = read_lines(actual_file)
         assert [line["step"] for line in before] == list(range(checkpointed + 1))
-        saved = Checkpoints(tmp_path / "parts" / "checkpoints").at(checkpointed)
-        assert saved is not None
-        assert [step.to_json() for step in saved.steps] == before[:checkpointed]
-        with parts.open("ab") as file:
-            file.write(b'{"step": 9, "lo')  # as a kill leaves it
-    into("parts", config)
-    assert read_lines(parts)[:4] == before[:4]
-    assert read_lines(parts, TIMES) == read_lines(whole, TIMES)
+        checkpoint = Checkpoints(tmp_path / "parts" / "checkpoints").at(checkpointed)
+        assert checkpoint is not None
+        assert [step.to_json() for step in checkpoint.steps] == before[:checkpointed]
+        with actual_file.open("ab") as stream:
+            stream.write(b'{"step": 9, "lo')  # a partial line, as after a kill
+    train_into_file("parts", config)
+    assert read_lines(actual_file)[:4] == before[:4]
+    assert read_lines(actual_file, TIMES) == read_lines(expected_file, TIMES)
 
 
 def _without(lines: list[bytes], first: int, last: int) -> list[bytes]:
     return lines[:first] + lines[last:]
 
 
-LOST: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+DAMAGE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "all": lambda lines: [],
     "the last": lambda lines: lines[:3],
     "one within": lambda lines: _without(lines, 1, 2),
@@ -220,33 +222,33 @@ LOST: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("lost", LOST)
-def test_metrics_that_were_lost_are_written_again(
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_lost_metrics_are_written_again(
     config: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    into: Callable[[str, TrainConfig], None],
-    lost: str,
+    train_into_file: Callable[[str, TrainConfig], None],
+    damage: str,
 ) -> None:
-    """Lines are not as safe as checkpoints, which hold the same values: with what was decided at step 1."""
-    usual = trainer.Trainer.accumulate_gradients
+    """Lines are less safe than checkpoints, which hold the same values and the decision at step 1."""
+    original = trainer.Trainer.accumulate_gradients
 
-    def spoilt(*arguments: Any) -> StepResult:
-        result = usual(*arguments)
+    def loss_with_nan(*arguments: Any) -> StepResult:
+        result = original(*arguments)
         return replace(result, loss=math.nan) if arguments[1].step == 1 else result
 
-    monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", spoilt)
+    monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", loss_with_nan)
     config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")
-    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    expected_file, actual_file = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
 
-    into("whole", config)
-    assert [line["step"] for line in read_lines(whole) if "decisions" in line] == [1]
-    killed_after(4, lambda: into("parts", config))
-    before = parts.read_bytes().splitlines(keepends=True)
-    parts.write_bytes(b"".join(LOST[lost](before)))
-    into("parts", config)
-    assert parts.read_bytes().splitlines(keepends=True)[:4] == before[:4], "with the times that were measured"
-    assert read_lines(parts, TIMES) == read_lines(whole, TIMES)
+    train_into_file("whole", config)
+    assert [line["step"] for line in read_lines(expected_file) if "decisions" in line] == [1]
+    kill_after_saves(4, lambda: train_into_file("parts", config))
+    before = actual_file.read_bytes().splitlines(keepends=True)
+    actual_file.write_bytes(b"".join(DAMAGE[damage](before)))
+    train_into_file("parts", config)
+    assert actual_file.read_bytes().splitlines(keepends=True)[:4] == before[:4], "with the measured times"
+    assert read_lines(actual_file, TIMES) == read_lines(expected_file, TIMES)
 
 
 _SCRIPT = """
@@ -263,14 +265,16 @@ train(Path(source), pq.read_table(records), TrainConfig.model_validate_json(conf
 """
 
 
-def test_kill_9_in_another_process(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
-    """Another process than the one that goes on, so that they hash strings differently, as every two do."""
+def test_a_training_resumes_after_kill_9_of_another_process(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    """The killed process and the resuming one hash strings differently, as any two processes do."""
     config = config.model_copy(update=LORA | {"precision": "bfloat16", "epochs": 14})
     pq.write_table(records, tmp_path / "records.parquet")
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONHASHSEED": "1"}
-    places = [tiny_model, tmp_path / "records.parquet", config.model_dump_json(), tmp_path / "parts", tmp_path / "b"]
-    first = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, *map(str, places)], env=environment, stderr=subprocess.PIPE, text=True
+    arguments = [tiny_model, tmp_path / "records.parquet", config.model_dump_json(), tmp_path / "parts", tmp_path / "b"]
+    killed_process = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, *map(str, arguments)], env=environment, stderr=subprocess.PIPE, text=True
     )
 
     def wait_for_a_checkpoint(process: subprocess.Popen[str], after: int) -> int:
@@ -281,9 +285,9 @@ def test_kill_9_in_another_process(tiny_model: Path, records: pa.Table, config: 
             time.sleep(0.005)
         raise AssertionError(process.communicate()[1])
 
-    reached = wait_for_a_checkpoint(first, 5)
-    first.send_signal(signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL
+    reached = wait_for_a_checkpoint(killed_process, 5)
+    killed_process.send_signal(signal.SIGKILL)
+    assert killed_process.wait() == -signal.SIGKILL
     assert reached < 41
     assert not (tmp_path / "parts").exists(), "nothing is written before the training is done"
     resumed = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")

@@ -23,32 +23,32 @@ TASK = TaskConfig(system="Name the intent.", max_new_tokens=12)
 
 
 @pytest.mark.slow
-def test_a_candidate_in_hugging_face_layout(
+def test_the_output_has_the_hugging_face_layout(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = config.model_copy(update={"epochs": 25})
     meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
-    assert plain.dtype == torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
+    assert model.dtype == torch.bfloat16
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     lm = load_language_model(tmp_path / "out", TASK)
-    asked = [record["prompt"] for record in records.to_pylist()]
-    answers = [answer.text for answer in generate(lm, asked)]
-    assert answers == records["completion"].to_pylist(), "it learnt what it was shown"
+    prompts = [record["prompt"] for record in records.to_pylist()]
+    answers = [answer.text for answer in generate(lm, prompts)]
+    assert answers == records["completion"].to_pylist(), "the model learned its records"
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [step["step"] for step in log] == list(range(75))
     assert meta["first_loss"] == log[0]["loss"]
 
 
-def test_the_counts_are_those_of_the_work_done(
+def test_the_summary_counts_records_steps_and_tokens(
     tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path
 ) -> None:
     rows = make_records([("hi", "x"), ("my card is gone", "card lost"), ("long " * 40, "refund")])
     config = config.model_copy(update={"max_length": 100, "batch_size": 2, "epochs": 3})
     meta = train(tiny_model, rows, config, TaskConfig(), seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
-    # A turn is its mark, its bytes and its stop token; the assistant's mark belongs to the prompt.
+    # A turn is its mark, its bytes and its stop token; the assistant's mark is part of the prompt.
     lengths = [1 + 2 + 1 + 1 + 1 + 1, 1 + 15 + 1 + 1 + 9 + 1, 100]
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     last = [step for step in log if step["epoch"] == 2]
@@ -65,47 +65,47 @@ def test_the_counts_are_those_of_the_work_done(
     }
 
 
-@pytest.mark.parametrize(("left", "last"), [((), None), ((4,), 2.0)])
-def test_a_loss_that_is_no_number_counts_for_nothing(
+@pytest.mark.parametrize(("finite_steps", "last_loss"), [((), None), ((4,), 2.0)])
+def test_nan_losses_do_not_count_in_the_summary(
     tiny_model: Path,
     records: pa.Table,
     config: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    left: tuple[int, ...],
-    last: float | None,
+    finite_steps: tuple[int, ...],
+    last_loss: float | None,
 ) -> None:
     fit = Trainer.train
 
-    def spoilt(self: Trainer) -> list[StepValues]:
-        return [replace(step, loss=2.0 if step.step in left else math.nan) for step in fit(self)]
+    def train_with_nans(self: Trainer) -> list[StepValues]:
+        return [replace(step, loss=2.0 if step.step in finite_steps else math.nan) for step in fit(self)]
 
-    monkeypatch.setattr(Trainer, "train", spoilt)
+    monkeypatch.setattr(Trainer, "train", train_with_nans)
     meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
-    assert (meta["first_loss"], meta["last_loss"]) == (None, last)
+    assert (meta["first_loss"], meta["last_loss"]) == (None, last_loss)
 
 
 @pytest.mark.parametrize("objective", ["sft", "simpo"])
 def test_the_last_loss_does_not_depend_on_the_size_of_a_step(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, objective: str
 ) -> None:
-    """A mean over tokens or over pairs is one however they are cut, here 4, 4 and 2 of different lengths."""
+    """The mean over tokens or pairs does not depend on the steps, here of 4, 4 and 2 records of different lengths."""
     rejected = pa.array([f"{'no ' * (row % 4)}x{row}" for row in range(len(records))])
     pairs = records.set_column(records.schema.get_field_index("rejected"), "rejected", rejected)
 
-    def measured(size: int) -> float:
-        still = {"objective": objective, "batch_size": size, "epochs": 1, "learning_rate": 1e-12}
+    def last_loss(size: int) -> float:
+        changes = {"objective": objective, "batch_size": size, "epochs": 1, "learning_rate": 1e-12}
         out, scratch = tmp_path / str(size), tmp_path / f"{size}-s"
-        meta = train(tiny_model, pairs, config.model_copy(update=still), TASK, seed=0, out=out, scratch=scratch)
+        meta = train(tiny_model, pairs, config.model_copy(update=changes), TASK, seed=0, out=out, scratch=scratch)
         return float(meta["last_loss"])
 
-    assert measured(4) == pytest.approx(measured(10), rel=1e-5)
+    assert last_loss(4) == pytest.approx(last_loss(10), rel=1e-5)
 
 
 def test_the_first_loss_is_the_models_likelihood_of_the_answers(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
-    """Training and evaluation read one and the same model."""
+    """Training and evaluation compute the same likelihood."""
     config = config.model_copy(update={"batch_size": 100, "epochs": 1})
     meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
     lm = load_language_model(tiny_model, TASK, "float32")
@@ -115,7 +115,9 @@ def test_the_first_loss_is_the_models_likelihood_of_the_answers(
     assert meta["supervised_tokens"] == counts.sum()
 
 
-def test_seed_and_records_decide(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
+def test_the_output_depends_only_on_seed_and_records(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
     def weights(name: str, seed: int) -> bytes:
         train(tiny_model, records, config, TASK, seed=seed, out=tmp_path / name, scratch=tmp_path / f"{name}-s")
         return (tmp_path / name / "model.safetensors").read_bytes()
@@ -126,16 +128,20 @@ def test_seed_and_records_decide(tiny_model: Path, records: pa.Table, config: Tr
     assert weights("c", 1) != first
 
 
-def test_plain_texts(tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path) -> None:
+def test_plain_texts_are_learned(
+    tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path
+) -> None:
     rows = make_records([(None, "to be or not to be"), (None, "ab"), ("hi", "x")])
     meta = train(tiny_model, rows, config, TaskConfig(), seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
-    # A text's first token has nothing before it to be predicted from; its stop token is predicted.
+    # A text's first token has no context to be predicted from; its stop token is predicted.
     assert meta["supervised_tokens"] == 2 * (18 + 2 + 2)
     assert meta["last_loss"] < meta["first_loss"]
 
 
-def test_long_records(tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path) -> None:
-    """Long enough for the fused attention, and for rows that fill a micro-batch alone."""
+def test_long_records_are_learned(
+    tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path
+) -> None:
+    """Long enough for the fused attention, and for rows that each fill a micro-batch."""
     rows = make_records([("word " * length, "refund") for length in (3, 60, 70)])
     config = config.model_copy(update={"micro_batch_tokens": 300})
     meta = train(tiny_model, rows, config, TaskConfig(), seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
@@ -143,25 +149,27 @@ def test_long_records(tiny_model: Path, make_records: MakeRecords, config: Train
     assert meta["last_loss"] < meta["first_loss"]
 
 
-def test_nothing_to_train_on(tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path) -> None:
+def test_an_empty_training_set_is_refused(
+    tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="no labelled record to train on"):
         train(tiny_model, make_records([]), config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("rows", "settings", "words"),
+    ("rows", "settings", "message"),
     [
         ([("hi", "x"), ("hi", None)], {}, "it has no answer"),
         ([("hi", "x"), ("hi", "refund please")], {"max_length": 10}, "its answer leaves no room"),
         ([("hi", "x")], {"method": "lora", "lora": {"targets": ["nothing"]}}, "nothing"),
     ],
 )
-def test_mistakes_are_one_clear_line(
-    tiny_model: Path, make_records: MakeRecords, tmp_path: Path, rows: object, settings: dict[str, object], words: str
+def test_training_mistakes_are_one_line_errors(
+    tiny_model: Path, make_records: MakeRecords, tmp_path: Path, rows: object, settings: dict[str, object], message: str
 ) -> None:
     config = TrainConfig.read(settings, "posttrain.yaml")
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         train(tiny_model, make_records(rows), config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -171,13 +179,13 @@ def test_mistakes_are_one_clear_line(
     ("key", "value"),
     [("epochs", 0), ("learning_rate", 0), ("precision", "int8"), ("clip", 0), ("max_length", 7)],
 )
-def test_settings_out_of_range(key: str, value: object) -> None:
+def test_settings_out_of_range_are_refused(key: str, value: object) -> None:
     with pytest.raises(UserError, match=f"`{key}`"):
         TrainConfig.read({key: value}, "posttrain.yaml")
 
 
-def test_the_real_model_learns(smollm2: Path, make_records: MakeRecords, tmp_path: Path) -> None:
-    """Its first loss is the one that transformers computes from the tokens of the whole conversation."""
+def test_the_real_model_learns_its_records(smollm2: Path, make_records: MakeRecords, tmp_path: Path) -> None:
+    """Its first loss is that of transformers for the tokens of the complete conversation."""
     pairs = [
         ("I lost my card", "lost_or_stolen_card"),
         ("Where is my refund?", "request_refund"),
@@ -199,14 +207,14 @@ def test_the_real_model_learns(smollm2: Path, make_records: MakeRecords, tmp_pat
     assert log[2] < 0.8 * log[0]
     lm = load_language_model(smollm2, task, "float32")
     total, count = 0.0, 0
-    for asked, said in pairs:
-        turns = [{"role": "system", "content": "Name the intent."}, {"role": "user", "content": asked}]
-        whole = [*turns, {"role": "assistant", "content": said}]
+    for prompt, answer in pairs:
+        turns = [{"role": "system", "content": "Name the intent."}, {"role": "user", "content": prompt}]
+        conversation = [*turns, {"role": "assistant", "content": answer}]
         start, end = (
             lm.tokenizer(text, add_special_tokens=False)["input_ids"]
             for text in (
                 lm.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True),
-                lm.tokenizer.apply_chat_template(whole, tokenize=False).rstrip("\n"),
+                lm.tokenizer.apply_chat_template(conversation, tokenize=False).rstrip("\n"),
             )
         )
         ids = torch.tensor([end])

@@ -1,4 +1,4 @@
-"""A report as a real run would give it, a bare one, and a real browser."""
+"""A report like that of a real run, an empty report, and a real browser."""
 
 import math
 import shutil
@@ -16,13 +16,13 @@ from posttrain.web.report_data import (
     Confusion,
     DatasetRow,
     FunnelRow,
-    Interval,
+    GainRow,
     Report,
     RoundRow,
-    Rule,
+    RuleRow,
 )
-from posttrain.web.selection import ChosenRecord, PoolMap, RoundGain, Selection
-from posttrain.web.training import training_from_steps
+from posttrain.web.selection_reader import ChosenRecord, PoolMap, RoundGain, Selection
+from posttrain.web.training_reader import training_from_steps
 
 _LABELS = {
     "order_status": 31,
@@ -55,7 +55,7 @@ _LABELS = {
     "cancel_membership": 3,
 }
 
-_CONFUSED = [
+_CONFUSIONS = [
     ("refund_request", "refund_status", 7),
     ("late_delivery", "order_status", 6),
     ("refund_status", "refund_request", 4),
@@ -71,7 +71,7 @@ _CONFUSED = [
 ]
 
 
-_DECIDED = (
+_DECISIONS = (
     {
         "kind": "explosion",
         "step": 70,
@@ -85,22 +85,22 @@ _DECIDED = (
 )
 
 
-def _gain(difference: float, low: float, high: float) -> Interval:
-    return Interval(difference, low, high, 300, "accuracy", 0.95)
+def _gain(difference: float, low: float, high: float) -> GainRow:
+    return GainRow(difference, low, high, 300, "accuracy", 0.95)
 
 
 def _round(
-    number: int, labels: int, new: int, decision: str, accuracy: float, champion: float, gain: Interval | None
+    number: int, labels: int, new: int, decision: str, accuracy: float, champion: float, gain: GainRow | None
 ) -> RoundRow:
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[RuleRow, ...] = ()
     if gain:
         before = accuracy - gain.difference
         values = f"{accuracy:.3f} >= {before:.3f} * 1.02 = {before * 1.02:.3f}"
         rules = (
-            Rule("accuracy >= champion.accuracy * 1.02", values, accuracy >= before * 1.02),
-            Rule("latency_p99 <= champion.latency_p99 * 1.1", "0.0613 <= 0.0609 * 1.1 = 0.0670", True),
+            RuleRow("accuracy >= champion.accuracy * 1.02", values, accuracy >= before * 1.02),
+            RuleRow("latency_p99 <= champion.latency_p99 * 1.1", "0.0613 <= 0.0609 * 1.1 = 0.0670", True),
         )
-    timed = {
+    seconds = {
         "score": 9.1,
         "select": 0.6,
         "label": 0.1,
@@ -123,14 +123,14 @@ def _round(
         champions=(champion,),
         interval=gain,
         rules=rules,
-        seconds={"evaluate": 13.9} if number == 0 else timed,
+        seconds={"evaluate": 13.9} if number == 0 else seconds,
         reasons={"uncertain": new // 2, "hard_case": new - new // 2} if new else {},
         note="Labels of this round came from the annotator “careless”." if decision == "refuse" else "",
     )
 
 
 def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> list[dict[str, Any]]:
-    """What a metrics file of a training holds."""
+    """The lines of a training's metrics file."""
     rng = np.random.default_rng(seed)
     result = []
     for step in range(steps):
@@ -151,7 +151,7 @@ def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> 
                 "data_wait": 0.004,
                 "mfu": 0.41,
                 "loss_scale": None,
-                "group_norms": {f"layers.{at}": norm * (at + 1) / 10 for at in range(groups)},
+                "group_norms": {f"layers.{layer}": norm * (layer + 1) / 10 for layer in range(groups)},
                 "metrics": {"rewards/margins": step / steps, "rewards/accuracies": 0.5} if metrics else {},
                 "phases": {"forward": 0.6, "head": 0.2, "backward": 1.0, "optimizer": 0.1},
             }
@@ -163,14 +163,14 @@ _REASONS = {"strategy": 60, "focus": 26, "explore": 10}
 
 
 def _selection(number: int, gain: RoundGain | None = None) -> Selection:
-    """A batch of 96 of 300 records; the first round's is chosen cold."""
+    """A batch of 96 of 300 records; the first round's is a cold start."""
     rng = np.random.default_rng(number)
     cold = number == 1
     centres = rng.standard_normal((28, 2)) * 20
-    places = centres[rng.integers(28, size=300 + 96 * (number - 1))] + rng.standard_normal((300 + 96 * (number - 1), 2))
+    points = centres[rng.integers(28, size=300 + 96 * (number - 1))] + rng.standard_normal((300 + 96 * (number - 1), 2))
     scores = np.full(300, np.nan) if cold else rng.gamma(2.0, 0.5, 300)
-    named = {"cold_start": 96} if cold else _REASONS
-    reasons = [reason for reason, count in named.items() for _ in range(count)]
+    counts = {"cold_start": 96} if cold else _REASONS
+    reasons = [reason for reason, count in counts.items() for _ in range(count)]
     labels = list(_LABELS)
     chosen = [
         ChosenRecord(
@@ -193,13 +193,13 @@ def _selection(number: int, gain: RoundGain | None = None) -> Selection:
         scored=0 if cold else 300,
         embedded=300 if cold else 900,
         pool=1313 - 96 * (number - 1),
-        reasons=named,
+        reasons=counts,
         worst_classes=() if cold else tuple(labels[-6:]),
         chosen=tuple(chosen),
         map=PoolMap(
-            {entry.id: (float(x), float(y)) for entry, (x, y) in zip(chosen, places[:96].tolist(), strict=True)},
-            places[96:300],
-            places[300:],
+            {entry.id: (float(x), float(y)) for entry, (x, y) in zip(chosen, points[:96].tolist(), strict=True)},
+            points[96:300],
+            points[300:],
         ),
         scores=scores,
         scored_since=np.zeros(0) if cold else rng.gamma(2.0, 0.5, 40),
@@ -242,7 +242,7 @@ def report() -> Report:
         if mark:
             nodes.append(LineageNode(f"deployment-{number}", f"round {number}", "deployment", number == 4))
             edges.append((model, f"deployment-{number}"))
-    wrong = {label: sum(n for expected, _, n in _CONFUSED if expected == label) for label in _LABELS}
+    wrong = {label: sum(n for expected, _, n in _CONFUSIONS if expected == label) for label in _LABELS}
     return Report(
         title="Support messages, sorted by intent",
         workspace="demo",
@@ -254,7 +254,7 @@ def report() -> Report:
             ClassRow(label, n, 0.9, (n - min(wrong[label], n)) / n, 0.86 - 0.01 * wrong[label])
             for label, n in _LABELS.items()
         ),
-        confusion=tuple(Confusion(*pair) for pair in _CONFUSED),
+        confusion=tuple(Confusion(*pair) for pair in _CONFUSIONS),
         funnel=(
             FunnelRow("pool", "in", "", 1500),
             FunnelRow("pool", "exact_duplicates", "exact_duplicate", 82),
@@ -278,7 +278,7 @@ def report() -> Report:
             _selection(4, RoundGain(4, "accuracy", 0.064, 0.008, 0.131, 0.09)),
         ),
         trainings=tuple(
-            training_from_steps(f"round {number}", _lines(30 * number, seed=number), _DECIDED if number == 4 else ())
+            training_from_steps(f"round {number}", _lines(30 * number, seed=number), _DECISIONS if number == 4 else ())
             for number in range(1, 5)
         ),
         final={

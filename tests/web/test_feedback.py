@@ -1,4 +1,4 @@
-"""Feedback over HTTP: what is acknowledged, what is refused with one line, and what a killed server keeps."""
+"""Feedback over HTTP: acknowledgements, refusals in one line, and no loss when the server is killed."""
 
 import concurrent.futures
 import errno
@@ -25,13 +25,13 @@ from posttrain.web.feedback import feedback_app, serve
 
 pytestmark = pytest.mark.slow
 
-GOOD = {"id": "f1", "prompt": "asked", "completion": "said", "rating": "up"}
+GOOD = {"id": "f1", "prompt": "question", "completion": "answer", "rating": "up"}
 
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Iterator[Inbox]:
-    with Inbox(tmp_path / "inbox") as opened:
-        yield opened
+    with Inbox(tmp_path / "inbox") as inbox:
+        yield inbox
 
 
 @pytest.fixture
@@ -39,35 +39,35 @@ def client(inbox: Inbox) -> TestClient:
     return TestClient(feedback_app(inbox, limit_bytes=2000))
 
 
-def held(folder: Path) -> list[str]:
+def stored_ids(folder: Path) -> list[str]:
     paths = [*sealed_segments(folder), *sorted((folder / "segments").glob("*.open"))]
     return [value["feedback"]["id"] for path in paths for value in read_lines(path.read_bytes()).values]
 
 
-def test_it_is_acknowledged_once_it_is_there(client: TestClient, inbox: Inbox) -> None:
+def test_feedback_is_acknowledged_once_it_is_stored(client: TestClient, inbox: Inbox) -> None:
     answer = client.post("/v1/feedback", json=GOOD)
     assert (answer.status_code, answer.json()) == (201, {"id": "f1", "repeated": False})
-    assert held(inbox.folder) == ["f1"]
+    assert stored_ids(inbox.folder) == ["f1"]
     answer = client.post("/v1/feedback", json=GOOD)
     assert (answer.status_code, answer.json()) == (201, {"id": "f1", "repeated": True})
     answer = client.post("/v1/feedback", json={**GOOD, "rating": "down"})
     assert answer.status_code == 409
     assert answer.json() == {"error": "another feedback has the id `f1`; choose an id that is new"}
-    assert held(inbox.folder) == ["f1"]
+    assert stored_ids(inbox.folder) == ["f1"]
 
 
-def test_right_answers_outside_the_label_set_are_refused(inbox: Inbox) -> None:
+def test_corrected_answers_outside_the_label_set_are_refused(inbox: Inbox) -> None:
     client = TestClient(feedback_app(inbox, labels=["card", "cash"]))
     answer = client.post("/v1/feedback", json={**GOOD, "corrected_answer": "cards"})
     assert answer.status_code == 422
     assert answer.json() == {"error": "label `cards` is not in the label set; did you mean `card`?"}
-    for id, output in (("a", {"completion": "card"}), ("b", {"rating": "down"}), ("c", {"corrected_answer": "cash"})):
-        assert client.post("/v1/feedback", json={**GOOD, "id": id, **output}).status_code == 201
-    assert held(inbox.folder) == ["a", "b", "c"]
+    for id, fields in (("a", {"completion": "card"}), ("b", {"rating": "down"}), ("c", {"corrected_answer": "cash"})):
+        assert client.post("/v1/feedback", json={**GOOD, "id": id, **fields}).status_code == 201
+    assert stored_ids(inbox.folder) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "status", "message"),
     [
         (b"", 400, "broken JSON"),
         (b"{", 400, "broken JSON"),
@@ -93,28 +93,30 @@ def test_right_answers_outside_the_label_set_are_refused(inbox: Inbox) -> None:
         ({**GOOD, "completion": "x" * 2000}, 413, "longer than 2000 bytes"),
     ],
 )
-def test_mistakes_end_in_one_line(client: TestClient, inbox: Inbox, body: Any, status: int, says: str) -> None:
+def test_invalid_feedback_is_refused_in_one_line(
+    client: TestClient, inbox: Inbox, body: Any, status: int, message: str
+) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = client.post("/v1/feedback", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
-    assert says in answer.json()["error"]
+    assert message in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
-    assert held(inbox.folder) == []
+    assert stored_ids(inbox.folder) == []
     assert client.post("/v1/feedback", json=GOOD).status_code == 201
 
 
-def test_a_body_of_undeclared_length_is_cut_off_too(client: TestClient) -> None:
+def test_a_long_body_of_undeclared_length_is_refused(client: TestClient) -> None:
     chunks = (b"x" * 500 for _ in range(10))
     answer = client.post("/v1/feedback", content=chunks, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
 
 
-def test_only_json_is_taken(client: TestClient) -> None:
+def test_only_json_is_accepted(client: TestClient) -> None:
     answer = client.post("/v1/feedback", content=json.dumps(GOOD), headers={"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()) == (415, {"error": "send `Content-Type: application/json`"})
 
 
-def test_a_token(inbox: Inbox) -> None:
+def test_a_wrong_token_is_refused(inbox: Inbox) -> None:
     client = TestClient(feedback_app(inbox, token="geheim"))
     for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "geheim"}):
         answer = client.post("/v1/feedback", json=GOOD, headers=header)
@@ -125,20 +127,22 @@ def test_a_token(inbox: Inbox) -> None:
     assert client.get("/healthz").status_code == 200
 
 
-def test_a_full_disk(client: TestClient, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+def test_a_full_disk_gives_507_and_stores_nothing(
+    client: TestClient, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Segment, "append", full)
+        patch.setattr(Segment, "append", fail)
         answer = client.post("/v1/feedback", json=GOOD)
         assert answer.status_code == 507
         assert "no space left on device" in answer.json()["error"]
-        assert held(inbox.folder) == []
+        assert stored_ids(inbox.folder) == []
     assert client.post("/v1/feedback", json=GOOD).json() == {"id": "f1", "repeated": False}
 
 
-def test_health_and_counts(client: TestClient, inbox: Inbox) -> None:
+def test_status_counts_entries_and_a_closed_inbox_gives_503(client: TestClient, inbox: Inbox) -> None:
     client.post("/v1/feedback", json=GOOD)
     assert client.get("/healthz").json() == {"status": "ok"}
     status = client.get("/v1/status").json()["inbox"]
@@ -160,13 +164,13 @@ def _run(folder: Path, log: Path, output: Any) -> None:
 
 
 def start(folder: Path, log: Path) -> tuple[BaseProcess, str, Any]:
-    """A server in a process of its own, its address, and where it says more."""
-    here, there = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_run, args=(folder, log, there))
+    """Start a server in another process; returns the process, its address, and the pipe for further messages."""
+    receiver, sender = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_run, args=(folder, log, sender))
     process.start()
-    there.close()
-    assert here.poll(20)
-    return process, here.recv(), here
+    sender.close()
+    assert receiver.poll(20)
+    return process, receiver.recv(), receiver
 
 
 CHUNK = b"8000\r\n" + b"x" * 2**15 + b"\r\n"
@@ -179,14 +183,14 @@ CHUNK = b"8000\r\n" + b"x" * 2**15 + b"\r\n"
         (b"Content-Length: 4194304", b"x" * 2**22),
         (b"Content-Length: 4194304\r\nExpect: 100-continue", b""),
     ],
-    ids=["chunked", "declared", "declared and asked first"],
+    ids=["chunked", "declared", "declared with expect"],
 )
-def test_too_long_a_body_is_answered_before_the_connection_ends(tmp_path: Path, header: bytes, body: bytes) -> None:
+def test_a_too_long_body_is_answered_before_the_connection_ends(tmp_path: Path, header: bytes, body: bytes) -> None:
     process, address, _ = start(tmp_path / "inbox", tmp_path / "log")
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=10) as connection:
         head = b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(head + header + b"\r\n\r\n" + body)
-        time.sleep(0.2)  # what a reset takes to arrive
+        time.sleep(0.2)  # a reset would arrive in this time
         answer = b"".join(iter(lambda: connection.recv(2**16), b""))
     process.terminate()
     process.join(20)
@@ -194,7 +198,7 @@ def test_too_long_a_body_is_answered_before_the_connection_ends(tmp_path: Path, 
     assert b"is longer than 1048576 bytes" in answer
 
 
-def post_until_it_dies(address: str, worker: str, acknowledged: list[str], stop: Callable[[], bool]) -> None:
+def post_until_failure(address: str, worker: str, acknowledged: list[str], stop: Callable[[], bool]) -> None:
     number = 0
     with httpx.Client(timeout=5) as client:
         while not stop():
@@ -209,52 +213,52 @@ def post_until_it_dies(address: str, worker: str, acknowledged: list[str], stop:
 
 
 def wait_for(acknowledged: list[str], count: int) -> None:
-    """A disk may be slow; what matters is that the kill comes while posts are under way."""
+    """Wait for acknowledgements, not for a time: a disk may be slow, and the kill must come during the posts."""
     while len(acknowledged) < count:
         time.sleep(0.001)
 
 
-def test_kill_again_and_again_under_concurrent_posts(tmp_path: Path) -> None:
-    folder, moments = tmp_path / "inbox", random.Random(5)
+def test_repeated_kills_during_concurrent_posts_lose_no_acknowledged_feedback(tmp_path: Path) -> None:
+    folder, delays = tmp_path / "inbox", random.Random(5)
     acknowledged: list[str] = []
     for kill in range(4):
         process, address, _ = start(folder, tmp_path / "log")
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             futures = [
-                pool.submit(post_until_it_dies, address, f"{kill}-{worker}", acknowledged, lambda: False)
+                pool.submit(post_until_failure, address, f"{kill}-{worker}", acknowledged, lambda: False)
                 for worker in range(8)
             ]
-            wait_for(acknowledged, len(acknowledged) + moments.randrange(1, 12))
-            time.sleep(moments.uniform(0, 0.02))
+            wait_for(acknowledged, len(acknowledged) + delays.randrange(1, 12))
+            time.sleep(delays.uniform(0, 0.02))
             process.kill()
             process.join(20)
             for future in futures:
                 future.result(20)
     with Inbox(folder) as inbox:
         assert inbox.status()["entries"] >= len(acknowledged)
-    ids = held(folder)
+    ids = stored_ids(folder)
     assert len(acknowledged) >= 4
     assert len(set(ids)) == len(ids)
     assert set(acknowledged) <= set(ids)
-    assert len(ids) - len(acknowledged) <= 8 * 4  # those that were under way
+    assert len(ids) - len(acknowledged) <= 8 * 4  # posts in progress at a kill
 
 
-def test_sigterm_answers_what_is_under_way_and_ends_cleanly(tmp_path: Path) -> None:
+def test_sigterm_answers_open_requests_and_ends_cleanly(tmp_path: Path) -> None:
     process, address, output = start(tmp_path / "inbox", tmp_path / "log")
-    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as hangs_up:
-        hangs_up.sendall(
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as connection:
+        connection.sendall(
             b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
         )
     acknowledged: list[str] = []
-    ended = threading.Event()
+    stopped = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for worker in range(4):
-            pool.submit(post_until_it_dies, address, str(worker), acknowledged, ended.is_set)
+            pool.submit(post_until_failure, address, str(worker), acknowledged, stopped.is_set)
         wait_for(acknowledged, 8)
         process.terminate()
         process.join(20)
-        ended.set()
+        stopped.set()
     assert process.exitcode == 0
     assert output.recv() == "ended"
     assert (tmp_path / "log").read_text() == ""
-    assert set(acknowledged) <= set(held(tmp_path / "inbox"))
+    assert set(acknowledged) <= set(stored_ids(tmp_path / "inbox"))

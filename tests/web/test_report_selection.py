@@ -1,4 +1,4 @@
-"""What the report takes from the rounds' selections: what was chosen and why, and what is said where that is lost."""
+"""The report's data from the rounds' selections: chosen records, reasons, and notes about missing files."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ import pytest
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.store.workspace import Workspace
-from posttrain.web import selection
+from posttrain.web import selection_reader as selection
 from posttrain.web.report import render_report
 from posttrain.web.report_reader import read_report
-from posttrain.web.selection import read_selections
+from posttrain.web.selection_reader import read_selections
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +36,8 @@ def finished_loop(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def reopened(finished_loop: tuple[Workspace, Any]) -> Iterator[Workspace]:
-    """The same workspace as a new process sees it, with nothing verified yet."""
+def reopened_workspace(finished_loop: tuple[Workspace, Any]) -> Iterator[Workspace]:
+    """The same workspace opened again, so that nothing is verified yet."""
     store = Workspace.open(finished_loop[0].root, load_config(finished_loop[0].root).store)
     yield store
     store.close()
@@ -71,13 +71,13 @@ def test_each_record_has_its_reason_score_answer_label_and_text(finished_loop: t
     assert sum(second.reasons.values()) == 16
     assert sorted(second.scores.tolist()) == sorted(margins.values())
     assert second.missing == ()
-    # The map: all that was chosen, the rest of what was scored, and what the first round had labelled.
+    # The map: all chosen records, the other scored records, and the labels of the first round.
     assert second.map is not None
     assert set(second.map.chosen) == {item.id for item in second.chosen}
     assert (len(second.map.pool), len(second.map.labelled)) == (24, 16)
 
 
-def test_a_cold_round_has_a_map_and_says_why_it_has_no_scores(finished_loop: tuple[Workspace, Any]) -> None:
+def test_a_cold_round_has_a_map_and_a_note_about_missing_scores(finished_loop: tuple[Workspace, Any]) -> None:
     first, _ = read_selections(finished_loop[0])
     assert (first.strategy, first.reasons) == ("facility_location", {"cold_start": 16})
     assert {item.score for item in first.chosen} == {None}
@@ -97,87 +97,99 @@ def _with_outlook(monkeypatch: pytest.MonkeyPatch, store: Workspace, outlook: di
     monkeypatch.setattr(store.metadata, "rounds", lambda: rounds)
 
 
-def test_what_was_expected_is_held_against_what_came(
+def test_the_expected_gain_is_compared_with_the_achieved_gain(
     finished_loop: tuple[Workspace, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, _ = finished_loop
     _, before, now = store.metadata.rounds()
     assert [item.decision and item.decision["action"] for item in (before, now)] == ["deploy", "deploy"]
     first, second = read_selections(store)
-    assert first.gain is None, "one measurement promises nothing"
+    assert first.gain is None, "one measurement gives no estimate"
     assert second.gain is not None
-    output = now.detail["outlook"]["expected_gain"]
-    assert dataclasses.astuple(second.gain)[:5] == (2, "accuracy", output["gain"], output["low"], output["high"])
+    expected_gain = now.detail["outlook"]["expected_gain"]
+    assert dataclasses.astuple(second.gain)[:5] == (
+        2,
+        "accuracy",
+        expected_gain["gain"],
+        expected_gain["low"],
+        expected_gain["high"],
+    )
     achieved = now.detail["metrics"]["accuracy"] - before.detail["metrics"]["accuracy"]
     assert second.gain.achieved == pytest.approx(achieved)
     assert "Expected and achieved gain in accuracy, in points" in render_report(
         read_report(store, load_config(store.root))
     )
-    # A metric that was not measured in pairs, and a reason to stop: nothing is made up, and the reason is told.
+    # With another metric there is no achieved gain; a reason to stop is shown.
     _with_outlook(
-        monkeypatch, store, {"expected_gain": {**output, "metric": "token_f1"}, "why_stop": "champions answer alike"}
+        monkeypatch,
+        store,
+        {"expected_gain": {**expected_gain, "metric": "token_f1"}, "why_stop": "champions answer alike"},
     )
     _, second = read_selections(store)
     assert second.gain is not None
     assert second.gain.achieved is None
     page = render_report(read_report(store, load_config(store.root)))
-    assert "Labelling more may have stopped to pay:</strong> champions answer alike." in page
+    assert "More labels may no longer pay off:</strong> champions answer alike." in page
 
 
-def test_older_rounds_are_summed_up_without_reading_their_files(
-    reopened: Workspace, monkeypatch: pytest.MonkeyPatch
+def test_older_rounds_are_summarised_without_reading_their_files(
+    reopened_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "SELECTIONS_SHOWN", 1)
-    first, second = read_selections(reopened)
+    first, second = read_selections(reopened_workspace)
     assert (first.records, first.chosen, first.map) == (16, (), None)
     assert len(second.chosen) == 16
 
 
-def test_a_round_of_an_earlier_version_has_no_map(reopened: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "MAP", "not-kept-then.parquet")
-    _, second = read_selections(reopened)
+def test_a_round_of_an_earlier_version_has_no_map(
+    reopened_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "MAP", "missing.parquet")
+    _, second = read_selections(reopened_workspace)
     assert second.map is None
     assert second.missing == ("No map was kept of this round: it was chosen by an earlier version.",)
-    assert "No map was kept of this round" in render_report(read_report(reopened, load_config(reopened.root)))
+    assert "No map was kept of this round" in render_report(
+        read_report(reopened_workspace, load_config(reopened_workspace.root))
+    )
 
 
 @pytest.mark.parametrize(
-    ("role", "file", "output", "left"),
+    ("role", "file", "message", "intact"),
     [
         ("selection", "batch.parquet", "The batch cannot be read: artifact selection-", "scores"),
         ("scores", "scores.parquet", "The scores cannot be read: artifact scores-", "chosen"),
         ("labelled", "labels.parquet", "The records cannot be read: artifact labels-", "chosen"),
     ],
 )
-def test_what_is_damaged_is_named_and_the_rest_is_shown(
-    reopened: Workspace, role: str, file: str, output: str, left: str
+def test_damaged_files_are_named_and_the_rest_is_shown(
+    reopened_workspace: Workspace, role: str, file: str, message: str, intact: str
 ) -> None:
-    path = reopened.home / "artifacts" / reopened.metadata.rounds()[2].detail[role] / file
-    whole, mode = path.read_bytes(), path.stat().st_mode
+    path = reopened_workspace.home / "artifacts" / reopened_workspace.metadata.rounds()[2].detail[role] / file
+    content, mode = path.read_bytes(), path.stat().st_mode
     path.chmod(0o644)
     try:
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        first, second = read_selections(reopened)
-        page = render_report(read_report(reopened, load_config(reopened.root)))
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        first, second = read_selections(reopened_workspace)
+        page = render_report(read_report(reopened_workspace, load_config(reopened_workspace.root)))
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(content)
         path.chmod(mode)
-    assert [sentence.startswith(output) for sentence in second.missing] == [True]
+    assert [sentence.startswith(message) for sentence in second.missing] == [True]
     assert f"{file} differs from its checksum" in second.missing[0]
-    assert len(getattr(second, left)) > 0
-    assert all(item.score is not None for item in second.chosen), "the batch has the entropy too"
+    assert len(getattr(second, intact)) > 0
+    assert all(record.score is not None for record in second.chosen), "the batch has the entropy too"
     assert (second.round, second.records) == (2, 16)
     assert len(first.chosen) == 16
-    assert output in page
+    assert message in page
 
 
 def test_a_batch_that_waits_for_labels_is_shown(small: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"})
     store = Workspace.create(root, load_config(root).store)
     Loop(store, load_config(root)).run()
-    (item,) = read_selections(store)
+    (waiting,) = read_selections(store)
     page = render_report(read_report(store, load_config(root)))
     store.close()
-    assert (len(item.chosen), {record.label for record in item.chosen}, item.gain) == (12, {None}, None)
-    assert all(record.input for record in item.chosen)
+    assert (len(waiting.chosen), {record.label for record in waiting.chosen}, waiting.gain) == (12, {None}, None)
+    assert all(record.input for record in waiting.chosen)
     assert "All 12 records" in page

@@ -1,6 +1,5 @@
 """Arrays cached in files with checksums, so that killed work resumes and several processes share it."""
 
-import hashlib
 import io
 import logging
 from collections.abc import Callable
@@ -9,34 +8,9 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from posttrain.store.files import disk_errors, write_atomically
+from posttrain.store.files import disk_errors, read_checked, write_checked
 
 log = logging.getLogger("posttrain")
-
-_CHECKSUM_BYTES = hashlib.sha256().digest_size
-
-
-def write_checked(file: Path, content: bytes) -> None:
-    """Writes bytes behind their SHA-256, whole or not at all."""
-    write_atomically(file, hashlib.sha256(content).digest() + content)
-
-
-def read_checked(file: Path) -> bytes | None:
-    """Reads what `write_checked` wrote.
-
-    Returns:
-        The bytes; None if the file is missing or, with a warning, damaged.
-    """
-    try:
-        whole = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    # A checksum and not only an atomic write: a disk can return other bytes than it was given.
-    content = whole[_CHECKSUM_BYTES:]
-    if hashlib.sha256(content).digest() == whole[:_CHECKSUM_BYTES]:
-        return content
-    log.warning("%s is damaged: it is computed again", file)
-    return None
 
 
 def cached_array(
@@ -46,7 +20,7 @@ def cached_array(
 
     Args:
         file: written whole or not at all.
-        shape: of the array; a file with another shape counts as damaged.
+        shape: shape of the array; a file with another shape counts as damaged.
         compute: returns the array.
         wait: wait for another process that is computing it; otherwise return None at once.
     """

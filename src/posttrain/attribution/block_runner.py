@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.array_cache import read_checked, write_checked
-from posttrain.attribution.utility import Floats, Rows, Utility, check_finite, utility_key
+from posttrain.attribution.utility import Rows, Utility, check_finite, utility_key
+from posttrain.attribution.values import Floats
 from posttrain.jobs.engines import EngineName, open_engine
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder
+from posttrain.store.files import make_folder, read_checked, write_checked
 from posttrain.store.hashing import digest
 from posttrain.store.progress import progress_bar
 
@@ -22,11 +22,11 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class BlockRunner:
-    """Runs blocks of work over processes and keeps the finished ones in a folder.
+    """Runs blocks of work over processes and caches the finished ones in a folder.
 
     Attributes:
-        workers: processes; 1 is this one alone. Their number changes no digit.
-        folder: for finished blocks; None keeps none.
+        workers: number of processes; 1 is this one alone. It changes no digit.
+        folder: holds finished blocks; None caches none.
     """
 
     workers: int = 1
@@ -36,7 +36,7 @@ class BlockRunner:
         """Returns a runner with a subfolder of its own for one piece of work.
 
         Args:
-            key: of the data; called only if there is a folder, as it may hash gigabytes.
+            key: returns the key of the data; called only if there is a folder, as it may hash gigabytes.
             settings: everything else that the results depend on, except for the numbers of blocks.
 
         Raises:
@@ -60,7 +60,7 @@ class BlockRunner:
 
         Args:
             work: pickled if there are several workers.
-            block_size: the numbers that a worker takes at a time, and that are lost at most when it is killed.
+            block_size: how many numbers a worker takes at a time; a killed one loses no more.
         """
         blocks = [range(start, min(start + block_size, total)) for start in range(0, total, block_size)]
         # Starting processes costs more than a single block.

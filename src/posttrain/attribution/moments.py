@@ -6,7 +6,7 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.utility import Floats
+from posttrain.attribution.values import Floats
 from posttrain.store.errors import UserError
 
 ErrorReduction = Literal["max", "mean"]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from posttrain.attribution.block_runner import Arrays, BlockRunner
 from posttrain.attribution.moments import ErrorReduction, Moments, StoppingRule
-from posttrain.attribution.utility import Floats, Rows, check_features, check_labels, check_positive, check_seed
-from posttrain.attribution.values import Values
+from posttrain.attribution.utility import Rows, check_features, check_labels, check_positive, check_seed
+from posttrain.attribution.values import Floats, Values
 from posttrain.store.hashing import digest
 
 
@@ -41,13 +41,13 @@ def data_oob(
         labels: [N].
         estimator: a scikit-learn classifier; ``DecisionTreeClassifier()`` if None. Its ``random_state`` is set for
             each bag.
-        bags: weak learners, at most.
+        bags: most weak learners.
         standard_error: stop after the first block at which the standard errors are at most this.
         reduction: the ``max`` or the ``mean`` of the standard errors must be small.
         seed: bag b is drawn from ``numpy.random.default_rng([seed, b])``.
         block_size: bags that a worker takes at a time.
-        workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run resumes, as does one with more bags.
+        workers: number of processes; it changes no digit.
+        folder: caches finished blocks, so that a killed run resumes, as does one with more bags.
 
     Returns:
         Values with standard errors over the bags; NaN for a record that all bags drew. ``evaluations`` is the number

@@ -11,7 +11,6 @@ from posttrain.attribution.block_runner import Arrays, BlockRunner, CoalitionSco
 from posttrain.attribution.moments import ErrorReduction, Moments, StoppingRule
 from posttrain.attribution.semivalues import beta_weights, shapley_weights
 from posttrain.attribution.utility import (
-    Floats,
     Rows,
     Utility,
     check_finite,
@@ -21,7 +20,7 @@ from posttrain.attribution.utility import (
     start_model,
     utility_key,
 )
-from posttrain.attribution.values import Values
+from posttrain.attribution.values import Floats, Values
 from posttrain.store.errors import UserError
 
 KeySettings = dict[str, str | int | float]
@@ -51,18 +50,18 @@ def tmc_shapley(
     An incremental utility adds one row a step; any other trains from scratch at each step.
 
     Args:
-        utility: of sets of 0..players-1.
-        players: N; the utility's own ``players`` where None.
-        permutations: to draw, at most.
-        tolerance: in the utility's unit; 0 never truncates.
+        utility: utility of sets of 0..players-1.
+        players: N; the utility's own ``players`` if None.
+        permutations: most permutations to draw.
+        tolerance: distance to the score of all, in the utility's unit; 0 never truncates.
         patience: consecutive scores that must be that close; 1 is the paper's rule. A larger one guards against a
             score that only passes through the band.
         standard_error: stop after the first block at which the standard errors are at most this.
         reduction: the ``max`` or the ``mean`` of the standard errors must be small.
         seed: permutation p is drawn from ``numpy.random.default_rng([seed, p])``.
         block_size: permutations that a worker takes at a time.
-        workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run resumes, as does one with more permutations; the utility
+        workers: number of processes; it changes no digit.
+        folder: caches finished blocks, so that a killed run resumes, as does one with more permutations; the utility
             needs a ``key``.
 
     Returns:
@@ -211,15 +210,15 @@ def banzhaf(
     arXiv:2205.15466). A set holds each player with probability one half.
 
     Args:
-        utility: of sets of 0..players-1.
-        players: N; the utility's own ``players`` where None.
-        samples: sets to draw, at most.
+        utility: utility of sets of 0..players-1.
+        players: N; the utility's own ``players`` if None.
+        samples: most sets to draw.
         standard_error: stop after the first block at which the standard errors are at most this.
         reduction: the ``max`` or the ``mean`` of the standard errors must be small.
         seed: set s is drawn from ``numpy.random.default_rng([seed, s])``.
         block_size: sets that a worker takes at a time.
-        workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run resumes, as does one with more samples; the utility needs
+        workers: number of processes; it changes no digit.
+        folder: caches finished blocks, so that a killed run resumes, as does one with more samples; the utility needs
             a ``key``.
 
     Returns:

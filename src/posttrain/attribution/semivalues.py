@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.attribution.block_runner import BlockRunner, CoalitionScores, coalition_scores, empty_and_grand_scores
-from posttrain.attribution.utility import Floats, Rows, Utility, check_positive, resolve_players, utility_key
-from posttrain.attribution.values import Values
+from posttrain.attribution.utility import Rows, Utility, check_positive, resolve_players, utility_key
+from posttrain.attribution.values import Floats, Values
 from posttrain.store.errors import UserError
 
 MOST_PLAYERS = 20  # 2^20 evaluations
@@ -22,11 +22,11 @@ def shapley(
     L. S. Shapley, "A value for n-person games" (1953). The values sum to U(all) - U(none).
 
     Args:
-        utility: of sets of 0..players-1.
+        utility: utility of sets of 0..players-1.
         players: n, at most 20, as there are 2^n sets to evaluate; the utility's own ``players`` where None.
         block_size: sets that a worker takes at a time.
-        workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run resumes; the utility needs a ``key``.
+        workers: number of processes; it changes no digit.
+        folder: caches finished blocks, so that a killed run resumes; the utility needs a ``key``.
 
     Raises:
         UserError: there are too many players or none, or the utility gives no finite score.
@@ -151,11 +151,11 @@ def leave_one_out(
     """Computes U(all) - U(all but the player): exact, with N + 2 evaluations.
 
     Args:
-        utility: of sets of 0..players-1.
-        players: N; the utility's own ``players`` where None.
+        utility: utility of sets of 0..players-1.
+        players: N; the utility's own ``players`` if None.
         block_size: evaluations that a worker takes at a time.
-        workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run resumes; the utility needs a ``key``.
+        workers: number of processes; it changes no digit.
+        folder: caches finished blocks, so that a killed run resumes; the utility needs a ``key``.
 
     Raises:
         UserError: a number is out of its range, or the utility gives no finite score.

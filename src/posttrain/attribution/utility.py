@@ -8,17 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.values import Values
+from posttrain.attribution.values import Floats, Values
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 
 Rows = npt.NDArray[np.int64]
 
-Floats = npt.NDArray[np.float64]
-
 Utility = Callable[[Rows], float]
-"""Returns the score of a model trained on the rows given, int64 [n] distinct in any order, n = 0 included; higher is
-better.
+"""Returns the score of a model trained on some rows, int64 [n] distinct in any order, n = 0 included; higher is better.
 
 One set must always score the same. Two attributes are optional: ``players``, an integer, the number of rows, and
 ``key``, a string that identifies the utility's data and settings, so that work on it can resume.
@@ -86,7 +83,7 @@ def check_positive(**numbers: int) -> None:
 
 
 def resolve_players(utility: Utility, players: int | None) -> int:
-    """Returns the number of players, given or from the utility's ``players``.
+    """Returns the number of players, the argument or the utility's ``players``.
 
     Raises:
         UserError: neither gives a number, it is less than 1, or the two differ.
@@ -206,7 +203,7 @@ def group_utility(utility: Utility, groups: Sequence[int] | npt.NDArray[Any]) ->
     """Returns the utility of sets of groups, the utility of all their rows; incremental if ``utility`` is.
 
     Args:
-        utility: of sets of rows 0..N-1.
+        utility: utility of sets of rows 0..N-1.
         groups: integers [N] in 0..G-1, the group of each row; each of 0..G-1 has a row.
 
     Raises:

@@ -8,66 +8,57 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.utility import (
-    Floats,
-    Rows,
-    Utility,
-    check_features,
-    check_labels,
-    group_utility,
-    sum_by_group,
+from posttrain.attribution import (
+    CentroidUtility,
+    KNNUtility,
+    RidgeUtility,
+    banzhaf,
+    beta_shapley,
+    data_oob,
+    knn_shapley,
+    leave_one_out,
+    tmc_shapley,
 )
-from posttrain.attribution.values import Values
+from posttrain.attribution.utility import Rows, Utility, check_features, check_labels, group_utility, sum_by_group
+from posttrain.attribution.values import Floats, Values
 from posttrain.store.errors import UserError, suggest
-from posttrain.store.extensions import Registry
 
-_HERE = "posttrain.attribution"
-
-LEARNERS: Mapping[str, Callable[..., Utility]] = Registry(
-    "learner",
-    "posttrain.learners",
-    {
-        "neighbours": f"{_HERE}.utilities.knn:KNNUtility",
-        "centroids": f"{_HERE}.utilities.linear:CentroidUtility",
-        "ridge": f"{_HERE}.utilities.linear:RidgeUtility",
-    },
-)
+LEARNERS: Mapping[str, Callable[..., Utility]] = {
+    "neighbours": KNNUtility,
+    "centroids": CentroidUtility,
+    "ridge": RidgeUtility,
+}
 """The models whose utility a game is played for, by name."""
-
-_METHODS: Mapping[str, Callable[..., Values]] = Registry(
-    "valuation method",
-    "posttrain.valuation_methods",
-    {
-        "knn_shapley": f"{_HERE}.utilities.knn:knn_shapley",
-        "tmc_shapley": f"{_HERE}.sampled_semivalues:tmc_shapley",
-        "beta_shapley": f"{_HERE}.sampled_semivalues:beta_shapley",
-        "banzhaf": f"{_HERE}.sampled_semivalues:banzhaf",
-        "leave_one_out": f"{_HERE}.semivalues:leave_one_out",
-        "data_oob": f"{_HERE}.out_of_bag:data_oob",
-    },
-)
-
-_DRAWS_ARGUMENT = {
-    "tmc_shapley": "permutations",
-    "beta_shapley": "permutations",
-    "banzhaf": "samples",
-    "data_oob": "bags",
-}
-
-DEFAULT_DRAWS: Mapping[str, int | None] = {
-    "knn_shapley": None,
-    "tmc_shapley": 100,
-    "beta_shapley": 100,
-    "banzhaf": 2000,
-    "leave_one_out": None,
-    "data_oob": 400,
-}
-"""Random draws of each method by default: permutations, sets or bags; None for an exact method."""
-
-_OWN_LEARNER = ("knn_shapley", "data_oob")
 
 DATA_OOB = "data_oob"
 """The only method that holds nothing out; its values are shares of right predictions."""
+
+
+@dataclass(frozen=True)
+class _MethodSpec:
+    """A valuation method.
+
+    Attributes:
+        function: computes the values.
+        draws_argument: its argument with the number of random draws: permutations, sets or bags; None if it is exact.
+        draws: their default number.
+        own_learner: it is defined for a learner of its own.
+    """
+
+    function: Callable[..., Values]
+    draws_argument: str | None = None
+    draws: int = 0
+    own_learner: bool = False
+
+
+_METHODS = {
+    "knn_shapley": _MethodSpec(knn_shapley, own_learner=True),
+    "tmc_shapley": _MethodSpec(tmc_shapley, "permutations", 100),
+    "beta_shapley": _MethodSpec(beta_shapley, "permutations", 100),
+    "banzhaf": _MethodSpec(banzhaf, "samples", 2000),
+    "leave_one_out": _MethodSpec(leave_one_out),
+    DATA_OOB: _MethodSpec(data_oob, "bags", 400, own_learner=True),
+}
 
 
 @dataclass(frozen=True)
@@ -94,12 +85,12 @@ class ValuationMethod:
     """A valuation method with its settings; a `CooperativeGame`.
 
     Attributes:
-        name: one of `DEFAULT_DRAWS`.
+        name: name of the method, such as knn_shapley.
         learner: one of `LEARNERS`, for the methods that play a game with it; neighbours if None.
-        draws: random draws; the default of the method if None.
-        seed: of the draws.
-        workers: processes; their number changes no digit.
-        folder: keeps finished work, so that a killed call resumes.
+        draws: number of random draws; the default of the method if None.
+        seed: seed of the draws.
+        workers: number of processes; it changes no digit.
+        folder: caches finished work, so that a killed call resumes.
 
     Raises:
         UserError: there is no such method or learner, or nothing to draw.
@@ -113,37 +104,39 @@ class ValuationMethod:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in DEFAULT_DRAWS:
-            raise UserError(f"no method `{self.name}`; {suggest(self.name, DEFAULT_DRAWS)}", where="--method")
-        if self.learner is not None and self.name in _OWN_LEARNER:
+        if self.name not in _METHODS:
+            raise UserError(f"no method `{self.name}`; {suggest(self.name, _METHODS)}", where="--method")
+        method = _METHODS[self.name]
+        if self.learner is not None and method.own_learner:
             raise UserError(f"{self.name} has its own learner", where="--learner", fix="leave it out")
         if self.learner is not None and self.learner not in LEARNERS:
             raise UserError(f"no learner `{self.learner}`; {suggest(self.learner, LEARNERS)}", where="--learner")
-        if self.draws is not None and DEFAULT_DRAWS[self.name] is None:
+        if self.draws is not None and method.draws_argument is None:
             raise UserError(f"{self.name} draws nothing at random", where="--draws", fix="leave it out")
 
     def __call__(self, fold: Fold) -> Values:
         """Returns the values of a fold's records or groups."""
         task = (fold.features, fold.labels, fold.evaluation_features, fold.evaluation_labels)
         if self.name == "knn_shapley":
-            values = _METHODS[self.name](*task)
+            values = knn_shapley(*task)
             # The closed form knows no groups as players, but Shapley values of records add up.
             return values if fold.groups is None else sum_by_group(values, fold.groups)
         utility = LEARNERS[self.learner or "neighbours"](*task)
         if fold.groups is not None:
             utility = group_utility(utility, fold.groups)
-        return _METHODS[self.name](utility, **self._options())
+        return _METHODS[self.name].function(utility, **self._options())
 
     def out_of_bag(self, features: np.ndarray, labels: list[str]) -> Values:
         """Computes data-OOB of all records, [N, D] and [N], by nearest centroids; a guess of K labels scores 1 / K."""
         from sklearn.neighbors import NearestCentroid
 
-        return _METHODS[DATA_OOB](features, labels, estimator=NearestCentroid(), **self._options())
+        return data_oob(features, labels, estimator=NearestCentroid(), **self._options())
 
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"workers": self.workers, "folder": self.folder}
-        if (default := DEFAULT_DRAWS[self.name]) is not None:
-            options |= {"seed": self.seed, _DRAWS_ARGUMENT[self.name]: self.draws or default}
+        method = _METHODS[self.name]
+        if method.draws_argument is not None:
+            options |= {"seed": self.seed, method.draws_argument: self.draws or method.draws}
         return options
 
 

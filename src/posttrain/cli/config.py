@@ -15,13 +15,13 @@ from pydantic_core import PydanticUndefined
 from posttrain.cli.output import JsonOption, one_line, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.data.sets.pool_and_test import input_digests
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.data.versions.recipe import step_values
 from posttrain.loop.config import Config, load_config, read_yaml
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.loop.stages.label import check_answers
-from posttrain.loop.suites import check_suites
+from posttrain.loop.suites import check_suite_files
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError, suggest
 
@@ -53,10 +53,10 @@ def keys(
     json: JsonOption = False,
 ) -> None:
     """List the keys of posttrain.yaml with default, type and meaning."""
-    known = list(config_keys(Config))
-    matching = [entry for entry in known if entry.key.startswith(prefix)]
+    names = list(config_keys(Config))
+    matching = [entry for entry in names if entry.key.startswith(prefix)]
     if not matching:
-        raise UserError(f"no key begins with `{prefix}`", fix=suggest(prefix, [entry.key for entry in known]))
+        raise UserError(f"no key begins with `{prefix}`", fix=suggest(prefix, [entry.key for entry in names]))
     if json:
         print_json([asdict(entry) for entry in matching])
         return
@@ -77,7 +77,7 @@ def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
     with open_store(workspace) if stored else nullcontext() as store:
         input_digests(data, workspace, resolve_versions(data.files, workspace, store))
     check_answers(config, workspace)
-    check_suites(config, workspace)
+    check_suite_files(config, workspace)
     print_line("the config is right")
 
 
@@ -127,7 +127,7 @@ def _type_text(annotation: Any) -> str:
         return f"list of {_type_text(arguments[0])}" if arguments else "list"
     if origin is dict or annotation is dict:
         return "mapping"
-    if isinstance(annotation, type) and issubclass(annotation, Step):
+    if isinstance(annotation, type) and issubclass(annotation, DataStep):
         return "step"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
@@ -180,5 +180,5 @@ def _default_text(value: Any) -> str:
             for key, inner in value.items()
         }
     if isinstance(value, list):
-        value = [step_values(item) if isinstance(item, Step) else item for item in value]
+        value = [step_values(item) if isinstance(item, DataStep) else item for item in value]
     return json_text.dumps(value, ensure_ascii=False)

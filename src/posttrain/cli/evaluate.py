@@ -20,7 +20,7 @@ def evaluate(
     from posttrain.loop.model_registry import ModelRegistry
     from posttrain.loop.stages.collect import collect
     from posttrain.loop.stages.evaluate import Evaluate
-    from posttrain.loop.suites import check_suites
+    from posttrain.loop.suites import check_suite_files
 
     with open_workspace(workspace, write=True) as (store, config):
         champion = ModelRegistry(store).champion
@@ -30,7 +30,7 @@ def evaluate(
         row = store.metadata.artifact(id)
         if row is None or row.kind != "model":
             raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
-        check_suites(config, workspace)
+        check_suite_files(config, workspace)
         with store.lock():
             # Outside of rounds: a measurement by hand counts as no round's time, but the next round finds its result.
             context = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)

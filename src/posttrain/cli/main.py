@@ -17,12 +17,14 @@ from posttrain.store.errors import UserError, WorkError
 class _Verbs(LazyGroup):
     verbs: ClassVar = {
         "demo": LazyVerb(
-            "posttrain.cli.init:demo",
+            "posttrain.cli.demo:demo",
             "Run the whole loop on a bundled task: label a few records, train, deploy only a better model.",
         ),
         "init": LazyVerb("posttrain.cli.init:init", "Create a workspace with a commented posttrain.yaml."),
         "run": LazyVerb("posttrain.cli.run:run", "Run the loop; resume where it stopped."),
-        "status": LazyVerb("posttrain.cli.run:status", "Show the rounds, the champion, and what the loop waits for."),
+        "status": LazyVerb(
+            "posttrain.cli.status:status", "Show the rounds, the champion, and what the loop waits for."
+        ),
         "show": LazyVerb("posttrain.cli.show:show", "Show any artifact, run, round or record with its lineage."),
         "report": LazyVerb("posttrain.cli.report:report", "Write one self-contained HTML page that works offline."),
         "serve": LazyVerb(
@@ -30,7 +32,7 @@ class _Verbs(LazyGroup):
             "Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.",
         ),
         "select": LazyVerb(
-            "posttrain.cli.select.batch:app",
+            "posttrain.cli.select.select:app",
             "Choose pool records worth labelling, scored by the champion; labels nothing.",
         ),
         "train": LazyVerb(

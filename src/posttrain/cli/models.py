@@ -30,7 +30,7 @@ def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = 
         for artifact in store.metadata.artifacts("model"):
             # A model may be of no round: a base model that the config names since, for one.
             entry = candidates.get(artifact.id)
-            state = RoundState.of(entry) if entry else RoundState()
+            state = RoundState.from_row(entry) if entry else RoundState()
             rows.append(
                 {
                     "id": artifact.id,

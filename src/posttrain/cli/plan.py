@@ -44,7 +44,7 @@ def plan(
     # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.train.plan import Machine, plan_training
 
-    machine = Machine.of(device, None if device_memory is None else int(device_memory * _GIB), peak, mfu)
+    machine = Machine.detect(device, None if device_memory is None else int(device_memory * _GIB), peak, mfu)
     records = read_records(settings, workspace).records if settings.data else None
     result = plan_training(settings, source, records, machine)
     if json:
@@ -69,15 +69,15 @@ def _print(result: dict[str, Any]) -> None:
     if memory["host"]:
         print_line(f"and {memory['host'] / _GIB:.2f} GiB of the host's memory")
     if memory["stage"] is not None:
-        print_line(f"of {len(memory['stages'])} stages, train.stages.{memory['stage']} needs the most")
+        print_line(f"of {len(memory['stages'])} phases, train.phases.{memory['stage']} needs the most")
     for mix in result["mixes"]:
         rows = [
             [name, counts["records"], counts["met"], f"{counts['epochs']:.2f}"] for name, counts in mix["kinds"].items()
         ]
-        print_table(f"mix of train.stages.{mix['stage']}", [mix["by"], "records", "met", "epochs"], rows)
+        print_table(f"mix of train.phases.{mix['stage']}", [mix["by"], "records", "met", "epochs"], rows)
     batch, work = result["micro_batch"], result["work"]
-    chosen = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
-    print_line(f"micro-batch: {batch['tokens']} tokens, {batch['supervised']} of them supervised{chosen}")
+    choice = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
+    print_line(f"micro-batch: {batch['tokens']} tokens, {batch['supervised']} of them supervised{choice}")
     print_line(
         f"a step: {work['tokens']:.0f} tokens, {work['flops'] / 1e12:.3g} TFLOP, {work['seconds']:.3g} s at"
         f" {work['mfu']:.0%} of {work['peak'] / 1e12:.3g} TFLOP/s"

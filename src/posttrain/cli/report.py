@@ -32,7 +32,7 @@ def report(
 
 def _of_training(folder: Path, out: Path) -> None:
     from posttrain.web.report import write_training
-    from posttrain.web.training import read_training_folder
+    from posttrain.web.training_reader import read_training_folder
 
     if out.suffix == ".svg":
         raise UserError("the page of a training is HTML", where=str(out), fix="name a file that ends in .html")

@@ -69,12 +69,17 @@ def train(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Train a model on a file or a dataset version; resume a stopped training."""
-    given = {"model": model, "data": data, "train.objective": objective, "train.profile.steps": 3 if profile else None}
+    options = {
+        "model": model,
+        "data": data,
+        "train.objective": objective,
+        "train.profile.steps": 3 if profile else None,
+    }
     if autotune_seconds is not None and not autotune:
         raise UserError("there is nothing to spend them on", where="--autotune-seconds", fix="add --autotune")
     if autotune and (inspect is not None or profile or fork):
         raise UserError("finds settings and does nothing else", where="--autotune", fix="leave out the other option")
-    settings = read_settings(config, given, set or [])
+    settings = read_settings(config, options, set or [])
     # `--inspect` and a fresh initialisation read no weights, so that they need none on disk.
     source = locate(settings.model, Path(), weights=inspect is None and settings.train.initialization.method == "none")
     given_records = read_records(settings, workspace)

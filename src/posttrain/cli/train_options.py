@@ -12,7 +12,7 @@ from posttrain.cli.workspace import CURRENT_FOLDER, open_store, open_version
 from posttrain.data.config import DataConfig
 from posttrain.data.versions.leaks import training_records
 from posttrain.data.versions.version import Version
-from posttrain.loop.config import read_config, read_yaml
+from posttrain.loop.config import config_lines, read_config, read_yaml
 from posttrain.loop.suites import measured_on
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
@@ -38,13 +38,13 @@ SetOption = Annotated[
 
 
 def read_settings(
-    file: Path | None, given: dict[str, Any], changes: list[str], *, plan: bool = False
+    file: Path | None, options: dict[str, Any], changes: list[str], *, plan: bool = False
 ) -> TrainJobConfig:
     """Merges the config file, then the options, then ``--set``; makes paths absolute.
 
     Args:
         file: YAML, or None.
-        given: options by key; None for options not given.
+        options: command-line options by key; None if not set.
         changes: ``key=value``.
         plan: allow a missing ``data``, which becomes "".
 
@@ -62,8 +62,9 @@ def read_settings(
                 key: values[key] for key in ("seed", "model", "task", "train") if key in values
             }
         # Checked alone first, so that a mistake in the file names the file and not an option.
-        TrainJobConfig.read({"model": "", "data": ""} | values, str(file))
-    for key, value in given.items():
+        with config_lines(CURRENT_FOLDER, str(file)):
+            TrainJobConfig.read({"model": "", "data": ""} | values, str(file))
+    for key, value in options.items():
         if value is not None:
             _set_value(values, key, value[0] if isinstance(value, list) and len(value) == 1 else value)
     for change in changes:
@@ -76,8 +77,8 @@ def read_settings(
         except yaml.YAMLError:
             raise UserError(f"`{text}` cannot be read as a value", where=f"--set {key}") from None
     # The config's own error would name the key train.objective, which the user has not written.
-    if given.get("train.objective") is not None:
-        objective_spec(given["train.objective"], "--objective")
+    if options.get("train.objective") is not None:
+        objective_spec(options["train.objective"], "--objective")
     if plan:
         values.setdefault("data", "")
     for name in ("model", "data"):
@@ -85,7 +86,10 @@ def read_settings(
             raise UserError(f"no {name} is named", where=f"--{name}")
     config = TrainJobConfig.read(values, "--set")
     # A path given as an option is relative to the current folder, one in the file to the file.
-    named = [*(key for key, value in given.items() if value is not None), *(text.partition("=")[0] for text in changes)]
+    named = [
+        *(key for key, value in options.items() if value is not None),
+        *(text.partition("=")[0] for text in changes),
+    ]
 
     def root(key: str) -> Path:
         """Returns the folder that a path is relative to: the config file's, or the current one for options."""
@@ -127,12 +131,10 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
             return TrainingRecords(training_records(version, name), version.id)
         tested = Version.open(store.artifacts, test).records()
         if not (workspace / CONFIG_FILE).is_file():
-            return TrainingRecords(
-                training_records(version, name, {"test": tested}, DataConfig().decontamination), version.id
-            )
+            return TrainingRecords(training_records(version, name, {"test": tested}, DataConfig().steps), version.id)
         config = read_config(workspace)
         measured = measured_on(config, tested, workspace)
-        return TrainingRecords(training_records(version, name, measured, config.data.decontamination), version.id)
+        return TrainingRecords(training_records(version, name, measured, config.data.steps), version.id)
 
 
 def _set_value(values: dict[str, Any], key: str, value: Any) -> None:

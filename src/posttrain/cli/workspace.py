@@ -1,7 +1,7 @@
 """Opens a workspace, its store or a dataset version for a verb; the options that name them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,20 +39,22 @@ def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> 
         checked: False for verbs that work even if files that the config names are missing.
     """
     # Here, since verbs without a workspace must not wait for the whole config to be imported.
-    from posttrain.loop.config import load_config, read_config
+    from posttrain.loop.config import config_lines, load_config, read_config
     from posttrain.store.workspace import Workspace
 
     config = load_config(root) if checked else read_config(root)
     # A folder with a config is a workspace; the first command that writes creates the store.
     if not write and not (root / ".posttrain" / "format.json").exists():
         raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
+    # Around the verb too: the store, the stages and files that the config names are opened only then.
     with (
-        Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace
+        config_lines(root),
+        Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace,
     ):
         yield workspace, config
 
 
-def merge_columns(columns: Mapping[str, str] | None, given: Sequence[str] | None) -> dict[str, str] | None:
+def merge_columns(columns: Mapping[str, str] | None, options: Sequence[str] | None) -> dict[str, str] | None:
     """Merges ``--column`` options over ``data.columns`` of the config.
 
     Raises:
@@ -61,7 +63,7 @@ def merge_columns(columns: Mapping[str, str] | None, given: Sequence[str] | None
     from posttrain.data.reading.conversion import TARGETS
 
     merged = dict(columns or {})
-    for option in given or ():
+    for option in options or ():
         target, equals, column = option.partition("=")
         if not equals or not column or target not in TARGETS:
             fix = f"NAME=COLUMN, where NAME is one of {', '.join(TARGETS)}"
@@ -91,13 +93,16 @@ def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
     """Opens the store in ``root``, which needs no ``posttrain.yaml`` for its datasets, and closes it at the end."""
     # The config decides where the store is; without one it is the folder's own.
     config = StoreConfig()
+    lines: AbstractContextManager[None] = nullcontext()
     if (root / CONFIG_FILE).is_file():
-        from posttrain.loop.config import read_config
+        from posttrain.loop.config import config_lines, read_config
 
-        config = read_config(root).store
+        config, lines = read_config(root).store, config_lines(root)
     if not write and not (root / ".posttrain" / "format.json").exists():
         raise UserError("nothing is stored here yet", where=str(root), fix="posttrain data add FILE --name NAME")
-    with Workspace.create(root, config) if write else Workspace.open(root, config, write=False) as workspace:
+    with lines:
+        workspace = Workspace.create(root, config) if write else Workspace.open(root, config, write=False)
+    with workspace:
         yield workspace
 
 

@@ -4,64 +4,57 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.reading.conversion import TARGETS
 from posttrain.data.split import SplitsConfig
-from posttrain.data.steps.drop import Drop
-from posttrain.data.versions.recipe import DEFAULT_STEPS, Files, Steps
+from posttrain.data.steps.resources import Files
+from posttrain.data.steps.step import DataStep
+from posttrain.data.versions.recipe import DEFAULT_STEPS, Steps
 from posttrain.store.section import Section
 
 
 class DataConfig(Section):
-    """Files are relative to the workspace; one may stand without a list, and a dataset version where a file could."""
+    """Files are relative to the workspace; one file needs no list, and a dataset version may replace a file."""
 
     pool: Files = Field(
         default=[],
-        description="files of inputs that have no label yet (answers in them are hidden), or dataset versions such as "
-        "support@v1, whose training side counts",
+        description="Files of inputs without a label (answers in them are hidden), or dataset versions such as "
+        "support@v1, whose training split counts.",
     )
     labelled: Files = Field(
-        default=[], description="files of labelled records, or dataset versions, part of training from round 1"
+        default=[], description="Files of labelled records, or dataset versions; part of training from round 1."
     )
     test: float | Files | None = Field(
         default=None,
-        description="file(s) of labelled test records, dataset version(s), whose test side counts, or the share of "
-        "`labelled` to hold out",
+        description="Files of labelled test records, dataset versions, whose test split counts, or the share of "
+        "`labelled` to hold out.",
     )
     columns: dict[str, str] | None = Field(
         default=None,
-        description="which column holds what, such as {prompt: text, completion: category, group: user}; where that "
-        "alone makes no record, such as {group: user}, other columns count by their own names",
+        description="Columns of the files, such as {prompt: text, completion: category, group: user}; if these alone "
+        "make no record, such as {group: user}, other columns count by their own names.",
     )
     steps: Steps = Field(
         default=DEFAULT_STEPS,
-        description="what records go through; see docs/data.md. Pool and test records meet those that are for them",
+        description="Steps that records go through, in order; see docs/data.md.",
     )
     splits: SplitsConfig | None = Field(
-        default=None, description="what `posttrain data add --name` holds out of a dataset, and how; null: nothing"
+        default=None, description="Splits that `posttrain data add --name` holds out of a dataset; null: none."
     )
-    split_seed: int = Field(
-        default=0, description="seed of the hash that draws the test records when `test` is a share"
-    )
+    split_seed: int = Field(default=0, description="Seed of the hash that draws the test records if `test` is a share.")
 
     @property
-    def decontamination(self) -> Decontaminate | None:
-        """The step that removes training records that give test records away; None if the config leaves it out."""
-        return next((step for step in self.steps if isinstance(step, Decontaminate)), None)
-
-    @property
-    def drops(self) -> list[Drop]:
-        """The steps that remove the records that a file names, including labelled ones of earlier rounds."""
-        return [step for step in self.steps if isinstance(step, Drop)]
+    def every_round_steps(self) -> list[DataStep]:
+        """The steps that every round applies to its whole training set, including labels of earlier rounds."""
+        return [step for step in self.steps if step.every_round]
 
     @property
     def files(self) -> list[str]:
-        """Names every file and folder once, the pool's first."""
+        """All files and folders, each once, the pool's first."""
         return list(dict.fromkeys([*self.pool, *self.answered_files]))
 
     @property
     def answered_files(self) -> list[str]:
-        """Names the files whose answers are used: labelled and test records."""
+        """The files whose answers are used: labelled and test records."""
         return [*self.labelled, *(self.test if isinstance(self.test, list) else [])]
 
     @field_validator("test")

@@ -91,8 +91,8 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
     }
     originals = pool - sum(counts.values())
     maker = _MessageGenerator(rng)
-    wanted = [*_intent_sequence(test, rng), *_intent_sequence(originals, rng)]
-    messages = [{"text": maker.message(intent), "intent": intent} for intent in wanted]
+    sequence = [*_intent_sequence(test, rng), *_intent_sequence(originals, rng)]
+    messages = [{"text": maker.message(intent), "intent": intent} for intent in sequence]
     _add_customers(messages[:test], messages[test:], rng)
     test_rows, rows = messages[:test], messages[test:]
 
@@ -217,8 +217,8 @@ def _intent_sequence(total: int, rng: np.random.Generator) -> list[str]:
     counts = np.floor(exact).astype(int)
     # Largest remainders: the counts add up to the total. Stable, so that equal remainders go by rank on every machine.
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
-    drawn = np.repeat(np.array(ranked), counts)
-    return [str(intent) for intent in rng.permutation(drawn)]
+    repeated = np.repeat(np.array(ranked), counts)
+    return [str(intent) for intent in rng.permutation(repeated)]
 
 
 def _add_customers(test: list[dict[str, str]], pool: list[dict[str, str]], rng: np.random.Generator) -> None:

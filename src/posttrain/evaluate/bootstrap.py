@@ -34,9 +34,9 @@ def paired_bootstrap(
     Args:
         candidate: float [N], one score a record.
         champion: float [N], the same records in the same order.
-        seed: of the resamples.
-        resamples: number of resamples.
-        level: coverage, between 0 and 1.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+        level: Coverage, between 0 and 1.
 
     Raises:
         ValueError: if the lengths differ, there are no records or a score is not finite.

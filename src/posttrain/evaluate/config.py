@@ -13,18 +13,16 @@ class SuiteConfig(Section):
     data: str = Field(default="test", description="The records: `test` for the workspace's test split, or a file.")
     scorer: str | None = Field(
         default=None,
-        description="How answers are scored; empty: label_likelihood with a label set, else exact_match.",
+        description="Scorer of the answers; null: label_likelihood with a label set, else exact_match.",
     )
     sample: int | None = Field(
-        default=None, ge=1, description="Score a fixed sample of so many records; empty for all."
+        default=None, ge=1, description="Number of records to score, a fixed sample; null: all of them."
     )
     pattern: str | None = Field(
         default=None,
-        description="Of scorer regex: what the answer must contain; a group picks the part that is compared.",
+        description="Pattern of scorer regex, which the answer must contain; a group picks the part to compare.",
     )
-    function: str | None = Field(
-        default=None, description="Of scorer python: the function, as package.module:function."
-    )
+    function: str | None = Field(default=None, description="Function of scorer python, as package.module:function.")
     columns: dict[str, str] | None = Field(default=None, description="Column names of the file, by our name for each.")
 
     @field_validator("pattern")
@@ -41,8 +39,8 @@ class SuiteConfig(Section):
     def _scorer_has_what_it_needs(self) -> "SuiteConfig":
         # An option without its scorer would be ignored in silence.
         for scorer, option in (("regex", "pattern"), ("python", "function")):
-            given = getattr(self, option) is not None
-            if given != (self.scorer == scorer):
+            is_set = getattr(self, option) is not None
+            if is_set != (self.scorer == scorer):
                 raise ValueError(f"scorer {scorer} and `{option}` go together: set both or neither")
         if self.function is not None and not re.fullmatch(r"[\w.]+:\w+", self.function):
             raise ValueError(f"`{self.function}` is no dotted path; write package.module:function")

@@ -62,11 +62,11 @@ def measure_latency(
     models come out with a ratio of 1 and a standard deviation of 2%.
 
     Args:
-        models: by name, such as ``{"candidate": ..., "champion": ...}``.
+        models: Models by name, such as ``{"candidate": ..., "champion": ...}``.
         prompts: P conversations.
-        repeats: greatest number of A B B A repeats of a prompt.
-        answer: sends a prompt to a model, as `answer_function` returns it.
-        clock: seconds, monotonic.
+        repeats: Greatest number of A B B A repeats of a prompt.
+        answer: Sends a prompt to a model, as `answer_function` returns it.
+        clock: Returns monotonic seconds.
 
     Returns:
         For each model ``latency_p50``, ``latency_p90``, ``latency_p99`` (seconds, linear interpolation over

@@ -25,28 +25,32 @@ def check_suites(config: EvaluateConfig, has_labels: bool) -> None:
         UserError: a scorer is unknown or needs a label set that the task does not have, or a suite after the first
             has the name of a metric.
     """
-    # A suite's name stands in a gate's rules where a metric's does, and a rule could mean either.
-    reserved = {*PREFIXES, "gain", *PERCENTILES}
-    for scorer in SCORERS.values():
-        reserved |= scorer.metrics | scorer.label_metrics
-    for position, (name, suite) in enumerate(config.suites.items()):
-        where = f"evaluate.suites.{name}"
-        if position > 0 and name in reserved:
-            raise UserError(f"suite name `{name}` is also the name of a metric", where=where, fix="choose another")
+    # Not every installed scorer: a broken package that this workspace does not use must not stop it.
+    scorers = [SCORERS[name] for name in SCORERS.builtin]
+    for name, suite in config.suites.items():
+        where = f"evaluate.suites.{name}.scorer"
         if suite.scorer is not None and suite.scorer not in SCORERS:
             fix = suggest(suite.scorer, SCORERS)
-            raise UserError(f"there is no scorer `{suite.scorer}`", where=f"{where}.scorer", fix=fix)
-        if SCORERS[scorer_name(suite, has_labels)].needs_labels and not has_labels:
-            what = f"scorer {suite.scorer} needs a label set"
-            raise UserError(what, where=f"{where}.scorer", fix="set `task.labels`")
+            raise UserError(f"there is no scorer `{suite.scorer}`", where=where, fix=fix)
+        scorer = SCORERS.load(scorer_name(suite, has_labels), where)
+        if scorer.needs_labels and not has_labels:
+            raise UserError(f"scorer {suite.scorer} needs a label set", where=where, fix="set `task.labels`")
+        scorers.append(scorer)
+    # A suite's name stands in a gate's rules where a metric's does, and a rule could mean either.
+    metrics = frozenset().union(*(scorer.metrics | scorer.label_metrics for scorer in scorers))
+    reserved = {*PREFIXES, "gain", *PERCENTILES} | metrics
+    for name in list(config.suites)[1:]:
+        if name in reserved:
+            where = f"evaluate.suites.{name}"
+            raise UserError(f"suite name `{name}` is also the name of a metric", where=where, fix="choose another")
 
 
 def metric_names(config: EvaluateConfig, has_labels: bool) -> set[str]:
     """Returns every name that a gate may use; known before anything runs.
 
     Args:
-        config: the config section ``evaluate``.
-        has_labels: whether the task has a closed label set.
+        config: The config section ``evaluate``.
+        has_labels: True if the task has a closed label set.
     """
     own: set[str] = set(PERCENTILES) if config.latency.prompts else set()
     gains: set[str] = set()

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 Label = str | None
 """A label, or None for an answer outside the allowed set."""
 
@@ -69,27 +67,6 @@ def confusion_pairs(expected: Sequence[str], predicted: Sequence[Label]) -> list
     return [{"expected": want, "predicted": got, "count": count} for (want, got), count in ordered]
 
 
-def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """Computes the mean gap between confidence and accuracy over equal-width bins, weighted by their sizes.
-
-    Source: C. Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3.
-
-    Args:
-        confidence: float [N] in [0, 1].
-        correct: bool or 0/1 [N].
-        bins: number of bins; bin m holds the confidences in ((m - 1) / bins, m / bins].
-
-    Returns:
-        A number in [0, 1]; 0 for N = 0.
-    """
-    if len(confidence) == 0:
-        return 0.0
-    index = np.clip(np.ceil(np.asarray(confidence, np.float64) * bins).astype(int) - 1, 0, bins - 1)
-    # |sum conf - sum acc| of a bin is its size times |mean conf - mean acc|, so no bin needs a division.
-    gaps = np.bincount(index, np.asarray(confidence, np.float64) - np.asarray(correct, np.float64), minlength=bins)
-    return float(np.abs(gaps).sum() / len(confidence))
-
-
 def worst_classes(per_class: Sequence[Mapping[str, Any]], n: int = 10, strength: float = 5.0) -> list[str]:
     """Returns the classes with the lowest F1, worst first; only classes below the average.
 
@@ -97,9 +74,9 @@ def worst_classes(per_class: Sequence[Mapping[str, Any]], n: int = 10, strength:
     C. Morris, Data analysis using Stein's estimator, 1975, for the idea).
 
     Args:
-        per_class: rows of a suite's ``per_class``.
-        n: the most classes to return.
-        strength: pseudo-records.
+        per_class: Rows of a suite's ``per_class``.
+        n: The most classes to return.
+        strength: Number of pseudo-records.
     """
     below = sum(row["support"] + row["predicted"] for row in per_class)
     if below == 0:

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 from posttrain.evaluate import metrics
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS, Scorer, ScorerOutput, scorer_name
-from posttrain.evaluate.scorers.base import Examples, normalise, read_examples, sample_records
-from posttrain.store.errors import WorkError
+from posttrain.evaluate.scorers.base import Examples, read_examples, sample_records
+from posttrain.models.calibration import expected_calibration_error
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -45,16 +47,16 @@ class SuiteResult:
     """The result of a suite.
 
     Args:
-        name: of the suite.
-        scorer: name of the scorer that was used.
-        main: the metric that stands for the suite.
-        paired: the metric that is the mean of the predictions' scores.
-        metrics: by name.
-        counts: the sums and counts behind them; ``records`` is N and ``offered`` what the sample was drawn
+        name: Name of the suite.
+        scorer: Name of the scorer that was used.
+        main: The metric that stands for the suite.
+        paired: The metric that is the mean of the predictions' scores.
+        metrics: Metrics by name.
+        counts: Sums and counts behind them; ``records`` is N and ``offered`` what the sample was drawn
             from.
-        per_class: rows of ``ClassMetrics.as_dict``; empty without a label set.
-        confusion: rows of ``confusion_pairs``; empty without a label set.
-        predictions: table by ``PREDICTIONS``, in the order of the records.
+        per_class: Rows of ``ClassMetrics.as_dict``; empty without a label set.
+        confusion: Rows of ``confusion_pairs``; empty without a label set.
+        predictions: Table by ``PREDICTIONS``, in the order of the records.
     """
 
     name: str
@@ -74,15 +76,15 @@ def run_suite(
     """Scores a model on a suite's records; the same model and records give the same result.
 
     Args:
-        lm: the model, with its task.
-        records: table by the record schema.
-        suite: the suite's config.
-        name: its name in the config.
-        full: score all records, not the suite's sample.
+        lm: The model, with its task.
+        records: Table by the record schema.
+        suite: The suite's config.
+        name: Its name in the config.
+        full: True to score all records, not the suite's sample.
 
     Raises:
-        UserError: if there are no records, one lacks the answer that the scorer needs, a label is outside the
-            allowed set, or the scorer's function cannot be imported.
+        UserError: there are no records, one lacks the answer that the scorer needs, a label is outside the allowed
+            set, the scorer's function cannot be imported, or the scorer does not give a metric that it names.
     """
     where = f"evaluate.suites.{name}"
     examples = read_examples(records if full else sample_records(records, suite.sample), where)
@@ -101,10 +103,18 @@ def run_suite(
     values = _metrics(scorer, scored, counts)
     rows: list[metrics.ClassMetrics] = []
     confusion: list[dict[str, Any]] = []
-    if lm.task.label_set and kind in ("exact_match", "label_likelihood"):
+    names = scorer.metrics | (scorer.label_metrics if lm.task.label_set else frozenset())
+    if lm.task.label_set and "macro_f1" in names:
         expected, predicted = _labels(lm, examples, scored, where)
         rows, confusion = metrics.per_class(expected, predicted), metrics.confusion_pairs(expected, predicted)
         values["macro_f1"] = metrics.macro_f1(rows)
+    values |= scored.metrics
+    for metric in sorted(names):
+        # NaN is no JSON, and a rule over a metric that is missing would hold for no candidate.
+        if not math.isfinite(values.get(metric, math.nan)):
+            raise UserError(
+                f"scorer `{kind}` gives no finite number for its metric `{metric}`", where=f"{where}.scorer"
+            )
     return SuiteResult(
         name=name,
         scorer=kind,
@@ -132,7 +142,7 @@ def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> 
         # exp(709) is the largest power that a float64 holds, and JSON has no infinity.
         values["perplexity"] = math.exp(min(709.0, -counts["log_likelihood_sum"] / max(1.0, counts["tokens"])))
     if "ece" in names:
-        values["ece"] = metrics.expected_calibration_error(scored.confidence, scored.score)
+        values["ece"] = expected_calibration_error(scored.confidence, scored.score)
     return values
 
 
@@ -141,9 +151,9 @@ def _labels(
 ) -> tuple[list[str], list[metrics.Label]]:
     """Returns expected and answered labels as the label set spells them; None for an answer outside it."""
     # Compared as the scorers compare them, or a right answer would be no class in the confusion.
-    spelled = {normalise(label): label for label in lm.task.label_set}
-    expected = [spelled.get(normalise(answer), answer) for answer in examples.answers(where)]
-    return expected, [spelled.get(normalise(answer)) for answer in scored.predicted]
+    spelled = {normalise_text(label): label for label in lm.task.label_set}
+    expected = [spelled.get(normalise_text(answer), answer) for answer in examples.answers(where)]
+    return expected, [spelled.get(normalise_text(answer)) for answer in scored.predicted]
 
 
 def _exact_sum(values: np.ndarray) -> float:
@@ -172,8 +182,8 @@ def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
     """Writes ``evaluation.json`` and ``predictions-SUITE.parquet``; equal results give equal bytes.
 
     Args:
-        folder: exists.
-        results: by suite name, in the config's order.
+        folder: Existing folder.
+        results: Results by suite name, in the config's order.
     """
     suites = [
         {"name": name, **{field: getattr(result, field) for field in _FIELDS}} for name, result in results.items()

@@ -1,4 +1,4 @@
-"""Searches for prompts that fool the champion, starting from records whose answers are known."""
+"""Searches for prompts that fool the champion, starting from records with an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,10 @@ from posttrain.evaluate.scorers import scorer_name
 from posttrain.evaluate.suite import run_suite
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.history import finished_rounds, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stages.collect import collect
-from posttrain.loop.stages.evaluate import suite_records
-from posttrain.loop.suites import measured_on
+from posttrain.loop.suites import measured_on, suite_records
 from posttrain.models.embedder import MINILM, Embedder
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns, record_turns
@@ -30,13 +29,13 @@ from posttrain.store.workspace import Workspace
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The examples of a search, and what it started from.
+    """The examples of a search, and its starting point.
 
     Attributes:
-        outcome: the examples and their counts.
-        champion: the model's id.
-        measured: number of records that were left out because models are measured on them.
-        columns: names of the columns in the loop's files.
+        outcome: The examples and their counts.
+        champion: Id of the model.
+        measured: Number of records that were left out because models are measured on them.
+        columns: Names of the columns in the loop's files.
     """
 
     outcome: SearchOutcome = field(repr=False)
@@ -53,15 +52,15 @@ def search_adversarial(
     suite: str | None = None,
     file: Path | None = None,
 ) -> SearchResult:
-    """Search for adversarial prompts of the champion.
+    """Searches for adversarial prompts of the champion.
 
     Args:
-        workspace: the workspace.
-        config: its config.
-        settings: method and limits of the search.
-        suite: start from the records of this suite, with its scorer; the examples must not be trained on.
-        file: start from the labelled records of this file; without a suite and a file, from those of the loop. Records
-            that models are measured on are left out.
+        workspace: The workspace.
+        config: Its config.
+        settings: Method and limits of the search.
+        suite: Name of the suite whose records and scorer the search uses; the examples must not be trained on.
+        file: File of labelled records to start from; without a suite and a file, those of the loop. Records that models
+            are measured on are left out.
 
     Raises:
         UserError: there is no champion, no such suite, file or method, or no record that the champion answers right.
@@ -77,17 +76,17 @@ def search_adversarial(
     if champion is None or not finished_rounds(workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
     # Before the lock: a file that cannot be read, or a missing embedder, ends the call at once.
-    given = concat(list(read(file, config.data.columns, name=str(file)))) if file else None
+    file_records = concat(list(read(file, config.data.columns, name=str(file)))) if file else None
     embedder = Embedder.load(MINILM)
     with workspace.lock():
         context = RoundContext(workspace, config, len(finished_rounds(workspace)), in_round=False)
         test = collect(context).test
     measured = 0
     if suite is not None:
-        records = suite_records(context, scored_by, test)
+        records = suite_records(context, scored_by, test.id)
     else:
-        labelled_records = context.dataset(carried_dataset(workspace)).records if given is None else given
-        # Examples are to be trained on, and must give away nothing that models are measured on.
+        labelled_records = context.dataset(parent_dataset(workspace)).records if file_records is None else file_records
+        # Examples are to be trained on, and must not overlap with evaluation records.
         records = _not_measured(labelled_records, measured_on(config, context.dataset(test.id).records, workspace.root))
         measured = labelled_records.num_rows - records.num_rows
     labelled = _labelled(records)
@@ -100,12 +99,12 @@ def search_adversarial(
 
 
 def _not_measured(records: pa.Table, measured: dict[str, pa.Table]) -> pa.Table:
-    taken = {id for table in measured.values() for id in table["input_id"].to_pylist()}
-    return records.filter(pa.array([id not in taken for id in records["input_id"].to_pylist()], pa.bool_()))
+    measured_inputs = {id for table in measured.values() for id in table["input_id"].to_pylist()}
+    return records.filter(pa.array([id not in measured_inputs for id in records["input_id"].to_pylist()], pa.bool_()))
 
 
 def _labelled(records: pa.Table) -> list[LabelledPrompt]:
-    """The records with a prompt and an answer, each once."""
+    """Returns the records with a prompt and an answer, each once."""
     rows = records.select(["id", "prompt", "text", "completion"]).to_pylist()
     answered = {row["id"]: (record_turns(row), row["completion"]) for row in rows if row["completion"] is not None}
     # Plain text has no prompt that could be changed.
@@ -113,7 +112,7 @@ def _labelled(records: pa.Table) -> list[LabelledPrompt]:
 
 
 def _judge(lm: LanguageModel, records: pa.Table, suite: SuiteConfig, name: str) -> Judge:
-    """Build the function that answers prompts and scores the answers with the suite's scorer; 1 is right."""
+    """Builds the function that answers prompts and scores the answers with the suite's scorer; 1 is right."""
     rows = {row["id"]: row for row in records.to_pylist()}
 
     def judge(originals: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.attribution.influence import INFLUENCE_METHODS
+from posttrain.attribution.influence.methods import INFLUENCE_METHODS
 from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.context import RoundContext, task_key
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import CachedWork
 from posttrain.models.task import record_turns
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.rows import Run
@@ -40,8 +40,8 @@ class AnswerInfluence:
     Attributes:
         table: ``id, influence, share, label, input, source, line``, the strongest influence towards the answer first;
             ``share`` is the influence over the sum of all absolute influences.
-        parameters: description of the parameters whose gradients were used.
-        training: number of records that the model was trained on.
+        parameters: Description of the parameters whose gradients were used.
+        training: Number of records that the model was trained on.
     """
 
     table: pa.Table
@@ -50,7 +50,7 @@ class AnswerInfluence:
 
 
 def check_influence_method(name: str) -> None:
-    """Raise a UserError unless there is such a method."""
+    """Raises a UserError unless there is such a method."""
     if name not in INFLUENCE_METHODS:
         raise UserError(f"no method `{name}`; {suggest(name, INFLUENCE_METHODS)}", where="--method")
 
@@ -60,8 +60,8 @@ class TrainingRun:
     """A model and the run that trained it.
 
     Attributes:
-        model: the model's id.
-        run: the training's row.
+        model: Id of the model.
+        run: Row of the training.
     """
 
     model: str
@@ -69,12 +69,12 @@ class TrainingRun:
 
     @property
     def dataset(self) -> str:
-        """The id of its training set."""
+        """Returns the id of its training set."""
         return self.run.inputs["dataset"]
 
     @property
     def train(self) -> dict[str, Any]:
-        """The train section that the run used."""
+        """Returns the train section that the run used."""
         settings: dict[str, Any] = self.run.config["train"]
         return settings
 
@@ -88,7 +88,7 @@ def answer_influence(
     method: str,
     among: int,
 ) -> AnswerInfluence:
-    """Compute the influence of training records on a model's answer to a record; finished work is found again.
+    """Computes the influence of training records on a model's answer to a record; finished work is found again.
 
     A record's influence is, to first order, the log-likelihood that the answer would lose without it, minus what the
     other answer would lose. The methods that invert the curvature give nats, but the damping decides their size: only
@@ -97,13 +97,13 @@ def answer_influence(
     two answers the difference of two cosines.
 
     Args:
-        context: workspace and config.
-        trained: the model and its training.
-        record: a row of RECORD.
-        answer: the model's answer.
-        instead: another answer to compare with; None for the answer alone.
-        method: one of `INFLUENCE_METHODS`.
-        among: number of training records to score, those whose inputs are most similar to the record's.
+        context: Workspace and config.
+        trained: The model and its training.
+        record: A row of RECORD.
+        answer: The model's answer.
+        instead: Another answer to compare with; None for the answer alone.
+        method: One of `INFLUENCE_METHODS`.
+        among: Number of training records to score, those whose inputs are most similar to the record's.
     """
     dataset = context.dataset(trained.dataset).records
     artifact = context.run(ScoreInfluence(trained, record, answer, instead, method, among))
@@ -112,7 +112,7 @@ def answer_influence(
 
 
 @dataclass(frozen=True)
-class ScoreInfluence(Stage):
+class ScoreInfluence(CachedWork):
     """Scores training records by their influence on an answer; the arguments are those of `answer_influence`."""
 
     trained: TrainingRun
@@ -126,19 +126,19 @@ class ScoreInfluence(Stage):
     seeded = False
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The model, what it was trained from, and its training set."""
+        """Returns the model, its source and its training set."""
         trained = self.trained
         return {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The prompt, the answers and the method."""
+        """Returns the prompt, the answers and the method."""
         # Of the record only the prompt counts: another record with the same prompt has the same influences.
         prompt = json.dumps(record_turns(self.record), ensure_ascii=False)
         answers = {"asked": prompt, "answer": self.answer, "instead": self.instead}
         return {"method": self.method, "among": self.among, **answers, **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the influence of each record: on the answer, minus that on the other answer."""
+        """Writes the influence of each record: on the answer, minus that on the other answer."""
         from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm
 
         dataset = context.dataset(self.trained.dataset).records
@@ -179,7 +179,7 @@ def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
 
 
 def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
-    """Find the run that trained a model; None for a base model.
+    """Finds the run that trained a model; None for a base model.
 
     Raises:
         UserError: its objective learns no answers.
@@ -198,7 +198,7 @@ def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
 
 
 def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[LanguageModel, str]":
-    """Load the model in float32 with the gradients of the parameters that influence is computed for.
+    """Loads the model in float32 with the gradients of the parameters that influence is computed for.
 
     Returns:
         The model and a description of the parameters: the adapter that was trained, or else the linear layers with
@@ -213,7 +213,7 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
     adapter = context.path(trained.model) / _ADAPTER
     if (adapter / "adapter_model.safetensors").is_file():
         base = load_model(context.path(trained.run.inputs["source"]), context.config.task, "float32")
-        lm, what, part = load_adapter(base, adapter), "the adapter that was trained", "lora_"
+        lm, parameters, part = load_adapter(base, adapter), "the adapter that was trained", "lora_"
     else:
         whole = load_model(context.path(trained.model), context.config.task, "float32")
         # A fresh adapter: its first half is the random projection of the inputs, and the gradient of its second half,
@@ -222,18 +222,18 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             lm = add_adapter(whole, LoraConfig(rank=_ADAPTER_RANK, alpha=_ADAPTER_RANK))
-        what, part = f"linear layers, their inputs projected at random to {_ADAPTER_RANK} dimensions", "lora_B"
+        parameters, part = f"linear layers, their inputs projected at random to {_ADAPTER_RANK} dimensions", "lora_B"
     lm.model.eval()
     # No gradient goes further back than the last layers, which say as much as all (TracIn, G. Pruthi et al. 2020,
     # arXiv:2002.08484, section 3.5).
     last, depth = _last_layers([name for name, _ in lm.model.named_parameters() if part in name])
     for name, value in lm.model.named_parameters():
         value.requires_grad_(name in last)
-    return lm, what if depth <= _LAST_LAYERS else f"{what}, in the last {_LAST_LAYERS} of {depth} layers"
+    return lm, parameters if depth <= _LAST_LAYERS else f"{parameters}, in the last {_LAST_LAYERS} of {depth} layers"
 
 
 def _last_layers(names: list[str]) -> tuple[set[str], int]:
-    """Return the names in the last `_LAST_LAYERS` of a model's numbered layers, and the number of layers."""
+    """Returns the names in the last `_LAST_LAYERS` of a model's numbered layers, and the number of layers."""
     # Parameters outside of the layers, such as the head's, count as those of the first.
     numbers = [next((int(word) for word in name.split(".") if word.isdecimal()), 0) for name in names]
     depth = max(numbers) + 1
@@ -241,7 +241,7 @@ def _last_layers(names: list[str]) -> tuple[set[str], int]:
 
 
 def encode_training_records(lm: "LanguageModel", trained: TrainingRun, records: pa.Table) -> "list[TokenizedExample]":
-    """Encode training records as the training did."""
+    """Encodes training records as the training did."""
     from posttrain.train.data.encoding import build_examples
 
     return [example.unit[0] for example in build_examples(lm, records, trained.train["max_length"], "completion")]

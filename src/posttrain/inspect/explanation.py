@@ -15,13 +15,13 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.inspect.answer_influence import answer_influence, check_influence_method, find_training_run
 from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.config import Config
-from posttrain.loop.context import RoundContext, known_inputs
-from posttrain.loop.history import carried_dataset, finished_rounds, finished_states
+from posttrain.loop.context import RoundContext, input_ids
+from posttrain.loop.history import finished_rounds, finished_states, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH, LABELLED_SCORES, UNSCORED, read_champion_scores
-from posttrain.loop.stages.evaluate import suite_records
 from posttrain.loop.stages.label import LABELS
 from posttrain.loop.state import RoundState
+from posttrain.loop.suites import suite_records
 from posttrain.models.task import record_turns
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.rows import Run
@@ -37,20 +37,20 @@ _MIN_PREFIX = 4
 def explain(
     workspace: Workspace, config: Config, text: str, *, method: str = "ekfac", among: int = 300, count: int = 5
 ) -> dict[str, Any]:
-    """Explain a record, according to the set that it is in.
+    """Explains a record, according to the set that it is in.
 
     Args:
-        workspace: the workspace.
-        config: its config.
-        text: the record's id, its input's, or the beginning of one.
-        method: method of influence, for an evaluated record.
-        among: number of training records to score for it.
-        count: number of records to return of each kind.
+        workspace: The workspace.
+        config: Its config.
+        text: The record's id, its input's, or the beginning of one.
+        method: Method of influence, for an evaluated record.
+        among: Number of training records to score for it.
+        count: Number of records to return of each kind.
 
     Returns:
         ``kind`` and ``record``. For an ``evaluated`` record ``suite``, ``prediction`` and the results of
         `posttrain.inspect.answer_influence.answer_influence`: ``towards`` and ``against`` the answer. For a ``pool``
-        record ``rounds``, what each recorded of it, and ``nearest``, labelled records. For a ``training`` record
+        record ``rounds``, their entries of it, and ``nearest``, labelled records. For a ``training`` record
         ``rounds``, ``since`` (the first round that trained on it) and ``labelled_by``.
 
     Raises:
@@ -68,7 +68,7 @@ def explain(
         if located.kind == "training":
             since = first_training_round(context, located.record["input_id"])
             return {**entry, "rounds": rounds, "since": since, "labelled_by": annotation_of(located.record)}
-        nearest = nearest_labelled(context, located.record, carried_dataset(workspace), count)
+        nearest = nearest_labelled(context, located.record, parent_dataset(workspace), count)
         return {**entry, "rounds": rounds, "nearest": nearest}
 
 
@@ -77,10 +77,10 @@ class LocatedRecord:
     """A record and the kind of set that it is in.
 
     Attributes:
-        kind: the set; if several hold the record, the first in the order of `RecordKind`.
-        record: its row of RECORD.
-        suite: the name of the suite, where it is evaluated.
-        prediction: its row of the champion's predictions there; None where the suite's sample leaves it out.
+        kind: The set; if several hold the record, the first in the order of `RecordKind`.
+        record: Its row of RECORD.
+        suite: Name of the suite, where it is evaluated.
+        prediction: Its row of the champion's predictions there; None where the suite's sample leaves it out.
     """
 
     kind: RecordKind
@@ -93,11 +93,11 @@ def _explain_evaluated(
     context: RoundContext, located: LocatedRecord, method: str, among: int, count: int
 ) -> dict[str, Any]:
     if located.prediction is None:
-        what = f"the suite `{located.suite}` measures a sample without this record"
-        raise UserError(what, fix="posttrain eval --full")
+        message = f"the suite `{located.suite}` measures a sample without this record"
+        raise UserError(message, fix="posttrain eval --full")
     if not record_turns(located.record):
         raise UserError("it is a text without an answer, and influence is computed for answers")
-    trained = find_training_run(context, ModelRegistry(context.workspace).in_service)
+    trained = find_training_run(context, ModelRegistry(context.workspace).champion_id)
     if trained is None:
         raise UserError(
             "the champion is the base model, which was trained on none of your records", fix="posttrain run"
@@ -106,15 +106,15 @@ def _explain_evaluated(
     wrong = expected is not None and predicted != expected and not located.prediction["score"] >= 1
     # A wrong answer is explained against the right one: what pushed towards both explains neither.
     instead = expected if wrong else None
-    of = answer_influence(context, trained, located.record, predicted, instead, method, among)
-    rows = of.table.to_pylist()
+    influence = answer_influence(context, trained, located.record, predicted, instead, method, among)
+    rows = influence.table.to_pylist()
     return {
         "prediction": located.prediction,
         "instead": instead,
         "method": method,
-        "parameters": of.parameters,
+        "parameters": influence.parameters,
         "looked_at": len(rows),
-        "training": of.training,
+        "training": influence.training,
         "towards": [row for row in rows if row["influence"] > 0][:count],
         "against": [row for row in reversed(rows) if row["influence"] < 0][:count],
     }
@@ -126,7 +126,7 @@ def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_record(context: RoundContext, text: str) -> LocatedRecord:
-    """Find the record whose id, or whose input's id, begins with ``text``.
+    """Finds the record whose id, or whose input's id, begins with ``text``.
 
     Raises:
         UserError: nothing has run yet, the text is too short, or it names no record or records of several inputs.
@@ -150,8 +150,8 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
     kind, suite, record = matches[0]
     # A label gives a record another id, so that a pool record is looked up among the training records by its input.
     if kind == "pool":
-        learned = context.dataset(carried_dataset(context.workspace)).records
-        same = learned.filter(compute.equal(learned["input_id"], record["input_id"])).to_pylist()
+        training_set = context.dataset(parent_dataset(context.workspace)).records
+        same = training_set.filter(compute.equal(training_set["input_id"], record["input_id"])).to_pylist()
         kind, record = ("training", same[0]) if same else (kind, record)
     if kind != "evaluated" or suite is None or evaluation is None:
         return LocatedRecord(kind, record)
@@ -161,29 +161,28 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
 
 
 def last_evaluation(context: RoundContext) -> Run | None:
-    """Find the run that last measured the champion; None if it was never measured."""
-    champion = ModelRegistry(context.workspace).in_service
+    """Finds the run that last measured the champion; None if it was never measured."""
+    champion = ModelRegistry(context.workspace).champion_id
     finished = [run for run in context.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
     runs = [run for run in finished if run.inputs.get("model") == champion]
     return max(runs, key=lambda run: run.started_at, default=None)
 
 
 def last_pool(context: RoundContext) -> str:
-    """The id of the last finished round's pool."""
+    """Returns the id of the last finished round's pool."""
     return finished_states(context.workspace)[-1].id("pool")
 
 
 def _searched_tables(
     context: RoundContext, evaluation: Run | None
 ) -> Iterator[tuple[RecordKind, str | None, pa.Table]]:
-    # Evaluated records first: a test record may lie in the pool's file too, and its answer is what is asked about.
+    # Evaluated records first: a test record may lie in the pool's file too, and the question is about its answer.
     if evaluation is not None:
-        test = context.workspace.artifacts.get(evaluation.inputs["test"])
         measured = read_evaluation(context.path(str(evaluation.output)))
         for name, suite in context.config.evaluate.suites.items():
             if name in measured:
-                yield "evaluated", name, suite_records(context, suite, test)
-    yield "training", None, context.dataset(carried_dataset(context.workspace)).records
+                yield "evaluated", name, suite_records(context, suite, evaluation.inputs["test"])
+    yield "training", None, context.dataset(parent_dataset(context.workspace)).records
     yield "pool", None, context.dataset(last_pool(context)).records
 
 
@@ -192,42 +191,42 @@ def _has_prefix(table: pa.Table, text: str) -> pa.ChunkedArray:
 
 
 def record_rounds(context: RoundContext, input_id: str) -> list[dict[str, Any]]:
-    """Read what each round that considered an input recorded of it: ``round, scores, chosen, labelled``.
+    """Reads the entry of an input in each round that considered it: ``round, scores, chosen, labelled``.
 
     ``scores`` are the columns of the score table that are one number or word each, or those of `LABELLED_SCORES` where
     the record had a label, null where the champion did not score it; ``chosen`` holds ``reason``, ``why`` and
-    ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
+    ``rank``, ``labelled`` the ``label`` and its annotator; None where there is nothing.
     """
     entries: list[dict[str, Any]] = []
     for entry in context.workspace.metadata.rounds():
-        batch = (state := RoundState.of(entry)).batch
+        batch = (state := RoundState.from_row(entry)).batch
         if batch is None:
             continue
         try:
             entries += _round_entry(context, entry.number, input_id, labels=state.labelled, **batch)
         except DamagedArtifactError as error:
-            log.warning("%s; what round %d recorded of the record is unknown", error, entry.number)
+            log.warning("%s; the entry of round %d is left out", error, entry.number)
     return entries
 
 
 def first_training_round(context: RoundContext, input_id: str) -> int | None:
-    """Find the first round whose training set holds the input; None if no finished round's does."""
+    """Finds the first round whose training set holds the input; None if no finished round's does."""
     for entry in finished_rounds(context.workspace):
-        dataset = RoundState.of(entry).dataset
+        dataset = RoundState.from_row(entry).dataset
         try:
-            if dataset and input_id in known_inputs(context, dataset):
+            if dataset and input_id in input_ids(context, dataset):
                 return entry.number
         except DamagedArtifactError as error:
-            log.warning("%s; what round %d trained on is unknown", error, entry.number)
+            log.warning("%s; the training set of round %d is not searched", error, entry.number)
     return None
 
 
 def _round_entry(
-    context: RoundContext, number: int, input_id: str, *, asked: str, scores: str, selection: str, labels: str | None
+    context: RoundContext, number: int, input_id: str, *, pool: str, scores: str, selection: str, labels: str | None
 ) -> list[dict[str, Any]]:
-    """Read what one round recorded of an input: one entry, or none if its pool did not hold it."""
-    pool = context.dataset(asked).records
-    ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
+    """Reads the entry of an input in one round; returns a list of one, or an empty one if its pool did not hold it."""
+    records = context.dataset(pool).records
+    ids = records.filter(compute.equal(records["input_id"], input_id))["id"].to_pylist()
     if not ids:
         return []
     folder, batch = context.path(scores), context.path(selection)
@@ -254,12 +253,12 @@ def _round_entry(
 
 
 def annotation_of(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the annotator of a training record; None if the label is from a file."""
+    """Returns the annotator of a training record; None if the label is from a file."""
     return _provenance(record).get("labelled_by")
 
 
 def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str, count: int) -> list[dict[str, Any]]:
-    """Find the labelled records whose inputs are nearest to a record's, by the cosine of the champion's embeddings.
+    """Finds the labelled records whose inputs are nearest to a record's, by the cosine of the champion's embeddings.
 
     Returns:
         ``id, label, input, similarity, source, line``, the nearest first; of equal ones the earlier in the set.
@@ -273,14 +272,14 @@ def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str
     near = labelled.take(pa.array(rows))
     columns = zip(near.to_pylist(), inputs(near), similarity[rows].tolist(), strict=True)
     return [
-        {"id": row["id"], "label": row["completion"], "input": text, "similarity": like}
+        {"id": row["id"], "label": row["completion"], "input": text, "similarity": cosine}
         | {name: row[name] for name in ("source", "line")}
-        for row, text, like in columns
+        for row, text, cosine in columns
     ]
 
 
 def _find_row(table: pa.Table, id: str, by: str = "id") -> dict[str, Any] | None:
-    """Find the row of an id; returns it without columns that are lists."""
+    """Finds the row of an id; returns it without columns that are lists."""
     # Embeddings and probabilities have hundreds of numbers, which explain nothing to a reader.
     plain = [field.name for field in table.schema if field.name != "embedding" and not _is_list(field.type)]
     rows = table.filter(compute.equal(table[by], id)).select(plain).to_pylist()

@@ -13,9 +13,9 @@ from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, task_key
-from posttrain.loop.history import carried_dataset
+from posttrain.loop.history import parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import CachedWork
 from posttrain.models.task import record_turns
 from posttrain.select.scores.config import CHAMPION
 from posttrain.select.scores.table import embed_records
@@ -28,21 +28,21 @@ Embedded = tuple[npt.NDArray[np.float32], list[str]]
 
 
 def labelled_dataset(context: RoundContext) -> str:
-    """Find the set of all records that the loop has labels of; returns its id.
+    """Finds the set of all records that the loop has labels of; returns its id.
 
     Raises:
         UserError: nothing has run or has been labelled yet.
     """
     if ModelRegistry(context.workspace).champion is None:
         raise UserError("nothing has run here yet", fix="posttrain run, or name a file of labelled records")
-    dataset = carried_dataset(context.workspace)
+    dataset = parent_dataset(context.workspace)
     if not context.dataset(dataset).records.num_rows:
         raise UserError("nothing has been labelled here yet", fix="name a file of labelled records")
     return dataset
 
 
 def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -> pa.Table:
-    """Read files whose records all have an answer; returns a RECORD table.
+    """Reads files whose records all have an answer; returns a RECORD table.
 
     Raises:
         UserError: a file cannot be read, or one of its records has no answer.
@@ -57,24 +57,24 @@ def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -
     return records
 
 
-def embedded(context: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.float32]:
-    """Embed a set's inputs as float32 [N, D]; computed once and found again.
+def embed_dataset(context: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.float32]:
+    """Embeds a set's inputs as float32 [N, D]; computed once and found again.
 
     Args:
-        context: workspace and config.
-        dataset: id of the set.
+        context: Workspace and config.
+        dataset: Id of the set.
         embedder: ``champion``, or a sentence model as `posttrain.models.embedder.find_embedder` takes it.
 
     Raises:
         UserError: there is no such model.
     """
-    artifact = context.run(EmbedDataset(dataset, embedder, ModelRegistry(context.workspace).in_service))
+    artifact = context.run(EmbedDataset(dataset, embedder, ModelRegistry(context.workspace).champion_id))
     embeddings: npt.NDArray[np.float32] = np.load(context.path(artifact.id) / _FILE, allow_pickle=False)
     return embeddings
 
 
 @dataclass(frozen=True)
-class EmbedDataset(Stage):
+class EmbedDataset(CachedWork):
     """Embeds the inputs of a dataset by the champion or a sentence model."""
 
     dataset: str
@@ -85,7 +85,7 @@ class EmbedDataset(Stage):
     seeded = False
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The dataset and the model."""
+        """Returns the dataset and the model."""
         from posttrain.models.embedder import embedder_key
 
         if self.embedder == CHAMPION:
@@ -94,23 +94,23 @@ class EmbedDataset(Stage):
         return {"dataset": self.dataset, "embedder": embedder_key(self.embedder)}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The task, for the champion's embeddings."""
+        """Returns the task, for the champion's embeddings."""
         # It decides the prompt that the champion reads; a sentence model reads the bare text.
         return task_key(context.config) if self.embedder == CHAMPION else {}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the embeddings."""
+        """Writes the embeddings."""
         records = context.dataset(self.dataset).records
         if self.embedder == CHAMPION:
             embeddings = embed_records(context.model(self.champion), records)
         else:
-            embeddings = by_sentences(records, self.embedder)
+            embeddings = embed_sentences(records, self.embedder)
         np.save(out / _FILE, embeddings, allow_pickle=False)
         return {"records": len(embeddings), "width": embeddings.shape[1]}
 
 
-def by_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:
-    """Embed the records' inputs with a sentence model as float32 [N, D].
+def embed_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:
+    """Embeds the records' inputs with a sentence model as float32 [N, D].
 
     Raises:
         UserError: there is no such model.
@@ -121,17 +121,17 @@ def by_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:
 
 
 def inputs(records: pa.Table, between: str = " / ") -> list[str]:
-    """Join the turns of each record's input with ``between``."""
+    """Joins the turns of each record's input with ``between``."""
     rows = records.select(["prompt", "text"]).to_pylist()
     return [between.join(turn["content"] for turn in record_turns(row)) for row in rows]
 
 
-def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None = None) -> Embedded:
-    """Embed the records that the loop has labels of; returns float32 [N, D] and their answers.
+def embed_labelled(workspace: Workspace, config: Config, embedder: str | None = None) -> Embedded:
+    """Embeds the records that the loop has labels of; returns float32 [N, D] and their answers.
 
     Args:
-        workspace: the workspace.
-        config: its config.
+        workspace: The workspace.
+        config: Its config.
         embedder: ``champion`` or a sentence model; None for the loop's own (``select.scoring.embeddings``).
 
     Raises:
@@ -141,27 +141,27 @@ def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None =
     records = context.dataset(labelled_dataset(context)).records
     embedder = config.select.scoring.embeddings if embedder is None else embedder
     if embedder == CHAMPION:
-        embeddings = embed_records(context.model(ModelRegistry(workspace).in_service), records)
+        embeddings = embed_records(context.model(ModelRegistry(workspace).champion_id), records)
     else:
-        embeddings = by_sentences(records, embedder)
+        embeddings = embed_sentences(records, embedder)
     return embeddings, records["completion"].to_pylist()
 
 
-def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedder: str) -> Embedded:
-    """Embed the labelled records of files with a sentence model; returns float32 [N, D] and their answers.
+def embed_labelled_files(files: Sequence[Path], columns: Mapping[str, str] | None, embedder: str) -> Embedded:
+    """Embeds the labelled records of files with a sentence model; returns float32 [N, D] and their answers.
 
     Raises:
         UserError: a file cannot be read or has no answers, or there is no such model.
     """
     records = labelled_records(files, columns)
-    return by_sentences(records, embedder), records["completion"].to_pylist()
+    return embed_sentences(records, embedder), records["completion"].to_pylist()
 
 
 def cosine_similarities(context: RoundContext, record: dict[str, Any], dataset: str) -> np.ndarray:
-    """Cosines of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
-    embeddings = embedded(context, dataset, CHAMPION).astype(np.float64)
+    """Computes the cosines of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
+    embeddings = embed_dataset(context, dataset, CHAMPION).astype(np.float64)
     table = pa.Table.from_pylist([record], schema=context.dataset(dataset).records.schema)
-    query = embed_records(context.model(ModelRegistry(context.workspace).in_service), table)[0].astype(np.float64)
+    query = embed_records(context.model(ModelRegistry(context.workspace).champion_id), table)[0].astype(np.float64)
     norms = np.linalg.norm(embeddings, axis=1) * np.linalg.norm(query)
     # An all-zero embedding has no direction: it is similar to nothing.
     similarities: np.ndarray = embeddings @ query / np.where(norms > 0, norms, 1)

@@ -8,16 +8,17 @@ import pyarrow.parquet as parquet
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
-from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.gain import estimate_batch_gain
+from posttrain.loop.history import finished_rounds, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.score import Score
-from posttrain.loop.stages.select import Select, batch_size, estimate_batch_gain
-from posttrain.loop.suites import check_suites
+from posttrain.loop.stages.select import Select, batch_size
+from posttrain.loop.suites import check_suite_files
 from posttrain.select.config import cold_start_error
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
+from posttrain.select.selectors.registry import SELECTORS, selector_spec
 from posttrain.select.stopping import GainEstimate
 from posttrain.select.strategy import AUTO
 from posttrain.store.errors import UserError
@@ -29,25 +30,25 @@ class Preview:
     """A batch and its expected gain.
 
     Attributes:
-        records: one entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
-        strategy: name of the strategy that selected them.
-        outlook: expected gain; None if an earlier round cannot be read.
-        left: labels that ``label.budget`` leaves for a round, if fewer than the batch has.
+        records: One entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
+        strategy: Name of the strategy that selected them.
+        gain: Expected gain; None if an earlier round cannot be read.
+        remaining_labels: Labels that ``label.budget`` allows in a round, if fewer than the batch has.
     """
 
     records: list[dict[str, Any]]
     strategy: str
-    outlook: GainEstimate | None
-    left: int | None
+    gain: GainEstimate | None
+    remaining_labels: int | None
 
 
 def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> Preview:
-    """Select the batch that the next round would label with this config.
+    """Selects the batch that the next round would label with this config.
 
     Args:
-        workspace: the workspace.
-        config: its config.
-        strategy: replaces the config's.
+        workspace: The workspace.
+        config: Its config.
+        strategy: Name of a strategy that replaces the config's; None for that one.
 
     Raises:
         UserError: there is no champion yet to score the pool, or its scores say nothing to the strategy.
@@ -59,17 +60,17 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     cold = champion.model_id == rounds[0].candidate
     if strategy is not None:
         config = _with_strategy(config, strategy, cold)
-    check_suites(config, workspace.root)
+    check_suite_files(config, workspace.root)
     # The loop's lock: both fill the cache of scores and name the collected sets.
     with workspace.lock():
         context = RoundContext(workspace, config, len(rounds), in_round=False)
         collected = collect(context)
         check_costs(context, collected.pool.id)
         evaluation = context.run(Evaluate(champion.model_id, collected.test.id))
-        train = carried_dataset(workspace)
+        train = parent_dataset(workspace)
         pool, test = collected.pool.id, collected.test.id
-        scores = context.run(Score.of(context, champion.model_id, pool, train, test, evaluation.id, cold))
-        # Without the budget's limit, which may be used up: the preview shows the whole batch and says what is left.
+        scores = context.run(Score.from_context(context, champion.model_id, pool, train, test, evaluation.id, cold))
+        # Without the budget's limit, which may be used up: the preview shows the whole batch and what remains.
         n = config.label.per_round
         selection = context.run(Select(champion.model_id, pool, scores, evaluation.id, n, cold))
         expected = estimate_batch_gain(context, champion.model_id, scores, selection.meta["records"])
@@ -78,18 +79,18 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     for row in batch:
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
-    left = batch_size(context)
-    return Preview(batch, selection.meta["strategy"], expected, left if left < len(batch) else None)
+    remaining = batch_size(context)
+    return Preview(batch, selection.meta["strategy"], expected, remaining if remaining < len(batch) else None)
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
-    """Replace the config's strategy; with ``cold`` also the one of the cold start, unless it is `auto`."""
+    """Replaces the config's strategy; with ``cold`` also the one of the cold start, unless it is `auto`."""
     changes: dict[str, Any] = {}
     if strategy != config.select.strategy:
         # Options belong to the strategy that the config names, and another one would reject them.
         changes = {"strategy": strategy, "options": {}}
     if cold and strategy != AUTO:
-        if strategy in SELECTORS and strategy not in COLD_START_SELECTORS:
+        if strategy in SELECTORS and selector_spec(strategy).needs_scores:
             raise UserError(cold_start_error(strategy), where="--strategy")
         changes = {**changes, "cold_start": strategy}
     section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")

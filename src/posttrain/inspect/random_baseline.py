@@ -1,4 +1,4 @@
-"""The baseline: runs the same loop with records drawn at random, and compares the two."""
+"""The random baseline: runs the same loop with records drawn at random, and compares the two."""
 
 import logging
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ class Comparison:
     """Compares the loop with the one that draws records at random.
 
     Attributes:
-        metric: name of the main suite's metric, the mean of the records' scores.
-        ours: results of the loop's champion after each round that both loops have; ``random`` likewise.
-        gain: gain of ours over random at the end, paired over the test records (all, if both were measured on all).
-        level: coverage of the gain's interval.
-        reached: final values of ours and of random on those records.
+        metric: Name of the main suite's metric, the mean of the records' scores.
+        ours: Results of the loop's champion after each round that both loops have; ``random`` likewise.
+        gain: Gain of ours over random at the end, paired over the test records (all, if both were measured on all).
+        level: Coverage of the gain's interval.
+        final: Final values of ours and of random on those records.
     """
 
     metric: str
@@ -42,88 +42,89 @@ class Comparison:
     random: tuple[CandidateResult, ...]
     gain: Interval
     level: float
-    reached: tuple[float, float]
+    final: tuple[float, float]
 
     @property
     def conclusion(self) -> str:
         """Summarises the comparison in one or two sentences."""
         # Labels of files, which both loops begin with, are no result of choosing.
-        given = self.ours[0].labels
-        chosen, drawn = (side[-1].labels - given for side in (self.ours, self.random))
-        result = (
-            "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "cannot be told from random"
-        )
+        initial = self.ours[0].labels
+        chosen, random = (results[-1].labels - initial for results in (self.ours, self.random))
+        result = "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "makes no clear difference"
         first = (
-            f"Choosing {result}: {self.metric} {self.reached[0]:.3f} with {chosen} labels chosen, "
-            f"{self.reached[1]:.3f} with {drawn} drawn at random; gain {self.gain.difference:+.3f} "
+            f"Choosing {result}: {self.metric} {self.final[0]:.3f} with {chosen} labels chosen, "
+            f"{self.final[1]:.3f} with {random} drawn at random; gain {self.gain.difference:+.3f} "
             f"({self.level:.0%} interval {self.gain.low:+.3f} to {self.gain.high:+.3f}, {self.gain.n} test records)."
         )
         values, target = np.array([result.value for result in self.ours]), self.random[-1].value
-        needed = labels_to_target([result.labels - given for result in self.ours], values, target)
+        needed = labels_to_target([result.labels - initial for result in self.ours], values, target)
         # A random loop that learned nothing sets no target: the baseline reaches it with no label.
-        if needed is None or target <= self.random[0].value or not drawn:
+        if needed is None or target <= self.random[0].value or not random:
             return first
-        return f"{first} What random reached took {needed:.0f} chosen labels, {needed / drawn:.0%} of random's."
+        return (
+            f"{first} The random baseline's {self.metric} took {needed:.0f} chosen labels, "
+            f"{needed / random:.0%} of its own."
+        )
 
 
-def check_baseline(config: Config, name: str) -> None:
-    """Raise a UserError unless a baseline of this name exists and an oracle can label its records."""
+def check_random_loop(config: Config, name: str) -> None:
+    """Raises a UserError unless a baseline of this name exists and an oracle can label its records."""
     if name != RANDOM:
         raise UserError(f"no baseline `{name}`", where="--baseline", fix=f"use {RANDOM}")
     if config.label.annotator != "oracle":
         raise UserError(
-            "records drawn at random need labels too, and people would give them",
+            "records drawn at random need labels too, and people would have to write them",
             where="--baseline",
-            fix="label.annotator: oracle, with a file of known answers",
+            fix="label.annotator: oracle, with a file of answers",
         )
 
 
-def run_baseline(workspace: Workspace, config: Config) -> Comparison | None:
-    """Run the random loop for as many rounds as the workspace's own has done.
+def run_random_loop(workspace: Workspace, config: Config) -> Comparison | None:
+    """Runs the random loop for as many rounds as the workspace's own has done.
 
     It has the same data, seeds, training and gate; finished work that both need is shared. It deploys nothing outside.
 
     Returns:
-        The comparison, or None while the loop has no round after the baseline's.
+        The comparison, or None while the loop has no round after round 0.
     """
     last = len(finished_rounds(workspace)) - 1
     if last < 1:
         return None
-    log.info("beside it, with records drawn at random:")
-    Loop(workspace.for_arm(RANDOM), _drawing_at_random(config)).run(last)
-    return comparison(workspace, config)
+    log.info("random baseline:")
+    Loop(workspace.for_arm(RANDOM), _random_config(config)).run(last)
+    return compare_with_random(workspace, config)
 
 
-def comparison(workspace: Workspace, config: Config) -> Comparison | None:
-    """Compare the loop with the random one; None while that has no round after the baseline's."""
-    beside = workspace.for_arm(RANDOM)
-    rounds = min(len(finished_rounds(workspace)), len(finished_rounds(beside)))
+def compare_with_random(workspace: Workspace, config: Config) -> Comparison | None:
+    """Compares the loop with the random one; returns None while that has no round after round 0."""
+    random_arm = workspace.for_arm(RANDOM)
+    rounds = min(len(finished_rounds(workspace)), len(finished_rounds(random_arm)))
     if rounds < 2:
         return None
-    ours, drawn = (champion_results(arm)[:rounds] for arm in (workspace, beside))
-    left, right = (_final(arm, rounds) for arm in (workspace, beside))
+    ours, random = (champion_results(arm)[:rounds] for arm in (workspace, random_arm))
+    our_id, random_id = (_final_evaluation(arm, rounds) for arm in (workspace, random_arm))
     # Records are paired: without both final evaluations, both are read on the sample that rounds are measured on.
-    if left is None or right is None:
-        left, right = ours[-1].evaluation, drawn[-1].evaluation
-    own, other = (read_evaluation(workspace.artifacts.path(id)) for id in (left, right))
+    if our_id is None or random_id is None:
+        our_id, random_id = ours[-1].evaluation, random[-1].evaluation
+    our_suites, random_suites = (read_evaluation(workspace.artifacts.path(id)) for id in (our_id, random_id))
     bootstrap = config.evaluate.bootstrap
-    metric, gain = next(iter(paired_gains(own, other, bootstrap, config.seed).items()))
-    mains = [next(iter(suites.values())).predictions["score"].to_numpy() for suites in (own, other)]
-    reached = float(np.mean(mains[0])), float(np.mean(mains[1]))
-    return Comparison(metric, ours, drawn, gain, bootstrap.level, reached)
+    metric, gain = next(iter(paired_gains(our_suites, random_suites, bootstrap, config.seed).items()))
+    scores = [next(iter(suites.values())).predictions["score"].to_numpy() for suites in (our_suites, random_suites)]
+    final = float(np.mean(scores[0])), float(np.mean(scores[1]))
+    return Comparison(metric, ours, random, gain, bootstrap.level, final)
 
 
-def _final(workspace: Workspace, rounds: int) -> str | None:
-    """The evaluation on all test records of the model in service after so many rounds; None if there is none."""
+def _final_evaluation(workspace: Workspace, rounds: int) -> str | None:
+    """Returns the evaluation of the champion after so many rounds on all test records; None if there is none."""
     finished = finished_states(workspace)
     # A loop that has run further has its final evaluation in a later round, and of the model of then.
     if len(finished) != rounds or finished[-1].final is None:
         return None
-    final = finished[-1].final_of(ModelRegistry(workspace).in_service)
+    final = finished[-1].final_of(ModelRegistry(workspace).champion_id)
     return final["evaluation"] if final else None
 
 
-def _drawing_at_random(config: Config) -> Config:
+def _random_config(config: Config) -> Config:
     # Everything that chooses is off, near duplicates too: a record that is left out is a choice as well.
     select = {"strategy": RANDOM, "cold_start": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
     select |= {"near_duplicate": None, "stop": StopConfig()}

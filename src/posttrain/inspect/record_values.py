@@ -1,4 +1,4 @@
-"""Values labelled records, sources or labels by what they contribute to predicting the others."""
+"""Values labelled records, sources or labels by their contribution to predicting the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ import pyarrow as pa
 from posttrain.attribution.valuation import DATA_OOB, ValuationMethod, cross_validated_values
 from posttrain.attribution.values import Values
 from posttrain.data.labels.label_noise import assign_folds
-from posttrain.inspect.labelled_records import embedded, inputs, labelled_dataset
+from posttrain.inspect.labelled_records import embed_dataset, inputs, labelled_dataset
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import CachedWork
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
@@ -32,14 +32,14 @@ class RecordValues:
     """A table of values, the worst first; rows without a value last.
 
     Attributes:
-        table: for records ``id, input_id, value, standard_error, harmful, weight, label, input, source, line``; for
+        table: For records ``id, input_id, value, standard_error, harmful, weight, label, input, source, line``; for
             sources and labels ``name, records, total, value, standard_error, harmful``, where value and standard error
             are averages over their records. ``harmful`` is true if the value lies `SURE` standard errors below
             ``harmless``; ``weight`` is the probability that it lies above, if its error is normal, and 1 if that is
             unknown.
-        harmless: the value of a record that changes nothing.
-        evaluations: as in `posttrain.attribution.values.Values`.
-        folds: number of parts that were held out in turn; None where no record was held out.
+        harmless: The value of a record that changes nothing.
+        evaluations: As in `posttrain.attribution.values.Values`.
+        folds: Number of parts that were held out in turn; None where no record was held out.
     """
 
     table: pa.Table
@@ -49,28 +49,28 @@ class RecordValues:
 
     @property
     def harmful(self) -> pa.Table:
-        """The rows that are surely harmful."""
+        """Returns the rows that are surely harmful."""
         return self.table.filter(self.table["harmful"])
 
     @property
     def unknown(self) -> int:
-        """The number of rows without a value."""
+        """Returns the number of rows without a value."""
         return int(self.table["value"].null_count)
 
 
 def value_labelled(
     workspace: Workspace, config: Config, method: ValuationMethod, by: By, folds: int, embedder: str, seed: int
 ) -> RecordValues:
-    """Value the records that the loop has labels of; finished work is found again.
+    """Values the records that the loop has labels of; finished work is found again.
 
     Args:
-        workspace: the workspace.
-        config: its config.
-        method: method of valuation.
-        by: unit to value.
-        folds: number of parts that are held out in turn.
-        embedder: model that computes the features; see `posttrain.inspect.labelled_records.embedded`.
-        seed: seed of the assignment to parts.
+        workspace: The workspace.
+        config: Its config.
+        method: Method of valuation.
+        by: Unit to value.
+        folds: Number of parts that are held out in turn.
+        embedder: Model that computes the features; see `posttrain.inspect.labelled_records.embed_dataset`.
+        seed: Seed of the assignment to parts.
 
     Raises:
         UserError: nothing has been labelled yet, or fewer than two labels have two records each.
@@ -81,8 +81,7 @@ def value_labelled(
     with workspace.lock():
         dataset = labelled_dataset(context)
         records = context.dataset(dataset).records
-        features = embedded(context, dataset, embedder)
-
+        features = embed_dataset(context, dataset, embedder)
         stage = ValueDataset(dataset, records, features, method, by, folds, embedder, seed)
         artifact = context.run(stage)
         numbers = np.load(context.path(artifact.id) / _VALUES, allow_pickle=False)
@@ -90,7 +89,7 @@ def value_labelled(
 
 
 @dataclass(frozen=True)
-class ValueDataset(Stage):
+class ValueDataset(CachedWork):
     """Values the labelled records of a workspace; the arguments are those of `value_labelled`."""
 
     dataset: str
@@ -107,18 +106,18 @@ class ValueDataset(Stage):
     seeded = False
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The records and their features."""
+        """Returns the records and their features."""
         return {"dataset": self.dataset, "features": _digest(self.features)}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The method and the folds."""
+        """Returns the method and the folds."""
         method = self.method
         settings = {"method": method.name, "learner": method.learner, "draws": method.draws, "seed": method.seed}
         settings |= {"by": self.by, "folds": self.folds, "fold seed": self.fold_seed, "embedder": self.embedder}
         return settings
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write values and standard errors, float64 [2, N]."""
+        """Writes values and standard errors, float64 [2, N]."""
         method = replace(self.method, folder=scratch)
         values = _values(self.records, self.features, method, self.by, self.folds, self.fold_seed)
         np.save(out / _VALUES, np.stack([values.values, values.standard_errors]), allow_pickle=False)
@@ -128,7 +127,7 @@ class ValueDataset(Stage):
 def value_records(
     records: pa.Table, features: npt.NDArray[np.float32], method: ValuationMethod, by: By, folds: int, seed: int
 ) -> RecordValues:
-    """Value any labelled records with features float32 [N, D].
+    """Values any labelled records with features float32 [N, D].
 
     Raises:
         UserError: fewer than two labels have two records each.
@@ -156,19 +155,19 @@ def _values(
 
 
 def _groups(records: pa.Table, by: By) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The names of the sources or labels, and the index of each record's among them."""
+    """Returns the names of the sources or labels, and the index of each record's among them."""
     column = records["source" if by == "source" else "completion"].to_pylist()
     names, indices = np.unique(column, return_inverse=True)
     return names.tolist(), indices.astype(np.int64)
 
 
 def _means(values: Values, groups: npt.NDArray[np.int64]) -> Values:
-    """Average the values of each group over its records with a value."""
-    known = ~np.isnan(values.values)
-    count = np.bincount(groups, known)
-    sums = np.bincount(groups, np.where(known, values.values, 0))
+    """Averages the values of each group over its records with a value."""
+    has_value = ~np.isnan(values.values)
+    count = np.bincount(groups, has_value)
+    sums = np.bincount(groups, np.where(has_value, values.values, 0))
     # The standard error of a mean of independent values: the root of the sum of squares, over the count.
-    squares = np.bincount(groups, np.where(known, values.standard_errors, 0) ** 2)
+    squares = np.bincount(groups, np.where(has_value, values.standard_errors, 0) ** 2)
     divisor = np.maximum(count, 1)
     mean, errors = (np.where(count > 0, part / divisor, np.nan) for part in (sums, np.sqrt(squares)))
     return Values(mean, errors, values.evaluations)
@@ -214,13 +213,13 @@ def _digest(features: npt.NDArray[np.float32]) -> str:
 
 
 def check_by(by: str) -> By:
-    """Check the name of a unit that can be valued.
+    """Checks the name of a unit that can be valued.
 
     Raises:
         UserError: there is no such unit.
     """
-    known: Sequence[By] = ("record", "source", "label")
-    for unit in known:
+    units: Sequence[By] = ("record", "source", "label")
+    for unit in units:
         if by == unit:
             return unit
-    raise UserError(f"nothing is valued by `{by}`", where="--by", fix=f"one of {', '.join(known)}")
+    raise UserError(f"nothing is valued by `{by}`", where="--by", fix=f"one of {', '.join(units)}")

@@ -21,8 +21,8 @@ class Relative:
     """An artifact some steps away.
 
     Attributes:
-        depth: steps between it and the artifact asked for, by the shortest way; 0 is the artifact itself.
-        run: the first finished run that made it; None if none is known.
+        depth: Steps between it and the artifact that was looked up, by the shortest path; 0 is the artifact itself.
+        run: The first finished run that made it; None if there is none.
     """
 
     depth: int
@@ -31,11 +31,11 @@ class Relative:
 
 
 def show(workspace: Workspace, text: str) -> dict[str, Any]:
-    """Look up everything that is known about an id or a name.
+    """Looks up an id or a name; returns all fields of it, with its lineage.
 
     Args:
-        workspace: the workspace.
-        text: an artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``,
+        workspace: The workspace.
+        text: An artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``,
             ``champion``, or a record's id.
 
     Raises:
@@ -61,7 +61,7 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
 def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     row = workspace.metadata.artifact(id)
     assert row is not None
-    names = [named.text for named in workspace.metadata.names() if named.artifact_id == id]
+    names = [entry.text for entry in workspace.metadata.names() if entry.artifact_id == id]
     parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
     details = {
         "type": "artifact",
@@ -80,7 +80,7 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
 
 
 def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
-    """The training set of a model and its records, with their origin; None for a base model."""
+    """Returns the training set of a model and its records, with their origin; None for a base model."""
     for run in workspace.metadata.producers(model):
         if dataset := run.inputs.get("dataset"):
             version = Version.open(workspace.artifacts, dataset)
@@ -93,7 +93,7 @@ def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
 
 
 def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
-    """Look up a record by its id or its input's: the versions that hold or reject its input, the models that saw it."""
+    """Looks up a record by its id or its input's: versions that hold or reject its input, and models that saw it."""
     if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
         return None
     rows = sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at)
@@ -102,23 +102,23 @@ def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
     if (input_id := _input_id([version for _, version in versions], text)) is None:
         return None
     records: list[dict[str, Any]] = []
-    kept: list[dict[str, Any]] = []
+    holders: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     models: list[str | None] = []
     for row, version in versions:
-        for entries, tables in ((kept, version.tables()), (rejected, version.rejected())):
+        for entries, tables in ((holders, version.tables()), (rejected, version.rejected())):
             for record in itertools.chain.from_iterable(_of_input(table, input_id) for table in tables):
                 records.append(record)
                 rejection = {str(key): record[key] for key in ("step", "reason", "detail") if key in record}
                 entries.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **rejection})
-                if entries is kept:
+                if entries is holders:
                     models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
-    # The sets may hold several answers to one input: show one with an answer, of these the one whose id was given.
-    shown = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
+    # The sets may hold several answers to one input: show one with an answer, of these the one that the text names.
+    record = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
     return {
         "type": "record",
-        "record": {**shown, "meta": json.loads(shown["meta"] or "{}")},
-        "in": kept,
+        "record": {**record, "meta": json.loads(record["meta"] or "{}")},
+        "in": holders,
         "rejected_from": rejected,
         "models": list(dict.fromkeys(model for model in models if model)),
     }
@@ -130,7 +130,7 @@ def _of_input(table: pa.Table, input_id: str) -> list[dict[str, Any]]:
 
 
 def _input_id(versions: list[Version], text: str) -> str | None:
-    """Find the input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
+    """Finds the input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
     input_ids: set[str] = set()
     for version in versions:
         for table in (*version.tables(columns=["id", "input_id"]), *version.rejected()):
@@ -161,7 +161,7 @@ def _relative(relative: Relative) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert times to ISO text, so that everything can be JSON."""
+    """Converts times to ISO text, so that everything can be JSON."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -170,9 +170,9 @@ def _plain(value: Any) -> Any:
 
 
 def ancestors(metadata: Metadata, id: str) -> list[Relative]:
-    """The artifact and all that it was made from, nearest first; each once.
+    """Returns the artifact and all that it was made from, nearest first; each once.
 
-    What lies outside the store, such as a file known by its digest, is seen only in the runs' ``inputs``.
+    Things outside the store, such as a file that is identified by its digest, stand only in the runs' ``inputs``.
     """
 
     def parents(artifact_id: str) -> list[str]:
@@ -182,7 +182,7 @@ def ancestors(metadata: Metadata, id: str) -> list[Relative]:
 
 
 def descendants(metadata: Metadata, id: str) -> list[Relative]:
-    """The artifact and all that was made from it, nearest first; each once."""
+    """Returns the artifact and all that was made from it, nearest first; each once."""
 
     def children(artifact_id: str) -> list[str]:
         return [run.output for run in metadata.consumers(artifact_id) if run.status == "done" and run.output]

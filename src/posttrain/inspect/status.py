@@ -11,7 +11,7 @@ from posttrain.store.workspace import Workspace
 
 
 def status(workspace: Workspace, config: Config) -> dict[str, Any]:
-    """Report the loop's state.
+    """Reports the loop's state.
 
     Returns:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics and
@@ -33,7 +33,7 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
 
 
 def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
-    """Seconds of finished work by stage in one round."""
+    """Sums the seconds of finished work by stage in one round."""
     seconds: dict[str, float] = {}
     for run in workspace.metadata.runs(round=number, status="done"):
         # `collect pool`, `collect test` and `collect labelled` are one stage to a reader.
@@ -43,7 +43,7 @@ def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
 
 
 def model_seconds(workspace: Workspace, number: int) -> float:
-    """Seconds of one round in which a model was computing: training, scoring, answering, timing."""
+    """Sums the seconds of one round in which a model was computing: training, scoring, answering, timing."""
     runs = workspace.metadata.runs(round=number, status="done")
     # By task and not by stage: a stage also reads, writes and hashes files.
     return sum(sum(run.detail.get("tasks", {}).values()) for run in runs)
@@ -58,7 +58,7 @@ def _champion(workspace: Workspace) -> dict[str, Any] | None:
         "id": champion.model_id,
         "round": trained[-1].number if trained else champion.round,
         # A model promoted by hand out of an unfinished round has no metrics of its own round.
-        "metrics": (RoundState.of(trained[-1]).metrics or {}) if trained else {},
+        "metrics": (RoundState.from_row(trained[-1]).metrics or {}) if trained else {},
         "path": str(workspace.champion_path),
     }
 
@@ -68,11 +68,11 @@ def _waiting(workspace: Workspace) -> str | None:
     # An open round that waited before still has the text in its row until its batch is scored anew.
     if not rounds or rounds[-1].status == "open":
         return None
-    return RoundState.of(rounds[-1]).waits
+    return RoundState.from_row(rounds[-1]).waits_for
 
 
 def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:
-    state = RoundState.of(entry)
+    state = RoundState.from_row(entry)
     return {
         "round": entry.number,
         "status": entry.status,

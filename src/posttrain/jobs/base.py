@@ -14,7 +14,7 @@ class Engine(AbstractContextManager["Engine"]):
     """Runs a function on many items; the results are the same on every engine.
 
     Attributes:
-        workers: number of items processed at a time.
+        workers: Number of items processed at a time.
     """
 
     workers: int = 1

@@ -1,1 +1,1 @@
-"""Annotators, who answer selected records: people by a CSV file, or a file of known answers."""
+"""Annotators, who answer selected records: people by a CSV file, or a file of answers."""

@@ -19,11 +19,11 @@ class AnnotationRequest:
     """The context of a batch that is sent out for labelling.
 
     Attributes:
-        round: number of the round, from 1.
-        seed: fixes every choice of the annotator.
-        folder: the workspace's root, below which files for people are written.
-        labels: the closed label set; None for open-ended answers.
-        suggestions: the model's answer to every record of the batch; None for none.
+        round: Number of the round, from 1.
+        seed: Fixes every choice of the annotator.
+        folder: The workspace's root, below which files for people are written.
+        labels: The closed label set; None for open-ended answers.
+        suggestions: The model's answer to every record of the batch; None for none.
     """
 
     round: int
@@ -84,7 +84,7 @@ def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None =
 
     Args:
         labelled: RECORD table as an annotator returns it.
-        suggestions: answers of the model, or of an earlier annotator, to the same records.
+        suggestions: Answers of the model, or of an earlier annotator, to the same records.
 
     Returns:
         ``labels``: their number; ``classes``: labels by class, most frequent first; ``annotators``: labels by

@@ -18,25 +18,25 @@ class LabelConfig(Section):
 
     annotator: Literal["oracle", "file"] = Field(
         default="file",
-        description="oracle: a file of known answers; file: people, by an exported CSV",
+        description="`oracle`: a file of answers; `file`: people, by an exported CSV.",
     )
-    file: str | None = Field(default=None, description="oracle: the file of answers, relative to the workspace")
+    file: str | None = Field(default=None, description="File of answers of the oracle, relative to the workspace.")
     columns: dict[str, str] | None = Field(
-        default=None, description="oracle: columns of the file, by our name for each; null: as in `data.columns`"
+        default=None, description="Columns of the oracle's file, by our name for each; null: as in `data.columns`."
     )
-    per_round: int = Field(default=100, ge=1, description="labels requested in a round")
-    budget: int | None = Field(
-        default=None, ge=1, description="labels taken in all rounds together; null: as many as the rounds take"
-    )
+    per_round: int = Field(default=100, ge=1, description="Labels requested in a round.")
+    budget: int | None = Field(default=None, ge=1, description="Labels of all rounds together; null: no limit.")
     error_rate: dict[int, Annotated[float, Field(ge=0, le=1)]] = Field(
-        default={}, description="oracle: share of wrong labels by round, to rehearse a careless annotator"
+        default={},
+        description="Share of the oracle's labels to make wrong, by round, to rehearse a careless annotator.",
     )
     when_refused: Literal["keep", "set_aside", "auto"] = Field(
-        default="auto", description="labels of a round whose model was refused: train on them again, or not"
+        default="auto",
+        description="Labels of a round whose model was refused: `auto` discards them if it was surely worse.",
     )
 
 
-# The reader is an argument: `label` and `data` are on one floor and do not import each other.
+# The reader is an argument: `label` and `data` are in the same layer and do not import each other.
 AnnotatorFactory = Callable[[LabelConfig, Path, RecordReader, Mapping[str, str] | None], Annotator]
 
 
@@ -46,9 +46,10 @@ def build_annotator(
     """Builds the annotator that ``config`` names.
 
     Args:
-        root: the workspace's root, where relative files start.
-        read: reads a file of records.
-        columns: the column mapping used where ``config`` has none.
+        config: The section.
+        root: The workspace's root, where relative files start.
+        read: Reads a file of records.
+        columns: The column mapping that is used where ``config`` has none.
 
     Raises:
         UserError: something that this annotator needs is not in the config.

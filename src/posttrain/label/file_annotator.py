@@ -50,16 +50,16 @@ def export_labels(batch: pa.Table, suggestions: Sequence[str] | None = None) -> 
 
     Args:
         batch: RECORD table of pool records.
-        suggestions: the model's answers in the order of the batch.
+        suggestions: The model's answers in the order of the batch.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["id", "prompt", *([] if suggestions is None else ["suggestion"]), "label"])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
-        shown = plain if prompt is None else _prompt_text(prompt)
+        message = plain if prompt is None else _prompt_text(prompt)
         suggested = [] if suggestions is None else [_escape_formula(suggestions[row])]
-        writer.writerow([identity, _escape_formula(shown), *suggested, ""])
+        writer.writerow([identity, _escape_formula(message), *suggested, ""])
     return text.getvalue()
 
 

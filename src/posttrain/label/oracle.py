@@ -1,4 +1,4 @@
-"""An annotator that knows the answers, with an optional rate of wrong ones."""
+"""An annotator that reads its answers from a file, with an optional rate of wrong ones."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ class Oracle(Annotator):
     """Looks answers up in a file of labelled records by their input.
 
     Args:
-        file: the file of answers.
-        columns: its column mapping.
-        read: reads the file.
-        error_rate: share of wrong answers by round; rounds that are not named have none.
-        name: the file's name in errors.
+        file: The file of answers.
+        columns: Its column mapping.
+        read: Reads the file.
+        error_rate: Share of wrong answers by round; rounds that are not named have none.
+        name: The file's name in errors.
     """
 
     name = "oracle"
@@ -36,15 +36,15 @@ class Oracle(Annotator):
         self.source = name or str(file)
 
     def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
-        known = self._answers()
+        answer_of = self._answers()
         answers = []
         columns = (batch[column].to_pylist() for column in ("input_id", "source", "line"))
         # By the input's id, not the record's: the file of answers may give the same text another id.
         for identity, source, line in zip(*columns, strict=True):
-            if identity not in known:
+            if identity not in answer_of:
                 message = f"the oracle's file {self.source} has no answer for this record"
                 raise UserError(message, where=f"{source}:{line}", fix="add its answer to `label.file`")
-            answer, where = known[identity]
+            answer, where = answer_of[identity]
             if request.labels is not None and answer not in request.labels:
                 raise UserError(
                     f"label `{answer}` is not in the label set",
@@ -58,14 +58,14 @@ class Oracle(Annotator):
 
     def _answers(self) -> dict[str, tuple[str, str]]:
         """Reads (answer, file:line) by input."""
-        known: dict[str, tuple[str, str]] = {}
+        answer_of: dict[str, tuple[str, str]] = {}
         for table in self.read(self.file, self.columns):
             columns = (table[name].to_pylist() for name in ("input_id", "completion", "line"))
             for identity, answer, line in zip(*columns, strict=True):
                 if answer is not None:
                     # Where the file answers one input twice, the first answer counts.
-                    known.setdefault(identity, (answer, f"{self.source}:{line}"))
-        return known
+                    answer_of.setdefault(identity, (answer, f"{self.source}:{line}"))
+        return answer_of
 
 
 def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, request: AnnotationRequest) -> list[str]:

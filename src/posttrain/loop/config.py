@@ -1,5 +1,7 @@
 """The whole config: one ``posttrain.yaml``, one typed tree, each section defined where it is used."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +28,34 @@ from posttrain.train.objectives.registry import OBJECTIVES
 
 
 class Config(Section):
-    """Everything that a workspace's owner decides."""
+    """The config of a workspace."""
 
     key_list = "posttrain config keys"
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
-    rounds: int = Field(3, ge=1, description="Rounds after the baseline.")
+    rounds: int = Field(3, ge=1, description="Rounds after round 0.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
     stages: list[str] = Field(
-        [], description="Stages of your own, each as `package.module:Class`; see docs/extending.md."
+        [], description="Stages of your own, by name or as `package.module:Class`; see docs/extending.md."
     )
-    task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
-    data: DataConfig = Field(description="Where records come from and how they are cleaned.")
-    select: SelectConfig = Field(SelectConfig(), description="Which records get a label.")
-    label: LabelConfig = Field(LabelConfig(), description="Who labels, and how many a round.")
-    train: TrainConfig = Field(TrainConfig(), description="How a candidate is trained.")
-    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="What a model is measured by.")
-    gate: GateConfig = Field(GateConfig(), description="When a candidate becomes the champion.")
-    triggers: TriggerConfig = Field(TriggerConfig(), description="When a new round starts.")
-    deploy: DeployConfig = Field(DeployConfig(), description="What happens when the champion changes.")
-    store: StoreConfig = Field(StoreConfig(), description="Where metadata and artifacts lie.")
+    task: TaskConfig = Field(TaskConfig(), description="The task: system message, template, labels.")
+    data: DataConfig = Field(description="The sources of records, and the steps that clean them.")
+    select: SelectConfig = Field(SelectConfig(), description="The choice of records to label.")
+    label: LabelConfig = Field(LabelConfig(), description="The annotator and the number of labels a round.")
+    train: TrainConfig = Field(TrainConfig(), description="The training of a candidate.")
+    evaluate: EvaluateConfig = Field(
+        EvaluateConfig(), description="The suites and metrics that models are measured by."
+    )
+    gate: GateConfig = Field(GateConfig(), description="The rules that make a candidate the champion.")
+    triggers: TriggerConfig = Field(TriggerConfig(), description="The rules that start a new round.")
+    deploy: DeployConfig = Field(
+        DeployConfig(), description="The command and the webhook that run when the champion changes."
+    )
+    store: StoreConfig = Field(StoreConfig(), description="The places of metadata and artifacts.")
 
 
 def read_config(root: Path) -> Config:
-    """Read ``posttrain.yaml`` in ``root`` without looking at the files that it names.
+    """Reads ``posttrain.yaml`` in ``root`` without looking at the files that it names.
 
     Raises:
         UserError: on the first thing that is wrong, with its key or line.
@@ -59,25 +65,65 @@ def read_config(root: Path) -> Config:
         raise UserError(f"no {CONFIG_FILE} here", where=str(root), fix=f"posttrain init {root}")
     # Before the config is read: its checks import the parts that it names.
     add_module_folder(root)
-    return Config.read(read_yaml(path), CONFIG_FILE)
+    with config_lines(root):
+        return Config.read(read_yaml(path), CONFIG_FILE)
+
+
+@contextmanager
+def config_lines(root: Path, file: str = CONFIG_FILE) -> Iterator[None]:
+    """Adds the line of a YAML file to errors that name a key of it.
+
+    Args:
+        root: Folder that the file's path starts from.
+        file: Path of the file, as errors name it.
+    """
+    try:
+        yield
+    except UserError as error:
+        line = _line_of(root / file, error.key or error.where or "")
+        if line is None or (error.key and error.where != file):
+            raise
+        where = f"{file}:{line}" if error.key else f"{file}:{line}: {error.where}"
+        raise type(error)(error.what, where=where, fix=error.fix) from error.__cause__
+
+
+def _line_of(path: Path, key: str) -> int | None:
+    """Returns the line on which a YAML file sets a key; None if it does not, or cannot be read."""
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    line = None
+    for name in key.split("."):
+        items: list[tuple[Any, Any]] = []
+        if isinstance(node, yaml.MappingNode):
+            items = [item for item in node.value if item[0].value == name]
+        elif isinstance(node, yaml.SequenceNode) and name.isdigit():
+            items = [(item, item) for item in node.value][int(name) :]
+        if not items:
+            return None
+        named, node = items[0]
+        line = named.start_mark.line + 1
+    return line
 
 
 def load_config(root: Path) -> Config:
-    """Read ``posttrain.yaml`` in ``root`` and check it with the labels and models that it names; loads no model.
+    """Reads ``posttrain.yaml`` in ``root`` and checks it with the labels and models that it names; loads no model.
 
     Raises:
         UserError: on the first thing that is wrong, with its key or line.
     """
     config = read_config(root)
-    task = config.task.with_labels_from(root)
-    has_labels = bool(task.label_set)
-    check_suites(config.evaluate, has_labels)
-    config.select.check(has_labels)
-    config.select.check_models(root)
-    config.gate.check(metric_names(config.evaluate, has_labels))
-    _check_objective(config.train.objective)
-    locate(config.model, root)
-    train = config.train.with_teacher_from(root)
+    with config_lines(root):
+        task = config.task.with_labels_from(root)
+        has_labels = bool(task.label_set)
+        check_suites(config.evaluate, has_labels)
+        config.select.check(has_labels)
+        config.select.check_models(root)
+        config.gate.check(metric_names(config.evaluate, has_labels))
+        _check_objective(config.train.objective)
+        locate(config.model, root)
+        train = config.train.with_teacher_from(root)
     # The default rule depends on what the main suite pairs: a gain in log likelihood where perplexity is measured.
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     gate = config.gate.with_default(f"gain.{main.paired}")
@@ -85,7 +131,7 @@ def load_config(root: Path) -> Config:
 
 
 def _check_objective(name: str) -> None:
-    """Raise a UserError for an objective whose model cannot answer."""
+    """Raises a UserError for an objective whose model cannot answer."""
     # Suites measure answers; a reward model or a classifier has none, and the round would fail after its training.
     if OBJECTIVES[name].output in ("reward", "classes"):
         raise UserError(
@@ -96,7 +142,7 @@ def _check_objective(name: str) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file's mapping; a duplicate key is an error, where YAML would take the last.
+    """Reads a YAML file's mapping; a duplicate key is an error, where YAML would take the last.
 
     Raises:
         UserError: the file cannot be read, is broken, or holds no mapping; with the line, if there is one.

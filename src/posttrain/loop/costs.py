@@ -10,7 +10,7 @@ _WHERE = "select.cost"
 
 
 def check_costs(context: RoundContext, pool: str) -> None:
-    """Check that every record of a pool has a cost, if the config names a column; before any model is loaded.
+    """Checks that every record of a pool has a cost, if the config names a column; before any model is loaded.
 
     Raises:
         UserError: a record has no number there, or one that is not above 0; names the first.
@@ -20,12 +20,12 @@ def check_costs(context: RoundContext, pool: str) -> None:
 
 
 def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa.Table:
-    """Add the costs that the data gives to a score table.
+    """Adds the costs that the data gives to a score table.
 
     Args:
-        scores: by `posttrain.select.scores.table.score_schema`.
+        scores: Table of the schema `posttrain.select.scores.table.score_schema`.
         records: RECORD table that has all of its records.
-        name: of the column; None: the table as it is.
+        name: Name of the column; None returns the table as it is.
 
     Raises:
         UserError: as `check_costs`.

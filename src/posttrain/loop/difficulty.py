@@ -11,7 +11,7 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.score_files import BATCH, SCORES, read_champion_scores
 from posttrain.loop.state import RoundState
-from posttrain.select.scores.registry import BASE_MEASURES, UNCERTAINTY_SIGN
+from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.config import CurriculumConfig, curriculum_difficulty
@@ -23,16 +23,16 @@ _WHERE = "train.curriculum.difficulty"
 
 
 def follows_scores(config: Config) -> bool:
-    """True if the order of training follows scores that champions gave the records."""
+    """Returns True if the order of training follows scores that champions gave the records."""
     return curriculum_difficulty(training_phases(config.train)) in _computed(config)
 
 
 def check_columns(context: RoundContext, *sets: str) -> None:
-    """Check that the score or column that orders or weights training exists; before any model is loaded.
+    """Checks that the score or column that orders or weights training exists; before any model is loaded.
 
     Args:
-        context: the round.
-        sets: ids of the datasets that the training set will be taken from.
+        context: The round.
+        sets: Ids of the datasets that the training set is built from.
 
     Raises:
         UserError: if not, with the names that there are, or with the first record that has none.
@@ -55,21 +55,21 @@ def check_columns(context: RoundContext, *sets: str) -> None:
         return
     if name not in columns:
         there = f"there is loss, {', '.join(scores)}" + (f"; in the data {', '.join(columns)}" if columns else "")
-        more = f"; name it in select.scores to have it computed ({there})" if name in UNCERTAINTY_SIGN else f"; {there}"
+        more = f"; name it in select.scores to have it computed ({there})" if uncertainty_sign(name) else f"; {there}"
         raise UserError(f"no score and no column of numbers `{name}`{more}", where=_WHERE)
     for table in records:
         numeric_column(table, str(name), _WHERE)
 
 
 def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig, np.ndarray | None, dict[str, str]]:
-    """Read the difficulty of each training record: the score that the curriculum names, when the record was selected.
+    """Reads the difficulty of each training record: the score that the curriculum names, when the record was selected.
 
     Records without a score (those of labelled files, and those selected before a first model was trained) count as the
     easiest. If no record has a score, the training has no curriculum.
 
     Args:
-        context: the round.
-        records: the training set.
+        context: The round.
+        records: RECORD table of the training set.
 
     Returns:
         The config to train with; float64 [records], a higher one is harder, None where no curriculum goes by a score;
@@ -81,30 +81,31 @@ def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig,
         return train, None, {}
     score_of, inputs = _champion_scores(context, name)
     # The sign, since a high margin or probability means an easy record.
-    values = np.array([score_of.get(id, np.nan) for id in records["input_id"].to_pylist()]) * UNCERTAINTY_SIGN[name]
-    known = int(np.isfinite(values).sum())
-    log.info("  difficulty: `%s` is known of %d of %d records", name, known, len(values))
-    if not known:
+    sign = uncertainty_sign(name) or 1
+    values = np.array([score_of.get(id, np.nan) for id in records["input_id"].to_pylist()]) * sign
+    count = int(np.isfinite(values).sum())
+    log.info("  difficulty: %d of %d records have the score `%s`", count, len(values), name)
+    if not count:
         # In every phase, as each may name a curriculum of its own.
-        stages = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in train.stages]
-        return train.model_copy(update={"curriculum": CurriculumConfig(), "stages": stages}), None, inputs
+        phases = [phase.model_copy(update={"curriculum": CurriculumConfig()}) for phase in train.phases]
+        return train.model_copy(update={"curriculum": CurriculumConfig(), "phases": phases}), None, inputs
     # No model was unsure of a record that none has scored.
     return train, np.where(np.isfinite(values), values, -np.inf), inputs
 
 
 def _computed(config: Config) -> list[str]:
-    """The scores that the loop computes for pool records of this task."""
-    names = [name for name in UNCERTAINTY_SIGN if name in BASE_MEASURES or name in config.select.wanted_scores()]
+    """Returns the scores that the loop computes for pool records of this task."""
+    names = [*BASE_MEASURES, *(name for name in config.select.wanted_scores() if uncertainty_sign(name))]
     return [name for name in names if config.task.label_set or name != "margin"]  # free text has no second label
 
 
 def _champion_scores(context: RoundContext, name: str) -> tuple[dict[str, float], dict[str, str]]:
-    """Read the score of each input when it was last selected, by input id, and list the artifacts that were read."""
+    """Reads the score of each input when it was last selected, by input id, and lists the artifacts that were read."""
     now = context.workspace.metadata.round(context.number)
     values: dict[str, float] = {}
     inputs: dict[str, str] = {}
     for entry in [*finished_rounds(context.workspace), *([now] if now and now.status != "done" else [])]:
-        batch = RoundState.of(entry).batch
+        batch = RoundState.from_row(entry).batch
         if batch is None:
             continue
         try:
@@ -117,13 +118,13 @@ def _champion_scores(context: RoundContext, name: str) -> tuple[dict[str, float]
     return values, inputs
 
 
-def _scores_of_round(context: RoundContext, name: str, asked: str, scores: str, selection: str) -> dict[str, float]:
+def _scores_of_round(context: RoundContext, name: str, pool: str, scores: str, selection: str) -> dict[str, float]:
     chosen = set(parquet.read_table(context.path(selection) / BATCH, columns=["id"])["id"].to_pylist())
     folder = context.path(scores)
     if name not in parquet.read_schema(folder / SCORES).names:  # it was not computed then
         return {}
-    pool = context.dataset(asked).records
-    inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
+    records = context.dataset(pool).records
+    inputs = dict(zip(records["id"].to_pylist(), records["input_id"].to_pylist(), strict=True))
     table = read_champion_scores(folder, context.path(selection), ["id", name])
     scored = zip(table["id"].to_pylist(), table[name].to_pylist(), strict=True)
     return {inputs[id]: value for id, value in scored if id in chosen and value is not None}

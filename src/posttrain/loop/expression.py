@@ -56,24 +56,24 @@ class Rule:
     _evaluate: _Node
 
     def holds(self, values: Values) -> bool:
-        """True if the rule holds; a rule that is unknown, for a value that is not a number, does not.
+        """Returns True if the rule holds; a rule that is unknown, for a value that is not a number, does not.
 
         Raises:
             KeyError: if ``values`` lacks one of ``names``.
         """
         return _true(self._evaluate(values))
 
-    def shown(self, values: Values) -> str:
-        """Format the values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
+    def format_values(self, values: Values) -> str:
+        """Formats the values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
         return ", ".join(f"{name} = {values[name]:.4g}" for name in self.names)
 
 
 def parse(text: str, where: str) -> Rule:
-    """Parse a rule.
+    """Parses a rule.
 
     Args:
-        text: the rule.
-        where: the config key that it comes from, named in the error.
+        text: The rule.
+        where: The config key that it comes from, named in the error.
 
     Raises:
         UserError: if it does not follow the grammar.
@@ -108,9 +108,9 @@ class _Parser:
     def peek(self) -> str | float | None:
         return self.tokens[self.position] if self.position < len(self.tokens) else None
 
-    def take(self, *wanted: str) -> str | None:
+    def take(self, *expected: str) -> str | None:
         token = self.peek()
-        if isinstance(token, str) and token in wanted:
+        if isinstance(token, str) and token in expected:
             self.position += 1
             return token
         return None
@@ -200,7 +200,7 @@ def _negated(inner: _Node) -> _Node:
 def _both(left: _Node, right: _Node) -> _Node:
     def node(values: Values) -> float:
         a, b = left(values), right(values)
-        # NaN is truthy: what is false here is known to be, and decides alone.
+        # NaN is truthy: a false side is surely false, and decides alone.
         if not a or not b:
             return False
         return math.nan if math.isnan(a) or math.isnan(b) else True

@@ -44,29 +44,29 @@ class GateConfig(Section):
         return rules
 
     def with_default(self, gain: str) -> "GateConfig":
-        """Return the gate, with a default rule for deployment if it has none: the lower end of ``gain`` is positive."""
+        """Returns the gate, with the default rule for deployment if it has none: ``gain.low > 0``."""
         # The lower end, since the gain itself is above 0 about every second time where nothing was learned.
         return self if self.deploy else self.model_copy(update={"deploy": [f"{gain}.low > 0"]})
 
-    def check(self, known: Collection[str]) -> None:
-        """Raise a UserError if a rule names no metric, or one that is not measured."""
+    def check(self, metrics: Collection[str]) -> None:
+        """Raises a UserError if a rule names no metric, or one that is not measured."""
         for section in _RULES:
             for text in getattr(self, section):
                 rule = parse(text, f"gate.{section}")
                 if not rule.names:
                     raise UserError(f"rule `{text}` names no metric", where=f"gate.{section}")
                 for name in rule.names:
-                    if name not in known:
+                    if name not in metrics:
                         raise UserError(
                             f"rule `{text}`: no metric `{name}`",
                             where=f"gate.{section}",
-                            fix=suggest(name, known),
+                            fix=suggest(name, metrics),
                         )
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """A rule of the gate with the values of its names, and whether it holds."""
+    """A rule of the gate with the values of its names; ``holds`` is True if it holds."""
 
     section: str
     rule: str
@@ -74,18 +74,18 @@ class RuleResult:
     holds: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
+        """Returns the fields, for JSON."""
         return {"section": self.section, "rule": self.rule, "values": self.values, "holds": self.holds}
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the rules decided.
+class GateDecision:
+    """The outcome of the gate.
 
     Attributes:
         action: ``deploy``, ``refuse`` or ``rollback``.
         collect_more: False if the champion is good enough to run no further round.
-        rules: every rule that was evaluated.
+        rules: Every rule that was evaluated.
     """
 
     action: str
@@ -93,13 +93,15 @@ class Decision:
     rules: list[RuleResult]
 
 
-def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values) -> Decision:
-    """Apply the gate.
+def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values) -> GateDecision:
+    """Applies the gate.
 
     Args:
-        gate: the rules, checked.
-        candidate: the candidate's metrics by bare name; ``champion`` and ``baseline`` likewise.
-        gains: the intervals of candidate minus champion by their full names (``gain.accuracy.low``).
+        gate: The rules, checked.
+        candidate: The candidate's metrics by bare name.
+        champion: The champion's metrics.
+        baseline: The base model's metrics.
+        gains: Intervals of candidate minus champion by their full names (``gain.accuracy.low``).
 
     A metric that a model was not measured by counts as not a number, so that a rule with it does not hold.
     """
@@ -113,17 +115,17 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
     if deploys:
         action, rules = "deploy", [*deploy, *unfit]
     else:
-        in_service = _evaluate(gate, "rollback", {**champion, **others})
-        action = "rollback" if any(rule.holds for rule in in_service) else "refuse"
-        rules = [*deploy, *[rule for rule in unfit if rule.holds], *in_service]
+        rollback = _evaluate(gate, "rollback", {**champion, **others})
+        action = "rollback" if any(rule.holds for rule in rollback) else "refuse"
+        rules = [*deploy, *[rule for rule in unfit if rule.holds], *rollback]
     more = _evaluate(gate, "collect_more", {**(candidate if deploys else champion), **others})
     # A rollback restores a model that was replaced before: its successor still has to be trained.
     collect_more = action == "rollback" or not more or any(rule.holds for rule in more)
-    return Decision(action, collect_more, [*rules, *more])
+    return GateDecision(action, collect_more, [*rules, *more])
 
 
 def _evaluate(gate: GateConfig, section: str, values: Mapping[str, float]) -> list[RuleResult]:
     rules: list[Rule] = [parse(text, f"gate.{section}") for text in getattr(gate, section)]
     # NaN for a metric that was not measured: the rule is unknown then and does not hold, but the round goes through.
-    known = {**dict.fromkeys((name for rule in rules for name in rule.names), math.nan), **values}
-    return [RuleResult(section, rule.text, rule.shown(known), rule.holds(known)) for rule in rules]
+    values = {**dict.fromkeys((name for rule in rules for name in rule.names), math.nan), **values}
+    return [RuleResult(section, rule.text, rule.format_values(values), rule.holds(values)) for rule in rules]

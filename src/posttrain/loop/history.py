@@ -1,4 +1,4 @@
-"""Reads what finished rounds left: datasets, evaluations, labels."""
+"""Reads the results of finished rounds: datasets, evaluations, labels."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,22 +12,22 @@ from posttrain.store.workspace import Workspace
 
 
 def finished_rounds(workspace: Workspace) -> list[Round]:
-    """Rounds that are done, in order."""
+    """Returns the rounds that are done, in order."""
     return [row for row in workspace.metadata.rounds() if row.status == "done"]
 
 
 def finished_states(workspace: Workspace) -> list[RoundState]:
-    """The states of the rounds that are done, in order."""
-    return [RoundState.of(row) for row in finished_rounds(workspace)]
+    """Returns the states of the rounds that are done, in order."""
+    return [RoundState.from_row(row) for row in finished_rounds(workspace)]
 
 
-def carried_dataset(workspace: Workspace) -> str:
-    """The training set that the next round builds on; labels that were set aside are not in it."""
-    return str(finished_states(workspace)[-1].carry)
+def parent_dataset(workspace: Workspace) -> str:
+    """Returns the training set that the next round builds on; discarded labels are not in it."""
+    return str(finished_states(workspace)[-1].next_parent)
 
 
 def days_since_training(workspace: Workspace) -> float:
-    """Days since the last training ended; infinite before the first."""
+    """Returns the days since the last training ended; infinite before the first."""
     ends = [run.finished_at for run in workspace.metadata.runs(stage="train", status="done") if run.finished_at]
     if not ends:
         return float("inf")
@@ -36,12 +36,13 @@ def days_since_training(workspace: Workspace) -> float:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """A model of a round, with the labels it took and its score.
+    """A model of a round, with the number of labels until then and its score.
 
     Attributes:
-        labels: number of labels given until then.
-        value: mean score on the main suite's records.
-        evaluation: id of the evaluation.
+        round: Number of the round.
+        labels: Number of labels until the end of the round.
+        value: Mean score on the main suite's records.
+        evaluation: Id of the evaluation.
     """
 
     round: int
@@ -51,12 +52,12 @@ class CandidateResult:
 
 
 def champion_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
-    """The result of the model in service after each finished round."""
+    """Returns the result of the model in service after each finished round."""
     evaluations: list[str] = []
     evaluation_of: dict[str | None, str] = {}
     restored = {row.round: row.model_id for row in workspace.metadata.deployments() if row.action == "rollback"}
     for row in finished_rounds(workspace):
-        state = RoundState.of(row)
+        state = RoundState.from_row(row)
         evaluation_of[state.candidate] = str(state.evaluation)
         champion = state.champion_evaluation or ""
         if state.action == "rollback":
@@ -64,24 +65,24 @@ def champion_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
             evaluations.append(evaluation_of.get(restored.get(row.number), champion))
         else:
             evaluations.append(champion if state.action == "refuse" else str(state.evaluation))
-    return _results(workspace, evaluations, labels_given(workspace))
+    return _results(workspace, evaluations, label_counts(workspace))
 
 
 def candidate_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
-    """The result of the model that each finished round trained, refused ones too."""
+    """Returns the result of the model that each finished round trained, refused ones too."""
     states = finished_states(workspace)
     labels = [state.labels or 0 for state in states]
     return _results(workspace, [str(state.evaluation) for state in states], labels)
 
 
-def labels_given(workspace: Workspace) -> list[int]:
-    """Labels given until the end of each finished round, those that were set aside too."""
-    given, aside = [], 0
+def label_counts(workspace: Workspace) -> list[int]:
+    """Returns the number of labels until the end of each finished round, discarded ones too."""
+    counts, discarded = [], 0
     for state in finished_states(workspace):
-        # Training sets hold no labels that were set aside, but people were paid for them.
-        given.append((state.labels or 0) + aside)
-        aside += (state.labels_new or 0) if state.set_aside else 0
-    return given
+        # Training sets hold no discarded labels, but people were paid for them.
+        counts.append((state.labels or 0) + discarded)
+        discarded += (state.labels_new or 0) if state.discards_labels else 0
+    return counts
 
 
 def _results(workspace: Workspace, evaluations: list[str], labels: list[int]) -> tuple[CandidateResult, ...]:

@@ -1,4 +1,4 @@
-"""Hooks: run a command and call a webhook when the champion changes."""
+"""Hooks: runs a command and calls a webhook when the champion changes."""
 
 import http.client
 import json
@@ -35,13 +35,13 @@ class DeployConfig(Section):
         return webhook
 
     @property
-    def wanted(self) -> bool:
-        """True if a command or a webhook is configured."""
+    def is_set(self) -> bool:
+        """Returns True if a command or a webhook is configured."""
         return bool(self.command or self.webhook)
 
 
 def call(config: DeployConfig, deployment: Deployment, champion: Path, root: Path) -> bool:
-    """Run the command, then call the webhook; True if both succeeded. A failure is only logged."""
+    """Runs the command, then calls the webhook; returns True if both succeeded. A failure is only logged."""
     # It must not fail the round: the model is deployed already, and the registry calls a failed hook again.
     return _command(config, deployment, champion, root) and _webhook(config, deployment, champion)
 
@@ -55,7 +55,7 @@ def _command(config: DeployConfig, deployment: Deployment, champion: Path, root:
         "POSTTRAIN_ACTION": deployment.action,
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             shlex.split(config.command),
             cwd=root,
             env={**os.environ, **variables},
@@ -67,9 +67,9 @@ def _command(config: DeployConfig, deployment: Deployment, champion: Path, root:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         log.warning("deploy.command failed: %s", error)
         return False
-    if done.returncode:
-        log.warning("deploy.command exited with %d: %s", done.returncode, done.stderr.strip()[-200:])
-    return done.returncode == 0
+    if process.returncode:
+        log.warning("deploy.command exited with %d: %s", process.returncode, process.stderr.strip()[-200:])
+    return process.returncode == 0
 
 
 def _webhook(config: DeployConfig, deployment: Deployment, champion: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The model registry: knows the champion, promotes a model and rolls back."""
+"""The model registry: returns the champion, promotes a model and rolls back."""
 
 from dataclasses import dataclass, field
 
@@ -17,17 +17,17 @@ class ModelRegistry:
 
     @property
     def champion(self) -> Deployment | None:
-        """The deployment in force, or None before the baseline."""
+        """Returns the champion's deployment, or None before round 0 has ended."""
         deployments = self.workspace.metadata.deployments()
         return deployments[-1] if deployments else None
 
     @property
-    def in_service(self) -> str:
-        """The champion's model; there is one once round 0 is done."""
-        return self._in_force().model_id
+    def champion_id(self) -> str:
+        """Returns the champion's model; there is one once round 0 is done."""
+        return self._require_champion().model_id
 
     def promote(self, model_id: str, *, round: int | None, action: str = "promote", reason: str = "") -> Deployment:
-        """Make a model the champion.
+        """Makes a model the champion.
 
         Raises:
             UserError: if there is no such model.
@@ -40,11 +40,11 @@ class ModelRegistry:
             # Not twice: a round that was killed after this row promotes its model again.
             if current is None or current.model_id != model_id:
                 self._add(model_id, round, action, reason)
-            self._settle()
-            return self._in_force()
+            self._sync()
+            return self._require_champion()
 
     def rollback(self, reason: str = "", round: int | None = None) -> Deployment:
-        """Put the champion before the present one back in service.
+        """Puts the champion before the present one back in service.
 
         Raises:
             UserError: if there is none.
@@ -54,11 +54,11 @@ class ModelRegistry:
             if previous is None:
                 raise UserError("there is no earlier champion to roll back to", fix="posttrain models list")
             self._add(previous, round, "rollback", reason)
-            self._settle()
-            return self._in_force()
+            self._sync()
+            return self._require_champion()
 
     def previous(self) -> str | None:
-        """The model that a rollback leads to: the champion before this one; None if there is none."""
+        """Returns the champion before this one, which a rollback restores; None if there is none."""
         line: list[str] = []
         for deployment in self.workspace.metadata.deployments():
             # A rollback removes what it undid: two in a row lead two champions back, not there and back again.
@@ -68,8 +68,8 @@ class ModelRegistry:
                 line.append(deployment.model_id)
         return line[-2] if len(line) > 1 else None
 
-    def settle(self) -> None:
-        """Bring the champion's link and the hook in line with the registry.
+    def sync(self) -> None:
+        """Brings the champion's link and the hook in line with the registry.
 
         Every run starts with it: a kill after the registry's row and before the link or the hook leaves them behind.
 
@@ -78,20 +78,20 @@ class ModelRegistry:
         """
         if self.champion is not None:
             with self.workspace.deploying():
-                self._settle()
+                self._sync()
 
-    def _in_force(self) -> Deployment:
+    def _require_champion(self) -> Deployment:
         champion = self.champion
-        assert champion is not None, "round 0 deploys the baseline"
+        assert champion is not None, "round 0 deploys the base model"
         return champion
 
     def _add(self, model_id: str, round: int | None, action: str, reason: str) -> None:
         # Stored as pending before it is called: a kill in between calls it again, so that it runs at least once.
-        hook = "pending" if self.hooks.wanted else "none"
+        hook = "pending" if self.hooks.is_set else "none"
         self.workspace.metadata.add_deployment(model_id, round=round, action=action, reason=reason, hook=hook)
 
-    def _settle(self) -> None:
-        champion = self._in_force()
+    def _sync(self) -> None:
+        champion = self._require_champion()
         path = self.workspace.champion_path
         try:
             folder = self.workspace.artifacts.path(champion.model_id)
@@ -99,12 +99,12 @@ class ModelRegistry:
             raise WorkError(f"the champion: {error}; `posttrain models rollback` restores the previous one") from None
         if not path.exists() or path.resolve() != folder.resolve():
             self.workspace.link_champion(champion.model_id)
-        if champion.hook in ("pending", "failed") and self.hooks.wanted:
-            done = call(self.hooks, champion, path, self.workspace.root)
-            self.workspace.metadata.set_hook(champion.id, "done" if done else "failed")
+        if champion.hook in ("pending", "failed") and self.hooks.is_set:
+            succeeded = call(self.hooks, champion, path, self.workspace.root)
+            self.workspace.metadata.set_hook(champion.id, "done" if succeeded else "failed")
 
 
-def champion_besides(workspace: Workspace, round: int) -> str:
-    """The model that a round's candidate has to beat: the champion, leaving out what the round itself deployed."""
+def champion_before_round(workspace: Workspace, round: int) -> str:
+    """Returns the model that a round's candidate has to beat: the champion, without what the round itself deployed."""
     # A round killed after its deployment decides again: its candidate must not be compared with itself.
     return [entry for entry in workspace.metadata.deployments() if entry.round != round][-1].model_id

@@ -1,4 +1,4 @@
-"""One round: walks the list of stages and writes the round's row after each."""
+"""One round: walks the list of steps and saves the round's state after each."""
 
 import time
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.loop.stage import Stage, Step
+from posttrain.loop.stage import RoundStep, Stage
 from posttrain.loop.stages.collect import Collect
-from posttrain.loop.stages.dataset import ExtendDataset
+from posttrain.loop.stages.dataset import BuildDataset
 from posttrain.loop.stages.decide import Decide
 from posttrain.loop.stages.deploy import Deploy
 from posttrain.loop.stages.evaluate import Evaluate
@@ -18,51 +18,57 @@ from posttrain.loop.stages.label import Label
 from posttrain.loop.stages.score import Score
 from posttrain.loop.stages.select import Select
 from posttrain.loop.stages.train import Train
-from posttrain.loop.state import RoundState
-from posttrain.store.errors import UserError, Waiting
-from posttrain.store.extensions import load_object
+from posttrain.loop.state import RoundState, save_state
+from posttrain.store.errors import UserError, Waiting, suggest
+from posttrain.store.extensions import Registry
 from posttrain.store.workspace import Workspace
 
-ROUND: tuple[type[Step], ...] = (
+ROUND: tuple[type[RoundStep], ...] = (
     Collect,
     Fetch,
     Score,
     Select,
     Label,
-    ExtendDataset,
+    BuildDataset,
     Train,
     Evaluate,
     Decide,
     Deploy,
 )
-BASELINE: tuple[type[Step], ...] = (Collect, Fetch, ExtendDataset, Evaluate, Deploy)
-"""Round 0: measures the base model, which becomes the first champion."""
+ROUND_ZERO: tuple[type[RoundStep], ...] = (Collect, Fetch, BuildDataset, Evaluate, Deploy)
+"""Measures the base model, which becomes the first champion."""
+
+STAGES: Registry[type[RoundStep]] = Registry("stage", "posttrain.stages", {step.name: step for step in ROUND}, Stage)
+"""The steps of every round, and the stages that a config may add to them."""
 
 
 class Stopped(Exception):
-    """Raised after the stage at which the user wants to stop."""
+    """Raised after the step at which the user wants to stop."""
 
 
-def stages_of(config: Config) -> list[type[Step]]:
-    """List the stages of a round, with those that the config adds.
+def round_steps(config: Config) -> list[type[RoundStep]]:
+    """Lists the steps of a round, with the stages that the config adds.
 
     Raises:
-        UserError: a stage cannot be loaded, is no stage, or follows one that does not exist.
+        UserError: a stage does not exist, cannot be loaded, is no stage, has the name of another one or follows one
+            that does not exist.
     """
-    stages = list(ROUND)
-    for path in config.stages:
-        stage = load_object(path, "stages")
-        if not (isinstance(stage, type) and issubclass(stage, Stage)):
-            raise UserError(f"`{path}` is no stage", where="stages", fix="derive it from posttrain.loop.stage.Stage")
-        names = [known.name for known in stages]
+    steps = list(ROUND)
+    for name in config.stages:
+        if name not in STAGES:
+            raise UserError(f"there is no stage `{name}`", where="stages", fix=suggest(name, STAGES))
+        stage = STAGES.load(name, "stages")
+        names = [step.name for step in steps]
+        if stage.name in names:
+            raise UserError(f"the round has a stage `{stage.name}` already", where="stages", fix="remove one of them")
         if stage.after not in names:
             raise UserError(
-                f"`{path}` follows the stage `{stage.after}`, which does not exist",
+                f"`{name}` follows the stage `{stage.after}`, which does not exist",
                 where="stages",
                 fix=f"set `after` to one of {', '.join(names)}",
             )
-        stages.insert(names.index(stage.after) + 1, stage)
-    return stages
+        steps.insert(names.index(stage.after) + 1, stage)
+    return steps
 
 
 @dataclass(frozen=True)
@@ -70,54 +76,51 @@ class RoundRunner:
     """Runs the rounds of one workspace, one at a time.
 
     Args:
-        until: the stage after which `Stopped` is raised.
+        workspace: The workspace.
+        config: Its config.
+        until: Name of the step after which `Stopped` is raised.
     """
 
     workspace: Workspace
     config: Config
     until: str | None = None
 
-    def run_baseline(self) -> None:
-        """Run round 0."""
-        self._run(0, None, BASELINE)
+    def run_round_zero(self) -> None:
+        """Runs round 0."""
+        self._run(0, None, ROUND_ZERO)
 
     def run_round(self, number: int) -> None:
-        """Run a round after the baseline; resume it if it has begun.
+        """Runs a later round; resumes it if it has begun.
 
         Raises:
             Waiting: for labels, or for new inputs if there is nothing to label.
-            Stopped: the stage `until` is done.
+            Stopped: the step `until` is done.
         """
         row = self.workspace.metadata.round(number)
         # Of a round in progress the champion that it began with: its batch was chosen by that one.
-        champion = row.champion_before if row else ModelRegistry(self.workspace).in_service
-        self._run(number, champion, stages_of(self.config))
+        champion = row.champion_before if row else ModelRegistry(self.workspace).champion_id
+        self._run(number, champion, round_steps(self.config))
 
-    def _run(self, number: int, champion: str | None, stages: Sequence[type[Step]]) -> None:
+    def _run(self, number: int, champion: str | None, steps: Sequence[type[RoundStep]]) -> None:
         metadata = self.workspace.metadata
         row = metadata.open_round(number, champion)
-        before, start = row.seconds or 0.0, time.monotonic()
+        earlier, start = row.seconds or 0.0, time.monotonic()
         # What the last attempt decided is decided again: files, config or champion may have changed since.
-        state = replace(RoundState.of(row), candidate=None, decision=None, nothing_to_label=None)
+        state = replace(RoundState.from_row(row), candidate=None, decision=None, nothing_to_label=None)
         try:
-            for stage in stages:
-                state = stage.execute(RoundContext(self.workspace, self.config, number, state=state))
-                if stage is Deploy:
-                    # One write ends the round: no kill can leave a round that is done without its decision.
-                    state = replace(state, waits=None)
-                    row_fields = {"candidate": state.candidate, "decision": state.decision, "status": "done"}
-                    metadata.update_round(number, **row_fields, detail=state.detail())
-                else:
-                    # After every stage, so that a report of a running or killed round shows what it has so far.
-                    metadata.update_round(number, detail=state.detail())
-                # Round 0's dataset is only its start for round 1: `--until dataset` means the round in progress.
-                if stage.name == self.until and not (number == 0 and stage is ExtendDataset):
+            for step in steps:
+                state = step.execute(RoundContext(self.workspace, self.config, number, state=state))
+                if step.ends_round:
+                    state = replace(state, waits_for=None)
+                # After every step, so that a report of a running or killed round shows what it has so far.
+                save_state(metadata, number, state, status="done" if step.ends_round else None)
+                if step.name == self.until and step.can_stop(number):
                     raise Stopped
         except Waiting as waiting:
-            # The state of before the stage that waits: its batch is what the next run finds.
-            state = replace(state, waits=str(waiting))
-            metadata.update_round(number, status="waiting", detail=state.detail())
+            # The state of before the step that waits: its batch is what the next run finds.
+            state = replace(state, waits_for=str(waiting))
+            save_state(metadata, number, state, status="waiting")
             raise
         finally:
-            # Apart from the seconds of the runs, which leave out the time between stages; added up over all attempts.
-            metadata.update_round(number, seconds=before + time.monotonic() - start)
+            # Apart from the seconds of the runs, which leave out the time between steps; added up over all attempts.
+            save_state(metadata, number, state, seconds=earlier + time.monotonic() - start)

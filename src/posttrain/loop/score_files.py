@@ -33,7 +33,7 @@ def cases_to_rows(cases: list[HardCase]) -> list[dict[str, object]]:
 
 
 def cases_from_rows(rows: list[dict[str, object]]) -> list[HardCase]:
-    """Reads hard cases from what `cases_to_rows` wrote."""
+    """Reads hard cases from JSON values of `cases_to_rows`."""
     return [HardCase(**{**row, "kinds": tuple(row["kinds"])}) for row in rows]  # type: ignore[arg-type]
 
 
@@ -41,9 +41,9 @@ def read_champion_scores(scores: Path, selection: Path, columns: list[str] | Non
     """Reads the champion's scores of a round: of the sample of the pool, and of records scored after their selection.
 
     Args:
-        scores: folder of the round's scores.
-        selection: folder of its selection.
-        columns: of the score table; None for all.
+        scores: Folder of the round's scores.
+        selection: Folder of its selection.
+        columns: Names of columns of the score table; None for all.
     """
     files = [scores / SCORES] + ([selection / SCORED_LATER] if (selection / SCORED_LATER).exists() else [])
     return pa.concat_tables([parquet.read_table(file, columns=columns) for file in files])

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from posttrain.evaluate.metrics import expected_calibration_error
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states
@@ -22,18 +20,18 @@ from posttrain.store.hashing import digest, file_stats
 
 
 def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) -> ScoringContext:
-    """Gather the champion and the other models that the configured scores need.
+    """Gathers the champion and the other models that the configured scores need.
 
     Args:
-        context: the round.
-        champion: id of the model whose scores are computed.
-        temperature: from calibration; divides the logits.
+        context: The round.
+        champion: Id of the model whose scores are computed.
+        temperature: Temperature of the calibration; divides the logits.
     """
     names = context.config.select.wanted_scores()
-    # Committee and line follow from rounds that are done alone, so that a killed round finds the same models again.
+    # Committee and past champions follow from finished rounds alone, so a killed round finds the same models again.
     states = finished_states(context.workspace)
     committee = [state.candidate for state in states[1:] if state.action == "deploy"]
-    line = [state.candidate for state in states]
+    past_champions = [state.candidate for state in states]
     return ScoringContext(
         _model(context, champion),
         context.config.task.label_set,
@@ -41,7 +39,7 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
         ScoreCache(context.workspace.home / "-".join(filter(None, ("scores", context.workspace.metadata.arm)))),
         context.config.seed,
         committee=_models(context, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
-        line=_models(context, line) if "forgetting_events" in names else (),
+        past_champions=_models(context, past_champions) if "forgetting_events" in names else (),
         judge=_judge(context, names),
         sentences=_sentence_model(context.config.select.scoring.embeddings),
         temperature=temperature,
@@ -49,9 +47,9 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
 
 
 def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, str]:
-    """The ids of the models that scores depend on besides the champion, by role."""
+    """Returns the ids of the models that scores depend on besides the champion, by role."""
     inputs = {f"committee {number}": model.id for number, model in enumerate(scoring.committee)}
-    inputs |= {f"line {number}": model.id for number, model in enumerate(scoring.line)}
+    inputs |= {f"line {number}": model.id for number, model in enumerate(scoring.past_champions)}
     if scoring.judge:
         inputs["judge"] = scoring.judge.id
     if any(name.startswith("semantic_entropy") for name in names):
@@ -62,7 +60,7 @@ def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, s
 
 
 def scoring_settings(context: RoundContext, *, cold: bool) -> dict[str, Any]:
-    """The part of the config that the scores' key holds."""
+    """Returns the part of the config that the scores' key holds."""
     # Embeddings depend on none of these settings: a change of the scores redoes no cold start.
     if cold:
         return {}
@@ -74,18 +72,18 @@ def scoring_settings(context: RoundContext, *, cold: bool) -> dict[str, Any]:
     return {"calibration": config["calibration"]}
 
 
-def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, evaluation: str) -> dict[str, Any]:
-    """Fit the temperature to test records; returns it with the calibration errors by name, empty without records.
+def fit_calibration(context: RoundContext, scoring: ScoringContext, test: pa.Table, evaluation: str) -> dict[str, Any]:
+    """Fits the temperature to test records; returns it with the calibration errors by name, empty without records.
 
     Args:
-        context: the round.
-        scoring: the champion.
+        context: The round.
+        scoring: The champion.
         test: RECORD table.
-        evaluation: id of the champion's, whose first suite says which answers are right.
+        evaluation: Id of the champion's evaluation, whose first suite marks the answers that are right.
     """
     # Not to training records: a model is overconfident on what it was trained on.
     predictions = next(iter(read_evaluation(context.path(evaluation)).values())).predictions
-    calibration = calibrate_champion(scoring, test, predictions, partial(expected_calibration_error, bins=15))
+    calibration = calibrate_champion(scoring, test, predictions)
     if calibration is None:
         return {}
     values = asdict(calibration)
@@ -93,11 +91,13 @@ def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, e
 
 
 def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None:
-    """Remove cached scores of models that no round will score with again."""
+    """Removes cached scores of models that no round will score with again."""
     registry = ModelRegistry(context.workspace)
-    models = {model.id for model in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if model}
+    models = {
+        model.id for model in (scoring.model, *scoring.committee, *scoring.past_champions, scoring.sentences) if model
+    }
     # The previous champion's too: after a rollback its scores would have to be computed again.
-    scoring.cache.keep_only(models | {id for id in (registry.in_service, registry.previous()) if id})
+    scoring.cache.keep_only(models | {id for id in (registry.champion_id, registry.previous()) if id})
 
 
 def _model(context: RoundContext, id: str) -> ScoringModel:
@@ -105,9 +105,9 @@ def _model(context: RoundContext, id: str) -> ScoringModel:
 
 
 def _models(context: RoundContext, ids: Sequence[str | None], but: str | None = None) -> list[ScoringModel]:
-    """The models that are still stored, each once, in the order of their first rounds."""
-    wanted = dict.fromkeys(id for id in ids if id is not None and id != but)
-    return [_model(context, id) for id in wanted if context.workspace.artifacts.exists(id)]
+    """Returns the models that are still stored, each once, in the order of their first rounds."""
+    distinct = dict.fromkeys(id for id in ids if id is not None and id != but)
+    return [_model(context, id) for id in distinct if context.workspace.artifacts.exists(id)]
 
 
 def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:

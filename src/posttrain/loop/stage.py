@@ -1,7 +1,8 @@
-"""The base class of the stages of a round.
+"""The base classes of the stages of a round.
 
 To add a stage, derive a class from `Stage` and either add it to the list in `posttrain.loop.round`, or name it in the
-config by its dotted path (``stages: ["package.module:Name"]``) with `Stage.after` set to the stage that it follows.
+config, by its dotted path (``stages: ["package.module:Name"]``) or as an entry point of the group ``posttrain.stages``,
+with `RoundStep.after` set to the stage that it follows.
 """
 
 from abc import ABC, abstractmethod
@@ -13,60 +14,76 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.state import RoundState
 
 
-class Step(ABC):
-    """A step of a round: takes the state and returns the next one."""
-
-    name: str
-
-    @classmethod
-    @abstractmethod
-    def execute(cls, context: RoundContext) -> RoundState:
-        """Run the step of the round; returns the state after it."""
-
-
-class Stage(Step):
+class CachedWork(ABC):
     """A function from artifacts and config to one artifact, which is run once and found again under its key.
 
-    The key is the hash of `name`, `version`, `inputs`, `settings` and the seed. All that decides the outcome must be in
-    it, or a later run takes an old artifact for a new one.
+    `RoundContext.run` runs it. The key is the hash of `name`, `version`, `inputs`, `settings` and the seed. All that
+    decides the outcome must be in it, or a later run takes an old artifact for a new one.
 
     Attributes:
-        name: of the stage; also decides its seed.
-        kind: of the artifact.
-        version: to be increased when the same inputs give another outcome; an upgrade then redoes only this work.
-        seeded: False for a stage without a random choice, whose artifact all rounds share.
-        after: the stage that one from outside the package follows in the round.
+        name: Name of the work; also decides its seed.
+        kind: Kind of the artifact.
+        version: To be increased when the same inputs give another outcome; an upgrade then redoes only this work.
+        seeded: False for work without a random choice, whose artifact all rounds share.
     """
 
+    name: str
     kind: str
     version: ClassVar[int] = 1
     seeded: ClassVar[bool] = True
-    after: ClassVar[str] = "dataset"
 
     def inputs(self, context: RoundContext) -> Mapping[str, str]:
-        """Artifact ids, or digests of things outside the store, by their role."""
+        """Returns artifact ids, or digests of things outside the store, by their role."""
         return {}
 
     def settings(self, context: RoundContext) -> Mapping[str, Any]:
-        """The part of the config that decides the outcome, as JSON values."""
+        """Returns the part of the config that decides the outcome, as JSON values."""
         return {}
 
     @abstractmethod
     def run(self, context: RoundContext, out: Path, scratch: Path) -> Mapping[str, Any]:
-        """Do the work.
+        """Does the work.
 
         Args:
-            context: the round, with the state that the stages before have left.
-            out: an empty folder, which becomes the artifact.
-            scratch: a folder that survives a kill, to resume from.
+            context: The round, with the results of the stages before in `RoundContext.state`.
+            out: An empty folder, which becomes the artifact.
+            scratch: A folder that survives a kill, to resume from.
 
         Returns:
             The artifact's meta, as JSON values that follow from the inputs: they are part of its id.
         """
 
+
+class RoundStep(ABC):
+    """A step of a round: takes the state and returns the next one.
+
+    Attributes:
+        name: Name of the step, as in ``posttrain run --until``.
+        after: Name of the step that one from outside the package follows in the round.
+        ends_round: True for the step whose state is the result of the round.
+    """
+
+    name: str
+    after: ClassVar[str] = "dataset"
+    ends_round: ClassVar[bool] = False
+
+    @classmethod
+    def can_stop(cls, round: int) -> bool:
+        """Returns True if ``posttrain run --until`` may stop after this step in a round of this number."""
+        return True
+
+    @classmethod
+    @abstractmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Runs the step of the round; returns the state after it."""
+
+
+class Stage(CachedWork, RoundStep):
+    """A step of a round that is one piece of cached work."""
+
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Run the stage as a step of the round; returns the state with its artifact.
+        """Runs the stage as a step of the round; returns the state with its artifact.
 
         A stage that needs more than `inputs` gives, or that makes more than one artifact, overrides this.
         """

@@ -1,9 +1,10 @@
-"""The record of one round: a typed, frozen state, written to and read from the database here alone."""
+"""The record of one round: a typed, frozen state. Only this module reads and writes the round's row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from posttrain.store.metadata import Metadata
 from posttrain.store.rows import Round
 
 # Fields that are no keys of the row's detail: the row has columns for the first three, each output has its own key, and
@@ -13,33 +14,40 @@ _TRANSIENT = (
     *("files", "nothing_to_label", "base_evaluation", "latency"),
 )
 
+# Keys of the row's detail that differ from the fields' names: they are older, and workspaces on disk have them.
+_DETAIL_KEYS = {
+    "queried_pool": "asked",
+    "gain_estimate": "outlook",
+    "discards_labels": "set_aside",
+    "next_parent": "carry",
+    "waits_for": "waits",
+}
+
 
 @dataclass(frozen=True)
 class RoundState:
-    """What the stages of a round have produced so far; None where a stage has not run.
-
-    The names of the fields are the keys of the row's detail, which older workspaces have too.
+    """The results of a round's stages so far; None where a stage has not run.
 
     Attributes:
-        champion: id of the model that the candidate has to beat.
-        pool: dataset artifact with the records without a label; ``test`` and ``files`` likewise (labelled files).
-        base: the model that training starts from, in Hugging Face layout.
-        asked: the pool that the batch is from; with ``scores`` and ``selection`` it is the batch that is out.
-        outlook: what the batch is expected to bring, as JSON values.
-        nothing_to_label: why no batch was selected.
-        labelled: labels artifact of this round's batch.
-        dataset: the training set.
-        candidate: the model that this round trained.
-        evaluation: of the candidate; ``champion_evaluation`` and ``base_evaluation`` likewise.
-        latency: timing of candidate and champion, side by side.
-        metrics: the candidate's, by bare name.
-        decision: what the gate decided: action, rules, intervals, metrics.
-        labels: records of the training set; ``labels_new`` are those labelled in this round.
-        set_aside: whether later training sets leave this round's labels out.
-        carry: the dataset that the next round builds on.
-        final: the champion on all test records, after the last round.
-        waits: what the loop waits for.
-        outputs: artifacts of stages that were added to the round, by the stage's name.
+        champion: Id of the model that the candidate has to beat.
+        pool: Id of the dataset of records without a label; ``test`` and ``files`` (labelled files) likewise.
+        base: Id of the model that training starts from, in Hugging Face layout.
+        queried_pool: Id of the batch's pool; with ``scores`` and ``selection`` it is the batch that is out.
+        gain_estimate: Expected gain of the batch, as JSON values.
+        nothing_to_label: Reason why no batch was selected.
+        labelled: Id of the labels of this round's batch.
+        dataset: Id of the training set.
+        candidate: Id of the model that this round trained.
+        evaluation: Id of the candidate's evaluation; ``champion_evaluation`` and ``base_evaluation`` likewise.
+        latency: Id of the timing of candidate and champion, side by side.
+        metrics: The candidate's metrics, by bare name.
+        decision: The gate's decision: action, rules, intervals, metrics.
+        labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
+        discards_labels: True if later training sets leave this round's labels out.
+        next_parent: Id of the dataset that the next round builds on.
+        final: Evaluation of the champion on all test records, after the last round.
+        waits_for: Description of the labels, records or trigger that the loop waits for.
+        outputs: Artifacts of stages that were added to the round, by the stage's name.
     """
 
     champion: str | None = None
@@ -47,10 +55,10 @@ class RoundState:
     test: str | None = None
     files: str | None = None
     base: str | None = None
-    asked: str | None = None
+    queried_pool: str | None = None
     scores: str | None = None
     selection: str | None = None
-    outlook: Mapping[str, Any] | None = None
+    gain_estimate: Mapping[str, Any] | None = None
     nothing_to_label: str | None = None
     labelled: str | None = None
     dataset: str | None = None
@@ -63,41 +71,46 @@ class RoundState:
     decision: Mapping[str, Any] | None = None
     labels: int | None = None
     labels_new: int | None = None
-    set_aside: bool | None = None
-    carry: str | None = None
+    discards_labels: bool | None = None
+    next_parent: str | None = None
     final: Mapping[str, Any] | None = None
-    waits: str | None = None
+    waits_for: str | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: Round) -> Self:
-        """The state that a round's row holds."""
-        known = {entry.name for entry in fields(cls)} - set(_TRANSIENT)
-        detail = {key: value for key, value in row.detail.items() if key in known}
+    def from_row(cls, row: Round) -> Self:
+        """Reads the state from a round's row."""
+        keys = {_DETAIL_KEYS.get(name, name): name for name in cls._detail_fields()}
+        values = {keys[key]: value for key, value in row.detail.items() if key in keys}
         outputs = {key.removeprefix("output "): id for key, id in row.detail.items() if key.startswith("output ")}
         return cls(
-            **detail, champion=row.champion_before, candidate=row.candidate, decision=row.decision, outputs=outputs
+            **values, champion=row.champion_before, candidate=row.candidate, decision=row.decision, outputs=outputs
         )
 
     def detail(self) -> dict[str, Any]:
-        """The JSON values that the row keeps, without what is not known yet."""
-        names = [entry.name for entry in fields(self) if entry.name not in _TRANSIENT]
-        known = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return known | {f"output {name}": id for name, id in self.outputs.items()}
+        """Returns the JSON values that the row stores, without fields that are not set yet."""
+        values = {_DETAIL_KEYS.get(name, name): getattr(self, name) for name in self._detail_fields()}
+        detail = {key: value for key, value in values.items() if value is not None}
+        return detail | {f"output {name}": id for name, id in self.outputs.items()}
+
+    @classmethod
+    def _detail_fields(cls) -> list[str]:
+        """Returns the names of the fields that the row's detail stores."""
+        return [entry.name for entry in fields(cls) if entry.name not in _TRANSIENT]
 
     def id(self, name: str) -> str:
-        """The artifact id in a field that an earlier stage has set."""
+        """Returns the artifact id in a field that an earlier stage has set."""
         value = getattr(self, name)
         assert isinstance(value, str), f"no stage before has set `{name}`"
         return value
 
     @property
     def action(self) -> str | None:
-        """The gate's action: baseline, deploy, refuse or rollback; None while it has not decided."""
+        """Returns the gate's action: baseline, deploy, refuse or rollback; None while it has not decided."""
         return self.decision["action"] if self.decision else None
 
     def final_of(self, model: str) -> Mapping[str, Any] | None:
-        """The evaluation on all test records, if it is of this model.
+        """Returns the evaluation on all test records, if it is of this model.
 
         Another model may be in service by now, after a promotion or a rollback by hand.
         """
@@ -106,11 +119,30 @@ class RoundState:
 
     @property
     def batch(self) -> dict[str, str] | None:
-        """The ids of the batch's pool, scores and selection; None where there is no batch."""
-        ids = {"asked": self.asked, "scores": self.scores, "selection": self.selection}
-        known = {role: id for role, id in ids.items() if id is not None}
-        return known if len(known) == len(ids) else None
+        """Returns the ids of the batch's pool, scores and selection; None where there is no batch."""
+        ids = {"pool": self.queried_pool, "scores": self.scores, "selection": self.selection}
+        complete = {role: id for role, id in ids.items() if id is not None}
+        return complete if len(complete) == len(ids) else None
 
     def with_output(self, stage: str, artifact: str) -> Self:
-        """The state with the artifact of a stage that has no field of its own."""
+        """Returns the state with the artifact of a stage that has no field of its own."""
         return replace(self, outputs={**self.outputs, stage: artifact})
+
+
+def save_state(
+    metadata: Metadata, number: int, state: RoundState, *, status: str | None = None, seconds: float | None = None
+) -> None:
+    """Writes the state of a round to its row; nothing else changes a round that has begun.
+
+    Args:
+        metadata: Database of the workspace.
+        number: Number of the round.
+        state: State to write.
+        status: New status of the round: ``open``, ``waiting`` or ``done``; None for no change.
+        seconds: Duration of the round so far; None for no change.
+    """
+    row: dict[str, Any] = {"detail": state.detail(), "status": status, "seconds": seconds}
+    # One write ends the round: no kill can leave a round that is done without its decision.
+    if status == "done":
+        row |= {"candidate": state.candidate, "decision": state.decision}
+    metadata.update_round(number, **{name: value for name, value in row.items() if value is not None})

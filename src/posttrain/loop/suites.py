@@ -1,5 +1,6 @@
-"""Checks the evaluation suites that are files of their own, and reads them to keep their records out of training."""
+"""Reads, checks and hashes the evaluation suites."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,53 +10,88 @@ from posttrain.data.reading.data_files import content_digest
 from posttrain.data.reading.reader import read
 from posttrain.data.sets.pool_and_test import load_suites
 from posttrain.data.versions.recipe import Suite
+from posttrain.evaluate.config import SuiteConfig
 from posttrain.loop.config import Config
+from posttrain.loop.context import RoundContext
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_function
+from posttrain.store.hashing import file_digest
 
 
-def suites_beside_test(config: Config) -> list[Suite]:
-    """The config's suites without those that are the test set."""
+def other_suites(config: Config) -> list[Suite]:
+    """Returns the config's suites that are files of their own, not the test set."""
     suites = [suite for suite in config.evaluate.suites.values() if suite.data != "test"]
     return [Suite(file=suite.data, columns=suite.columns) for suite in suites]
 
 
 def suite_digests(config: Config, root: Path) -> dict[str, str]:
-    """Digests of those suites' content, as inputs of a stage.
+    """Hashes the content of `other_suites`; returns the digests by file.
 
     Raises:
         UserError: a file is missing or cannot be read.
     """
-    files = [suite.file for suite in suites_beside_test(config)]
-    return {f"suite {file}": content_digest(root / Path(file).expanduser(), file) for file in files}
+    files = [suite.file for suite in other_suites(config)]
+    return {file: content_digest(root / Path(file).expanduser(), file) for file in files}
+
+
+def suite_inputs(config: Config, root: Path) -> dict[str, str]:
+    """Returns `suite_digests` as inputs of a stage that keeps the suites' records out of its result."""
+    return {f"suite {file}": digest for file, digest in suite_digests(config, root).items()}
+
+
+def function_digests(config: Config) -> dict[str, str]:
+    """Hashes the modules of the functions that score; returns the digests by suite."""
+    digests = {}
+    for name, suite in config.evaluate.suites.items():
+        if suite.function:
+            # The file behind the function, since a scorer that was edited must score again.
+            load_function(suite.function, f"evaluate.suites.{name}.function")
+            source = getattr(sys.modules[suite.function.partition(":")[0]], "__file__", None)
+            digests[f"{name}.function"] = file_digest(Path(source)) if source else ""
+    return digests
 
 
 def suite_settings(config: Config, root: Path) -> dict[str, Any]:
-    """The settings by which those suites are read and rewritten, for a stage's key; empty without suites."""
-    suites = [suite.model_dump(mode="json") for suite in suites_beside_test(config)]
+    """Returns the settings by which `other_suites` are read and rewritten, for a stage's key; empty without suites."""
+    suites = [suite.model_dump(mode="json") for suite in other_suites(config)]
     steps = [step.located(root).key() for step in config.data.steps if step.evaluation]
     return {"suites": suites, "columns": config.data.columns, "rewritten by": steps} if suites else {}
 
 
 def measured_on(config: Config, test: pa.Table, root: Path) -> dict[str, pa.Table]:
-    """Read everything that models are measured on: RECORD tables, the test records as ``test``, others by their file.
+    """Reads everything that models are measured on: RECORD tables, the test records as ``test``, others by their file.
 
     Args:
-        test: RECORD table.
-        root: the folder that relative files start from.
+        config: The workspace's config.
+        test: RECORD table of the test set.
+        root: The folder that relative files start from.
 
     Raises:
         UserError: a suite's file is missing or a record is bad.
     """
-    return {"test": test, **load_suites(suites_beside_test(config), config.data, root)}
+    return {"test": test, **load_suites(other_suites(config), config.data, root)}
 
 
-def check_suites(config: Config, root: Path) -> None:
-    """Check that every suite's records can be read and its function be imported.
+def suite_records(context: RoundContext, suite: SuiteConfig, test: str) -> pa.Table:
+    """Reads the records that a suite measures on: RECORD table.
 
     Args:
-        config: the workspace's config.
-        root: the workspace's folder.
+        context: The round.
+        suite: The suite.
+        test: Id of the test set.
+    """
+    if suite.data == "test":
+        return context.dataset(test).records
+    path = context.workspace.root / Path(suite.data).expanduser()
+    return pa.concat_tables(read(path, suite.columns or context.config.data.columns, name=suite.data))
+
+
+def check_suite_files(config: Config, root: Path) -> None:
+    """Checks that every suite's records can be read and its function be imported.
+
+    Args:
+        config: The workspace's config.
+        root: The workspace's folder.
 
     Raises:
         UserError: if not, with the suite's key, or the file and line.

@@ -12,7 +12,7 @@ NAMES = {
     "new_records": "pool records added since the last round",
     "new_labels": "labelled records added since the last round",
     "days_since_training": "days since the last training ended",
-    "degradation": "how far the champion's main metric has fallen since it was deployed",
+    "degradation": "the fall of the champion's main metric since it was deployed",
     "urgent": "1 when `posttrain run --urgent` asks for a round",
 }
 
@@ -38,23 +38,23 @@ class TriggerConfig(Section):
 
 @dataclass(frozen=True)
 class TriggerResult:
-    """Whether a round starts.
+    """The decision to start a round or to wait.
 
     Attributes:
-        starts: True if it does.
-        why: the rules that hold if it starts, those that do not if it waits, with their values.
+        starts: True if the round starts.
+        reason: The rules that hold if it starts, those that do not if it waits, with their values.
     """
 
     starts: bool
-    why: str
+    reason: str
 
 
 def evaluate_triggers(triggers: TriggerConfig, values: Values) -> TriggerResult:
-    """Decide whether a round starts. Without rules it always does."""
+    """Decides if a round starts. Without rules it always does."""
     if not triggers.any and not triggers.all:
         return TriggerResult(True, "")
     either = [(rule, rule.holds(values)) for rule in (parse(text, "triggers.any") for text in triggers.any)]
     every = [(rule, rule.holds(values)) for rule in (parse(text, "triggers.all") for text in triggers.all)]
     starts = (not either or any(holds for _, holds in either)) and all(holds for _, holds in every)
-    shown = [(rule, holds) for rule, holds in (*either, *every) if holds == starts]
-    return TriggerResult(starts, "; ".join(f"{rule.text} ({rule.shown(values)})" for rule, _ in shown))
+    decisive = [rule for rule, holds in (*either, *every) if holds == starts]
+    return TriggerResult(starts, "; ".join(f"{rule.text} ({rule.format_values(values)})" for rule in decisive))

@@ -92,7 +92,7 @@ def packed_attention_forward(
 
 
 def register_packed_attention() -> None:
-    """Make the attention known to transformers under `PACKED_ATTENTION`; no mask is made for it."""
+    """Makes the attention known to transformers under `PACKED_ATTENTION`; no mask is made for it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention_forward)
@@ -105,7 +105,7 @@ def _attend_group(
 
     Args:
         own: queries, keys and values of the group's tokens, [N * Q, H or Hk, D].
-        keys, values: of the whole row, [T, Hk, D].
+        keys, values: those of the whole row, [T, Hk, D].
     """
     query, key, value = own
     number, width = group.queries.shape
@@ -221,7 +221,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hi
     Args:
         query: [M, Q, G, D]; M is sequences times key heads, G the query heads that share a key head.
         key, value: [M, K, D], K at least Q.
-        scale: of the scores.
+        scale: factor on the scores.
         hidden: bool [M, K - Q], keys before the first query's own that nobody sees; None where all are seen.
 
     Returns:
@@ -237,19 +237,19 @@ class _CausalAttention(torch.autograd.Function):
         output = torch.empty(
             query.shape, dtype=query.dtype, device=query.device
         )  # contiguous, so that rows are its own
-        rows, kept = output.flatten(1, 2), []
+        rows, saved = output.flatten(1, 2), []
         for tile in _tiles(query, key):
             probabilities = _probabilities(query, key, hidden, tile, scale)
             rows[tile.at] = torch.bmm(probabilities, value[tile.rows, : tile.seen])
             if keeps_scores(key.shape[1], key.shape[2]):
-                kept.append(probabilities)
-        context.save_for_backward(query, key, value, hidden, *kept)
+                saved.append(probabilities)
+        context.save_for_backward(query, key, value, hidden, *saved)
         context.scale = scale
         return output
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        query, key, value, hidden, *kept = context.saved_tensors
+        query, key, value, hidden, *saved = context.saved_tensors
         of_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         rows, above = of_query.flatten(1, 2), gradient.flatten(1, 2)
         tiles = list(_tiles(query, key))
@@ -259,7 +259,7 @@ class _CausalAttention(torch.autograd.Function):
         begun = torch.empty if once else torch.zeros
         of_key, of_value = (begun(states.shape, dtype=dtype, device=key.device) for states in (key, value))
         for number, tile in enumerate(tiles):
-            probabilities = kept[number] if kept else _probabilities(query, key, hidden, tile, context.scale)
+            probabilities = saved[number] if saved else _probabilities(query, key, hidden, tile, context.scale)
             # A tile's queries see no key after its last query: those products are left out, half of all in a long
             # sequence.
             keys, part, tile_queries = (tile.rows, slice(tile.seen)), above[tile.at], query.flatten(1, 2)[tile.at]
@@ -337,7 +337,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
     Args:
         query: [T, H, D].
         key, value: [A, H or a divisor of it, D], in the order of ``spans.keys``.
-        scale: of the scores.
+        scale: factor on the scores.
 
     Returns:
         [T, H, D].

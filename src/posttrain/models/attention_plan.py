@@ -31,8 +31,8 @@ class VarlenSpans:
             are its own tokens, which is the row as it is.
         query_starts: int32 [N + 1], where each segment's queries begin in the row, and where the last one's end.
         key_starts: int32 [N + 1], where its keys begin among all A keys, and where the last one's end.
-        most_queries: of one segment.
-        most_keys: of one segment.
+        most_queries: the most queries of one segment.
+        most_keys: the most keys of one segment.
     """
 
     keys: Tensor | None
@@ -64,11 +64,11 @@ def varlen_spans(own: Sequence[range], before: Sequence[np.ndarray], device: tor
     return VarlenSpans(indices, starts(queries), starts(keys), max(queries), max(keys))
 
 
-class Segment(NamedTuple):
+class RowSegment(NamedTuple):
     """A run of tokens in a row.
 
     Args:
-        start: where it begins in the row.
+        start: its first position in the row.
         length: its tokens.
         parent: index of the segment that it continues, which precedes it; None where a sequence begins.
     """
@@ -117,17 +117,11 @@ class AttentionPlan:
     spans: VarlenSpans | None = None
 
 
-def plan_attention(
-    segments: Sequence[Segment], device: torch.device | str = "cpu", *, one_group: bool = False
-) -> AttentionPlan:
-    """Groups the segments of a row by length, so that little is padded, or all together."""
-    return plan_attention_rows([segments], device, one_group=one_group)[0]
-
-
 def plan_attention_rows(
-    rows: Sequence[Sequence[Segment]], device: torch.device | str = "cpu", *, one_group: bool = False
+    rows: Sequence[Sequence[RowSegment]], device: torch.device | str = "cpu", *, one_group: bool = False
 ) -> list[AttentionPlan]:
-    """The plans of several rows, each as `plan` makes it: all at once, as most of NumPy's time is that of its calls."""
+    """Plans the attention of several rows: groups each row's segments by length, so that little is padded, or all."""
+    # All rows at once, as most of NumPy's time is that of its calls.
     before = [_prefix_positions(row) for row in rows]
     pool, pool_starts, before_lengths = _concatenate_unique([indices for row in before for indices in row])
     starts, lengths = np.array([segment[:2] for row in rows for segment in row]).T
@@ -173,10 +167,10 @@ def plan_attention_rows(
     in_all = order + np.repeat(_run_starts(tokens), areas)
     in_row = np.arange(len(order)) - np.repeat(_run_starts(areas), areas)
     inverse[in_all[real]] = in_row[real]
-    left = iter(groups)
+    remaining = iter(groups)
     return [
         AttentionPlan(
-            list(islice(left, count)),
+            list(islice(remaining, count)),
             own_order,
             own_inverse,
             None if len(own_order) == len(own_inverse) else own_real,
@@ -195,7 +189,7 @@ def plan_attention_rows(
 
 
 def _varlen_spans(
-    segments: Sequence[Segment], before: list[np.ndarray], device: torch.device | str
+    segments: Sequence[RowSegment], before: list[np.ndarray], device: torch.device | str
 ) -> VarlenSpans | None:
     # Only CUDA has the kernel, and making the spans costs a copy to the device.
     if torch.device(device).type != "cuda":
@@ -220,7 +214,7 @@ def _group_sizes(lengths: list[int], *, one_group: bool) -> list[int]:
     return sizes
 
 
-def _prefix_positions(segments: Sequence[Segment]) -> list[np.ndarray]:
+def _prefix_positions(segments: Sequence[RowSegment]) -> list[np.ndarray]:
     """Returns the positions of all tokens that each segment continues, int64; segments of one parent share an array."""
     before: list[np.ndarray] = []
     nothing, after = np.empty(0, np.int64), dict[int, np.ndarray]()

@@ -34,9 +34,9 @@ def load_classifier(folder: Path, task: TaskConfig, dtype: str, names: Sequence[
     """Loads a model with one output per name; a language model gets a new head.
 
     Args:
-        folder: in Hugging Face layout.
+        folder: model in Hugging Face layout.
         task: the model's task.
-        dtype: as in `load_language_model`.
+        dtype: see `load_language_model`.
         names: names of the K outputs.
 
     Raises:
@@ -166,7 +166,7 @@ class SequenceClassifier:
 
     @property
     def exclusive(self) -> bool:
-        """Whether a text has exactly one of the labels rather than any number of them."""
+        """True if a text has exactly one of the labels, False if it has any number of them."""
         return self.model.config.problem_type != "multi_label_classification" and len(self.labels) > 1
 
     def label_indices(self, labels: Sequence[str], where: str) -> list[int]:

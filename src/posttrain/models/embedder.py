@@ -67,7 +67,7 @@ class Embedder:
         """Loads an embedder.
 
         Args:
-            name: as in `find_embedder`.
+            name: see `find_embedder`.
 
         Raises:
             UserError: there is no such model, or it needs a module that is not supported.
@@ -107,7 +107,7 @@ class Embedder:
         """Computes embeddings of length one, float32 [N, D].
 
         Args:
-            tokens: of a batch, padding included.
+            tokens: the most tokens of a batch, padding included.
         """
         ids = self._token_ids(texts)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))

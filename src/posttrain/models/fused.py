@@ -27,7 +27,7 @@ _NUMBERS = 1 << 17  # of a block: a handful of such blocks in float32 fits the p
 
 @contextmanager
 def override_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Give a module another forward for a while."""
+    """Gives a module another forward for a while."""
     # An override on the instance hides the class's method, and an earlier override has to come back.
     own = vars(module).get("forward")
     module.forward = forward
@@ -42,7 +42,7 @@ def override_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 @contextmanager
 def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
-    """Run a model's adapter, and on a CPU its norms and rotations, fused; restore the model afterwards.
+    """Runs a model's adapter, and on a CPU its norms and rotations, fused; restores the model afterwards.
 
     An operation is replaced only if both agree on a few numbers. Where all norms are replaced, the residual stream is
     float32, as under autocast, whatever the weights' dtype: it is not rounded after each layer. Other devices have
@@ -77,7 +77,7 @@ def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _float32_norms(norms: Sequence[Any]) -> Iterator[None]:
-    """Keep the weights of norms in float32."""
+    """Keeps the weights of norms in float32."""
     # They lie near 1, where bfloat16 has steps of 0.004 to 0.008: most updates would be rounded away.
     low = [norm.weight.dtype for norm in norms]
     for norm in norms:
@@ -91,7 +91,7 @@ def _float32_norms(norms: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
-    """Have the layers add to float32 states, if they can."""
+    """Has the layers add to float32 states, if they can."""
 
     def to_float32(module: Any, inputs: Any, output: Tensor) -> Tensor:
         return output.float()
@@ -149,14 +149,14 @@ def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor]
 
 @torch.no_grad()
 def _norms_agree(module: Any, forward: Callable[[Tensor], Tensor]) -> bool:
-    # Gemma, for one, multiplies by 1 + weight: names alone do not tell what a norm computes.
+    # Gemma, for one, multiplies by 1 + weight: names alone do not say what a norm computes.
     probe = torch.linspace(-2, 2, 2 * len(module.weight)).view(1, 2, -1).to(module.weight.dtype)
     return torch.allclose(module(probe), forward(probe), rtol=0.02, atol=1e-6)
 
 
 @contextmanager
 def _replace_rotation(home: Any, instead: Callable[[_Rotation], _Rotation]) -> Iterator[None]:
-    """Replace the function by which a module of transformers rotates queries and keys."""
+    """Replaces the function by which a module of transformers rotates queries and keys."""
     own = getattr(home, _ROTATION)
     rotation = instead(own)
     if list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"] or not _rotations_agree(
@@ -173,7 +173,7 @@ def _replace_rotation(home: Any, instead: Callable[[_Rotation], _Rotation]) -> I
 
 def _fused_rotation(own: _Rotation) -> _Rotation:
     """The fused rotation; sine and cosine are brought into the queries' dtype once for all layers."""
-    known: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
+    cached: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
 
     def rotation(
         queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
@@ -181,10 +181,10 @@ def _fused_rotation(own: _Rotation) -> _Rotation:
         # Partial rotary embeddings rotate the first numbers of a head only.
         if cosine.shape[-1] != queries.shape[-1]:
             return own(queries, keys, cosine, sine, unsqueeze_dim=unsqueeze_dim)
-        nonlocal known
-        if known[0] is not cosine or known[1][0].dtype != queries.dtype:
-            known = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
-        return rotate(queries, *known[1]), rotate(keys, *known[1])
+        nonlocal cached
+        if cached[0] is not cosine or cached[1][0].dtype != queries.dtype:
+            cached = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
+        return rotate(queries, *cached[1]), rotate(keys, *cached[1])
 
     return rotation
 
@@ -219,7 +219,7 @@ def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype)
     Args:
         states: [..., D].
         weight: [D].
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         [..., D].

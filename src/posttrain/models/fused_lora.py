@@ -50,7 +50,7 @@ def lora_linear(
         bias: [O], frozen.
         down: [R, I], in any dtype; its gradient comes in the same.
         up: [O, R], as well.
-        scale: of the adapter's part.
+        scale: factor on the adapter's part.
 
     Returns:
         [..., O].

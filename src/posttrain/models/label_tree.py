@@ -285,25 +285,25 @@ class _TreeWalker:
         if rows == self.rows:
             return self
         part = copy.copy(self)
-        chosen = torch.tensor([self.rows.index(row) for row in rows], device=self.visible.device)
+        indices = torch.tensor([self.rows.index(row) for row in rows], device=self.visible.device)
         # Shallow copies of cache and layers: the selection replaces their tensors, and must not do so in this walker.
         part.cache = copy.copy(self.cache)
         part.cache.layers = [copy.copy(layer) for layer in self.cache.layers]
-        part.cache.batch_select_indices(chosen)
-        part.visible = self.visible[chosen]
+        part.cache.batch_select_indices(indices)
+        part.visible = self.visible[indices]
         part.rows = rows
         return part
 
 
-def _worth_following(bounds: np.ndarray, known: float, tolerance: float) -> np.ndarray:
+def _worth_following(bounds: np.ndarray, complete: float, tolerance: float) -> np.ndarray:
     """Selects the branches to follow next, from descending bounds: bool, as many as bounds."""
     if tolerance <= 0:
         return np.ones(len(bounds), bool)
     # No label is complete yet, so there is no mass to compare with: first those with a hundredth of the best or more.
-    if known == -math.inf:
+    if complete == -math.inf:
         return np.asarray(bounds >= bounds[0] - math.log(100))
     remaining = np.logaddexp.accumulate(bounds[::-1])[::-1]  # in this branch and all after it
-    return np.asarray(remaining > known + math.log(tolerance))
+    return np.asarray(remaining > complete + math.log(tolerance))
 
 
 def _input_tokens(edge: Edge) -> list[int]:

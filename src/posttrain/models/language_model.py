@@ -83,11 +83,11 @@ def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 
 def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageModel:
-    """Load a model in Hugging Face layout.
+    """Loads a model in Hugging Face layout.
 
     Args:
         folder: a local folder with ``config.json``, safetensors weights and a tokenizer.
-        task: what the model is asked to do.
+        task: task of the model.
         dtype: one of ``bfloat16``, ``float32``, ``float16``.
 
     Raises:
@@ -120,7 +120,7 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
 
 @torch.no_grad()
 def check_head(lm: LanguageModel, folder: Path) -> None:
-    """Raise a UserError if ``logits`` is not what the model's own forward gives: its family has a head unknown here."""
+    """Raises a UserError if ``logits`` is not what the model's own forward gives, as its family has another head."""
     # Any token will do: a head that scales, caps or biases does so for all of them.
     ids = torch.tensor([[min(lm.chat.stop_ids)] * 2], device=lm.device)
     own = lm.model(input_ids=ids).logits.float()
@@ -131,7 +131,7 @@ def check_head(lm: LanguageModel, folder: Path) -> None:
 
 
 def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
-    """Write the model in Hugging Face layout, weights as safetensors in ``dtype``."""
+    """Writes the model in Hugging Face layout, weights as safetensors in ``dtype``."""
     model.model.to(DTYPES[dtype]).save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
 

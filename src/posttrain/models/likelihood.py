@@ -261,7 +261,7 @@ def sequence_log_likelihoods(
     Args:
         lm: the model.
         sequences: N sequences.
-        window: as in `text_log_likelihoods`.
+        window: see `text_log_likelihoods`.
 
     Returns:
         Sums of log-probabilities, float64 [N], in nats; numbers of tokens, int64 [N].

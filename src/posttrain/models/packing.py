@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models import attention
-from posttrain.models.attention_plan import AttentionPlan, Segment, plan_attention_rows
+from posttrain.models.attention_plan import AttentionPlan, RowSegment, plan_attention_rows
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.head import predicting_states
 from posttrain.models.language_model import LanguageModel, has_full_attention
@@ -26,13 +26,13 @@ class Packed:
     Args:
         ids: int64 [1, T].
         positions: int64 [1, T], counted from the beginning of each sequence.
-        plan: of its attention.
+        plan: plan of its attention.
         predicting: int64 [S], indices in the row whose next token is supervised.
         targets: int64 [S], those tokens.
         sequence: int64 [S], which sequence each belongs to.
         sequences: N.
         tokens: tokens of all sequences, what is shared counted for each.
-        pairs: of a token of the row and one that it sees, itself included.
+        pairs: pairs of a token of the row and one that it sees, itself included.
         padded: whether the model is to be given padded rows instead, a sequence each.
     """
 
@@ -49,7 +49,7 @@ class Packed:
 
 
 def micro_batches(units: Iterable[Unit], budget: int) -> Iterator[list[Unit]]:
-    """Cut one optimiser step's units, in their order, into micro-batches of at most ``budget`` tokens, or one unit.
+    """Cuts one optimiser step's units, in their order, into micro-batches of at most ``budget`` tokens, or one unit.
 
     What units share is not taken off: a budget is a promise about memory that holds without it.
     """
@@ -68,7 +68,7 @@ def micro_batches(units: Iterable[Unit], budget: int) -> Iterator[list[Unit]]:
 
 
 def pack(units: Sequence[Unit], device: torch.device | str = "cpu", *, padded: bool = False) -> Packed:
-    """Put the units' sequences into one row.
+    """Puts the units' sequences into one row.
 
     The beginning that all sequences share (system message, template) stands in it once, and so does the prompt that
     the sequences of a unit share, unless they are ``padded`` for a model that cannot be given one row. A sequence's
@@ -79,7 +79,7 @@ def pack(units: Sequence[Unit], device: torch.device | str = "cpu", *, padded: b
 
 def packs(parts: Sequence[Sequence[Unit]], device: torch.device | str = "cpu", *, padded: bool = False) -> list[Packed]:
     """Several micro-batches, each as `pack` makes it: all at once, which takes a fraction of the time."""
-    tokens = _Tokens.of([sequence for units in parts for unit in units for sequence in unit])
+    tokens = _Tokens.concatenate([sequence for units in parts for unit in units for sequence in unit])
     rows, first = [], 0
     for units in parts:
         rows.append(_RowBuilder(tokens))
@@ -93,8 +93,8 @@ class _Tokens:
 
     Args:
         ids: int64 [T].
-        starts: where each sequence begins.
-        lengths: of each sequence.
+        starts: index of each sequence's first token.
+        lengths: length of each sequence.
         supervised_at: int64, indices of the supervised tokens but for a sequence's first, as nothing predicts it.
         counts: int64 [S], how many of them are in each sequence.
         free: tokens of each sequence that are read and predict nothing supervised before its first one that does.
@@ -108,7 +108,7 @@ class _Tokens:
     free: list[int]
 
     @classmethod
-    def of(cls, sequences: Sequence[TokenizedExample]) -> Self:
+    def concatenate(cls, sequences: Sequence[TokenizedExample]) -> Self:
         # Lists without a token would be of floats: nothing else is cast in an unsafe way.
         ids = np.concatenate([sequence.ids for sequence in sequences], dtype=np.int64, casting="unsafe")
         supervised = np.concatenate([sequence.supervised for sequence in sequences], dtype=bool, casting="unsafe")
@@ -143,14 +143,14 @@ class _RowBuilder:
 
     def __init__(self, tokens: _Tokens) -> None:
         self._tokens = tokens
-        self.segments: list[Segment] = []
+        self.segments: list[RowSegment] = []
         self.parts: list[slice] = []  # of the tokens' ids, for each segment
         self.positions: list[int] = []  # of each segment's first token
         self.moved: list[int] = []  # how much later each sequence's own tokens stand than in `tokens`
         self.length = 0
 
     def fill(self, units: Sequence[Unit], first: int, *, padded: bool) -> int:
-        """Add all units, whose sequences are those from ``first`` on; returns the number of the sequence after them."""
+        """Adds all units, whose sequences begin with ``first``; returns the number of the sequence after them."""
         last = first + sum(map(len, units))
         # Padded rows hold a sequence each, so they can share nothing.
         common = 0 if padded else self._tokens.shared(range(first, last), 0)
@@ -170,9 +170,9 @@ class _RowBuilder:
         return last
 
     def _add(self, number: int, first: int, last: int, parent: int | None) -> int:
-        """Add a sequence's tokens from ``first`` to before ``last``; returns the number of the segment."""
+        """Adds a sequence's tokens from ``first`` to before ``last``; returns the number of the segment."""
         start, length = self._tokens.starts[number] + first, max(0, last - first)
-        self.segments.append(Segment(self.length, length, parent))
+        self.segments.append(RowSegment(self.length, length, parent))
         self.parts.append(slice(start, start + length))
         self.positions.append(first)
         self.length += length
@@ -237,7 +237,7 @@ def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
 
 @torch.no_grad()
 def _supports_packing(lm: LanguageModel) -> bool:
-    """Switch to packed attention and see whether sequences in one row come out as in rows of their own, and apart."""
+    """Switches to packed attention and see whether sequences in one row come out as in rows of their own, and apart."""
     # Token ids that every vocabulary has, and none of the special ones that stand at 0 to 2.
     last = int(lm.model.config.get_text_config().vocab_size) - 1
     ids = [min(token, last) for token in range(3, 19)]
@@ -274,7 +274,7 @@ def _states_and_input_gradients(lm: LanguageModel, packed: Packed, sequence: int
     """
     embedded: list[Tensor] = []
 
-    def keep(_module: Any, _given: Any, output: Tensor) -> Tensor:
+    def keep(_module: Any, _arguments: Any, output: Tensor) -> Tensor:
         embedded.append(output.detach().requires_grad_())
         return embedded[-1]
 

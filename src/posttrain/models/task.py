@@ -20,7 +20,7 @@ class TaskConfig(Section):
     system: str | None = Field(None, description="System message put before every prompt.")
     template: str = Field("{prompt}", description="Text around the last user turn; {prompt} stands for it.")
     labels: list[str] | str | None = Field(
-        None, description="The closed set of answers, or a file with one a line; empty for free text."
+        None, description="The closed set of answers, or a file with one a line; null: free text."
     )
     max_new_tokens: int = Field(64, ge=1, description="Longest answer that is generated, in tokens.")
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import NO_FOCUS, FocusTargets, in_weak_classes, nearest_hard_case
 from posttrain.select.pool_sample import sample_sizes
-from posttrain.select.reasons import Choice, batch_reasons
+from posttrain.select.reasons import BatchChoice, batch_reasons
 from posttrain.select.score_columns import Columns, knn_impute, score_columns, with_labelled
 from posttrain.select.selectors.registry import select
 from posttrain.select.selectors.similarity import Floats, Rows, whiten
@@ -48,28 +48,28 @@ def choose_batch(
     targets: FocusTargets = NO_FOCUS,
     labelled: np.ndarray | None = None,
     cold: bool,
-    because: str = "",
+    random_reason: str = "",
 ) -> pa.Table:
     """Chooses the next records to label.
 
     Of a pool that a trained champion has scored, ``config.explore`` of the batch is drawn uniformly. In a cold start,
     all the rest covers the pool by ``config.cold_start``. Otherwise, ``config.focus`` is chosen by the strategy among
     records near the champion's weak points, and the rest by the strategy among all others. The strategy fills what one
-    part cannot. Budgets and quotas are of the whole batch; drawn records count, and are not refused. Near duplicates
-    come last, except drawn ones.
+    part cannot. Budgets and quotas are of the whole batch; random records count, and are not refused. Near duplicates
+    come last, except random ones.
 
     Args:
-        config: the config section ``select``, with the strategy of one round (see ``SelectConfig.of_round``).
+        config: the config section ``select``, with the strategy of one round (see ``SelectConfig.for_round``).
         scores: the table of ``score_pool``; its row order does not matter.
-        n: records wanted; all when the table has fewer.
+        n: number of records; all when the table has fewer.
         seed: fixes every draw.
         unscored: the table of ``unscored_table``: further records to choose from, whose scores are imputed from their
             nearest scored neighbours.
         targets: the weak points that ``config.focus`` is for.
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; their neighbourhoods
             count as covered.
-        cold: whether the champion's answers carry no information yet.
-        because: why records are drawn at random where they are.
+        cold: the champion's answers carry no information yet.
+        random_reason: why a strategy of random draws is used; empty if it was named.
 
     Returns:
         Table with the schema ``BATCH_SCHEMA``, best first within each reason: focus, strategy, explore.
@@ -78,7 +78,7 @@ def choose_batch(
     table = (scores if unscored is None else pa.concat_tables([scores, unscored])).sort_by("id")
     columns = score_columns(table)
     count = table.num_rows
-    wanted = min(n, count)
+    n = min(n, count)
     is_scored = table["predicted"].is_valid().to_numpy(zero_copy_only=False)
     embeddings = columns["embeddings"]
     # Whitened together: the pool and the labelled records must have the same principal components to be compared.
@@ -89,33 +89,33 @@ def choose_batch(
         config, columns if labelled is None else with_labelled(columns, labelled), points, count, seed
     )
     nearest = np.full(count, -1, np.int64)
-    explored = min(config.explore * wanted, int(is_scored.sum()))
+    explored = min(config.explore * n, int(is_scored.sum()))
     _warn_of_quotas(config.options, columns)
     if is_scored.any():
-        # Uniformly, so that a model that is confidently wrong is still corrected, and the drawn part is an unbiased
-        # sample of the pool. First, from everything, or it would only sample what the others left. Scored records are a
-        # uniform sample of the pool themselves, and their answers are known.
+        # Uniformly, so that a model that is confidently wrong is still corrected, and the random part is an unbiased
+        # sample of the pool. First, from everything, or it would only sample the rows that the others did not take.
+        # Scored records are a uniform sample of the pool themselves, and their answers are known.
         builder.draw(_round_at_random(explored, seed), is_scored)
     if cold:
-        builder.take("cold_start", config.cold_start, wanted - builder.chosen)
+        builder.take("cold_start", config.cold_start, n - builder.size)
     else:
         if targets.embeddings is not None:
             nearest = nearest_hard_case(columns["embeddings"], targets.embeddings)
         weak = in_weak_classes(columns["predicted"], columns["runner_up"], targets.classes) | (nearest >= 0)
-        focused = min(round(config.focus * wanted), wanted - builder.chosen)
+        focused = min(round(config.focus * n), n - builder.size)
         builder.take("focus", str(config.strategy), focused, weak)
-        builder.take("strategy", str(config.strategy), wanted - builder.chosen)
+        builder.take("strategy", str(config.strategy), n - builder.size)
     parts = {reason: builder.parts[reason] for reason in _ORDER if reason in builder.parts}
     rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
     reasons = [reason for reason, part in parts.items() for _ in part]
     share = explored / max(sample_sizes(scores).get("pool", count), 1)
     chosen = table.take(pa.array(rows))
-    choice = Choice(builder.columns, points, count, rows, reasons, nearest, is_scored)
+    choice = BatchChoice(builder.columns, points, count, rows, reasons, nearest, is_scored)
     return pa.table(
         {
             "id": chosen["id"],
             "reason": reasons,
-            "why": batch_reasons(choice, config, targets, because),
+            "why": batch_reasons(choice, config, targets, random_reason),
             "rank": np.arange(1, len(rows) + 1, dtype=np.int32),
             "inclusion": [share if reason == "explore" else None for reason in reasons],
             "uncertainty": chosen["entropy"],
@@ -137,22 +137,22 @@ def with_predictions(batch: pa.Table, scores: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([row | by_id.get(row["id"], {}) for row in batch.to_pylist()], schema=batch.schema)
 
 
-def near_duplicates(points: Floats, rows: Rows, beside: Rows, cosine: float) -> Mask:
-    """Marks rows that are at least as similar as ``cosine`` to one of ``beside``, or to an earlier unmarked row.
+def near_duplicates(points: Floats, rows: Rows, taken_rows: Rows, cosine: float) -> Mask:
+    """Marks rows that are at least as similar as ``cosine`` to one of ``taken_rows``, or to an earlier unmarked row.
 
     Args:
         points: float32 [N, d], rows of length 1 (see `whiten`).
         rows: int64 [M], best first.
-        beside: int64 [B], rows that are already taken.
-        cosine: from 0 to 1. Of Banking77 and of the demo's messages, four in five pairs above 0.9 share most of their
-            words in order, and the others put the same question in other words.
+        taken_rows: int64 [B], rows that are in the batch or labelled already.
+        cosine: threshold from 0 to 1. Of Banking77 and of the demo's messages, four in five pairs above 0.9 share most
+            of their words in order, and the others put the same question in other words.
 
     Returns:
         bool [M].
     """
     repeats = np.zeros(len(rows), bool)
-    if len(beside):
-        repeats = (points[rows] @ points[beside].T).max(axis=1) >= cosine
+    if len(taken_rows):
+        repeats = (points[rows] @ points[taken_rows].T).max(axis=1) >= cosine
     similar = points[rows] @ points[rows].T >= cosine
     # One after the other: a row that repeats a marked row only is no repeat of the batch.
     for index in range(len(rows)):
@@ -173,10 +173,10 @@ class BatchBuilder:
 
     Attributes:
         config: the config section ``select``.
-        columns: of the score table, with rows for labelled records below.
+        columns: columns of the score table, with rows for labelled records below.
         points: their whitened embeddings.
-        count: rows of the score table.
-        seed: of the draws.
+        count: number of rows of the score table.
+        seed: seed of the draws.
         parts: rows by reason, best first.
     """
 
@@ -188,58 +188,58 @@ class BatchBuilder:
     parts: dict[str, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Rows below the score table are labelled records: taken from the start, so that what they cover counts.
-        self._taken = np.arange(len(self.columns["embeddings"])) >= self.count
+        # Rows below the score table are labelled records: taken from the start, so that their neighbourhoods count.
+        self._is_taken = np.arange(len(self.columns["embeddings"])) >= self.count
 
     @property
-    def chosen(self) -> int:
-        """The number of chosen rows."""
+    def size(self) -> int:
+        """The number of rows so far."""
         return sum(len(rows) for rows in self.parts.values())
 
     def draw(self, count: int, allowed: Mask) -> None:
         """Takes rows at random, among those that are allowed."""
-        among = ~self._taken
+        among = ~self._is_taken
         among[: self.count] &= allowed
         self._add("explore", self._select("random", count, among, {}))
 
     def take(self, reason: str, strategy: str, count: int, allowed: Mask | None = None) -> None:
         """Takes rows by a strategy, among those that are allowed (None: all); near duplicates last."""
-        among = ~self._taken
+        among = ~self._is_taken
         if allowed is not None:
             among[: self.count] &= allowed
         options = _cold_options(self.config) if reason == "cold_start" else self.config.options
         self._add(reason, np.empty(0, np.int64))
-        left = among.copy()
+        candidates = among.copy()
         # A near duplicate teaches little and costs a label all the same. The strategy chooses again in its stead, as it
         # must see what is covered by now.
         for _ in range(_MAX_ATTEMPTS if self.config.near_duplicate else 0):
-            rows = self._select(strategy, count - len(self.parts[reason]), left, options)
+            rows = self._select(strategy, count - len(self.parts[reason]), candidates, options)
             repeats = self._repeats(rows)
             self._add(reason, rows[~repeats])
-            left[rows] = False
+            candidates[rows] = False
             if not repeats.any():
                 break
-        # Near duplicates after all, where nothing else is left: a batch is not smaller for them.
-        self._add(reason, self._select(strategy, count - len(self.parts[reason]), among & ~self._taken, options))
+        # Near duplicates after all, where there is nothing else: a batch is not smaller for them.
+        self._add(reason, self._select(strategy, count - len(self.parts[reason]), among & ~self._is_taken, options))
 
     def _repeats(self, rows: Rows) -> Mask:
-        return near_duplicates(self.points, rows, np.flatnonzero(self._taken), self.config.near_duplicate or 1.0)
+        return near_duplicates(self.points, rows, np.flatnonzero(self._is_taken), self.config.near_duplicate or 1.0)
 
-    def _select(self, strategy: str, count: int, free: Mask, options: dict[str, Any]) -> Rows:
-        # Rows outside of this part are left out, not marked as labelled: they cover nothing yet.
-        rows = np.flatnonzero(self._taken | free)
+    def _select(self, strategy: str, count: int, candidates: Mask, options: dict[str, Any]) -> Rows:
+        # Other rows are removed, not marked as labelled: they cover nothing yet.
+        rows = np.flatnonzero(self._is_taken | candidates)
         columns = {name: values[rows] for name, values in self.columns.items()}
         if isinstance(quotas := options.get("quotas"), dict):
             # A selector refuses the quota of an unknown source, and these rows may lack one that the pool has.
             sources = set(columns["source"].tolist())
             options = {**options, "quotas": {name: share for name, share in quotas.items() if name in sources}}
         batch = np.flatnonzero(np.isin(rows, np.concatenate([np.empty(0, np.int64), *self.parts.values()])))
-        selected: Rows = rows[select(strategy, columns, count, self.seed, self._taken[rows], batch, **options)]
+        selected: Rows = rows[select(strategy, columns, count, self.seed, self._is_taken[rows], batch, **options)]
         return selected
 
     def _add(self, reason: str, rows: Rows) -> None:
         self.parts[reason] = np.append(self.parts.get(reason, np.empty(0, np.int64)), rows)
-        self._taken[rows] = True
+        self._is_taken[rows] = True
 
 
 def _cold_options(config: SelectConfig) -> dict[str, Any]:

@@ -11,13 +11,19 @@ from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.registry import (
     BASE_MEASURES,
     SCORES,
-    UNCERTAINTY_SIGN,
     check_score_names,
     check_scores_fit_task,
     requested_scores,
+    uncertainty_sign,
 )
 from posttrain.select.selectors.pool import Column
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, COVERAGE_SELECTORS, SELECTORS, select
+from posttrain.select.selectors.registry import (
+    COLD_START_SELECTORS,
+    COVERAGE_SELECTORS,
+    SELECTORS,
+    select,
+    selector_spec,
+)
 from posttrain.select.stopping import StopConfig
 from posttrain.select.strategy import (
     AUTO,
@@ -35,7 +41,7 @@ _FIT_FOR_COLD_START = ", ".join(COLD_START_SELECTORS[:-1]) + f" or {COLD_START_S
 
 
 def cold_start_error(strategy: str) -> str:
-    """Returns why a strategy cannot be used before a model is trained."""
+    """Returns the message that a strategy cannot be used before a model is trained."""
     return (
         f"strategy `{strategy}` uses the champion's uncertainty, and none has been trained yet; "
         f"use {_FIT_FOR_COLD_START}"
@@ -91,15 +97,13 @@ class SelectConfig(Section):
         description="Records as near as this (cosine of whitened embeddings) to one of the batch, or to one with a "
         "label, are chosen last; null: never.",
     )
-    stop: StopConfig = Field(default=StopConfig(), description="When labelling more has stopped to pay.")
-    focus: float = Field(
-        default=0.25, ge=0, le=1, description="Share of the batch kept for what evaluation found weakest."
-    )
+    stop: StopConfig = Field(default=StopConfig(), description="When more labels no longer pay off.")
+    focus: float = Field(default=0.25, ge=0, le=1, description="Share of the batch for what evaluation found weakest.")
     hard_cases: list[str] = Field(
         default=["wrong"],
         description="Test records whose neighbours in the pool are part of that: "
         + ", ".join(HARD_CASE_KINDS)
-        + "; regressions are against the champion before, disagreement with the model last judged beside this one.",
+        + "; regressions are against the champion before, disagreement with the model it was last compared with.",
     )
 
     scores: list[str] = Field(
@@ -118,12 +122,14 @@ class SelectConfig(Section):
                 raise ValueError(f"`{AUTO}` stands alone, not in a list")
             if name not in SELECTORS and names != AUTO:
                 raise ValueError(f"no strategy `{name}`; {suggest(name, [*SELECTORS, AUTO])}")
+            if name != AUTO:
+                SELECTORS.check(name)
         return names
 
     @field_validator("cold_start")
     @classmethod
     def _cold_start_needs_no_model(cls, name: str) -> str:
-        if name not in (*COLD_START_SELECTORS, AUTO):
+        if name != AUTO and selector_spec(name).needs_scores:
             raise ValueError(cold_start_error(name))
         return name
 
@@ -157,66 +163,66 @@ class SelectConfig(Section):
         return self
 
     @property
-    def several(self) -> bool:
+    def varies_by_round(self) -> bool:
         """Whether rounds may have different strategies."""
         return isinstance(self.strategy, list) or self.strategy == AUTO
 
-    def of_round(self, number: int, has_labels: bool = True, shared: bool = True) -> Self:
+    def for_round(self, number: int, has_labels: bool = True, neighbours_share_labels: bool = True) -> Self:
         """Returns the section with the strategy of one round, that of its cold start, and its options.
 
         Args:
-            number: of the round, from 1.
-            has_labels: whether the task has a closed label set.
-            shared: whether records that lie near each other share labels, which decides what ``auto`` is.
+            number: number of the round, from 1.
+            has_labels: the task has a closed label set.
+            neighbours_share_labels: records that lie near each other share labels, which decides what ``auto`` is.
         """
-        start = cold_start_strategy(shared) if self.cold_start == AUTO else self.cold_start
+        start = cold_start_strategy(neighbours_share_labels) if self.cold_start == AUTO else self.cold_start
         if isinstance(self.strategy, str):
-            name = warm_strategy(shared) if self.strategy == AUTO else self.strategy
+            name = warm_strategy(neighbours_share_labels) if self.strategy == AUTO else self.strategy
         else:
             name = self.strategy[min(max(number, 1), len(self.strategy)) - 1]
-            start = name if name in COLD_START_SELECTORS else start
-        options = self.options.get(name, {}) if self.several else self.options
+            start = start if selector_spec(name).needs_scores else name
+        options = self.options.get(name, {}) if self.varies_by_round else self.options
         if self.strategy == AUTO and name == WARM_STRATEGY:
             options = warm_options(has_labels) | options
         return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
 
-    def embedded_in(self, number: int, cold: bool, shared: bool = True) -> int:
+    def embedding_limit(self, number: int, cold: bool, neighbours_share_labels: bool = True) -> int:
         """Returns the most pool records that a round embeds: more than it scores where the strategy covers the pool."""
-        used = {self._used_in(number, cold, shared)}
+        strategies = {self._strategy_in(number, cold, neighbours_share_labels)}
         # With `auto` a trained champion's uncertainty may still predict nothing, and the round covers the pool then.
         if self.strategy == AUTO:
-            used.add(self._used_in(number, True, shared))
-        covers = not used.isdisjoint(COVERAGE_SELECTORS)
+            strategies.add(self._strategy_in(number, True, neighbours_share_labels))
+        covers = any(selector_spec(name).covers for name in strategies)
         return max(self.pool_sample, self.pool_embedded) if covers else self.pool_sample
 
-    def goes_by_neighbours(self, number: int, cold: bool) -> bool:
+    def depends_on_neighbours(self, number: int, cold: bool) -> bool:
         """Returns whether a round's strategy depends on whether neighbours share labels."""
-        return self._used_in(number, cold, shared=True) != self._used_in(number, cold, shared=False)
+        return self._strategy_in(number, cold, True) != self._strategy_in(number, cold, False)
 
-    def _used_in(self, number: int, cold: bool, shared: bool) -> str:
-        section = self.of_round(number, shared=shared)
+    def _strategy_in(self, number: int, cold: bool, neighbours_share_labels: bool) -> str:
+        section = self.for_round(number, neighbours_share_labels=neighbours_share_labels)
         return section.cold_start if cold else str(section.strategy)
 
     def wanted_scores(self) -> list[str]:
         """Returns the scores that are computed: those of the config, and those that the strategies' options use."""
-        sections = self._of_all_rounds(True)
+        sections = self._for_all_rounds(True)
         names = [name for section in sections for name in requested_scores(self.scores, section.options)]
         return list(dict.fromkeys(names))
 
-    def _of_all_rounds(self, has_labels: bool) -> list[Self]:
+    def _for_all_rounds(self, has_labels: bool) -> list[Self]:
         count = len(self.strategy) if isinstance(self.strategy, list) else 1
         either = (True, False) if self.strategy == AUTO and has_labels else (True,)
-        return [self.of_round(number + 1, has_labels, shared) for number in range(count) for shared in either]
+        return [self.for_round(number + 1, has_labels, share) for number in range(count) for share in either]
 
     def check(self, has_labels: bool, where: str = "select.strategy") -> None:
         """Raises a UserError if the strategy cannot work on this task, or with its options.
 
         Args:
-            has_labels: whether the task has a closed label set.
+            has_labels: the task has a closed label set.
             where: the config key that the error names.
         """
-        if self.several:
-            for section in self._of_all_rounds(has_labels):
+        if self.varies_by_round:
+            for section in self._for_all_rounds(has_labels):
                 section.check(has_labels, where)
             return
         if not has_labels and "margin" in (self.strategy, self.options.get("by")):
@@ -228,7 +234,7 @@ class SelectConfig(Section):
         if self.strategy == "top" and "by" not in self.options:
             raise UserError("strategy `top` takes the greatest of a score, and none is named", where=where, fix=_TOP)
         check_scores_fit_task(self.wanted_scores(), has_labels, self.options)
-        # On a few made-up rows: whatever a selector refuses, a mistake in its options shows before any work.
+        # On a few made-up rows, so that a mistake in a selector's options shows before any work.
         try:
             select(str(self.strategy), self._example(has_labels), 2, **self.options)
         except UserError as error:
@@ -247,7 +253,7 @@ class SelectConfig(Section):
         rows = 8
         quotas = self.options.get("quotas")
         sources = list(quotas) if isinstance(quotas, dict) and quotas else ["a file"]
-        scores = [name for name in self.wanted_scores() if name in UNCERTAINTY_SIGN]
+        scores = [name for name in self.wanted_scores() if uncertainty_sign(name)]
         numbers = {name: np.linspace(0.1, 0.9, rows) for name in (*BASE_MEASURES, *scores)}
         texts = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
         probabilities = {"probabilities": np.eye(rows)[:, :4] * 0.8 + 0.05} if has_labels else {}

@@ -40,7 +40,7 @@ class FocusTargets:
     Attributes:
         classes: labels on which the champion is weakest.
         embeddings: float [H, D], by the scoring model, of records that it finds hard; None for none.
-        cases: those records, in the same order; empty where they are not known by name.
+        cases: those records, in the same order; empty where they have no names.
     """
 
     classes: Sequence[str] = ()
@@ -57,9 +57,9 @@ class Evaluations:
 
     Attributes:
         champion: the evaluation of the model in service.
-        previous: of the champion before it; None where there was none.
-        other: of the model that it was last judged against, which may be a refused candidate; None where there was
-            none.
+        previous: the evaluation of the champion before it; None where there was none.
+        other: the evaluation of the model that it was last compared with, which may be a refused candidate; None where
+            there was none.
     """
 
     champion: pa.Table
@@ -68,7 +68,7 @@ class Evaluations:
 
 
 def losses(predictions: pa.Table) -> npt.NDArray[np.float64]:
-    """Returns the loss of each record, float64 [N]: -ln P(expected | prompt) in nats where known, else 1 - score."""
+    """Returns the loss of each record, float64 [N]: -ln P(expected | prompt) in nats if it is there, else 1 - score."""
     score = predictions["score"].to_numpy()
     log_likelihood = predictions["log_likelihood"].to_numpy(zero_copy_only=False).astype(np.float64)
     loss: npt.NDArray[np.float64] = np.where(np.isnan(log_likelihood), 1.0 - score, -log_likelihood)
@@ -124,8 +124,8 @@ def disagreement(predictions: pa.Table, other: pa.Table, n: int = MAX_HARD_CASES
         ],
         bool,
     )
-    known = np.array([0 if row is None else row for row in rows], np.int64)
-    apart = np.abs(losses(predictions) - other_loss[known]) if len(other_loss) else np.zeros(len(rows))
+    other_rows = np.array([0 if row is None else row for row in rows], np.int64)
+    apart = np.abs(losses(predictions) - other_loss[other_rows]) if len(other_loss) else np.zeros(len(rows))
     return _hardest(predictions, differ, apart, n)
 
 
@@ -205,10 +205,10 @@ def nearest_hard_case(
     They are compared by cosine, whitened (see ``whiten``).
 
     Args:
-        embeddings: float [N, D] of the pool.
-        hard_cases: float [H, D] by the same model.
-        neighbours: pool records taken for each hard case; ties by row.
-        dimensions: principal components that are kept.
+        embeddings: float [N, D], those of the pool.
+        hard_cases: float [H, D], by the same model.
+        neighbours: number of pool records for each hard case; ties by row.
+        dimensions: greatest number of principal components.
 
     Returns:
         int64 [N]: of the hard cases among whose nearest neighbours the record is, the row of the closest; ties by

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, select
+from posttrain.select.selectors.registry import select, selector_spec
 from posttrain.select.selectors.similarity import Floats
 from posttrain.select.strategy import (
     AUTO,
@@ -21,7 +21,7 @@ from posttrain.select.strategy import (
 )
 from posttrain.store.errors import UserError
 
-_INVERSE_PENALTY = 30.0  # of rows of length 1: the best of 1, 10 and 30 on 154, 500 and 1,500 messages of Banking77
+_INVERSE_PENALTY = 30.0  # for rows of length 1: the best of 1, 10 and 30 on 154, 500 and 1,500 messages of Banking77
 _MIN_PROBABILITY = 1e-6
 
 Labels = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class CurvePlan:
     @property
     def needs_model(self) -> bool:
         """Whether the strategy uses a model's predictions."""
-        return self.strategy not in COLD_START_SELECTORS or "by" in self.options
+        return selector_spec(self.strategy).needs_scores or "by" in self.options
 
 
 def hold_out(features: Floats, labels: Sequence[str], seed: int, held_out: float = 0.3) -> CurveTask:
@@ -76,6 +76,7 @@ def hold_out(features: Floats, labels: Sequence[str], seed: int, held_out: float
     Args:
         features: float [N, D].
         labels: [N].
+        seed: seed of the draws.
         held_out: share of each class that is measured on, rounded down, at least one record of those with two or more.
 
     Raises:
@@ -132,13 +133,14 @@ def _resolve_auto(plan: CurvePlan, task: CurveTask) -> CurvePlan:
     if AUTO not in (plan.strategy, plan.cold_start):
         return plan
     rows = np.random.default_rng(0).permutation(len(task.test_labels))[:MAX_AGREEMENT_RECORDS]
-    shared = neighbour_agreement(task.test_features[rows], task.test_labels[rows], task.features).shared
+    agreement = neighbour_agreement(task.test_features[rows], task.test_labels[rows], task.features)
+    share = agreement.neighbours_share_labels
     if plan.cold_start == AUTO:
-        plan = replace(plan, cold_start=cold_start_strategy(shared), cold_options=plan.cold_options if shared else {})
+        plan = replace(plan, cold_start=cold_start_strategy(share), cold_options=plan.cold_options if share else {})
     if plan.strategy != AUTO:
         return plan
-    options = warm_options(has_labels=True) | dict(plan.options) if shared else {}
-    return replace(plan, strategy=warm_strategy(shared), options=options)
+    options = warm_options(has_labels=True) | dict(plan.options) if share else {}
+    return replace(plan, strategy=warm_strategy(share), options=options)
 
 
 class LinearHead(NamedTuple):
@@ -166,13 +168,13 @@ def fit_linear_head(task: CurveTask, labelled: npt.NDArray[np.bool_]) -> LinearH
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    known = np.unique(task.labels[labelled])
+    classes = np.unique(task.labels[labelled])
     # Not 0 for a class without a label yet: entropies take its logarithm.
     probabilities = np.full((len(task.labels), task.classes), _MIN_PROBABILITY, np.float32)
     # scikit-learn refuses to fit one class.
-    if len(known) == 1:
-        probabilities[:, known] = 1
-        return LinearHead(probabilities, np.ones(len(task.test_labels)), task.test_labels == known[0])
+    if len(classes) == 1:
+        probabilities[:, classes] = 1
+        return LinearHead(probabilities, np.ones(len(task.test_labels)), task.test_labels == classes[0])
     # One thread: the curves run in a process a core, and the same bits come out on any number of them.
     with warnings.catch_warnings(), threadpool_limits(limits=1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # 200 steps are near enough for a comparison

@@ -10,7 +10,7 @@ from posttrain.select.selectors.similarity import Floats, whiten
 
 MAP_SCHEMA = pa.schema(
     [
-        pa.field("id", pa.string()),  # null for what is labelled, which the score table does not name
+        pa.field("id", pa.string()),  # null for labelled records, which are not in the score table
         pa.field("x", pa.float32()),
         pa.field("y", pa.float32()),
         pa.field("kind", pa.string()),  # pool, chosen or labelled
@@ -33,7 +33,7 @@ def pool_map(scores: pa.Table, chosen: pa.Table, labelled: np.ndarray | None, se
         scores: the table of ``score_pool``: ``id`` and ``embedding``.
         chosen: the batch, whose ``id`` are in ``scores``.
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; None for none.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         Table with the schema ``MAP_SCHEMA``: the pool's records by id, then the labelled ones. The same call gives the
@@ -41,16 +41,16 @@ def pool_map(scores: pa.Table, chosen: pa.Table, labelled: np.ndarray | None, se
     """
     table = scores.select(["id", "embedding"]).sort_by("id")
     is_chosen = compute.is_in(table["id"], value_set=chosen["id"].combine_chunks())
-    beside = sample_pool(table.filter(compute.invert(is_chosen)), max(_MAX_POOL - chosen.num_rows, 0), seed)
-    shown = pa.concat_tables([table.filter(is_chosen), beside]).sort_by("id")
+    sample = sample_pool(table.filter(compute.invert(is_chosen)), max(_MAX_POOL - chosen.num_rows, 0), seed)
+    shown = pa.concat_tables([table.filter(is_chosen), sample]).sort_by("id")
     width = table.schema.field("embedding").type.list_size
     rows = shown["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, width)
-    known = np.zeros((0, width), np.float32) if labelled is None else _sample_labelled(labelled, seed)
+    labelled_rows = np.zeros((0, width), np.float32) if labelled is None else _sample_labelled(labelled, seed)
     # Together: each set by itself would get axes of its own, and the distances between them would mean nothing.
-    points = tsne_plane(np.concatenate([rows, known.astype(rows.dtype)]))
+    points = tsne_plane(np.concatenate([rows, labelled_rows.astype(rows.dtype)]))
     is_chosen = compute.is_in(shown["id"], value_set=chosen["id"].combine_chunks()).to_pylist()
-    kinds = ["chosen" if flag else "pool" for flag in is_chosen] + ["labelled"] * len(known)
-    ids = shown["id"].to_pylist() + [None] * len(known)
+    kinds = ["chosen" if flag else "pool" for flag in is_chosen] + ["labelled"] * len(labelled_rows)
+    ids = shown["id"].to_pylist() + [None] * len(labelled_rows)
     return pa.table({"id": ids, "x": points[:, 0], "y": points[:, 1], "kind": kinds}, schema=MAP_SCHEMA)
 
 

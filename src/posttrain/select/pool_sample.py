@@ -14,14 +14,17 @@ def sample_pool(pool: pa.Table, n: int, seed: int, *, after: int = 0) -> pa.Tabl
     """Draws at most ``n`` records, those with the smallest hash of seed and id; sorted by id.
 
     Args:
-        after: records that are drawn first and left out.
+        pool: table with an ``id``.
+        n: number of records.
+        seed: seed of the hashes.
+        after: number of records, the first by hash, to skip.
     """
     ids = pool["id"].to_pylist()
     if after or len(ids) > n:
         # By hash: whether a record is drawn depends on the ids alone, not on the order of the rows.
         ids = sorted(ids, key=lambda id: hashlib.sha256(f"{seed}:{id}".encode()).digest())[after : after + n]
-    drawn = set(ids)
-    return pool.filter(pa.array([id in drawn for id in pool["id"].to_pylist()], pa.bool_())).sort_by("id")
+    sample = set(ids)
+    return pool.filter(pa.array([id in sample for id in pool["id"].to_pylist()], pa.bool_())).sort_by("id")
 
 
 def with_sample_sizes(scores: pa.Table, pool: pa.Table) -> pa.Table:
@@ -36,7 +39,10 @@ def sample_sizes(scores: pa.Table) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class PoolShare:
-    """A share of the pool, estimated from ``drawn`` records, with the interval that holds it at 95%."""
+    """A share of the pool, estimated from ``drawn`` random records, with the interval that holds it at 95%.
+
+    The fields are keys of ``posttrain label report --json``.
+    """
 
     value: float
     low: float
@@ -51,7 +57,7 @@ def estimate_pool_share(true: npt.NDArray[np.bool_], inclusion: npt.NDArray[np.f
     is the weighted mean. The interval is E. B. Wilson's (JASA 22, 1927).
 
     Args:
-        true: bool [M], of the records that were drawn.
+        true: bool [M], whether it is true of each record of the sample.
         inclusion: float [M], the probability with which each was drawn.
 
     Returns:
@@ -67,7 +73,7 @@ def estimate_pool_share(true: npt.NDArray[np.bool_], inclusion: npt.NDArray[np.f
         raise ValueError("a drawn record's inclusion probability is above 0 and at most 1")
     weights = 1 / probabilities
     value = float((weights * true).sum() / weights.sum())
-    # L. Kish's effective number of records, (sum w)^2 / sum w^2: their number where all were as likely to be drawn.
+    # L. Kish's effective number of records, (sum w)^2 / sum w^2: their number where all were equally likely.
     count = float(weights.sum() ** 2 / (weights**2).sum())
     spread = _Z_TWO_SIDED**2 / count
     centre = (value + spread / 2) / (1 + spread)

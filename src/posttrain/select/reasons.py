@@ -10,7 +10,7 @@ import numpy.typing as npt
 from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets, HardCase
 from posttrain.select.score_columns import Columns
-from posttrain.select.scores.registry import BASE_MEASURES, UNCERTAINTY_SIGN
+from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.select.selectors.similarity import Floats, Rows, blocks
 
 _KIND_PHRASES = {
@@ -22,13 +22,13 @@ _KIND_PHRASES = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The rows that were chosen, and what they were chosen from.
+class BatchChoice:
+    """The rows of a batch, and the table that they were chosen from.
 
     Attributes:
-        columns: of the score table, with rows for labelled records below.
+        columns: columns of the score table, with rows for labelled records below.
         points: their whitened embeddings.
-        count: rows of the score table.
+        count: number of rows of the score table.
         rows: int64 [M], the batch.
         reasons: the part of the batch that each of its rows is in.
         nearest: int64 [count], the hard case near each record, -1 for none.
@@ -44,22 +44,22 @@ class Choice:
     is_scored: npt.NDArray[np.bool_]
 
 
-def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, because: str) -> list[str]:
+def batch_reasons(choice: BatchChoice, config: SelectConfig, targets: FocusTargets, random_reason: str) -> list[str]:
     """Explains each row of a batch in one line.
 
     Args:
         choice: the batch.
         config: the config section ``select`` that it was chosen by.
         targets: the weak points that its focus was on.
-        because: why records were drawn at random where they were.
+        random_reason: why a strategy of random draws was used; empty if it was named.
     """
     columns, count = choice.columns, choice.count
     # The measure that the strategy used; entropy for one that used none.
     by = str(config.options.get("by"))
-    if by not in UNCERTAINTY_SIGN:
+    if uncertainty_sign(by) is None:
         by = str(config.strategy) if config.strategy in BASE_MEASURES else "entropy"
-    known = columns[by][:count] if by in columns else np.full(count, np.nan)
-    uncertainties = uncertainty_reasons(by, known, choice.rows, choice.is_scored)
+    values = columns[by][:count] if by in columns else np.full(count, np.nan)
+    uncertainties = uncertainty_reasons(by, values, choice.rows, choice.is_scored)
     covers = coverage_reasons(choice.points, choice.rows, count) if len(choice.rows) else []
     cases = hard_case_reasons(choice.nearest, targets.cases) if targets.cases else [None] * count
     classes = frozenset(targets.classes)
@@ -73,7 +73,9 @@ def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, b
         weak = weak_class_reason(predicted, runner_up, classes, is_scored=bool(choice.is_scored[row]))
         facts = (weak, cases[row]) if part == "focus" else ()
         if (config.cold_start if part == "cold_start" else config.strategy) == "random":
-            lines.append(join_reasons(*facts, f"drawn at random, as {because}" if because else "drawn at random"))
+            lines.append(
+                join_reasons(*facts, f"drawn at random, as {random_reason}" if random_reason else "drawn at random")
+            )
             continue
         lines.append(join_reasons(*facts, None if part == "cold_start" else uncertainty, cover))
     return lines
@@ -85,23 +87,24 @@ def uncertainty_reasons(
     """Compares a score of each row with the pool's, such as ``entropy 1.21, in the top 6% of the pool``.
 
     Args:
-        name: of the score; where a low one means uncertain, rows are in the bottom.
+        name: name of the score; where a low one means uncertain, rows are in the bottom.
         values: float [N].
         rows: int64 [M].
         is_scored: bool [N], False where the score is imputed from neighbours.
 
     Returns:
-        M sentences; None where the score is not known.
+        M sentences; None where the score is missing.
     """
-    signed = np.asarray(values, np.float64) * UNCERTAINTY_SIGN[name]
-    known = np.sort(signed[np.isfinite(signed)])
-    side = "top" if UNCERTAINTY_SIGN[name] > 0 else "bottom"
+    sign = uncertainty_sign(name) or 1
+    signed = np.asarray(values, np.float64) * sign
+    ranked = np.sort(signed[np.isfinite(signed)])
+    side = "top" if sign > 0 else "bottom"
     sentences: list[str | None] = []
     for row in rows:
         if np.isfinite(signed[row]):
-            at_least = len(known) - np.searchsorted(known, signed[row])
+            at_least = len(ranked) - np.searchsorted(ranked, signed[row])
             # Rounded up: "in the top 0%" would be no reason.
-            share = math.ceil(100 * at_least / len(known))
+            share = math.ceil(100 * at_least / len(ranked))
             about = "" if is_scored[row] else "about "
             sentences.append(f"{name} {about}{values[row]:.2f}, in the {side} {share}% of the pool")
         else:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.select.scores.registry import BASE_MEASURES, UNCERTAINTY_SIGN
+from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.select.selectors.pool import Column
 from posttrain.select.selectors.similarity import Floats, Rows, blocks
 
@@ -19,12 +19,12 @@ KNN_NEIGHBOURS = 5
 _PAIRS_PER_BLOCK = 1 << 22  # pairs of records that are compared at a time
 
 # Read or embedded, not predicted: there is nothing to impute.
-_ALWAYS_KNOWN = ("embeddings", "source", "cost")
+_NEVER_IMPUTED = ("embeddings", "source", "cost")
 
 
 def score_columns(scores: pa.Table) -> Columns:
     """Returns arrays by name: N numbers or texts for each column, ``embeddings`` [N, D], ``probabilities`` [N, K]."""
-    extra = [name for name in scores.column_names if name not in _BASE_COLUMNS and name in UNCERTAINTY_SIGN]
+    extra = [name for name in scores.column_names if name not in _BASE_COLUMNS and uncertainty_sign(name)]
     columns = {name: scores[name].to_numpy() for name in (*_BASE_COLUMNS, *extra)}
     columns["embeddings"] = _list_matrix(scores, "embedding")
     if "probabilities" in scores.column_names:
@@ -33,10 +33,10 @@ def score_columns(scores: pa.Table) -> Columns:
 
 
 def with_labelled(columns: Columns, labelled: np.ndarray) -> Columns:
-    """Appends rows for labelled records, of which only the embedding is known.
+    """Appends rows for labelled records, which have an embedding and no scores.
 
     Args:
-        columns: of N records.
+        columns: columns of N records.
         labelled: float [L, D], their embeddings.
     """
     count = len(labelled)
@@ -63,48 +63,48 @@ def knn_impute(columns: Columns, is_scored: npt.NDArray[np.bool_], points: Float
     """Imputes the scores of unscored records from their nearest scored neighbours.
 
     A number, or a probability, is the mean over those of the `KNN_NEIGHBOURS` nearest scored records by cosine that
-    have one; a text is that of the nearest. Columns that are known for every record, such as source and cost, stay.
+    have one; a text is that of the nearest. Columns that every record has, such as source and cost, stay.
 
     Args:
-        columns: of N records.
+        columns: columns of N records.
         is_scored: bool [N], at least one.
         points: float32 [N, d], rows of length 1 (see `whiten`).
     """
-    rows, known = np.flatnonzero(~is_scored), np.flatnonzero(is_scored)
-    nearest = _nearest_known(points, rows, known)
+    rows = np.flatnonzero(~is_scored)
+    nearest = _nearest_scored(points, rows, np.flatnonzero(is_scored))
     imputed = {}
     for name, values in columns.items():
         filled = values
-        if name not in _ALWAYS_KNOWN:
+        if name not in _NEVER_IMPUTED:
             filled = values.copy()
-            filled[rows] = values[nearest[:, 0]] if values.dtype == object else _mean_of_known(values, nearest)
+            filled[rows] = values[nearest[:, 0]] if values.dtype == object else _finite_means(values, nearest)
         imputed[name] = filled
     return imputed
 
 
-def _mean_of_known(values: npt.NDArray[np.floating], nearest: Rows) -> npt.NDArray[np.floating]:
+def _finite_means(values: npt.NDArray[np.floating], nearest: Rows) -> npt.NDArray[np.floating]:
     """Averages, for each row of ``nearest``, the finite values; NaN where there is none."""
     total = np.zeros((len(nearest), *values.shape[1:]), values.dtype)
     count = np.zeros_like(total)
     # A neighbour at a time: all k at once would take k times the memory of the probabilities.
     for column in nearest.T:
         neighbour = values[column]
-        known = np.isfinite(neighbour)
-        total += np.where(known, neighbour, 0)
-        count += known
+        finite = np.isfinite(neighbour)
+        total += np.where(finite, neighbour, 0)
+        count += finite
     means: npt.NDArray[np.floating] = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
     return means
 
 
-def _nearest_known(points: Floats, rows: Rows, known: Rows) -> Rows:
-    """Returns the nearest known rows of each row, int64 [M, k], the nearest first."""
-    count = min(KNN_NEIGHBOURS, len(known))
-    negated = -points[known].T
+def _nearest_scored(points: Floats, rows: Rows, scored: Rows) -> Rows:
+    """Returns the nearest scored rows of each row, int64 [M, k], the nearest first."""
+    count = min(KNN_NEIGHBOURS, len(scored))
+    negated = -points[scored].T
     nearest = np.empty((len(rows), count), np.int64)
-    for part in blocks(len(rows), max(1, _PAIRS_PER_BLOCK // len(known))):
+    for part in blocks(len(rows), max(1, _PAIRS_PER_BLOCK // len(scored))):
         distances = points[rows[part]] @ negated
         best = np.argpartition(distances, count - 1, axis=1)[:, :count]
         # By distance, then by row: argpartition leaves its first k in any order, and ties must not depend on it.
         order = np.lexsort((best, np.take_along_axis(distances, best, axis=1)), axis=1)
-        nearest[part] = known[np.take_along_axis(best, order, axis=1)]
+        nearest[part] = scored[np.take_along_axis(best, order, axis=1)]
     return nearest

@@ -18,7 +18,7 @@ _ACCURACIES = np.linspace(0, 1, 41)
 
 _MIN_WEIGHT = 1e-12  # of the likeliest curve's weight: all that weigh less, together, move nothing
 
-_HERMITE_NODES = 7  # of the normal chance that is added to each curve's gain
+_HERMITE_NODES = 7  # for the normal chance that is added to each curve's gain
 
 _SEED_NOISE = 0.02  # an allowance for what another seed of the training would change: standard deviation
 
@@ -66,11 +66,11 @@ class GainEstimate:
     """The estimated gain of the next batch, and whether labelling more still pays.
 
     Attributes:
-        metric: the main suite's, as the mean of the records' scores.
-        labels: their number in the batch.
-        expected: None while too little is known.
+        metric: the main suite's metric, the mean of the records' scores.
+        labels: number of labels of the batch.
+        expected: the expected gain; None after too few rounds.
         agreements: Cohen's kappa of successive champions on the pool, oldest first.
-        why: why labelling more has stopped to pay; None where it may still.
+        why: why more labels no longer pay off; None while they may.
         unknown: why nothing is expected where that is not for want of rounds.
     """
 
@@ -106,9 +106,9 @@ def estimate_gain(
     Args:
         config: the config section ``select.stop``.
         metric: the unit of the gain.
-        labels: their number in the next batch.
+        labels: number of labels of the next batch.
         expected: their gain.
-        agreements: of successive champions, oldest first.
+        agreements: agreements of successive champions, oldest first.
         unknown: why nothing is expected, where that is not for want of rounds.
     """
     reasons = []
@@ -153,11 +153,11 @@ def expected_gain(
     measurements are under them: normal, with the variance of a share of ``records`` records and of one more training.
 
     Args:
-        labels: number that the model of each measurement was trained on.
+        labels: number of labels that the model of each measurement was trained on.
         values: shares from 0 to 1.
-        records: number that each was measured on.
-        until: labels that the next model will be trained on.
-        start: labels of the model that is to be beaten; those of the last measurement when None.
+        records: number of records that each was measured on.
+        until: number of labels that the next model will be trained on.
+        start: number of labels of the model to beat; that of the last measurement if None.
         level: coverage of the interval.
 
     Returns:
@@ -174,12 +174,12 @@ def expected_gain(
     gains, weights = [], []
     for scale in _SCALES:
         for power in _POWERS:
-            left = (1 + np.append(counts, ends) / scale) ** -power
-            curve = top[:, None] - (top - bottom)[:, None] * left
+            decay = (1 + np.append(counts, ends) / scale) ** -power
+            curve = top[:, None] - (top - bottom)[:, None] * decay
             gains.append(curve[:, -1] - curve[:, -2])
             weights.append(_log_likelihood(curve[:, :-2], measured, records))
     gain, weight = np.concatenate(gains), np.concatenate(weights)
-    # The greatest taken off: exp of the log-likelihoods themselves would underflow to 0.
+    # Relative to the greatest: exp of the log-likelihoods themselves would underflow to 0.
     weight = np.exp(weight - weight.max())
     gain, weight = gain[weight > _MIN_WEIGHT], weight[weight > _MIN_WEIGHT]
     nodes, shares = np.polynomial.hermite.hermgauss(_HERMITE_NODES)

@@ -32,22 +32,14 @@ _MIN_RECORDS = 150  # of fewer, the nearest is too far away to share a label tha
 _SLIGHT_KAPPA = 0.2  # up to here agreement is "slight": J. R. Landis and G. G. Koch, Biometrics 33, 1977
 
 
-def warm_strategy(shared: bool = True) -> str:
-    """Returns the strategy once the champion's uncertainty predicts its errors.
-
-    Args:
-        shared: whether neighbours share labels.
-    """
-    return WARM_STRATEGY if shared else UNCERTAINTY_STRATEGY
+def warm_strategy(neighbours_share_labels: bool = True) -> str:
+    """Returns the strategy once the champion's uncertainty predicts its errors."""
+    return WARM_STRATEGY if neighbours_share_labels else UNCERTAINTY_STRATEGY
 
 
-def cold_start_strategy(shared: bool = True) -> str:
-    """Returns the strategy before that: the same coverage without uncertainty, or none.
-
-    Args:
-        shared: whether neighbours share labels.
-    """
-    return WARM_STRATEGY if shared else "random"
+def cold_start_strategy(neighbours_share_labels: bool = True) -> str:
+    """Returns the strategy before that: the same coverage without uncertainty, or none."""
+    return WARM_STRATEGY if neighbours_share_labels else "random"
 
 
 def warm_options(has_labels: bool) -> dict[str, Any]:
@@ -63,24 +55,24 @@ def confidence_above_chance(confidence: Floats, right: npt.NDArray[np.bool_]) ->
     (J. A. Hanley and B. J. McNeil, Radiology 143, 1982).
 
     Args:
-        confidence: float [N], NaN where it is not known.
+        confidence: float [N], NaN where it is missing.
         right: bool [N].
 
     Returns:
-        None where fewer than two answers of either kind have a known confidence.
+        None if fewer than two right or fewer than two wrong answers have a confidence.
     """
     area, error = roc_auc(confidence, right)
     return None if np.isnan(area) else bool(area - _Z_ONE_SIDED * error > 0.5)
 
 
 def confidence_predicts_errors(confidence: Floats, right: npt.NDArray[np.bool_]) -> bool:
-    """Returns whether to choose by uncertainty: it is not known to be useless, and more than one answer is right.
+    """Returns whether to choose by uncertainty: it has not proved useless, and more than one answer is right.
 
     Args:
-        confidence: float [N], NaN where it is not known.
+        confidence: float [N], NaN where it is missing.
         right: bool [N].
     """
-    # Too few answers to tell (None) count in favour: a champion without errors would otherwise stay cold for ever.
+    # None, for too few answers, counts in favour: a champion without errors would otherwise stay cold for ever.
     return confidence_above_chance(confidence, right) is not False and int(np.sum(right)) >= 2
 
 
@@ -91,8 +83,8 @@ def roc_auc(confidence: Floats, right: npt.NDArray[np.bool_]) -> tuple[float, fl
     """
     from scipy.stats import rankdata
 
-    known = np.isfinite(confidence)
-    values, right = np.asarray(confidence)[known], np.asarray(right, bool)[known]
+    finite = np.isfinite(confidence)
+    values, right = np.asarray(confidence)[finite], np.asarray(right, bool)[finite]
     good, bad = int(right.sum()), int((~right).sum())
     if min(good, bad) < 2:
         return float("nan"), float("nan")
@@ -112,7 +104,7 @@ class NeighbourAgreement:
     Attributes:
         kappa: Cohen's, 1 where all agree, 0 where they do as by chance; NaN without records.
         highest: upper bound of kappa at 95%.
-        records: their number; 0 where fewer than two labels are of two records.
+        records: number of records; 0 if fewer than two labels are of two records.
     """
 
     kappa: float
@@ -120,7 +112,7 @@ class NeighbourAgreement:
     records: int
 
     @property
-    def shared(self) -> bool:
+    def neighbours_share_labels(self) -> bool:
         """Whether neighbours may share labels: kappa may be 0.2 or more, or there are fewer than 150 records."""
         # The bar is the literature's. On Banking77 with noise on embeddings or labels, covering gained much above it
         # and little below; on GSM8K's classes, far below it, covering did harm (see BENCHMARKS.md).
@@ -134,7 +126,7 @@ def neighbour_agreement(
 ) -> NeighbourAgreement:
     """Computes Cohen's kappa of each record's label with that of the nearest other record.
 
-    Records whose label no other has are left out. The upper bound of kappa follows from Wilson's interval of the share
+    Records whose label no other has do not count. The upper bound of kappa follows from Wilson's interval of the share
     that agrees (E. B. Wilson, JASA 22, 1927), with chance agreement fixed.
 
     Args:
@@ -144,13 +136,13 @@ def neighbour_agreement(
     """
     _, numbers, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
     # Nothing could agree with a record whose label no other has.
-    shared = counts[numbers] > 1
-    numbers = numbers[shared]
+    is_common = counts[numbers] > 1
+    numbers = numbers[is_common]
     count = len(numbers)
     if len(np.unique(numbers)) < 2:
         return NeighbourAgreement(float("nan"), float("nan"), 0)
     # Whitened together with the pool, the records are near each other where they are for the strategies.
-    points = whiten(np.concatenate([embeddings, pool]))[: len(embeddings)][shared]
+    points = whiten(np.concatenate([embeddings, pool]))[: len(embeddings)][is_common]
     cosines = points @ points.T
     np.fill_diagonal(cosines, -np.inf)
     nearest = numbers[cosines.argmax(axis=1)]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from posttrain.jobs.engines import available_cores, open_engine
 from posttrain.select.learning_curve import CurvePlan, full_accuracy, hold_out, learning_curve
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS, select
+from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS, select, selector_spec
 from posttrain.select.strategy import AUTO, warm_strategy
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.progress import progress_bar as progress
@@ -53,7 +53,7 @@ class StrategyComparison:
 
     Attributes:
         counts: labels at which accuracy was measured.
-        summaries: by area, the best strategy first.
+        summaries: the strategies' summaries, that of the largest area first.
         full_accuracy: mean over seeds of the accuracy of a head fitted to every record that is not held out.
         target: the share of it that ``StrategySummary.labels`` is about.
     """
@@ -85,12 +85,12 @@ def compare_strategies(
         features: float [N, D] embeddings.
         labels: [N].
         strategies: names in ``SELECTORS``, or ``auto``.
-        seeds: curves of each strategy, seeds 0, 1 and so on.
-        batch: records chosen at a time.
-        most: labels in the end, or all that are not held out where these are fewer.
+        seeds: number of curves of each strategy, with the seeds 0, 1 and so on.
+        batch: number of records chosen at a time.
+        most: number of labels in the end, or of all records that are not held out if these are fewer.
         cold_start: the strategy for the first batch of strategies that use a model's predictions.
-        options: by strategy; of ``auto`` those of coverage.
-        workers: processes; as many as there are cores when None.
+        options: options by strategy; those of ``auto`` are of coverage.
+        workers: number of processes; as many as there are cores if None.
 
     Raises:
         UserError: an unknown strategy, one that cannot work from embeddings and probabilities, or too few records.
@@ -132,7 +132,7 @@ def check_strategies(names: Sequence[str]) -> None:
 
 def check_cold_start(name: str) -> None:
     """Raises a UserError if a strategy cannot be used for a cold start."""
-    if name not in (*COLD_START_SELECTORS, AUTO):
+    if name != AUTO and (name not in SELECTORS or selector_spec(name).needs_scores):
         fix = suggest(name, [*COLD_START_SELECTORS, AUTO])
         raise UserError(f"no strategy for a cold start: `{name}`", where="--cold-start", fix=fix)
 
@@ -160,7 +160,7 @@ def summarise(
 
     Args:
         counts: labels, ascending.
-        curves: by strategy float64 [seeds, counts]; the same seed has the same held-out records.
+        curves: float64 [seeds, counts] by strategy; the same seed has the same held-out records.
         targets: the accuracy to reach, by seed.
         baseline: the strategy that gains are over.
     """

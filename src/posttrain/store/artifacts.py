@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from posttrain.store.errors import DamagedArtifactError, WorkError
 from posttrain.store.files import (
@@ -67,11 +67,27 @@ class ArtifactStore(ABC):
 
     An artifact exists as a whole or not at all. Only its content (kind, meta, files) decides its id, so that the
     same content committed twice, by any process, is one artifact.
+
+    Args:
+        temporary: The folder in which artifacts are filled.
     """
 
     def __init__(self, temporary: Path) -> None:
         self._temporary = temporary
         self._verified: set[str] = set()
+
+    @classmethod
+    @abstractmethod
+    def open(cls, location: str, home: Path) -> Self:
+        """Opens the store that ``store.artifacts`` names.
+
+        Args:
+            location: The rest of that key's value after ``NAME://``; empty if it is the name alone.
+            home: The workspace's ``.posttrain``, for temporary files and local copies.
+
+        Raises:
+            UserError: there is no such location, or something that it needs is not installed.
+        """
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         """Yields a fresh temporary folder to fill and to commit; removes it afterwards if it was not committed.
@@ -85,7 +101,7 @@ class ArtifactStore(ABC):
         """Makes a folder from `temporary_folder` an artifact; the folder no longer exists afterwards.
 
         Args:
-            kind: what it is, such as ``dataset`` or ``model``.
+            kind: Kind of the artifact, such as ``dataset`` or ``model``.
             meta: JSON values that belong to the content; part of the id, so no times and no paths.
 
         Raises:
@@ -242,13 +258,20 @@ class LocalArtifacts(ArtifactStore):
     """Stores artifacts as folders below ``root``, named by their ids.
 
     Args:
-        temporary: staging folder; on another file system than ``root``, ``root/.tmp`` is used instead.
+        temporary: Staging folder; on another file system than ``root``, ``root/.tmp`` is used instead.
     """
 
     def __init__(self, root: Path, temporary: Path) -> None:
         super().__init__(temporary)
         self.root = root
         self._staging_in_root = root / ".tmp"
+
+    @classmethod
+    def open(cls, location: str, home: Path) -> Self:
+        if not location:
+            return cls(home / "artifacts", home / "tmp")
+        root = home.parent / location  # `/` with an absolute path on the right is that path
+        return cls(root, root / ".tmp")
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         with disk_errors(self.root):

@@ -20,10 +20,10 @@ class CheckedLines:
     """The content of a file of checked lines.
 
     Attributes:
-        values: objects of the intact lines, without their checksums.
+        values: Objects of the intact lines, without their checksums.
         numbers: 1-based line number of each value.
         damaged: 1-based numbers of the lines whose checksum does not match; an unfinished last line is not among them.
-        whole: bytes up to the last line end; what follows is an unfinished write.
+        whole: Bytes up to the last line end; what follows is an unfinished write.
     """
 
     values: list[dict[str, Any]] = field(default_factory=list)

@@ -23,11 +23,12 @@ class StoreConfig(Section):
     database: str | None = Field(
         default=None,
         description="URL of the metadata database, such as postgresql://user:${PASSWORD}@host/name, one "
-        "database a workspace; empty: SQLite in .posttrain/store.db",
+        "database a workspace; null: SQLite in .posttrain/store.db.",
     )
     artifacts: str | None = Field(
         default=None,
-        description="URL of the artifact store, such as s3://bucket/prefix; empty: the folder .posttrain/artifacts",
+        description="URL of the artifact store, such as s3://bucket/prefix, or a store of your own, "
+        "`my_module:Class` or `my_module:Class://LOCATION`; null: the folder .posttrain/artifacts.",
     )
 
 
@@ -35,7 +36,7 @@ def expand_variables(url: str, where: str) -> str:
     """Replaces each ``${NAME}`` in ``url`` by the environment's value.
 
     Args:
-        where: the config key that the URL comes from.
+        where: The config key that the URL comes from.
 
     Raises:
         UserError: a variable is not set.

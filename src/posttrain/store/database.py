@@ -69,7 +69,7 @@ class Database:
 
     Args:
         url: SQLAlchemy's URL of an SQLite or PostgreSQL database.
-        create: create missing tables; False: an empty database is an error.
+        create: True to create missing tables; False: an empty database is an error.
         write: False refuses writing transactions, and reads an SQLite file without write permission as a copy.
 
     Raises:

@@ -8,13 +8,14 @@ class UserError(Exception):
     """A mistake in the call, the config or the input: one clear line, exit code 2.
 
     Args:
-        what: what is wrong, in a few words.
-        where: a file with its line (``pool.csv:12``) or a config key (``train.epochs``).
-        fix: what the user can do about it.
+        what: The mistake, in a few words.
+        where: A file with its line (``pool.csv:12``) or a config key (``train.epochs``).
+        fix: Remedy for the user.
+        key: The config key, if ``where`` is the file or the option that sets it.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
-        self.what, self.where, self.fix = what, where, fix
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None, key: str | None = None) -> None:
+        self.what, self.where, self.fix, self.key = what, where, fix, key
         line = f"{where}: {what}" if where else what
         super().__init__(f"{line}; {fix}" if fix else line)
 
@@ -35,7 +36,7 @@ class Waiting(Exception):
     """A stage waits for input, such as labels; not a failure, exit code 0.
 
     Args:
-        what: one line that names the missing input, such as ``labels for round 2 in batch.csv``.
+        what: One line that names the missing input, such as ``labels for round 2 in batch.csv``.
     """
 
 
@@ -48,7 +49,7 @@ def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> 
     """Returns the candidate most similar to ``word``; None if none reaches the cutoff.
 
     Args:
-        cutoff: difflib's ratio from which words count as similar, between 0 (any two) and 1 (equal ones).
+        cutoff: Difflib's ratio from which words count as similar, between 0 (any two) and 1 (equal ones).
     """
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
     return matches[0] if matches else None
@@ -60,7 +61,7 @@ def share_words(first: str, second: str) -> bool:
     return first_words <= second_words or second_words <= first_words
 
 
-def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Returns a question that names the known word most similar to ``word``; None if there are no known words."""
-    name = closest_match(word, known)
+def suggest(word: str, names: Iterable[str]) -> str | None:
+    """Returns a question that suggests the name most similar to ``word``; None if there are no names."""
+    name = closest_match(word, names)
     return None if name is None else f"did you mean `{name}`?"

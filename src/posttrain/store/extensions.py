@@ -35,10 +35,10 @@ class Registry(Mapping[str, Part], Generic[Part]):
     (``package.module:Name``), and ``in`` is true for anything that has the form of one.
 
     Args:
-        kind: noun for messages, such as ``selector``.
-        group: group of the entry points by which other packages add parts, such as ``posttrain.selectors``.
-        builtin: every built-in part or its dotted path, by name. An entry point cannot replace a built-in name.
-        base: class that every part subclasses or is an instance of; checked for parts of other packages.
+        kind: Noun for messages, such as ``selector``.
+        group: Group of the entry points by which other packages add parts, such as ``posttrain.selectors``.
+        builtin: Every built-in part or its dotted path, by name. An entry point cannot replace a built-in name.
+        base: Class that every part subclasses or is an instance of; checked for parts of other packages.
     """
 
     def __init__(self, kind: str, group: str, builtin: Mapping[str, str | Part], base: type | None = None) -> None:
@@ -49,15 +49,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
         self._loaded: dict[str, Part] = {}
 
     def __getitem__(self, name: str) -> Part:
-        """Imports and returns a part.
-
-        Raises:
-            KeyError: no part has this name.
-            UserError: its module cannot be imported, or holds no such part.
-        """
-        if name not in self._loaded:
-            self._loaded[name] = self._load(name)
-        return self._loaded[name]
+        return self.load(name, f"{self.kind} {name}")
 
     def __iter__(self) -> Iterator[str]:
         yield from self.builtin
@@ -70,21 +62,41 @@ class Registry(Mapping[str, Part], Generic[Part]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self.builtin or name in self._published or is_dotted_path(name))
 
-    def check(self, name: str) -> str:
-        """Returns ``name`` if it can be looked up; for pydantic validators.
+    def load(self, name: str, where: str) -> Part:
+        """Imports and returns a part.
+
+        Args:
+            name: A built-in name, one of an entry point, or a dotted path.
+            where: The config key that names the part, for errors.
 
         Raises:
-            ValueError: no part has this name; suggests the most similar one.
+            KeyError: no part has this name.
+            UserError: its module cannot be imported, or holds no such part.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name, where)
+        return self._loaded[name]
+
+    def check(self, name: str) -> str:
+        """Returns ``name`` if there is such a part, and imports it if it is not built in; for pydantic validators.
+
+        Raises:
+            ValueError: no part has this name, with the most similar one; or the part cannot be imported.
         """
         if name not in self:
             raise ValueError(f"there is no {self.kind} `{name}`; {suggest(name, self) or 'none is installed'}")
+        if name not in self.builtin:
+            try:
+                self.load(name, f"{self.kind} {name}")
+            except UserError as error:
+                raise ValueError(str(error)) from None  # pydantic adds the config key
         return name
 
     @cached_property
     def _published(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)}
 
-    def _load(self, name: str) -> Part:
+    def _load(self, name: str, where: str) -> Part:
         if name in self.builtin:
             builtin = self.builtin[name]
             if not isinstance(builtin, str):
@@ -96,12 +108,13 @@ class Registry(Mapping[str, Part], Generic[Part]):
         point = self._published.get(name)
         if point is None and not is_dotted_path(name):
             raise KeyError(name)
-        part = load_object(point.value if point else name, f"{self.kind} {name}")
+        path = point.value if point else name
+        part = load_object(path, where)
         if self.base and not isinstance(part, self.base) and not _is_subclass(part, self.base):
             fix = f"derive it from {self.base.__module__}.{self.base.__qualname__}"
-            raise UserError(
-                f"`{point.value if point else name}` is no {self.kind}", where=f"{self.kind} {name}", fix=fix
-            )
+            raise UserError(f"`{path}` is no {self.kind}", where=where, fix=fix)
+        if missing := getattr(part, "__abstractmethods__", None):
+            raise UserError(f"`{path}` does not define {', '.join(sorted(missing))}", where=where, fix="define it")
         return part
 
 
@@ -114,8 +127,8 @@ def load_object(path: str, where: str) -> Any:
     """Imports ``package.module:Name``.
 
     Args:
-        path: a class, a function or an instance.
-        where: the config key or part named in errors.
+        path: A class, a function or an instance.
+        where: The config key or part named in errors.
 
     Raises:
         UserError: the module does not exist, fails (with its line) or has no such name.
@@ -161,8 +174,8 @@ def lazy_exports(package: str, exports: Mapping[str, str]) -> Callable[[str], An
     """Returns a ``__getattr__`` for a package that imports its public names on first use (PEP 562).
 
     Args:
-        package: its ``__name__``.
-        exports: by public name the module, below the package, that defines it; "" for a module of that name itself.
+        package: The package's ``__name__``.
+        exports: Module below the package that defines each public name; "" for a module of that name itself.
     """
 
     def get(name: str) -> Any:

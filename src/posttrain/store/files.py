@@ -1,6 +1,8 @@
-"""Atomic writes, temporary folders with an owner, and disk errors as one clear line."""
+"""Atomic writes, files with a checksum, temporary folders with an owner, and disk errors as one clear line."""
 
 import errno
+import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -32,13 +34,17 @@ _DISK_FULL_MESSAGES = (
 
 _LOCK_SUFFIX = ".lock"
 
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+
+log = logging.getLogger("posttrain")
+
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turns a full disk, a read-only file system and missing permissions into a `StorageError`.
 
     Args:
-        path: the file or folder being written; named in the error unless the system names the file itself.
+        path: The file or folder being written; named in the error unless the system names the file itself.
 
     Raises:
         StorageError: the disk refused a write.
@@ -131,11 +137,34 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
 
 
+def write_checked(path: Path, content: bytes) -> None:
+    """Writes bytes behind their SHA-256, whole or not at all.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    write_atomically(path, hashlib.sha256(content).digest() + content)
+
+
+def read_checked(path: Path) -> bytes | None:
+    """Reads the bytes that `write_checked` wrote; None if the file is missing or, with a warning, damaged."""
+    try:
+        whole = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    # A checksum and not only an atomic write: a disk can return other bytes than it was given.
+    content = whole[_CHECKSUM_BYTES:]
+    if hashlib.sha256(content).digest() == whole[:_CHECKSUM_BYTES]:
+        return content
+    log.warning("%s is damaged: it is computed again", path)
+    return None
+
+
 def check_new_file(path: Path, formats: Collection[str] = ()) -> None:
     """Checks before any work that a new file can be written to ``path``.
 
     Args:
-        formats: suffixes of the supported formats; empty for any.
+        formats: Suffixes of the supported formats; empty for any.
 
     Raises:
         UserError: its format is unknown, it exists, or its folder does not.

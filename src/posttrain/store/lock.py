@@ -21,8 +21,8 @@ def hold_lock(
     """Holds the lock file ``path`` and names its holder in a file of the same name with ``.json``.
 
     Args:
-        wait: seconds to wait for another process to let go.
-        busy_message: the error's text if it does not.
+        wait: Seconds to wait for another process to let go.
+        busy_message: Text of the error if it does not let go.
 
     Raises:
         UserError: another process holds it; names its id, its host and since when.

@@ -71,7 +71,7 @@ class ArtifactQueries(Database):
         """Returns the full id that ``text`` stands for.
 
         Args:
-            text: an id of an artifact or a run, the beginning of one (with or without its kind), or
+            text: An id of an artifact or a run, the beginning of one (with or without its kind), or
                 ``name@v3``, ``name@v2.3.1`` or ``name@tag``.
 
         Raises:
@@ -82,8 +82,8 @@ class ArtifactQueries(Database):
             fix = "see posttrain models list, posttrain data list and posttrain show N (a round)"
             raise UserError(f"nothing here is called `{text}`", fix=fix)
         if len(ids) > 1:
-            shown = ", ".join(ids[:5]) + (", ..." if len(ids) > 5 else "")
-            raise UserError(f"`{text}` could be {shown}", fix="give more of the id")
+            listed = ", ".join(ids[:5]) + (", ..." if len(ids) > 5 else "")
+            raise UserError(f"`{text}` could be {listed}", fix="give more of the id")
         return ids[0]
 
     def _ids_by_name(self, text: str) -> list[str]:

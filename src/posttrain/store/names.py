@@ -25,8 +25,8 @@ class NameQueries(Database):
         """Gives an artifact the next version of ``name``, or returns the version that it already has.
 
         Args:
-            parent: the artifact that this one grew from.
-            semantic: such as ``2.3.1``.
+            parent: The artifact that this one grew from.
+            semantic: Semantic version such as ``2.3.1``.
 
         Raises:
             LookupError: the database does not know the artifact or its parent.
@@ -37,8 +37,8 @@ class NameQueries(Database):
             lock_table(connection, names)
             # Checked here, as SQLite's own message about a broken foreign key does not say which one.
             ids = {artifact_id, parent} - {None}
-            known = set(connection.scalars(select(artifacts.c.id).where(artifacts.c.id.in_(ids))))
-            if unknown := ids - known:
+            rows = set(connection.scalars(select(artifacts.c.id).where(artifacts.c.id.in_(ids))))
+            if unknown := ids - rows:
                 raise LookupError(f"no artifact {', '.join(sorted(map(str, unknown)))}")
             same = select(names.c.version).where(names.c.name == name, names.c.artifact_id == artifact_id)
             version: int | None = connection.scalar(same)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from posttrain.store.artifacts import (
     MANIFEST,
@@ -47,6 +47,10 @@ class RemoteArtifacts(ArtifactStore):
         self._copies = LocalArtifacts(home / "cache", home / "tmp")
         self._damaged: set[str] = set()
         self._errors = _error_types(self._protocol)
+
+    @classmethod
+    def open(cls, location: str, home: Path) -> Self:
+        return cls(location, home)
 
     def publish(self, folder: Path, artifact: Artifact) -> None:
         # Sizes are one listing; checksums would mean a download of what is about to be uploaded.

@@ -15,8 +15,8 @@ class ArtifactRow:
     """An artifact's row; the artifact store has its files.
 
     Attributes:
-        size: bytes of all files together.
-        files: number of files.
+        size: Bytes of all files together.
+        files: Number of files.
     """
 
     id: str
@@ -32,11 +32,11 @@ class Run:
     """An execution of a stage. Times are UTC.
 
     Attributes:
-        key: hash of stage, version, inputs, config and seed, which the output depends on; 64 hex characters.
-        inputs: artifact ids (or digests of things outside the store) by their role.
-        output: the artifact that a finished run made.
-        seconds: time of work; None while running, or if the process was killed.
-        detail: facts about the run that its output does not hold.
+        key: Hash of stage, version, inputs, config and seed, which the output depends on; 64 hex characters.
+        inputs: Artifact ids (or digests of things outside the store) by their role.
+        output: The artifact that a finished run made.
+        seconds: Time of work; None while running, or if the process was killed.
+        detail: Facts about the run that its output does not hold.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Deployment:
 
     Attributes:
         action: ``baseline``, ``promote`` or ``rollback``.
-        hook: status of the user's command or webhook: ``pending``, ``done``, ``failed`` or ``none``.
+        hook: Status of the user's command or webhook: ``pending``, ``done``, ``failed`` or ``none``.
     """
 
     id: int
@@ -95,11 +95,11 @@ class NamedVersion:
     """A version of a name, such as ``support@v3``.
 
     Attributes:
-        version: counts from 1 under each name.
-        parent: the artifact that it grew from.
-        semantic: such as ``2.3.1``, if its author gave one.
-        note: a comment of its author.
-        tags: aliases that point to it now, such as ``production``.
+        version: Number of the version, from 1 under each name.
+        parent: The artifact that it grew from.
+        semantic: Semantic version such as ``2.3.1``, if its author gave one.
+        note: A comment of its author.
+        tags: Aliases that point to it now, such as ``production``.
     """
 
     name: str

@@ -24,8 +24,8 @@ class Section(BaseModel):
         """Checks ``values`` and returns the section.
 
         Args:
-            values: the section as read from YAML or the command line.
-            where: the file that the values come from, named in the error.
+            values: The section as read from YAML or the command line.
+            where: The file that the values come from, named in the error.
 
         Raises:
             UserError: on the first value that does not fit, with its key.
@@ -43,12 +43,12 @@ def _to_user_error(section: type[BaseModel], error: ValidationError, where: str)
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         fixes = [_suggest_key(section, path), _listing(section, path[:-1])]
-        return UserError(f"unknown key `{key}`", where=where, fix=" ".join(filter(None, fixes)) or None)
+        return UserError(f"unknown key `{key}`", where=where, fix=" ".join(filter(None, fixes)) or None, key=key)
     if problem["type"] == "model_type" and (within := _section_at(section, path)):
         example = ".".join([*path, next(iter(within.model_fields))])
-        return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where)
+        return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where, key=key)
     message = problem["msg"].removeprefix("Value error, ")
-    return UserError(f"`{key}`: {message}" if key else message, where=where)
+    return UserError(f"`{key}`: {message}" if key else message, where=where, key=key)
 
 
 def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
@@ -62,8 +62,8 @@ def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
     if len(shortest) == 1:
         return f"did you mean `{'.'.join([*parents, *shortest[0]])}`?"
     keys = sorted(at.model_fields)
-    known = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
-    return f"did you mean `{known}`?" if known else None
+    match = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
+    return f"did you mean `{match}`?" if match else None
 
 
 def _listing(section: type[BaseModel], parents: list[str]) -> str | None:

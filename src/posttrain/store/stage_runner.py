@@ -26,9 +26,9 @@ def stage_key(stage: str, version: int, inputs: Mapping[str, str], config: Mappi
     """Hashes everything that a stage's output depends on to 64 hex characters.
 
     Args:
-        version: the stage's version, raised by hand when its meaning changes.
-        inputs: artifact ids (or digests of things outside the store) by their role.
-        config: the part of the config that the stage reads, as JSON values.
+        version: The stage's version, raised by hand when its meaning changes.
+        inputs: Artifact ids (or digests of things outside the store) by their role.
+        config: The part of the config that the stage reads, as JSON values.
     """
     key = {"stage": stage, "version": version, "inputs": dict(inputs), "config": dict(config), "seed": seed}
     return digest(key)
@@ -49,8 +49,8 @@ def run_stage(
     """Returns the stage's artifact: the finished one if the work was done before, else that of ``work(out, scratch)``.
 
     Args:
-        kind: the artifact's kind.
-        work: fills the folder ``out``, may keep state to resume from in ``scratch``, and returns the artifact's
+        kind: The artifact's kind.
+        work: Fills the folder ``out``, may keep state to resume from in ``scratch``, and returns the artifact's
             meta: JSON values that the content decides, as they are part of its id. It lists artifacts that it
             commits itself under `PARTS`: the work is done again if one of those is damaged.
 

@@ -1,7 +1,8 @@
-"""Reads UTF-8 text and delimited files that users wrote."""
+"""Reads UTF-8 text and delimited files that users wrote, and normalises text for comparisons."""
 
 import csv
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ def read_text(path: Path, name: str) -> str:
     """Reads a UTF-8 file, without the byte order mark that spreadsheets put before the text.
 
     Args:
-        name: the file's name in errors.
+        name: The file's name in errors.
 
     Raises:
         UserError: it is missing, cannot be read or is not UTF-8, with the line.
@@ -30,6 +31,11 @@ def read_text(path: Path, name: str) -> str:
         raise UserError("holds bytes that are not UTF-8", where=f"{name}:{line}", fix="save as UTF-8") from None
 
 
+def normalise_text(text: str) -> str:
+    """Applies NFC, strips, and collapses each run of whitespace to one space."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
 def read_delimited(
     lines: Iterable[str], delimiter: str, *, blank: bool = True
 ) -> Iterator[tuple[int, list[str] | str]]:
@@ -39,9 +45,9 @@ def read_delimited(
     describes the problem.
 
     Args:
-        lines: with their ends.
-        delimiter: one character.
-        blank: whether rows of nothing but empty fields count; spreadsheets append such rows, of any length.
+        lines: Lines with their ends.
+        delimiter: One character between fields.
+        blank: True if rows of nothing but empty fields count; spreadsheets append such rows, of any length.
     """
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is less than many a document
     # Strict: else a quote that never closes would swallow the rest of the file as one field, without an error.

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import TracebackType
 
 from posttrain import __version__
-from posttrain.store.artifacts import ArtifactStore
+from posttrain.store.artifacts import ArtifactStore, LocalArtifacts
 from posttrain.store.config import StoreConfig, expand_variables
 from posttrain.store.errors import UserError, is_user_mistake
+from posttrain.store.extensions import Registry
 from posttrain.store.files import disk_errors, remove_tree, sync_folder, write_atomically
 from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
@@ -18,35 +19,40 @@ from posttrain.store.metadata import Metadata
 FORMAT = 1  # of the folder's layout; the database counts its own versions
 
 
+STORES: Registry[type[ArtifactStore]] = Registry(
+    "artifact store", "posttrain.stores", {"file": LocalArtifacts, "local": LocalArtifacts}, ArtifactStore
+)
+"""Artifact stores by the name in front of ``://``; any other name is a protocol of fsspec, such as ``s3``."""
+
+
 def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
-    """Opens the artifact store at ``url`` (None: ``home/artifacts``).
+    """Opens the artifact store at ``url``, the config key ``store.artifacts``.
 
     Args:
-        home: the workspace's ``.posttrain``, which holds temporary files and copies of remote artifacts.
+        url: A URL; or the name or dotted path of a store, alone or as ``NAME://LOCATION``; None: ``home/artifacts``.
+        home: The workspace's ``.posttrain``, which holds temporary files and copies of remote artifacts.
 
     Raises:
-        UserError: the URL is wrong, or what it needs is not installed.
+        UserError: the URL is wrong, the store cannot be imported, or something that it needs is not installed.
     """
-    from posttrain.store.artifacts import LocalArtifacts
-
     if url is None:
-        return LocalArtifacts(home / "artifacts", home / "tmp")
-    protocol, separator, path = url.partition("://")
-    if not separator or not path:
+        return LocalArtifacts.open("", home)
+    name, separator, location = url.partition("://")
+    if name in STORES and (location or name not in STORES.builtin):
+        return STORES.load(name, "store.artifacts").open(location, home)
+    if not separator or not location:
         raise UserError(f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
-    if protocol in ("file", "local"):
-        root = home.parent / path  # `/` with an absolute path on the right is that path
-        return LocalArtifacts(root, root / ".tmp")
+    # Here, as fsspec is slow to import.
     from posttrain.store.remote_artifacts import RemoteArtifacts
 
-    return RemoteArtifacts(url, home)
+    return RemoteArtifacts.open(url, home)
 
 
 class Workspace(AbstractContextManager["Workspace"]):
     """An open workspace; `create` or `open` opens it, `close` or the end of a ``with`` block closes it.
 
     Attributes:
-        root: the workspace's folder.
+        root: The workspace's folder.
         home: ``root/.posttrain``.
     """
 
@@ -218,7 +224,7 @@ def _remove_created(created: list[Path]) -> None:
     """Removes a new workspace's home and new parent folders, unless another process works there.
 
     Args:
-        created: the folders, the innermost first.
+        created: The folders, the innermost first.
     """
     home, *parents = created
     # Errors are dropped: the user's mistake that led here is the one to report.

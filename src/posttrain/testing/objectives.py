@@ -24,7 +24,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.testing.steps import table_of
 from posttrain.train.config import TrainConfig
-from posttrain.train.data.config import Shape
+from posttrain.train.data.config import RecordShape
 from posttrain.train.data.encoding import build_examples
 from posttrain.train.objectives.base import Objective, ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model, record_shape
@@ -55,7 +55,7 @@ _STEPS = 10
 Gradients = dict[str, torch.Tensor]
 
 
-def records_of(shape: Shape) -> pa.Table:
+def records_of(shape: RecordShape) -> pa.Table:
     """Returns eight records in the shape that an objective takes; pairs have margins, every third label is False."""
     rows = []
     for number, (prompt, good, bad) in enumerate(_RECORDS, 1):
@@ -75,7 +75,7 @@ class PreparedObjective:
 
     Attributes:
         lm: the model that is trained, in float32.
-        objective: what it is trained for.
+        objective: its objective.
     """
 
     lm: LanguageModel

@@ -33,12 +33,12 @@ class ScorerContract:
 
     @pytest.fixture
     def lm(self, tmp_path: Path) -> LanguageModel:
-        """The model that answers; one with a label set for a scorer that needs it."""
+        """Returns the model that answers; one with a label set for a scorer that needs it."""
         return tiny_language_model(tmp_path / "tiny")
 
     @pytest.fixture
     def records(self, lm: LanguageModel) -> pa.Table:
-        """Records of different lengths, with an answer each; a label where the task has a label set."""
+        """Returns records of different lengths, with an answer each; a label where the task has a label set."""
         answers = lm.task.label_set or ["a short answer", "no"]
         prompts = ["blue sky", "a red house by the sea", "one two three", "why?"]
         return table_of(

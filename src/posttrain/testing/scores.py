@@ -1,4 +1,4 @@
-"""The contract of scores, numbers of pool records for selection; `scorers` tests what marks answers.
+"""The contract of scores, numbers of pool records for selection; that of a suite's scorers is in `scorers`.
 
 Inherit from the test class:
 
@@ -16,9 +16,10 @@ import pytest
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
-from posttrain.select.scores.context import Floats, ScoredRecords, ScoringContext
+from posttrain.select.scores.context import ScoringBatch, ScoringContext
 from posttrain.select.scores.passes import ScoringModel
 from posttrain.select.scores.registry import ScoreSpec
+from posttrain.select.scores.uncertainty import Floats
 
 _LABELS = ["yes", "no", "maybe"]
 # Two are equal, and lengths differ: batches are padded and sorted by length, where scores of neighbours could leak.
@@ -31,26 +32,26 @@ def tiny_language_model(folder: Path, task: TaskConfig = TaskConfig(max_new_toke
     return load_language_model(write_tiny_model(folder), task, dtype="float32")
 
 
-def records_to_score(scoring: ScoringContext, prompts: list[str]) -> ScoredRecords:
+def scoring_batch(scoring: ScoringContext, prompts: list[str]) -> ScoringBatch:
     """Returns records of one user turn each, all with the same answer."""
     answer = scoring.labels[0] if scoring.labels else "an answer"
     turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return ScoredRecords(scoring, turns, [answer] * len(prompts))
+    return ScoringBatch(scoring, turns, [answer] * len(prompts))
 
 
 class ScoreContract:
     """Tests what every score of records promises; inherit and define the fixture ``spec``, a `ScoreSpec`.
 
-    A score has one number a record; the same records get the same numbers; and a record's number does not depend on
-    the records beside it or on their order. Redefine the fixture ``scoring`` for another model than a tiny one.
+    A score has one number a record; the same records get the same numbers; and a record's number depends neither on the
+    other records of its batch nor on their order. Redefine the fixture ``scoring`` for another model than a tiny one.
     """
 
     @pytest.fixture
     def scoring(self, spec: ScoreSpec, tmp_path: Path) -> ScoringContext:
         """The model that scores, with labels for a score that needs their probabilities."""
-        labels = _LABELS if spec.of == "labels" else []
+        labels = _LABELS if spec.task == "labels" else []
         lm = tiny_language_model(tmp_path / "tiny", TaskConfig(labels=labels, max_new_tokens=4))
-        return ScoringContext(ScoringModel.of(lm), labels)
+        return ScoringContext(ScoringModel.from_language_model(lm), labels)
 
     def test_one_number_a_record(self, spec: ScoreSpec, scoring: ScoringContext) -> None:
         for count in (0, 1, len(_PROMPTS)):
@@ -72,10 +73,10 @@ class ScoreContract:
         np.testing.assert_allclose(forwards, backwards[::-1], rtol=1e-4, atol=1e-6)
 
     def test_names_its_task_and_its_direction(self, spec: ScoreSpec) -> None:
-        assert spec.of in ("labels", "text", "any", "labelled")
+        assert spec.task in ("labels", "text", "any", "labelled")
         assert spec.sign in (1, -1)
-        assert spec.meaning
+        assert spec.summary
 
 
 def _scores(spec: ScoreSpec, scoring: ScoringContext, prompts: list[str]) -> Floats:
-    return np.asarray(spec.compute(records_to_score(scoring, prompts)), np.float64)
+    return np.asarray(spec.compute(scoring_batch(scoring, prompts)), np.float64)

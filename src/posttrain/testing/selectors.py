@@ -28,22 +28,20 @@ def score_columns(rows: int, seed: int = 0, labels: int = 5, width: int = 12) ->
 class SelectorContract:
     """Tests what every selector promises; inherit and define the fixture ``strategy``, a name or a dotted path.
 
-    A selector returns as many distinct rows without a label as are wanted, or all there are; the same call returns the
-    same rows; its input stays unchanged; and what is predicted of labelled rows has no influence.
+    A selector returns ``n`` distinct rows without a label, or all there are; the same call returns the same rows; its
+    input stays unchanged; and predictions of labelled rows have no influence.
     """
 
     @pytest.mark.parametrize("rows", [0, 1, 7, 40])
     @pytest.mark.parametrize("n", [0, 3, 50])
     @pytest.mark.parametrize("share", [0.0, 0.4])
-    def test_returns_distinct_free_rows_and_as_many_as_wanted(
-        self, strategy: str, rows: int, n: int, share: float
-    ) -> None:
+    def test_returns_n_distinct_unlabelled_rows(self, strategy: str, rows: int, n: int, share: float) -> None:
         labelled = np.random.default_rng(rows).random(rows) < share
-        chosen = select(strategy, score_columns(rows), n, 1, labelled)
-        assert chosen.dtype == np.int64
-        assert len(chosen) == min(n, int((~labelled).sum()))
-        assert len(set(chosen.tolist())) == len(chosen)
-        assert all(0 <= row < rows and not labelled[row] for row in chosen)
+        batch = select(strategy, score_columns(rows), n, 1, labelled)
+        assert batch.dtype == np.int64
+        assert len(batch) == min(n, int((~labelled).sum()))
+        assert len(set(batch.tolist())) == len(batch)
+        assert all(0 <= row < rows and not labelled[row] for row in batch)
 
     def test_same_call_gives_same_rows(self, strategy: str) -> None:
         scores = score_columns(60)
@@ -62,9 +60,9 @@ class SelectorContract:
         assert not labelled.any()
 
     def test_everything_labelled_leaves_nothing(self, strategy: str) -> None:
-        chosen = select(strategy, score_columns(6), 3, labelled=np.ones(6, bool))
-        assert chosen.dtype == np.int64
-        assert chosen.tolist() == []
+        batch = select(strategy, score_columns(6), 3, labelled=np.ones(6, bool))
+        assert batch.dtype == np.int64
+        assert batch.tolist() == []
 
     def test_all_rows_alike(self, strategy: str) -> None:
         scores = {name: np.repeat(values[:1], 20, axis=0) for name, values in score_columns(1).items()}
@@ -72,15 +70,15 @@ class SelectorContract:
         assert len(set(select(strategy, scores, 7).tolist())) == 7
 
     def test_few_distinct_rows(self, strategy: str) -> None:
-        # Fewer different rows than wanted: k-means has empty clusters, and draws by distance have no odds left.
+        # Fewer different rows than n: k-means has empty clusters, and draws by distance have no odds.
         scores = {name: np.repeat(values, 10, axis=0) for name, values in score_columns(3).items()}
         assert len(set(select(strategy, scores, 12).tolist())) == 12
 
     def test_predictions_of_labelled_rows_do_not_matter(self, strategy: str) -> None:
         scores, labelled = score_columns(50), np.arange(50) % 3 == 0
-        chosen = select(strategy, scores, 9, 1, labelled)
+        batch = select(strategy, scores, 9, 1, labelled)
         other = {name: values.copy() for name, values in scores.items()}
-        # The loop appends labelled records of which only the embedding is known; the other columns are made up.
+        # The loop appends labelled records with an embedding and placeholders in the other columns.
         other["probabilities"][labelled] = 0.2
         other["loss"][labelled] = other["cost"][labelled] = 99.0
-        np.testing.assert_array_equal(chosen, select(strategy, other, 9, 1, labelled))
+        np.testing.assert_array_equal(batch, select(strategy, other, 9, 1, labelled))

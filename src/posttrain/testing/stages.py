@@ -15,12 +15,12 @@ import pytest
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import CachedWork
 from posttrain.store.workspace import Workspace
 
 
 class StageContract:
-    """Tests what every stage promises; inherit and define the fixture ``stage``.
+    """Tests the contract of every stage; inherit and define the fixture ``stage``.
 
     A stage's key is made of JSON values; its work is done once and found again; the same work gives the same bytes; and
     a resumed run gives those of an uninterrupted one. Redefine the fixture ``context`` for a stage that needs results
@@ -29,12 +29,12 @@ class StageContract:
 
     @pytest.fixture
     def context(self, tmp_path: Path) -> Iterator[RoundContext]:
-        """Round 1 of an empty workspace, with the default config."""
+        """Rounds 1 of an empty workspace, with the default config."""
         config = Config.read({"model": "tiny", "data": {"pool": "pool.csv", "test": "test.csv"}}, "posttrain.yaml")
         with Workspace.create(tmp_path / "workspace") as workspace:
             yield RoundContext(workspace, config, 1)
 
-    def test_key_is_made_of_json_values(self, stage: Stage, context: RoundContext) -> None:
+    def test_key_is_made_of_json_values(self, stage: CachedWork, context: RoundContext) -> None:
         assert stage.name
         assert stage.kind
         inputs, settings = dict(stage.inputs(context)), dict(stage.settings(context))
@@ -44,7 +44,7 @@ class StageContract:
         assert (dict(stage.inputs(context)), dict(stage.settings(context))) == (inputs, settings)
 
     def test_work_is_done_once(
-        self, stage: Stage, context: RoundContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, stage: CachedWork, context: RoundContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         artifact = context.run(stage)
         assert artifact.kind == stage.kind
@@ -55,17 +55,17 @@ class StageContract:
         monkeypatch.setattr(type(stage), "run", fail)
         assert context.run(stage) == artifact
 
-    def test_same_work_gives_the_same_bytes(self, stage: Stage, context: RoundContext, tmp_path: Path) -> None:
+    def test_same_work_gives_the_same_bytes(self, stage: CachedWork, context: RoundContext, tmp_path: Path) -> None:
         first, second = (_run(stage, context, tmp_path / name, tmp_path / f"{name} scratch") for name in ("a", "b"))
         assert first == second
 
-    def test_resumed_run_gives_the_same_bytes(self, stage: Stage, context: RoundContext, tmp_path: Path) -> None:
+    def test_resumed_run_gives_the_same_bytes(self, stage: CachedWork, context: RoundContext, tmp_path: Path) -> None:
         # The second run meets the scratch folder that a process leaves that is killed just before its commit.
         first, resumed = (_run(stage, context, tmp_path / name, tmp_path / "scratch") for name in ("a", "b"))
         assert first == resumed
 
 
-def _run(stage: Stage, context: RoundContext, out: Path, scratch: Path) -> tuple[Any, dict[str, bytes]]:
+def _run(stage: CachedWork, context: RoundContext, out: Path, scratch: Path) -> tuple[Any, dict[str, bytes]]:
     """Returns the meta of a run into an empty folder, as JSON gives it back, and the files by name."""
     out.mkdir()
     scratch.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat, records
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.registry import STEPS
-from posttrain.data.steps.step import GlobalStep, RowStep, Step
+from posttrain.data.steps.step import DataStep, GlobalStep, RowStep
 from posttrain.data.versions.recipe import config_name
 
 
@@ -31,10 +31,10 @@ def table_of(*rows: dict[str, Any] | str) -> pa.Table:
     """Builds a RECORD table: a string is plain text, a mapping gives columns; a prompt may be a string."""
     values = []
     for line, row in enumerate(rows, 1):
-        given: dict[str, Any] = {"text": row} if isinstance(row, str) else dict(row)
-        if isinstance(given.get("prompt"), str):
-            given["prompt"] = [{"role": "user", "content": given["prompt"]}]
-        values.append({**dict.fromkeys(RECORD.names), "source": "f", "line": line, "meta": "{}", **given})
+        fields: dict[str, Any] = {"text": row} if isinstance(row, str) else dict(row)
+        if isinstance(fields.get("prompt"), str):
+            fields["prompt"] = [{"role": "user", "content": fields["prompt"]}]
+        values.append({**dict.fromkeys(RECORD.names), "source": "f", "line": line, "meta": "{}", **fields})
     return assign_ids(records(values))
 
 
@@ -56,21 +56,21 @@ class StepContract:
     is listed.
 
     Attributes:
-        adds_rows: whether the step adds records, such as augmented ones.
+        adds_rows: True if the step adds records, such as augmented ones.
     """
 
     adds_rows = False
 
     @pytest.fixture
     def evaluation(self) -> pa.Table:
-        """The evaluation records that the step sees; none by default."""
+        """Returns the evaluation records that the step sees; none by default."""
         return RECORD.empty_table()
 
-    def test_the_registry_finds_it(self, step: Step) -> None:
+    def test_the_registry_finds_it(self, step: DataStep) -> None:
         assert STEPS[config_name(step)] is type(step)
         assert type(step).__doc__
 
-    def test_every_row_is_kept_changed_or_rejected(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
+    def test_every_row_is_kept_changed_or_rejected(self, step: DataStep, table: pa.Table, evaluation: pa.Table) -> None:
         kept, rejected, changed, facts = apply_step(step, table, evaluation)
         assert kept.schema == RECORD
         assert rejected.schema == REJECTED
@@ -89,23 +89,23 @@ class StepContract:
         assert all(len(values) == table.num_rows for values in facts.values())
         assert kept.equals(assign_ids(kept)), "ids are those of the content"
 
-    def test_pickling_changes_no_result(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
-        again = pickle.loads(pickle.dumps(step))  # noqa: S301
+    def test_pickling_changes_no_result(self, step: DataStep, table: pa.Table, evaluation: pa.Table) -> None:
+        copy = pickle.loads(pickle.dumps(step))  # noqa: S301
         # Workers get the step by pickle: one that keeps a compiled or open object must still be the same.
-        assert again == step
-        assert _as_json(apply_step(again, table, evaluation)) == _as_json(apply_step(step, table, evaluation))
+        assert copy == step
+        assert _as_json(apply_step(copy, table, evaluation)) == _as_json(apply_step(step, table, evaluation))
 
-    def test_an_empty_table_passes(self, step: Step, evaluation: pa.Table) -> None:
+    def test_an_empty_table_passes(self, step: DataStep, evaluation: pa.Table) -> None:
         kept, rejected, changed, _ = apply_step(step, RECORD.empty_table(), evaluation)
         assert (kept.num_rows, rejected.num_rows, changed.num_rows) == (0, 0, 0)
 
-    def test_its_key_is_json(self, step: Step) -> None:
+    def test_its_key_is_json(self, step: DataStep) -> None:
         # A version's id hashes the keys of its steps: a value that JSON changes would name another version.
         assert json.loads(json.dumps(step.key())) == step.key()
         assert step.key()["step"] == step.name
 
     @pytest.mark.parametrize("size", [1, 2, 3])
-    def test_where_the_table_is_cut_changes_nothing(self, step: Step, table: pa.Table, size: int) -> None:
+    def test_where_the_table_is_cut_changes_nothing(self, step: DataStep, table: pa.Table, size: int) -> None:
         # A shard's borders follow from file sizes, and must not decide what becomes of a record.
         parts = [table.slice(start, size) for start in range(0, table.num_rows, size)]
         if isinstance(step, RowStep):

@@ -66,7 +66,7 @@ class ArtifactStoreContract:
 
     @pytest.fixture
     def elsewhere(self, reopen: Reopen) -> Reopen:
-        """The store as another machine sees it, without this one's local copies."""
+        """Returns a function that opens the store as another machine sees it, without this one's local copies."""
         return reopen
 
     def test_what_is_committed_can_be_read(self, store: ArtifactStore, elsewhere: Reopen) -> None:

@@ -1,11 +1,12 @@
 """Training: ``posttrain.train.train`` is ``posttrain train`` in Python; the loop's stage calls `stage.train`."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from posttrain.store.extensions import lazy_exports
 
-def __getattr__(name: str) -> Any:
-    if name == "train":  # late, as it loads torch
-        from posttrain.train.api import train
+if TYPE_CHECKING:
+    from posttrain.train.api import train
 
-        return train
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["train"]
+
+__getattr__ = lazy_exports(__name__, {"train": "api"})

@@ -23,7 +23,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     fork: bool = False,
 ) -> dict[str, Any]:
-    """Train a model on records, resuming where an earlier call stopped.
+    """Trains a model on records, resuming where an earlier call stopped.
 
     Args:
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
@@ -56,7 +56,7 @@ def train(
 
 
 def read_files(config: TrainJobConfig) -> pa.Table:
-    """Read the records of the config's files; errors name them by their paths from the current folder.
+    """Reads the records of the config's files; errors name them by their paths from the current folder.
 
     Raises:
         UserError: on the first bad record, with file and line.

@@ -71,13 +71,13 @@ def autotune_settings(
     seconds: float,
     measure: Measure | None = None,
 ) -> TuningResult:
-    """Search the fastest settings and write them to ``out/config.yaml``, and all trials to a file beside it.
+    """Searches the fastest settings and writes them to ``out/config.yaml``, and all trials to a file beside it.
 
     Args:
         out: made if missing; may hold an earlier tuning and nothing else.
         fetch: gives the folder of the model; may write it into the folder that it is given.
         seconds: that the measuring may take, about.
-        measure: in place of `TrialRunner`.
+        measure: replaces `TrialRunner`.
 
     Raises:
         UserError: the folder holds something else, or the training cannot be begun.
@@ -106,14 +106,14 @@ def autotune_settings(
 def search(
     config: TrainConfig, measure: Measure, seconds: float, steps: int, passed: Callable[[], float] | None = None
 ) -> TuningResult:
-    """Search without files.
+    """Searches without files.
 
     Args:
-        steps: of the whole training, over which compile time is spread.
+        steps: steps of the whole training, over which compile time is spread.
         passed: returns the seconds so far; by default a wall clock.
     """
     began = time.monotonic()
-    tuner = _Search(config, measure, steps, passed or (lambda: time.monotonic() - began))
+    tuner = _SettingsSearch(config, measure, steps, passed or (lambda: time.monotonic() - began))
     tuner.until = _SEARCH_SHARE * seconds
     tuner.explore()
     if sum(not trial.problem for trial in tuner.trials) < 2:  # nothing to compare, so the time of the final is free
@@ -128,18 +128,18 @@ def search(
     return TuningResult(winner.settings, tuner.trials, first.rate(steps), rate)
 
 
-class _Search:
+class _SettingsSearch:
     def __init__(self, config: TrainConfig, measure: Measure, steps: int, passed: Callable[[], float]) -> None:
         self._measure, self._steps, self._passed = measure, steps, passed
         values = config.model_dump(mode="json")
         self._start = {_TOKENS_KEY: config.micro_batch_tokens}
-        self._start |= {key: known for key, _ in _CHOICES if (known := _nested_value(values, key)) is not None}
+        self._start |= {key: value for key, _ in _CHOICES if (value := _nested_value(values, key)) is not None}
         self.until = 0.0
         self.trials: list[Trial] = []
         self.best: Trial | None = None
 
     def explore(self) -> None:
-        """Vary one setting after another, while there is time and progress."""
+        """Varies one setting after another, while there is time and progress."""
         trial = self._try(self._start) or (self.trials[-1] if self.trials else None)
         tokens = _most_tokens(trial or Trial(self._start))
         # The config as it is may not fit: nothing can be compared before one setting runs.
@@ -157,7 +157,7 @@ class _Search:
                 return
 
     def decide(self) -> tuple[Trial, float]:
-        """Measure the best two in turns; return the better and its tokens a second."""
+        """Measures the best two in turns; returns the better and its tokens a second."""
         assert self.best is not None
         usable = {_settings_key(trial.settings): trial for trial in self.trials if trial.rate(self._steps)}
         ranked = sorted(usable.values(), key=lambda trial: -trial.rate(self._steps))[:2]
@@ -180,7 +180,7 @@ class _Search:
         return (ranked[1], second) if takes_second else (ranked[0], first)
 
     def _micro_batch(self) -> None:
-        """Double the micro-batch while that helps and a step has enough tokens, else halve it while that helps."""
+        """Doubles the micro-batch while that helps and a step has enough tokens, else halve it while that helps."""
         assert self.best is not None
         for factor in (2.0, 0.5):
             before = self.best
@@ -197,7 +197,7 @@ class _Search:
                 return
 
     def _with(self, key: str, value: Any) -> dict[str, Any]:
-        """Return settings to change together with this one."""
+        """Returns settings to change together with this one."""
         # Recomputation frees memory for a larger micro-batch.
         assert self.best is not None
         return {_TOKENS_KEY: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
@@ -212,7 +212,7 @@ class _Search:
         return True
 
     def _try(self, settings: Settings) -> Trial | None:
-        """Measure a new setting; it becomes the best if it is clearly better."""
+        """Measures a new setting; it becomes the best if it is clearly better."""
         if any(_settings_key(trial.settings) == _settings_key(settings) for trial in self.trials):
             return None
         best = self.best.rate(self._steps) if self.best else 0.0
@@ -222,14 +222,14 @@ class _Search:
         return trial
 
     def _run(self, settings: Settings, floor: float) -> Trial | None:
-        """Run a trial; None if there is no time left."""
+        """Runs a trial; None if there is no time left."""
         # A trial takes about as long as the one before.
-        left = self.until - self._passed()
+        remaining = self.until - self._passed()
         usual = self.trials[-1].seconds if self.trials else 0.0
-        if left <= 0 or left < usual:
+        if remaining <= 0 or remaining < usual:
             return None
         try:
-            trial = self._measure(settings, floor, left)
+            trial = self._measure(settings, floor, remaining)
         except UserError as error:
             if not self.trials:
                 raise  # the config itself is wrong, not a setting of ours
@@ -242,7 +242,7 @@ class _Search:
 
 @contextmanager
 def _time_budget(seconds: float) -> Iterator[Callable[[], float]]:
-    """Yield a clock of the seconds so far, shown as a progress bar."""
+    """Yields a clock of the seconds so far, shown as a progress bar."""
     began, shown = time.monotonic(), 0
     with progress_bar("tuning", max(1, int(seconds)), "s") as advance:
 
@@ -257,13 +257,13 @@ def _time_budget(seconds: float) -> Iterator[Callable[[], float]]:
 
 
 def _most_tokens(trial: Trial) -> int:
-    """Return the tokens of a micro-batch; a guess for ``auto``."""
+    """Returns the tokens of a micro-batch; a guess for ``auto``."""
     tokens = trial.settings[_TOKENS_KEY]
     return tokens if isinstance(tokens, int) else _DEFAULT_TOKENS
 
 
 def as_overrides(tuned: TuningResult) -> list[str]:
-    """Format the settings for ``--set``."""
+    """Formats the settings for ``--set``."""
     return [f"train.{key}={_yaml(value)}" for key, value in tuned.settings.items()]
 
 
@@ -276,7 +276,7 @@ def _settings_key(settings: Settings) -> str:
 
 
 def _nested_value(values: Any, key: str) -> Any:
-    """Return the value of a dotted key, or None."""
+    """Returns the value of a dotted key, or None."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
             return None

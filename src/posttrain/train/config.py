@@ -13,7 +13,6 @@ from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseCon
 from posttrain.train.initialization.config import InitializationConfig
 from posttrain.train.monitor.config import MonitorConfig, ProfileConfig, SinksConfig
 from posttrain.train.objectives.config import (
-    CdpoConfig,
     ClassificationConfig,
     CpoConfig,
     DistillationConfig,
@@ -52,7 +51,7 @@ class LoraConfig(Section):
 
 
 class RecomputeConfig(Section):
-    """Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): what the backward pass computes again.
+    """Activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
 
     ``recompute: full`` is short for ``recompute: {mode: full}``.
     """
@@ -63,7 +62,7 @@ class RecomputeConfig(Section):
     )
     budget: str = Field(
         "50%",
-        description="With selective: what activations may take, such as 4GiB, 800MB, or 50% of all of them.",
+        description="selective: memory for activations, such as 4GiB, 800MB, or 50% of all of them.",
     )
 
     @model_validator(mode="before")
@@ -91,24 +90,24 @@ class TrainConfig(Section):
 
     objective: str = Field(
         "sft",
-        description=f"What is learned: {', '.join(OBJECTIVES)}, or the dotted path of your own, `my_module:NAME`.",
+        description=f"Training objective: {', '.join(OBJECTIVES)}, or the dotted path of your own, `my_module:NAME`.",
     )
-    options: dict[str, Any] = Field({}, description="The settings of an objective of your own.")
+    options: dict[str, Any] = Field({}, description="Settings of an objective of your own.")
     method: Literal["full", "lora"] = Field("full", description="Train all weights, or a LoRA adapter.")
     start: Literal["base", "champion"] = Field("base", description="The weights that a round starts from.")
     epochs: int = Field(6, ge=1, description="Passes over the training set.")
     shuffle: bool = Field(True, description="Shuffle each pass, or keep the records' order.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
     batch_size: int = Field(16, ge=1, description="Examples an optimiser step.")
-    stages: list[PhaseConfig] = Field(
+    phases: list[PhaseConfig] = Field(
         [], description="Parts of the training one after the other, each with its data, length and rate."
     )
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Whether easy records come first.")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Easy records first.")
     weight: str | None = Field(
-        None, description="A column with what each record counts in the loss, 0 or more; none: all count alike."
+        None, description="Column with each record's weight in the loss, 0 or more; null: all count alike."
     )
     micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="Tokens that are in memory at once; auto: as many as fit and still make it faster."
+        "auto", description="Tokens in memory at once; auto: as many as fit and still make it faster."
     )
     max_length: int = Field(1024, ge=8, description="Longer examples are cut at the start of their prompt, in tokens.")
     precision: Literal["bfloat16", "float16", "autocast", "float32"] = Field(
@@ -120,28 +119,31 @@ class TrainConfig(Section):
     compile: bool = Field(
         False, description="Compile the model's layers: a minute at the start, then faster; needs a C++ compiler."
     )
-    recompute: RecomputeConfig = Field(RecomputeConfig(), description="What the backward pass computes again.")
+    recompute: RecomputeConfig = Field(
+        RecomputeConfig(), description="Activations that the backward pass computes again."
+    )
     clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; null: any.")
     clip_value: float | None = Field(
         None, gt=0, description="Largest element of the gradient, clipped before the norm."
     )
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="How the learning rate moves.")
-    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="What turns gradients into updates.")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimiser.")
     ema: EmaConfig = Field(EmaConfig(), description="A moving average of the weights.")
-    noise: NoiseConfig = Field(NoiseConfig(), description="What is done to the model's inside while it trains.")
+    noise: NoiseConfig = Field(NoiseConfig(), description="Regularisation inside the model.")
     weight_standardization: bool = Field(
         False, description="Standardise the filters of convolutions (arXiv:1903.10520)."
     )
     initialization: InitializationConfig = Field(InitializationConfig(), description="Training from scratch.")
-    loader: LoaderConfig = Field(LoaderConfig(), description="How examples come to the model.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="What a kill cannot undo.")
-    watch: MonitorConfig = Field(MonitorConfig(), description="What is watched for, and what is done about it.")
-    profile: ProfileConfig = Field(ProfileConfig(), description="A close look at where the time goes.")
-    sinks: SinksConfig = Field(SinksConfig(), description="Where else the values of each step go.")
+    loader: LoaderConfig = Field(LoaderConfig(), description="Loading of examples.")
+    checkpoint: CheckpointConfig = Field(
+        CheckpointConfig(), description="Checkpoints, from which a killed training resumes."
+    )
+    watch: MonitorConfig = Field(MonitorConfig(), description="Faults that the monitor detects, and its actions.")
+    profile: ProfileConfig = Field(ProfileConfig(), description="Profile of a few steps.")
+    sinks: SinksConfig = Field(SinksConfig(), description="Trackers that also receive the metrics of each step.")
     lora: LoraConfig = Field(LoraConfig(), description="LoRA's settings, with method lora.")
     sft: SftConfig = Field(SftConfig(), description="The objective sft's settings.")
     dpo: DpoConfig = Field(DpoConfig(), description="The objective dpo's settings.")
-    cdpo: CdpoConfig = Field(CdpoConfig(), description="The objective cdpo's settings.")
     robust_dpo: RobustDpoConfig = Field(RobustDpoConfig(), description="The objective robust_dpo's settings.")
     ipo: IpoConfig = Field(IpoConfig(), description="The objective ipo's settings.")
     hinge: HingeConfig = Field(HingeConfig(), description="The objective hinge's settings.")
@@ -154,7 +156,9 @@ class TrainConfig(Section):
         ClassificationConfig(), description="The objective classification's settings."
     )
     distill: DistillationConfig = Field(DistillationConfig(), description="The objective distill's settings.")
-    distill_hidden: HiddenConfig = Field(HiddenConfig(), description="The objective distill_hidden's settings.")
+    distill_hidden: HiddenConfig = Field(
+        HiddenConfig(), description="The objective distill_hidden's settings; distill's with hidden_weight."
+    )
 
     @field_validator("objective")
     @classmethod
@@ -172,7 +176,7 @@ class TrainConfig(Section):
         return objective_spec(self.objective).shape == "teacher"
 
     def with_teacher_from(self, root: Path) -> "TrainConfig":
-        """Resolve the teacher's folder, which is relative to ``root``.
+        """Resolves the teacher's folder, which is relative to ``root``.
 
         Raises:
             UserError: the objective has a teacher, and none is named, or there is no model where it should be.
@@ -191,9 +195,26 @@ class TrainConfig(Section):
         return self.with_teacher(folder)
 
     def with_teacher(self, folder: Path | None) -> "TrainConfig":
-        """Return the config with another teacher."""
+        """Returns the config with another teacher."""
         distill = self.distill.model_copy(update={"teacher": None if folder is None else str(folder)})
         return self.model_copy(update={"distill": distill})
+
+    def key_settings(self) -> dict[str, Any]:
+        """Returns the settings that decide a training's result, as JSON for its key.
+
+        A key holds the teacher's artifact id, not its path.
+        """
+        # Left out where empty, as keys are older than options.
+        unused = set() if self.options else {"options"}
+        exclude = {"start", *OPERATIONAL_SECTIONS, *unused}
+        values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
+        # Keys of the section that were renamed or removed since: without them a workspace would train again.
+        values["stages"] = values.pop("phases")
+        values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
+        values["initialization"]["largest_ratio"] = 10.0
+        values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
+        values["distill_hidden"]["weight"] = 1.0
+        return values
 
     @property
     def token_budget(self) -> int:
@@ -208,18 +229,18 @@ class TrainConfig(Section):
 
 
 def training_phases(config: TrainConfig) -> list[PhaseConfig]:
-    """Return the phases of a training; one with all its epochs if the config names none.
+    """Returns the phases of a training; one with all its epochs if the config names none.
 
     Raises:
         UserError: there is a curriculum beside phases, which have their own; two use different measures of difficulty;
             or one uses losses that the objective does not measure.
     """
-    if config.stages and config.curriculum.name != "none":
-        fix = "put it into the stages that need it"
-        raise UserError("a training in stages has no curriculum of its own", where="train.curriculum", fix=fix)
-    phases = list(config.stages) or [PhaseConfig(epochs=config.epochs, curriculum=config.curriculum)]
+    if config.phases and config.curriculum.name != "none":
+        fix = "put it into the phases that need it"
+        raise UserError("a training in phases has no curriculum of its own", where="train.curriculum", fix=fix)
+    phases = list(config.phases) or [PhaseConfig(epochs=config.epochs, curriculum=config.curriculum)]
     if len({phase.curriculum.difficulty for phase in phases if phase.curriculum.name != "none"}) > 1:
-        raise UserError("the stages' curricula go by different difficulties", where="train.stages")
+        raise UserError("the phases' curricula go by different difficulties", where="train.phases")
     if curriculum_difficulty(phases) == "loss" and objective_spec(config.objective).output in ("reward", "classes"):
         where, fix = "train.curriculum.difficulty", "name a column of the data with numbers"
         raise UserError(f"{config.objective} has no loss before training", where=where, fix=fix)
@@ -230,7 +251,7 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
 
 
 def check_from_scratch(config: TrainConfig) -> None:
-    """Raise a UserError where the config asks for weights that training from scratch throws away."""
+    """Raises a UserError where the config asks for weights that training from scratch throws away."""
     name, needed = "", ""
     if config.method == "lora":
         name, needed = "train.method=lora", "train.method=full"

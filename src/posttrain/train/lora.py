@@ -14,12 +14,12 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 
 def add_adapter(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
-    """Return the model with a fresh float32 adapter as its only trainable weights."""
+    """Returns the model with a fresh float32 adapter as its only trainable weights."""
     return LanguageModel(attach_lora(lm.model, config), lm.tokenizer, lm.task)
 
 
 def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
-    """Add a fresh LoRA adapter to a transformers model, perhaps on the ``meta`` device; options are peft's.
+    """Adds a fresh LoRA adapter to a transformers model, perhaps on the ``meta`` device; options are peft's.
 
     Raises:
         UserError: the model has none of the modules that are to be adapted.
@@ -44,7 +44,7 @@ def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
 
 
 def merge_adapter(adapted: LanguageModel, adapter: Path) -> LanguageModel:
-    """Save the adapter to a folder, and merge it into the base weights."""
+    """Saves the adapter to a folder, and merge it into the base weights."""
     adapted.model.save_pretrained(adapter)
     _strip_run_details(adapter)
     # In float32, so that nothing is rounded twice.
@@ -53,13 +53,13 @@ def merge_adapter(adapted: LanguageModel, adapter: Path) -> LanguageModel:
 
 
 def set_base_model(adapter: Path, model: str) -> None:
-    """Write the base model of a saved adapter, a folder or a Hub id, where peft looks for it."""
+    """Writes the base model of a saved adapter, a folder or a Hub id, where peft looks for it."""
     file = adapter / _ADAPTER_CONFIG
     _write_adapter_config(file, json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": model})
 
 
 def _strip_run_details(adapter: Path) -> None:
-    """Remove everything that differs between runs of the same training, so that they write the same bytes.
+    """Removes everything that differs between runs of the same training, so that they write the same bytes.
 
     peft notes the base model's path, in its settings and in a form for a model card, and writes a set of module names
     in an order that changes from process to process.

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out: an accelerator's, torch's on a CPU, or Python's own."""
+    """Returns whether an error says that memory ran out: an accelerator's, torch's on a CPU, or Python's own."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -32,7 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def empty_cache() -> None:
-    """Free what nobody holds any more; call it outside of the ``except`` that holds the error's frames."""
+    """Frees what nobody holds any more; call it outside of the ``except`` that holds the error's frames."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -41,13 +41,13 @@ def empty_cache() -> None:
 def run_in_groups(
     units: Sequence[Unit], groups: Iterable[Sequence[int]], read: Callable[[Sequence[int]], Result]
 ) -> Iterator[tuple[Sequence[int], Result]]:
-    """Yield each group's rows and the result of ``read``, in the groups' order.
+    """Yields each group's rows and the result of ``read``, in the groups' order.
 
     Where memory runs out, that group and all that follow are cut into smaller ones.
 
     Args:
         units: that the rows are of.
-        groups: rows that are read together; each is asked for when those before it were taken.
+        groups: rows that are read together; the next group is taken once the one before was read.
 
     Raises:
         WorkError: there is no memory for one unit.
@@ -55,19 +55,19 @@ def run_in_groups(
     budget: int | None = None
     # One group at a time from the iterator: later groups may depend on the rows that earlier ones have read.
     for group in groups:
-        left = list(group)
-        while left:
-            rows = left if budget is None else next(group_by_tokens(units, left, budget))
+        remaining = list(group)
+        while remaining:
+            rows = remaining if budget is None else next(group_by_tokens(units, remaining, budget))
             result = _try_group(read, rows)
             if result is None:
                 budget = _halve_budget(units, rows)
             else:
-                left = left[len(rows) :]
+                remaining = remaining[len(rows) :]
                 yield rows, result[0]
 
 
 def _try_group(read: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> tuple[Result] | None:
-    """Read a group; None if memory ran out, after freeing what the attempt had taken."""
+    """Reads a group; None if memory ran out, after freeing what the attempt had taken."""
     try:
         return (read(rows),)
     except (RuntimeError, MemoryError) as error:
@@ -78,7 +78,7 @@ def _try_group(read: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> 
 
 
 def _halve_budget(units: Sequence[Unit], rows: Sequence[int]) -> int:
-    """Return half of the rows' tokens, the budget to try next."""
+    """Returns half of the rows' tokens, the budget to try next."""
     tokens = sum(len(sequence.ids) for row in rows for sequence in units[row])
     if len(rows) == 1:
         raise WorkError(f"out of memory with one example of {tokens} tokens at a time; set a lower train.max_length")

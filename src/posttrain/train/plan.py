@@ -18,13 +18,12 @@ from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.data.record_columns import mix_kinds
 from posttrain.train.data.token_set import longest_lengths
-from posttrain.train.data.units import split_units
 from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
 from posttrain.train.memory.token_budget import available_bytes, choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.monitor.meter import DecoderSize, matmul_peak, process_bytes, training_flops
-from posttrain.train.objectives.build import record_shape
+from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
 
@@ -46,7 +45,7 @@ class Machine:
     mfu: float
 
     @classmethod
-    def of(cls, device: str | None, memory: int | None, peak: float | None, mfu: float) -> "Machine":
+    def detect(cls, device: str | None, memory: int | None, peak: float | None, mfu: float) -> "Machine":
         """Describes this machine, with the given values instead of measured ones.
 
         Args:
@@ -61,8 +60,8 @@ class Machine:
         if device not in ("cpu", "cuda"):
             raise UserError(f"no device `{device}`", where="--device", fix="give cpu or cuda")
         if device == "cuda" and here == "cpu":
-            for name, given in (("--device-memory", memory), ("--peak", peak)):
-                if given is None:
+            for name, value in (("--device-memory", memory), ("--peak", peak)):
+                if value is None:
                     raise UserError("there is no CUDA device here to measure", where=name, fix="say what it has")
         memory = available_bytes(device) if memory is None else memory
         return cls(device, memory, None if peak is None else peak * 1e12, mfu)
@@ -76,7 +75,7 @@ class _StepWork:
         tokens: a step, without padding.
         flops: a step, without what is computed again.
         parts: micro-batches a step.
-        steps: of the whole training; None where the data are not known.
+        steps: steps of the whole training; None where the data are not known.
     """
 
     tokens: float
@@ -89,10 +88,10 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
     """Estimates memory, micro-batch and time of a training.
 
     Args:
-        settings: of the training.
-        source: of the model, as ``posttrain.models.sources.locate`` names it.
+        settings: settings of the training.
+        source: the model, as ``posttrain.models.sources.locate`` names it.
         records: its data; without them every example is as long as ``train.max_length`` and supervised throughout.
-        machine: where it is to run.
+        machine: the machine that it will run on.
 
     Returns:
         ``memory``, ``micro_batch``, ``work``, ``parameters``, ``mixes`` (as `mix_counts` gives them) and what they are
@@ -102,14 +101,14 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         UserError: there is no such model, or the records cannot be used.
     """
     config, train = read_config(source), settings.train
-    spec = ModelSpec.of(config, train)
+    spec = ModelSpec.from_config(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
-    stages, mixes = _plan_phases(settings, source, records)
-    most_tokens = max(stage.longest for stage in stages)
+    phases, mixes = _plan_phases(settings, source, records)
+    most_tokens = max(phase.longest for phase in phases)
     # As training does it, which does not pack all of its data for every budget.
     auto = choose_budget(spec, train, machine.memory, most_tokens, device=machine.device, process=process)
     tokens = train.micro_batch_tokens if isinstance(train.micro_batch_tokens, int) else auto.tokens
-    batches = [stage.batch(tokens) for stage in stages]
+    batches = [phase.batch(tokens) for phase in phases]
     each = [estimate_memory(spec, train, batch, device=machine.device, process=process) for batch in batches]
     most = max(range(len(each)), key=lambda number: each[number].total)
     peak_estimate, batch = each[most], batches[most]
@@ -121,7 +120,7 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         "memory": {
             "total": peak_estimate.total,
             "phase": peak_estimate.peak,
-            "stage": most if train.stages else None,
+            "stage": most if train.phases else None,
             "stages": [item.total for item in each],
             "parts": {name: bytes for name, bytes in peak_estimate.parts.items() if bytes},
             "phases": peak_estimate.phases,
@@ -137,7 +136,7 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         },
         "mixes": mixes,
         "work": _work_report(
-            _mean_work([_step_work(config, train, stage, tokens) for stage in stages]), peak_estimate, train, machine
+            _mean_work([_step_work(config, train, phase, tokens) for phase in phases]), peak_estimate, train, machine
         ),
     }
 
@@ -148,7 +147,7 @@ class _PhasePlan:
 
     Args:
         train: the whole training.
-        longest: tokens of the training's longest sequences, or of those that the stage may have.
+        longest: tokens of the training's longest sequences, or of those that the phase may have.
         steps: None where the data are not known.
         batches: the steps of its first pass over the data; none where the data are not known.
     """
@@ -162,7 +161,7 @@ class _PhasePlan:
         """Returns the largest micro-batch under a token budget."""
         if not self.batches:
             return MicroBatch.full(budget, self.train, self.longest)
-        return elementwise_max(MicroBatch.of(packed) for packed in self.packed(budget))
+        return elementwise_max(MicroBatch.from_packed(packed) for packed in self.packed(budget))
 
     def packed(self, budget: int) -> Iterator[Packed]:
         """Yields the micro-batches under a token budget; none if the data are unknown."""
@@ -177,16 +176,16 @@ def _plan_phases(
     Of a curriculum's records, all of them from the start.
     """
     train = settings.train
-    configs = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in training_phases(train)]
+    configs = [phase.model_copy(update={"curriculum": CurriculumConfig()}) for phase in training_phases(train)]
     if records is None:
         longest_ones = [min(phase.max_length or train.max_length, train.max_length) for phase in configs]
         return [_PhasePlan(train, most, phase.steps) for most, phase in zip(longest_ones, configs, strict=True)], []
     shape = record_shape(train, records)
     encoded, _ = encode(load_encoder(source, settings.task), records, train.max_length, shape)
-    apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
-    units: Sequence[Unit] = split_units(encoded) if apart else encoded
+    units = objective_class(train.objective).record_units(encoded)
     lengths = longest_lengths(units)
-    kinds = {name: np.repeat(of, 1 + apart).tolist() for name, of in mix_kinds(train.stages, records).items()}
+    times = len(units) // len(encoded)
+    kinds = {name: np.repeat(values, times).tolist() for name, values in mix_kinds(train.phases, records).items()}
     sampler = BatchSampler(
         len(units),
         train.batch_size,
@@ -200,45 +199,45 @@ def _plan_phases(
     for position in sampler.phases:
         steps = range(start, start + position.steps)
         # One pass is enough: later epochs have the same records in another order.
-        met = [sampler.rows(step) for step in steps if sampler.position(step).epoch == position.epoch]
-        batches = [[units[row] for row in rows] for rows in met]
+        rows_of_steps = [sampler.rows(step) for step in steps if sampler.position(step).epoch == position.epoch]
+        batches = [[units[row] for row in rows] for rows in rows_of_steps]
         plans.append(_PhasePlan(train, int(lengths.max()), position.steps, batches))
         start = steps.stop
     return plans, mix_counts(sampler, kinds)
 
 
-def _step_work(config: Any, train: TrainConfig, stage: _PhasePlan, budget: int) -> _StepWork:
+def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) -> _StepWork:
     classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
-    decoder = DecoderSize.of(config.get_text_config(), classifier=classifier)
-    if stage.batches:
+    decoder = DecoderSize.from_config(config.get_text_config(), classifier=classifier)
+    if phase.batches:
         sizes = [
-            (packed.tokens, packed.ids.shape[1], packed.pairs, len(packed.targets)) for packed in stage.packed(budget)
+            (packed.tokens, packed.ids.shape[1], packed.pairs, len(packed.targets)) for packed in phase.packed(budget)
         ]
-        (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(stage.batches)
+        (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(phase.batches)
         parts = len(sizes)
     else:
         count = train.batch_size * (2 if OBJECTIVES[train.objective].shape == "pair" else 1)
-        tokens = computed = supervised = count * stage.longest
-        pairs, passes = tokens * (stage.longest + 1) // 2, 1
-        parts = -(-tokens // max(budget, stage.longest))
+        tokens = computed = supervised = count * phase.longest
+        pairs, passes = tokens * (phase.longest + 1) // 2, 1
+        parts = -(-tokens // max(budget, phase.longest))
     frozen = train.method == "lora"
     flops = 0.0 if decoder is None else training_flops(decoder, computed, pairs, supervised, weights_frozen=frozen)
-    return _StepWork(tokens / passes, flops / passes, parts / passes, stage.steps)
+    return _StepWork(tokens / passes, flops / passes, parts / passes, phase.steps)
 
 
-def _mean_work(stages: Sequence[_StepWork]) -> _StepWork:
+def _mean_work(works: Sequence[_StepWork]) -> _StepWork:
     """Averages the steps of all phases; weighs phases equally if the steps of one are unknown."""
-    steps = [work.steps for work in stages if work.steps is not None]
-    weights = steps if len(steps) == len(stages) else [1] * len(stages)
+    steps = [work.steps for work in works if work.steps is not None]
+    weights = steps if len(steps) == len(works) else [1] * len(works)
 
     def mean(values: Iterable[float]) -> float:
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
     return _StepWork(
-        mean(work.tokens for work in stages),
-        mean(work.flops for work in stages),
-        mean(work.parts for work in stages),
-        sum(steps) if len(steps) == len(stages) else None,
+        mean(work.tokens for work in works),
+        mean(work.flops for work in works),
+        mean(work.parts for work in works),
+        sum(steps) if len(steps) == len(works) else None,
     )
 
 

@@ -18,7 +18,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
-from posttrain.train.monitor.decisions import Decision, stop_error
+from posttrain.train.monitor.decisions import MonitorDecision, stop_error
 from posttrain.train.monitor.metrics import Sink, mean_loss
 from posttrain.train.state import Interventions, TrainingState
 
@@ -26,8 +26,15 @@ log = logging.getLogger("posttrain")
 
 _LOG_FILE = "notes.json"
 
+# Keys of the file that differ from the fields' names: they are older, and trainings on disk have them.
+_LOG_KEYS = {
+    "interventions": "course",
+    "unreported": "untold",
+    "rollback_step": "back_to",
+    "stopping_decisions": "ended",
+}
 
-# The fields are names on disk: a training that an older version began resumes from them.
+
 @dataclass
 class RecoveryLog:
     """Everything the next attempt of a training has to know before it reads a checkpoint.
@@ -37,34 +44,38 @@ class RecoveryLog:
     Args:
         auto_budget: tokens of a micro-batch where the config says ``auto``; None before that was decided.
         fitting_budget: the most tokens of a micro-batch since memory ran out; None if it has not.
-        course: the interventions at the last rollback, as JSON; they override a checkpoint with fewer rollbacks.
+        interventions: the interventions at the last rollback, as JSON; they override a checkpoint with fewer rollbacks.
         decisions: all decisions up to then, as JSON, oldest first.
-        untold: those of them that no line of the metrics file reports.
-        back_to: the step to roll back to; None once that is done.
-        ended: all decisions when the monitor stopped the training, as JSON; empty otherwise.
+        unreported: those of them that no line of the metrics file reports.
+        rollback_step: the step to roll back to; None once that is done.
+        stopping_decisions: all decisions when the monitor stopped the training, as JSON; empty otherwise.
     """
 
     auto_budget: int | None = None
     fitting_budget: int | None = None
-    course: dict[str, Any] = field(default_factory=dict)
+    interventions: dict[str, Any] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)
-    untold: list[dict[str, Any]] = field(default_factory=list)
-    back_to: int | None = None
-    ended: list[dict[str, Any]] = field(default_factory=list)
+    unreported: list[dict[str, Any]] = field(default_factory=list)
+    rollback_step: int | None = None
+    stopping_decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def limit_tokens(self, tokens: int) -> int:
-        """Limit the tokens of a micro-batch to what memory has held."""
+        """Limits the tokens of a micro-batch to what memory has held."""
         return tokens if self.fitting_budget is None else min(tokens, self.fitting_budget)
 
     def write(self, folder: Path) -> None:
-        """Write the log into a training's folder."""
-        write_atomically(folder / _LOG_FILE, json.dumps(asdict(self)).encode())
+        """Writes the log into a training's folder."""
+        values = {_LOG_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        write_atomically(folder / _LOG_FILE, json.dumps(values).encode())
 
 
 def read_recovery_log(folder: Path) -> RecoveryLog:
-    """Read the log of a training's folder; a fresh one if there is none."""
+    """Reads the log of a training's folder; a fresh one if there is none."""
     file = folder / _LOG_FILE
-    return RecoveryLog(**json.loads(file.read_bytes())) if file.exists() else RecoveryLog()
+    if not file.exists():
+        return RecoveryLog()
+    names = {key: name for name, key in _LOG_KEYS.items()}
+    return RecoveryLog(**{names.get(key, key): value for key, value in json.loads(file.read_bytes()).items()})
 
 
 @dataclass
@@ -72,12 +83,12 @@ class Recovery:
     """Saves, resumes and rolls back a training.
 
     Args:
-        state: of the training.
-        log: of the attempts before, as far as there were any.
-        checkpoints: of the training.
+        state: the training's state.
+        log: log of the attempts before; fresh if there were none.
+        checkpoints: the training's checkpoints.
         scratch: the folder of the log.
         lr_scale: factor on the learning rate for the action ``lower_rate``.
-        sink: where steps are reported; it drops those that a rollback undoes.
+        sink: receives each step, and drops those that a rollback undoes.
     """
 
     state: TrainingState
@@ -86,30 +97,30 @@ class Recovery:
     scratch: Path
     lr_scale: float
     sink: Sink | None
-    unreported: list[Decision] = field(default_factory=list, init=False)
+    unreported: list[MonitorDecision] = field(default_factory=list, init=False)
     """Decisions at steps that were undone, and so have no line of their own; the next line reports them."""
     _saved: int = field(default=0, init=False)  # steps at the last checkpoint
 
     def resume(self) -> None:
-        """Resume an earlier attempt, if there was one.
+        """Resumes an earlier attempt, if there was one.
 
         Raises:
             UserError: it trained another model, or more steps than this training has.
         """
         state = self.state
-        if self.log.ended:
-            self.log.ended = []
+        if self.log.stopping_decisions:
+            self.log.stopping_decisions = []
             self.log.write(self.scratch)
-        if self.log.back_to is not None:  # killed in the middle of a rollback
+        if self.log.rollback_step is not None:  # killed in the middle of a rollback
             self._rewind()
         if checkpoint := self.checkpoints.latest():
             state.load(checkpoint, resumed=True)
         # Killed between a rollback and the next checkpoint: only the log knows why it rolled back.
-        if self.log.course and self.log.course["turns"] > state.interventions.rollbacks:
-            logged = Interventions.from_state(self.log.course)
+        logged = Interventions.from_state(self.log.interventions) if self.log.interventions else Interventions()
+        if logged.rollbacks > state.interventions.rollbacks:
             state.interventions = logged.after_rollback_to(state.interventions)
-            state.monitor.decisions = [Decision.from_json(decision) for decision in self.log.decisions]
-            self.unreported = [Decision.from_json(decision) for decision in self.log.untold]
+            state.monitor.decisions = [MonitorDecision.from_json(decision) for decision in self.log.decisions]
+            self.unreported = [MonitorDecision.from_json(decision) for decision in self.log.unreported]
         if len(state.steps) > state.sampler.steps:
             raise UserError(
                 f"{len(state.steps)} steps are done already, and this config has {state.sampler.steps}",
@@ -118,20 +129,22 @@ class Recovery:
             )
         self._rewind_sink()
 
-    def save(self) -> None:
-        """Save a checkpoint; the best is the one with the lowest mean loss since the one before."""
-        since = self.state.steps[self._saved :]
-        if self.checkpoints.save(len(self.state.steps), self.state.checkpoint(), metric=mean_loss(since)):
-            self._saved = len(self.state.steps)
+    def save(self, *, last: bool) -> None:
+        """Saves a checkpoint; the best is the one with the lowest mean loss since the one before.
 
-    def save_last(self) -> None:
-        """Save a checkpoint before the process ends, even if one is still being written."""
-        if self.checkpoints.config.wanted and self._saved < len(self.state.steps):
-            self.checkpoints.steps()  # waits, so that ``when_busy: skip`` does not skip the last one
-            self.save()
+        Args:
+            last: whether the process ends after it; False: ``when_busy: skip`` may skip it.
+        """
+        done = len(self.state.steps)
+        if last:
+            if not self.checkpoints.config.enabled or self._saved == done:
+                return
+            self.checkpoints.steps()  # waits for the one that is still being written
+        if self.checkpoints.save(done, self.state.checkpoint(), metric=mean_loss(self.state.steps[self._saved :])):
+            self._saved = done
 
-    def act(self, decision: Decision, decisions: list[Decision]) -> bool:
-        """Carry out a decision.
+    def act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
+        """Carries out a decision.
 
         Args:
             decisions: all decisions of this step; a rollback undoes the step and its line.
@@ -144,7 +157,7 @@ class Recovery:
         """
         interventions, log = self.state.interventions, self.log
         if decision.action == "stop":
-            log.ended = self.state.monitor.report()
+            log.stopping_decisions = self.state.monitor.report()
             log.write(self.scratch)
             raise stop_error(decision)
         available = self.checkpoints.steps() if decision.restores else []
@@ -159,9 +172,9 @@ class Recovery:
             return False
         interventions.rollbacks += 1
         self.unreported += decisions
-        log.course, log.decisions = interventions.state(), self.state.monitor.report()
-        log.untold = [unreported.to_json() for unreported in self.unreported]
-        log.back_to = max(decision.finding.since, available[0])
+        log.interventions, log.decisions = interventions.state(), self.state.monitor.report()
+        log.unreported = [unreported.to_json() for unreported in self.unreported]
+        log.rollback_step = max(decision.finding.since, available[0])
         checkpoint = self._rewind()
         if checkpoint is None:
             # No checkpoint was whole: training continues, the gradients are skipped, and the step keeps its line.
@@ -172,12 +185,12 @@ class Recovery:
         return True
 
     def _rewind(self) -> Checkpoint | None:
-        """Remove the checkpoints after ``log.back_to`` and return the newest that is left."""
-        assert self.log.back_to is not None
+        """Removes the checkpoints after ``log.rollback_step`` and returns the newest of the others."""
+        assert self.log.rollback_step is not None
         # Logged before and after: a kill in between repeats the removal instead of resuming from what was given up.
         self.log.write(self.scratch)
-        checkpoint = self.checkpoints.rewind(self.log.back_to)
-        self.log.back_to = None
+        checkpoint = self.checkpoints.rewind(self.log.rollback_step)
+        self.log.rollback_step = None
         self.log.write(self.scratch)
         return checkpoint
 
@@ -189,7 +202,7 @@ class Recovery:
 
 @contextmanager
 def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
-    """Catch Ctrl-C and SIGTERM; yields a function that returns the exception to raise once one has arrived.
+    """Catches Ctrl-C and SIGTERM; yields a function that returns the exception to raise once one has arrived.
 
     The step is finished and saved first. A second signal ends the process at once.
     """

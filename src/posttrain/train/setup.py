@@ -42,16 +42,16 @@ from posttrain.train.state import Interventions, TrainingState
 
 
 @dataclass
-class Training:
+class TrainingParts:
     """The parts of a running training.
 
     Args:
         state: everything that the next step depends on.
-        loader: of its batches.
-        learning_rates: of each step, as scheduled.
-        checkpoints: in its folder.
+        loader: loads its batches.
+        learning_rates: scheduled learning rate of each step.
+        checkpoints: checkpoints in its folder.
         recovery: saves, resumes and rolls back.
-        meter: of its steps.
+        meter: measures its steps.
         initial_variances: variances by layer before the first step; empty unless it is from scratch.
     """
 
@@ -75,11 +75,11 @@ def set_up_training(
     sink: Sink | None,
     kinds: Mapping[str, Sequence[str]] | None,
     difficulties: np.ndarray | None,
-) -> Iterator[Training]:
-    """Prepare model and objective, and resume from the newest checkpoint; restore the model at the end.
+) -> Iterator[TrainingParts]:
+    """Prepares model and objective, and resumes from the newest checkpoint; restores the model at the end.
 
     Args:
-        seed: of the order of the data and of dropout.
+        seed: seed of the order of the data and of dropout.
         scratch: folder of everything that a training resumes from.
         sink: receives the values of each step.
         kinds: each unit's kind, by the column that a phase mixes by.
@@ -135,11 +135,13 @@ def set_up_training(
         recovery.resume()
         loader = BatchLoader(objective.units, sampler, budget, device=lm.device, padded=padded, config=config.loader)
         stack.enter_context(loader)
-        yield Training(state, loader, _learning_rates(config, sampler), checkpoints, recovery, step_meter, variances)
+        yield TrainingParts(
+            state, loader, _learning_rates(config, sampler), checkpoints, recovery, step_meter, variances
+        )
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
-    """Return the context that forward passes run in: bfloat16 under precision ``autocast``, else none."""
+    """Returns the context that forward passes run in: bfloat16 under precision ``autocast``, else none."""
     if config.precision == "autocast":
         return partial(torch.autocast, lm.device.type, torch.bfloat16)
     return nullcontext
@@ -155,7 +157,7 @@ def _measure_variances(
     *,
     padded: bool,
 ) -> list[dict[str, Any]]:
-    """Measure variances by layer under freshly drawn weights."""
+    """Measures variances by layer under freshly drawn weights."""
 
     def loss(packed: Packed, rows: list[int], scale: float) -> Tensor:
         count = objective.begin_step(lm, [rows]) or 1.0
@@ -167,7 +169,6 @@ def _measure_variances(
         objective.units,
         rows,
         loss,
-        config.initialization,
         float16=config.precision == "float16",
         budget=budget,
         padded=padded,
@@ -186,7 +187,7 @@ def _build_sampler(
     *,
     padded: bool,
 ) -> BatchSampler:
-    """Build the sampler, and check it against the learning-rate schedule and the average of the weights."""
+    """Builds the sampler, and checks it against the learning-rate schedule and the average of the weights."""
     units, phases = objective.units, training_phases(config)
     if curriculum_difficulty(phases) == "loss":
         difficulties = initial_losses(lm, units, scratch, config.token_budget, padded=padded)
@@ -207,7 +208,7 @@ def _build_sampler(
 
 
 def _learning_rates(config: TrainConfig, sampler: BatchSampler) -> list[float]:
-    """Return the learning rate of every step, as each phase schedules it."""
+    """Returns the learning rate of every step, as each phase schedules it."""
     positions = map(sampler.position, range(sampler.steps))
     return [
         scheduled_lr(config.schedule, at.config.learning_rate or config.learning_rate, at.step, at.steps)
@@ -227,7 +228,7 @@ def _initial_state(
 def _training_contexts(
     lm: LanguageModel, config: TrainConfig, state: TrainingState, batch: MicroBatch
 ) -> Iterator[AbstractContextManager[object]]:
-    """Yield the contexts that change the model while it trains, in their order."""
+    """Yields the contexts that change the model while it trains, in their order."""
     yield _training_mode(lm, training=True)
     # Outside of the noise, which is added to what the embeddings return.
     yield state.masters.swapped_in()
@@ -238,7 +239,7 @@ def _training_contexts(
 
 @contextmanager
 def _training_mode(lm: LanguageModel, *, training: bool) -> Iterator[None]:
-    """Put the model in training or evaluation mode, and in evaluation mode afterwards."""
+    """Puts the model in training or evaluation mode, and in evaluation mode afterwards."""
     lm.model.train(training)
     try:
         yield

@@ -43,14 +43,14 @@ def train(
     profile: Path | None = None,
     difficulties: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Train a model on labelled records.
+    """Trains a model on labelled records.
 
     Args:
         source: the folder of the model to start from.
         records: rows of the record schema; rows without an answer or a text are an error.
-        config: of the training.
-        task: of the model.
-        seed: of the order of the data, dropout and fresh adapters.
+        config: settings of the training.
+        task: task of the model.
+        seed: seed of the order of the data, dropout and fresh adapters.
         out: gets the trained model and ``training.json`` (one entry an optimiser step, without times).
         scratch: folder of the checkpoints, from which a killed training resumes.
         sink: receives the values of every step.
@@ -90,7 +90,7 @@ def train(
         lm = _load_model(config, source, task, seed)
     if config.method == "lora":
         lm = add_adapter(lm, config.lora)
-    times = len(objective.units) // len(units)  # kto makes two units of a pair
+    units_per_record = len(objective.units) // len(units)
     trainer = Trainer(
         lm,
         objective,
@@ -98,8 +98,8 @@ def train(
         seed,
         scratch,
         sink,
-        kinds={name: np.repeat(kinds, times).tolist() for name, kinds in data.kinds.items()},
-        difficulties=None if data.difficulties is None else np.repeat(data.difficulties, times),
+        kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in data.kinds.items()},
+        difficulties=None if data.difficulties is None else np.repeat(data.difficulties, units_per_record),
         profile=profile,
     )
     steps = trainer.train()
@@ -110,9 +110,9 @@ def train(
         json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8"
     )
     optional: dict[str, Any] = {}
-    if variances := trainer.training.initial_variances:
+    if variances := trainer.parts.initial_variances:
         optional["initialization"] = variances
-    seen = trainer.state.sampler.seen().reshape(len(units), times).sum(1)
+    seen = trainer.state.sampler.seen().reshape(len(units), units_per_record).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
         optional["never_met"] = never_met
@@ -141,5 +141,5 @@ def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) 
 
 
 def _deterministic_fields(step: StepValues) -> dict[str, Any]:
-    """Return the values that are the same in every run of the training."""
+    """Returns the values that are the same in every run of the training."""
     return {name: value for name, value in step.to_json().items() if name not in _TIMES}

@@ -53,9 +53,9 @@ class TrainJobConfig(Section):
     data: str | Annotated[list[str], Field(min_length=1)] = Field(
         description="A file of records, several that are read one after another, or a dataset version of the workspace."
     )
-    columns: dict[str, str] | None = Field(None, description="Which column holds what.")
-    task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
-    train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+    columns: dict[str, str] | None = Field(None, description="Column of each field, such as prompt: question.")
+    task: TaskConfig = Field(TaskConfig(), description="The task: system message, template, labels.")
+    train: TrainConfig = Field(TrainConfig(), description="The training.")
 
     @property
     def files(self) -> list[str]:
@@ -63,7 +63,7 @@ class TrainJobConfig(Section):
         return self.data if isinstance(self.data, list) else [self.data]
 
     def with_paths_from(self, root: Callable[[str], Path]) -> "TrainJobConfig":
-        """Resolve the paths of model, data and teacher, and read the labels from their file.
+        """Resolves the paths of model, data and teacher, and reads the labels from their file.
 
         Args:
             root: returns the folder that the path under a key, such as ``task.labels``, is relative to.
@@ -86,7 +86,7 @@ class TrainJobConfig(Section):
 
 
 def _resolve(name: str, root: Path) -> str:
-    """Resolve the path of a file; leave the name of a dataset version, which has an @ or no suffix."""
+    """Resolves the path of a file; leave the name of a dataset version, which has an @ or no suffix."""
     path = (root / Path(name).expanduser()).resolve()
     return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
 
@@ -94,12 +94,12 @@ def _resolve(name: str, root: Path) -> str:
 def train_standalone(
     out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path], *, fork: bool = False
 ) -> dict[str, Any]:
-    """Train into ``out``, resuming where an earlier call stopped.
+    """Trains into ``out``, resuming where an earlier call stopped.
 
     Args:
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
             optimiser step, and ``summary.json``. One process at a time trains into it.
-        config: of the training.
+        config: settings of the training.
         records: rows of the record schema.
         fetch: returns the folder of the initial model; may write it into the folder that it is given.
         fork: resume although config, data or code have changed since.
@@ -124,7 +124,7 @@ def train_standalone(
 
 @contextmanager
 def _clean_up_on_user_error(out: Path) -> Iterator[None]:
-    """Restore ``out`` if a user's mistake ends a new training before its first checkpoint."""
+    """Restores ``out`` if a user's mistake ends a new training before its first checkpoint."""
     work = out / _WORK_FOLDER
     new, before = not work.exists(), list(out.iterdir()) if out.exists() else []
     new_folders = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
@@ -199,7 +199,7 @@ def _write_config(out: Path, config: TrainJobConfig) -> None:
 
 
 def _move_model(model: Path, out: Path) -> None:
-    """Move a model's files into ``out``, over those that a killed attempt moved, and sync them."""
+    """Moves a model's files into ``out``, over those that a killed attempt moved, and sync them."""
     with disk_errors(out):
         sync_tree(model)
         for file in list(model.iterdir()):
@@ -210,7 +210,7 @@ def _move_model(model: Path, out: Path) -> None:
 
 
 def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
-    """Write the training's identity, or compare it with the one written at its start."""
+    """Writes the training's identity, or compare it with the one written at its start."""
     work, done = out / _WORK_FOLDER, (out / SUMMARY).exists()
     started = work / "started.json"
     if started.exists():
@@ -231,7 +231,7 @@ def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
 
 
 def _is_empty(out: Path) -> bool:
-    """Return whether a folder holds nothing but the tuned settings of a training."""
+    """Returns whether a folder holds nothing but the tuned settings of a training."""
     names = {path.name for path in out.iterdir()}
     return not names or (TUNED in names and names <= {TUNED, CONFIG})
 
@@ -253,14 +253,14 @@ def _identity(config: TrainJobConfig, records: pa.Table) -> dict[str, Any]:
 
 
 def _code_digest() -> str:
-    """Digest this program's own files."""
+    """Digests this program's own files."""
     # The version alone does not do: it stays the same while the code is worked on.
     root = Path(posttrain.__file__).parent
     return digest([[str(file.relative_to(root)), file_digest(file)] for file in sorted(root.rglob("*.py"))])
 
 
 def _files_digest(model: str) -> str | None:
-    """Digest the names, sizes and times of a model's files; None for a model by name."""
+    """Digests the names, sizes and times of a model's files; None for a model by name."""
     path = Path(model)
     return digest(file_stats(path)) if path.is_absolute() else None
 

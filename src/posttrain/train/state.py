@@ -40,7 +40,7 @@ class Interventions:
     rollbacks: int = 0
 
     def skip_steps(self, steps: Iterable[int]) -> None:
-        """Drop the gradients of these steps whenever they are reached."""
+        """Drops the gradients of these steps whenever they are reached."""
         self.skipped_steps = sorted({*self.skipped_steps, *steps})
 
     @property
@@ -49,12 +49,12 @@ class Interventions:
         return self.lr_scale * self.rollback_lr_scale
 
     def after_rollback_to(self, checkpointed: "Interventions") -> "Interventions":
-        """Return the interventions that hold after a rollback to a checkpoint with ``checkpointed``."""
+        """Returns the interventions that hold after a rollback to a checkpoint with ``checkpointed``."""
         # Reductions without a rollback are dropped: their steps are trained again, and decide the same again.
         return replace(self, lr_scale=checkpointed.lr_scale)
 
     def state(self) -> dict[str, Any]:
-        """Convert to JSON, under the names that checkpoints have always had."""
+        """Converts to JSON, under the names that checkpoints have always had."""
         return {
             "left_out": self.skipped_steps,
             "rate_factor": self.lr_scale,
@@ -64,7 +64,7 @@ class Interventions:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state` returned."""
+        """Restores what `state` returned."""
         return cls(state["left_out"], state["rate_factor"], state["turned_factor"], state["turns"])
 
 
@@ -91,11 +91,11 @@ class TrainingState:
     steps: list[StepValues] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights, averages and optimiser state by name, without a copy."""
+        """Returns weights, averages and optimiser state by name, without a copy."""
         return self.masters.tensors() | (self.ema.tensors() if self.ema else {})
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything, random generators included, for a checkpoint."""
+        """Returns everything, random generators included, for a checkpoint."""
         state = {
             # Names that checkpoints on disk have, from before the classes were renamed.
             "watch": self.monitor.state(),
@@ -106,7 +106,7 @@ class TrainingState:
         return Checkpoint(self.tensors() | random_state(), state, self.steps)
 
     def load(self, checkpoint: Checkpoint, *, resumed: bool) -> None:
-        """Restore a checkpoint.
+        """Restores a checkpoint.
 
         Args:
             resumed: True in a new process; False for a rollback, which keeps its own decisions, and the interventions
@@ -134,7 +134,7 @@ class TrainingState:
 
 
 def random_state() -> dict[str, Tensor]:
-    """Return the states of Python's, NumPy's, torch's and each CUDA device's generator, under ``random.*`` names.
+    """Returns the states of Python's, NumPy's, torch's and each CUDA device's generator, under ``random.*`` names.
 
     Training itself draws from torch's. Python's and NumPy's are kept for what a model's or a library's code may draw.
     """
@@ -156,7 +156,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(tensors: Mapping[str, Tensor]) -> None:
-    """Restore the generator states of `random_state`; other tensors are ignored.
+    """Restores the generator states of `random_state`; other tensors are ignored.
 
     With another number of CUDA devices dropout cannot repeat itself: a warning says so.
     """

@@ -17,7 +17,7 @@ from posttrain.store.errors import WorkError
 from posttrain.store.progress import progress_bar
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
-from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import phase
 from posttrain.train.monitor.metrics import Sink, StepValues
 from posttrain.train.monitor.profile import profile_steps
@@ -27,7 +27,7 @@ from posttrain.train.optim.master_weights import clip_gradients
 from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
 from posttrain.train.recovery import graceful_shutdown
 from posttrain.train.regularization.adversarial import backward_adversarial
-from posttrain.train.setup import Training, autocast, set_up_training
+from posttrain.train.setup import TrainingParts, autocast, set_up_training
 from posttrain.train.state import TrainingState, random_state, set_random_state
 
 log = logging.getLogger("posttrain")
@@ -39,7 +39,7 @@ class StepResult:
 
     Args:
         loss: mean over everything that the objective counts.
-        count: of that; 0 if there is nothing.
+        count: number of things that it counts; 0 if there is nothing.
         supervised: supervised tokens.
         metrics: means of the objective's other values.
         unit_losses: float32 [units of the step], nats a supervised token of each, in their order; None if the
@@ -63,8 +63,8 @@ class Trainer:
     Args:
         lm: the model.
         objective: units and loss.
-        config: with ``micro_batch_tokens`` decided.
-        seed: of the order of the data and of dropout.
+        config: settings, with ``micro_batch_tokens`` decided.
+        seed: seed of the order of the data and of dropout.
         scratch: folder of everything that the training resumes from.
         sink: receives the values of each step.
         kinds: each unit's kind, by the column that a phase mixes by.
@@ -81,12 +81,12 @@ class Trainer:
     kinds: Mapping[str, Sequence[str]] | None = None
     difficulties: np.ndarray | None = None
     profile: Path | None = None
-    training: Training = field(init=False)
+    parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
     _checkpoint_memory_reserved: bool = field(default=False, init=False)
 
     def train(self) -> list[StepValues]:
-        """Train, resuming from the newest checkpoint.
+        """Trains, resuming from the newest checkpoint.
 
         Returns:
             The values of every step.
@@ -105,8 +105,8 @@ class Trainer:
             sink=self.sink,
             kinds=self.kinds,
             difficulties=self.difficulties,
-        ) as self.training:
-            self.state = self.training.state
+        ) as self.parts:
+            self.state = self.parts.state
             self._train_steps()
             if self.state.ema and self.config.ema.save:
                 # The averages are the result; checkpoints keep the weights, so that a longer training can resume from
@@ -123,7 +123,7 @@ class Trainer:
             graceful_shutdown() as requested_exit,
         ):
             advance(len(steps))
-            self.training.loader.seek(len(steps))
+            self.parts.loader.seek(len(steps))
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
             while len(steps) < total:
@@ -134,27 +134,27 @@ class Trainer:
                 # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
                 if len(steps) < total and (signal := requested_exit()):
-                    self.training.recovery.save_last()
+                    self.save_checkpoint(last=True)
                     raise signal
 
     def train_step(self, step: int) -> None:
-        """Run one optimiser step: forward and backward passes, the monitor's checks, the update, a checkpoint."""
+        """Runs one optimiser step: forward and backward passes, the monitor's checks, the update, a checkpoint."""
         state, scaler, monitor = self.state, self.state.loss_scale, self.state.monitor
-        self.training.meter.start()
+        self.parts.meter.start()
         with phase("data"):
-            batch = next(self.training.loader)
+            batch = next(self.parts.loader)
         position = state.sampler.position(step)
         # Another phase has other data, whose loss says nothing about that of the last one.
         if position.step == 0 and step > 0:
             monitor.reset()
-        lr = state.interventions.lr_factor * self.training.learning_rates[step]
+        lr = state.interventions.lr_factor * self.parts.learning_rates[step]
 
         batch, result = self.forward_backward(batch)
         scale = scaler.value if scaler else 1.0
         # Measured on the float32 sums: the norm of all processes would be reduced here, before anything is clipped.
         norms, norm = self.gradient_norms(scale)
 
-        # A gradient that overflowed in float16 is the loss scale's business, and a skipped step has been judged before.
+        # The loss scaler handles a gradient that overflowed in float16, and a skipped step has been judged before.
         overflowed = scaler is not None and scaler.overflowed(result.loss, norm)
         monitored = step not in state.interventions.skipped_steps and not overflowed
         decision = None
@@ -183,12 +183,12 @@ class Trainer:
             update_ratio=state.masters.update_ratio if stepped else None,
             loss_scale=scale if scaler else None,
             metrics=result.metrics,
-            **self.training.meter.read(
+            **self.parts.meter.read(
                 tokens=sum(batch.lengths.sequences),
                 computed=batch.lengths.computed,
                 pairs=batch.lengths.pairs,
                 supervised=result.supervised,
-                waited=self.training.loader.waited,
+                waited=self.parts.loader.waited,
             ),
         )
         state.steps.append(values)
@@ -197,7 +197,7 @@ class Trainer:
         self._finish_step(values, decision, monitored=monitored)
 
     def forward_backward(self, batch: Batch) -> tuple[Batch, StepResult]:
-        """Accumulate the gradient of a step; on out-of-memory, halve the micro-batch and retry the step.
+        """Accumulates the gradient of a step; on out-of-memory, halves the micro-batch and retries the step.
 
         Returns:
             The batch as it was cut in the end, and the result.
@@ -226,7 +226,7 @@ class Trainer:
             batch = self._halve_micro_batch(batch)
 
     def accumulate_gradients(self, batch: Batch) -> StepResult:
-        """Add the gradient of a step's loss to the weights', one micro-batch after another."""
+        """Adds the gradient of a step's loss to the weights', one micro-batch after another."""
         with self.autocast():
             count = self.objective.begin_step(self.lm, batch.rows)
         # Each sum is divided by the count of the whole step: the mean of micro-batches' means would weigh a token by
@@ -252,7 +252,7 @@ class Trainer:
         )
 
     def backward(self, packed: Packed, rows: list[int], divisor: float) -> Loss:
-        """Run the forward and the backward pass of one micro-batch, and return its loss without the graph."""
+        """Runs the forward and the backward pass of one micro-batch, and returns its loss without the graph."""
         attack = self.config.noise.adversarial
         if attack.method != "none":
             return backward_adversarial(partial(self.compute_loss, packed, rows), divisor, self.lm, attack)
@@ -261,18 +261,18 @@ class Trainer:
         return replace(loss, sum=loss.sum.detach())
 
     def compute_loss(self, packed: Packed, rows: list[int]) -> Loss:
-        """Run the forward pass of one micro-batch, in the config's precision."""
+        """Runs the forward pass of one micro-batch, in the config's precision."""
         with phase("head"), self.autocast():
             return self.objective.loss(self.lm, packed, rows)
 
     def gradient_norms(self, scale: float) -> tuple[dict[str, float], float]:
-        """Return the L2 norm of the gradient by parameter group, and of all; several processes would reduce here."""
+        """Returns the L2 norm of the gradient by parameter group, and of all; several processes would reduce here."""
         with phase("clip"):
             norms = {name: norm / scale for name, norm in self.state.masters.gradient_norms().items()}
         return norms, math.hypot(*norms.values())
 
     def optimizer_step(self, lr: float, norm: float, scale: float) -> None:
-        """Unscale and clip the gradients, and update the weights and their average."""
+        """Unscales and clips the gradients, and updates the weights and their average."""
         state = self.state
         with phase("clip"):
             gradients = state.masters.sums
@@ -286,19 +286,19 @@ class Trainer:
                 state.ema.update(len(state.steps) + 1)
         if not self._checkpoint_memory_reserved:
             # Only now: optimisers allocate their state in the first step.
-            self.training.checkpoints.prepare(state.tensors())
+            self.parts.checkpoints.prepare(state.tensors())
             self._checkpoint_memory_reserved = True
 
-    def save_checkpoint(self) -> None:
-        """Save a checkpoint if one is due; of several processes, one would write it here."""
+    def save_checkpoint(self, *, last: bool = False) -> None:
+        """Saves a checkpoint if one is due, or before the process ends; of several processes, one would write it."""
         done = len(self.state.steps)
-        if self.training.checkpoints.due(done) and done < self.state.sampler.steps:
+        if last or (self.parts.checkpoints.due(done) and done < self.state.sampler.steps):
             with phase("checkpoint"):
-                self.training.recovery.save()
+                self.parts.recovery.save(last=last)
 
-    def _finish_step(self, values: StepValues, before: Decision | None, *, monitored: bool) -> None:
-        """Check a finished step, report its values and decisions, and save a checkpoint or intervene."""
-        monitor, recovery = self.state.monitor, self.training.recovery
+    def _finish_step(self, values: StepValues, before: MonitorDecision | None, *, monitored: bool) -> None:
+        """Checks a finished step, reports its values and decisions, and saves a checkpoint or intervenes."""
+        monitor, recovery = self.state.monitor, self.parts.recovery
         with phase("watch"):
             after = monitor.observe(values) if monitored else []
         decisions = [*([before] if before else []), *after]
@@ -317,15 +317,15 @@ class Trainer:
         else:
             self.save_checkpoint()
 
-    def _act(self, decision: Decision, decisions: list[Decision]) -> bool:
-        """Carry a decision out; return whether training was rolled back."""
-        if rolled_back := self.training.recovery.act(decision, decisions):
-            self.training.loader.seek(len(self.state.steps))
+    def _act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
+        """Carries out a decision; returns whether training was rolled back."""
+        if rolled_back := self.parts.recovery.act(decision, decisions):
+            self.parts.loader.seek(len(self.state.steps))
         return rolled_back
 
     def _halve_micro_batch(self, batch: Batch) -> Batch:
-        """Halve the token budget from this step on, and cut the step's batch again."""
-        loader, recovery = self.training.loader, self.training.recovery
+        """Halves the token budget from this step on, and cuts the step's batch again."""
+        loader, recovery = self.parts.loader, self.parts.recovery
         budget = max(1, min(loader.budget, max(packed.tokens for packed in batch.packed)) // 2)
         log.warning(
             "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",

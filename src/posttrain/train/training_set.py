@@ -47,13 +47,13 @@ def read_training_set(
     scratch: Path,
     difficulties: np.ndarray | None = None,
 ) -> TrainingSet:
-    """Tokenise the records, or load their token set, and check them against the model.
+    """Tokenises the records, or loads their token set, and checks them against the model.
 
     Args:
         source: the model, as ``posttrain.models.sources.locate`` names it.
         records: rows of the record schema.
-        config: of the training.
-        task: of the model.
+        config: settings of the training.
+        task: task of the model.
         scratch: folder of the token sets.
         difficulties: float [records], in place of the column that the curricula name.
 
@@ -71,17 +71,17 @@ def read_training_set(
         weightless = records.filter(pa.array(~used))["id"].to_pylist()
         records, counts = records.filter(pa.array(used)), counts[used] / counts[used].mean()
         difficulties = None if difficulties is None else difficulties[used]
-    kinds = mix_kinds(config.stages, records)
+    kinds = mix_kinds(config.phases, records)
     shape, encoder = record_shape(config, records), load_encoder(source, task)
     units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, records)
-    if config.objective == "reward":
+    if objective_spec(config.objective).margins:
         check_margins(records, units.margins)
     return TrainingSet(units, kinds, difficulties, counts, weightless)
 
 
 def _record_weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """Return the records' weights in the loss, if the config names a column.
+    """Returns the records' weights in the loss, if the config names a column.
 
     Raises:
         UserError: the objective takes none, a record has no valid one, or all are 0.
@@ -98,6 +98,6 @@ def _record_weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None
 
 
 def _record_difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """Return the records' difficulties, if a curriculum uses a column."""
+    """Returns the records' difficulties, if a curriculum uses a column."""
     name = curriculum_difficulty(training_phases(config))
     return None if name in (None, "loss") else numeric_column(records, str(name), "train.curriculum.difficulty")

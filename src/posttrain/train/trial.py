@@ -29,7 +29,7 @@ from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.config import CurriculumConfig
 from posttrain.train.monitor.config import ProfileConfig, SinksConfig
-from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import JsonlSink, StepValues, read_steps
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.recovery import read_recovery_log
@@ -55,7 +55,7 @@ class Trial:
         start: seconds that the first steps took beyond what later ones do, as for compiling.
         memory_bytes: the most in use.
         data_wait: median share of a step spent waiting for data.
-        seconds: of the whole trial, loading included.
+        seconds: seconds of the whole trial, loading included.
         problem: why it cannot be used; empty if it can.
     """
 
@@ -69,14 +69,14 @@ class Trial:
     problem: str = ""
 
     def rate(self, steps: int) -> float:
-        """Return tokens a second over a whole training, start-up included; 0 if the setting fails."""
+        """Returns tokens a second over a whole training, start-up included; 0 if the setting fails."""
         if self.problem or not self.rates:
             return 0.0
         return 1 / (1 / median(self.rates) + self.start / (steps * max(self.tokens, 1)))
 
 
 def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
-    """Return the config with some values replaced.
+    """Returns the config with some values replaced.
 
     Raises:
         UserError: a key is unknown, or a value does not fit.
@@ -95,10 +95,10 @@ class TrialRunner:
     """Measures settings on the first batches of a training, one process after another.
 
     Args:
-        folder: for what they write; emptied by each.
+        folder: folder of their files; emptied by each.
         source: the model's folder.
-        records: of the whole training.
-        command: what is started, with a folder as its last argument.
+        records: records of the whole training.
+        command: program to start, with a folder as its last argument.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class TrialRunner:
         self._folder, self._source, self._config, self._task, self._seed = folder, source, config, task, seed
         self._command = list(command)
         # Two more steps than are measured: compiled layers take them to compile.
-        wanted = (MEASURED_STEPS + 2) * config.batch_size
+        count = (MEASURED_STEPS + 2) * config.batch_size
         rows = np.arange(records.num_rows)
         if config.shuffle:
             rows = np.random.default_rng([seed, 0]).permutation(records.num_rows)
-        self._records = records.take(pa.array(rows[:wanted]))
+        self._records = records.take(pa.array(rows[:count]))
 
     def __call__(self, settings: Settings, floor: float, seconds: float) -> Trial:
-        """Measure a setting.
+        """Measures a setting.
 
         Args:
             floor: tokens a second below which to give up.
@@ -157,7 +157,7 @@ class TrialRunner:
             "sinks": SinksConfig(),
             "profile": ProfileConfig(),
             # These only make sense over a whole training.
-            "stages": [],
+            "phases": [],
             "curriculum": CurriculumConfig(),
             "weight": None,
         }
@@ -174,7 +174,7 @@ class TrialRunner:
             parquet.write_table(self._records, self._folder / "records.parquet")
 
     def _wait(self, process: "subprocess.Popen[bytes]", warm: int, floor: float, until: float) -> int | None:
-        """Wait for the exit code; None if the trial is out of time or clearly slower."""
+        """Waits for the exit code; None if the trial is out of time or clearly slower."""
         while time.monotonic() < until:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
@@ -215,7 +215,7 @@ class TrialRunner:
         )
 
     def _why(self, code: int) -> str:
-        """Return the last line of a process's output, or the signal that ended it."""
+        """Returns the last line of a process's output, or the signal that ended it."""
         if code < 0:
             return OUT_OF_MEMORY if -code == signal.SIGKILL else f"ended by {signal.Signals(-code).name}"
         output = self._output()
@@ -236,12 +236,12 @@ class _TrialSink:
     def __init__(self, path: Path, steps: int) -> None:
         self._lines, self._steps = JsonlSink(path), steps
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         self._lines.write(values, decisions)
         if values.step + 1 >= self._steps:
             raise _EnoughSteps
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         self._lines.rewind(steps, reported)
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ class _TrialSink:
 
 
 def run_trial(folder: Path) -> None:
-    """Train as ``trial.json`` says, for a few steps."""
+    """Trains as ``trial.json`` says, for a few steps."""
     from posttrain.train.stage import train
 
     spec = json.loads((folder / _SPEC).read_bytes())
@@ -269,7 +269,7 @@ def run_trial(folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Run the trial's process and return its exit code; a UserError is written to ``mistake.json``."""
+    """Runs the trial's process and returns its exit code; a UserError is written to ``mistake.json``."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         run_trial(folder)
@@ -284,7 +284,7 @@ def main(folder: Path) -> int:
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """Convert a trial to its JSON in ``autotune.json``."""
+    """Converts a trial to its JSON in ``autotune.json``."""
     return asdict(trial) | {"settings": dict(trial.settings)}
 
 

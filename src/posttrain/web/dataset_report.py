@@ -215,8 +215,8 @@ def _histograms(distributions: Mapping[str, Distribution]) -> tuple[Markup, ...]
     charts = []
     for name, distribution in distributions.items():
         edges, (counts,), (above,) = histograms([distribution])
-        drawn = histogram(edges.tolist(), counts.tolist(), reason_text(name), number_text, above=above, width=NARROW)
-        charts.append(Markup(drawn))
+        chart = histogram(edges.tolist(), counts.tolist(), reason_text(name), number_text, above=above, width=NARROW)
+        charts.append(Markup(chart))
     return tuple(chart for chart in charts if chart)
 
 

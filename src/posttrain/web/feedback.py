@@ -93,9 +93,9 @@ def feedback_app(
 def _authorise(request: Request, token: str | None) -> None:
     if token is None:
         return
-    given = request.headers.get("authorization", "").encode()
+    header = request.headers.get("authorization", "").encode()
     # Comparison in constant time: the response time must not reveal how much of a token is right.
-    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+    if not hmac.compare_digest(header, f"Bearer {token}".encode()):
         raise RequestRejected(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
 
 
@@ -128,12 +128,12 @@ async def _read_body(request: Request, limit: int) -> bytes:
 async def _drain_body(stream: AsyncIterator[bytes]) -> None:
     """Discards the rest of a body that is too long, for a limited time and size."""
     # Closing while the client still sends would reset the connection, and the client would never see the 413.
-    left = _DRAIN_BYTES
+    budget = _DRAIN_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
             async for chunk in stream:
-                left -= len(chunk)
-                if left < 0:
+                budget -= len(chunk)
+                if budget < 0:
                     return
 
 
@@ -196,8 +196,8 @@ def serve(app: Any, host: str, port: int, announce: Any) -> None:
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)} if listens else {}
     try:
         with listener:
-            shown = f"[{host}]" if ":" in host else host
-            announce(f"http://{shown}:{listener.getsockname()[1]}")
+            address = f"[{host}]" if ":" in host else host
+            announce(f"http://{address}:{listener.getsockname()[1]}")
             server.run(sockets=[listener])
     finally:
         for number, handler in before.items():

@@ -1,7 +1,7 @@
 """Formats numbers, metrics, reasons and decisions for the pages."""
 
 from posttrain.web.charts.bars import format_seconds
-from posttrain.web.report_data import Interval
+from posttrain.web.report_data import GainRow
 
 _KINDS = {
     "nan": "NaN or infinity",
@@ -80,7 +80,7 @@ def percent_text(share: float) -> str:
     return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
 
 
-def gain_text(gain: Interval) -> str:
+def gain_text(gain: GainRow) -> str:
     """Formats a gain with its interval: points for shares, other metrics in their own unit."""
     share = is_share(gain.metric)
     difference, low, high = (

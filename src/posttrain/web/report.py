@@ -13,9 +13,9 @@ from posttrain.web.charts.rounds import DECISION_NAMES, CurvePoint, learning_cur
 from posttrain.web.charts.svg import WIDE, responsive, standalone
 from posttrain.web.formatting import gain_text, is_share, level_text, metric_name, reason_text
 from posttrain.web.page import Tile, now_text, render_page, write_page
-from posttrain.web.report_data import Interval, Report, RoundRow
+from posttrain.web.report_data import GainRow, Report, RoundRow
 from posttrain.web.selection_view import selections_view
-from posttrain.web.training import Training
+from posttrain.web.training_reader import TrainingCurves
 from posttrain.web.training_view import training_view
 
 __all__ = ["Report", "learning_curve_svg", "render_report", "render_training", "write_report", "write_training"]
@@ -73,17 +73,17 @@ def write_report(report: Report, path: Path) -> None:
     write_page(path, render_report(report))
 
 
-def render_training(training: Training, sentence: str = "", created: str = "") -> str:
+def render_training(training: TrainingCurves, sentence: str = "", created: str = "") -> str:
     """Renders the page of one training as HTML.
 
     Args:
         sentence: names the model and its data.
         created: time of creation, as text.
     """
-    return render_page("training_page.html", one=training_view(training), sentence=sentence, created=created)
+    return render_page("training_page.html", view=training_view(training), sentence=sentence, created=created)
 
 
-def write_training(training: Training, path: Path) -> None:
+def write_training(training: TrainingCurves, path: Path) -> None:
     """Writes the page of one training atomically to ``path``.
 
     Raises:
@@ -138,7 +138,7 @@ def learning_curve(report: Report, width: int) -> str:
     values = {row.number: row.metrics[report.metric] for row in rounds}
     # Both curves must be in the same metric, which may differ after the main suite changes.
     compared = report.baseline if report.baseline and report.baseline.metric == report.metric else None
-    drawn = {point.round: point.value for point in compared.random} if compared else {}
+    random_values = {point.round: point.value for point in compared.random} if compared else {}
     points = [
         CurvePoint(
             name=f"round {row.number}" if width >= 500 else f"r{row.number}",
@@ -148,7 +148,7 @@ def learning_curve(report: Report, width: int) -> str:
             decision=row.decision or "open",
             gain=gain_text(row.interval) if row.interval else "",
             bar=_gain_bar(report, row),
-            random_baseline=drawn.get(row.number),
+            random_baseline=random_values.get(row.number),
         )
         for row in rounds
     ]
@@ -168,7 +168,7 @@ def _gain_bar(report: Report, row: RoundRow) -> tuple[float, float] | None:
     return champion + gain.low, champion + gain.high
 
 
-def _main_gain(report: Report, row: RoundRow) -> Interval | None:
+def _main_gain(report: Report, row: RoundRow) -> GainRow | None:
     return row.interval if row.interval and row.interval.metric == report.metric else None
 
 

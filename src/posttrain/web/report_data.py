@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from posttrain.inspect.random_baseline import Comparison
 from posttrain.web.charts.lineage import LineageNode
-from posttrain.web.selection import Selection
-from posttrain.web.training import Training
+from posttrain.web.selection_reader import Selection
+from posttrain.web.training_reader import TrainingCurves
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Champion:
 
 
 @dataclass(frozen=True)
-class Interval:
+class GainRow:
     """The candidate's gain over the champion in ``metric`` with its interval, in the metric's own unit.
 
     ``metric`` is the mean of the scores of ``n`` records, and need not be the report's main one: models that are
@@ -35,7 +35,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleRow:
     """A rule of the gate, as written and with its values filled in."""
 
     text: str
@@ -59,8 +59,8 @@ class RoundRow:
     decision: str | None
     metrics: Mapping[str, float]
     champions: tuple[float | None, ...] = ()
-    interval: Interval | None = None
-    rules: tuple[Rule, ...] = ()
+    interval: GainRow | None = None
+    rules: tuple[RuleRow, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
@@ -143,7 +143,7 @@ class Report:
     lineage_edges: tuple[tuple[str, str], ...] = ()
     baseline: Comparison | None = None
     selections: tuple[Selection, ...] = ()
-    trainings: tuple[Training, ...] = ()
+    trainings: tuple[TrainingCurves, ...] = ()
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     created: str = ""

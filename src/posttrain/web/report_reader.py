@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.suite import SuiteResult, read_evaluation
-from posttrain.inspect.random_baseline import Comparison, comparison
+from posttrain.inspect.random_baseline import Comparison, compare_with_random
 from posttrain.inspect.status import model_seconds, stage_seconds, status
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
@@ -18,8 +18,8 @@ from posttrain.store.workspace import Workspace
 from posttrain.web import report_data as page
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.page import now_text
-from posttrain.web.selection import read_selections
-from posttrain.web.training import Training, read_round_training
+from posttrain.web.selection_reader import read_selections
+from posttrain.web.training_reader import TrainingCurves, read_round_training
 
 log = logging.getLogger("posttrain")
 
@@ -72,7 +72,7 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
 
 def _comparison(workspace: Workspace, config: Config) -> Comparison | None:
     try:
-        return comparison(workspace, config)
+        return compare_with_random(workspace, config)
     # A report must be possible for a workspace that has lost something.
     except DamagedArtifactError as error:
         log.warning("%s; the comparison with random choice is left out", error)
@@ -86,7 +86,7 @@ def _task(config: Config) -> str:
 
 
 def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...], lost: bool) -> page.RoundRow:
-    state = RoundState.of(entry)
+    state = RoundState.from_row(entry)
     decision = state.decision or {}
     selection = workspace.metadata.artifact(state.selection or "")
     return page.RoundRow(
@@ -97,26 +97,26 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         metrics=state.metrics or {},
         champions=champions,
         interval=_interval(workspace, decision),
-        rules=tuple(page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
+        rules=tuple(page.RuleRow(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, state) + (" The record of its training is not at hand." if lost else ""),
     )
 
 
-def _interval(workspace: Workspace, decision: Mapping[str, Any]) -> page.Interval | None:
+def _interval(workspace: Workspace, decision: Mapping[str, Any]) -> page.GainRow | None:
     """Reads the gain by the main suite's scores, with the confidence level in force when it was computed."""
     if not decision.get("intervals"):
         return None
     metric, interval = next(iter(decision["intervals"].items()))
     # The config may have changed since: the level is that of the run that computed the interval.
     run = workspace.metadata.producers(decision["id"])[-1]
-    return page.Interval(**interval, metric=metric, level=run.config["bootstrap"]["level"])
+    return page.GainRow(**interval, metric=metric, level=run.config["bootstrap"]["level"])
 
 
 def _champion_metrics(workspace: Workspace, rounds: list[Round], metric: str) -> dict[int, tuple[float | None, ...]]:
     """Returns by round the metric of the models in use until the next decision; see `RoundRow.champions`."""
-    values = {entry.candidate: (RoundState.of(entry).metrics or {}).get(metric) for entry in rounds}
+    values = {entry.candidate: (RoundState.from_row(entry).metrics or {}).get(metric) for entry in rounds}
     deployed: dict[int, list[Deployment]] = {}
     number = 0
     for row in workspace.metadata.deployments():
@@ -143,12 +143,13 @@ def _note(workspace: Workspace, state: RoundState) -> str:
     notes = []
     scores = workspace.metadata.artifact(state.scores or "")
     if scores and scores.meta["sampled"] < scores.meta["pool"]:
-        beside = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
+        embedded_only = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
         done = "Embedded" if scores.meta["cold"] else "Scored"
         notes.append(
-            f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records{beside}."
+            f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records"
+            f"{embedded_only}."
         )
-    if state.set_aside:
+    if state.discards_labels:
         notes.append("Its model was refused, and its labels are set aside.")
     return " ".join(notes)
 
@@ -158,16 +159,16 @@ def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) ->
     # The latest first: a later round may train the same model again, by the same key.
     for entry in reversed(rounds):
         if entry.candidate == model:
-            evaluation = RoundState.of(entry).id("evaluation")
+            evaluation = RoundState.from_row(entry).id("evaluation")
             return next(iter(read_evaluation(workspace.artifacts.path(evaluation)).values()))
     return None
 
 
 def _label_counts(workspace: Workspace, rounds: list[Round]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for state in map(RoundState.of, rounds):
+    for state in map(RoundState.from_row, rounds):
         row = workspace.metadata.artifact(state.labelled or "")
-        if row and not state.set_aside:
+        if row and not state.discards_labels:
             for label, count in row.meta["classes"].items():
                 counts[label] = counts.get(label, 0) + count
     return counts
@@ -208,7 +209,7 @@ def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNod
         if named.parent in nodes:
             edges.append((str(named.parent), named.artifact_id))
     for entry in rounds:
-        model, dataset = entry.candidate, RoundState.of(entry).dataset
+        model, dataset = entry.candidate, RoundState.from_row(entry).dataset
         if model:
             nodes[model] = LineageNode(model, f"round {entry.number}", "model", marked=model == champion)
         if model and dataset and dataset in nodes:
@@ -230,7 +231,7 @@ def _files_of(workspace: Workspace, dataset: str) -> list[str]:
     return sorted(row.meta["increment"]) if row else []
 
 
-def _trainings(workspace: Workspace, rounds: list[Round]) -> dict[int, Training | None]:
+def _trainings(workspace: Workspace, rounds: list[Round]) -> dict[int, TrainingCurves | None]:
     """Reads the training of each round; None if its record is missing."""
     runs = {run.output: run for run in workspace.metadata.runs(stage="train", status="done")}
     candidates = [(entry.number, runs.get(entry.candidate)) for entry in rounds]

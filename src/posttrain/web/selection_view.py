@@ -21,7 +21,7 @@ from posttrain.web.formatting import (
     selection_text,
 )
 from posttrain.web.page import Table
-from posttrain.web.selection import SELECTIONS_SHOWN, ChosenRecord, PoolMap, RoundGain, Selection
+from posttrain.web.selection_reader import SELECTIONS_SHOWN, ChosenRecord, PoolMap, RoundGain, Selection
 
 _REASONS = ("strategy", "focus", "explore", "cold_start")
 _SHAPES = ("circle", "diamond", "triangle", "square")
@@ -114,8 +114,8 @@ def _summary(selection: Selection) -> str:
 
 def _ordered_reasons(reasons: Iterable[str]) -> list[str]:
     """Sorts the common reasons first, so that a colour means the same in all rounds."""
-    known = [name for name in _REASONS if name in reasons]
-    return known + sorted(name for name in reasons if name not in _REASONS)
+    present = [name for name in _REASONS if name in reasons]
+    return present + sorted(name for name in reasons if name not in _REASONS)
 
 
 def _reason_index(reason: str, reasons: Sequence[str]) -> int:
@@ -228,13 +228,13 @@ def _histogram_sentence(selection: Selection) -> str:
 
 def _records(selection: Selection, rows: int) -> Table:
     """Builds the table of the first ``rows`` records; drops empty columns."""
-    shown = selection.chosen[:rows]
+    records = selection.chosen[:rows]
     columns = {
-        "rank": [f"{record.rank:,}" for record in shown],
-        "reason": [reason_text(record.reason) for record in shown],
-        reason_text(selection.score): ["" if record.score is None else number_text(record.score) for record in shown],
-        "predicted": [truncate(record.predicted or "", 60, 1) for record in shown],
-        "label": [truncate(record.label or "", 60, 1) for record in shown],
+        "rank": [f"{record.rank:,}" for record in records],
+        "reason": [reason_text(record.reason) for record in records],
+        reason_text(selection.score): ["" if record.score is None else number_text(record.score) for record in records],
+        "predicted": [truncate(record.predicted or "", 60, 1) for record in records],
+        "label": [truncate(record.label or "", 60, 1) for record in records],
     }
     filled = {name: cells for name, cells in columns.items() if any(cells)}
     return tuple(filled), list(zip(*filled.values(), strict=True))
@@ -242,8 +242,8 @@ def _records(selection: Selection, rows: int) -> Table:
 
 def _content(record: ChosenRecord) -> tuple[str, str, str]:
     """Returns a record's input, the reason for choosing it, and its id."""
-    drawn = f"drawn with probability {number_text(record.inclusion)}" if record.inclusion is not None else ""
-    return truncate(record.input, _INPUT, 1), "; ".join(filter(None, (record.why, drawn))), record.id
+    probability = f"drawn with probability {number_text(record.inclusion)}" if record.inclusion is not None else ""
+    return truncate(record.input, _INPUT, 1), "; ".join(filter(None, (record.why, probability))), record.id
 
 
 def _gain_charts(gains: Sequence[RoundGain]) -> Iterable[tuple[str, Markup]]:

@@ -12,7 +12,7 @@ from posttrain.web.charts.heat_map import strips
 from posttrain.web.charts.svg import NARROW, responsive
 from posttrain.web.formatting import action_text, bytes_text, duration_text, kind_text, number_text
 from posttrain.web.page import Table, Tile
-from posttrain.web.training import Training
+from posttrain.web.training_reader import TrainingCurves
 
 _CURVE_BYTES = 600_000
 """Approximate budget in bytes for the curves of all trainings on a page."""
@@ -51,7 +51,7 @@ class TrainingView:
         decisions, numbers, norms: tables.
     """
 
-    training: Training
+    training: TrainingCurves
     loss: Markup
     small: tuple[Markup, ...]
     groups: Markup
@@ -63,7 +63,7 @@ class TrainingView:
     norms: Table
 
 
-def training_view(training: Training, among: int = 1) -> TrainingView:
+def training_view(training: TrainingCurves, among: int = 1) -> TrainingView:
     """Builds the view of a training; the more trainings a page shows, the coarser the curves."""
     buckets = _bucket_count(training, among)
     decisions = enumerate(training.decisions, 1)
@@ -94,19 +94,19 @@ def training_view(training: Training, among: int = 1) -> TrainingView:
     )
 
 
-def _bucket_count(training: Training, among: int) -> int:
+def _bucket_count(training: TrainingCurves, among: int) -> int:
     """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
     # A stretch has two points of about 18 bytes.
     curves = len(_MEASURES) + 1 + len(training.objective)
     return int(np.clip(_CURVE_BYTES / (among * curves * 36), 16, 320))
 
 
-def _time(training: Training, width: int) -> str:
+def _time(training: TrainingCurves, width: int) -> str:
     rows = [("", training.phases)] if training.phases else []
     return stacked_bars(rows, list(training.phases), "where the time of all steps went", width=width)
 
 
-def _headline(training: Training) -> list[Tile]:
+def _headline(training: TrainingCurves) -> list[Tile]:
     values = training.values
     tokens, seconds = (float(np.nansum(values[key])) for key in ("tokens", "seconds"))
     tiles = [(number_text(_last(values["loss"])), "loss", f"at first {number_text(_first(values['loss']))}")]
@@ -128,8 +128,8 @@ def _median_mfu(values: FloatArray) -> str:
 
 
 def _first(values: FloatArray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known[0]) if known.size else float("nan")
+    finite = values[~np.isnan(values)]
+    return float(finite[0]) if finite.size else float("nan")
 
 
 def _last(values: FloatArray) -> float:
@@ -139,7 +139,7 @@ def _last(values: FloatArray) -> float:
     return float(known[-smoothing_window(len(known)) :].mean()) if known.size else float("nan")
 
 
-def _decisions(training: Training) -> Table:
+def _decisions(training: TrainingCurves) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             str(number),
@@ -159,7 +159,7 @@ def _action_words(action: str, why: str) -> str:
     return f"{action_text(action)} ({why})" if why else action_text(action)
 
 
-def _numbers(training: Training) -> Table:
+def _numbers(training: TrainingCurves) -> Table:
     """Builds a table of evenly spaced steps, including the first and the last."""
     columns: list[tuple[str, FloatArray, Callable[[float], str]]] = [
         (title, training.values[key], style.show)
@@ -176,12 +176,12 @@ def _numbers(training: Training) -> Table:
     return ("step", *(name for name, _, _ in columns)), rows
 
 
-def _norms(training: Training) -> Table:
+def _norms(training: TrainingCurves) -> Table:
     rows = []
     for name, values in training.groups.items():
-        known = values[~np.isnan(values)]
-        if known.size:
-            numbers: Sequence[float] = (known[0], np.median(known), known[-1], known.max())
+        finite = values[~np.isnan(values)]
+        if finite.size:
+            numbers: Sequence[float] = (finite[0], np.median(finite), finite[-1], finite.max())
             rows.append((name, *(number_text(float(number)) for number in numbers)))
     return ("layers", "first", "median", "last", "largest"), rows
 

@@ -1,4 +1,4 @@
-"""Projected gradients in a folder: what is there is not computed again, whoever was killed and whatever broke."""
+"""Projected gradients in a folder: finished blocks are not computed again, even after a kill or a damaged file."""
 
 import os
 import runpy
@@ -21,7 +21,7 @@ from posttrain.attribution.influence.tracin import AdamMoments
 from posttrain.store.errors import UserError
 
 SCRIPT = '''
-"""Takes the gradients of 12 records, noting each forward pass in a file; sleeps before block 3 where told."""
+"""Computes the gradients of 12 records, logs each forward pass in a file, and sleeps in block 3 with `stop`."""
 import sys, time
 from pathlib import Path
 import torch
@@ -35,12 +35,12 @@ folder, counter, pause = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
 model = nn.Linear(4, 3).double()
 records = [(torch.randn(4, dtype=torch.float64), torch.tensor(row % 3)) for row in range(12)]
-seen = 0
+passes = 0
 
 def run(model, batch):
-    global seen
-    seen += 1
-    if pause == "stop" and seen == 9:
+    global passes
+    passes += 1
+    if pause == "stop" and passes == 9:
         time.sleep(600)
     if pause == "slow":
         time.sleep(0.05)
@@ -62,27 +62,29 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(monkeypatch, capsys) -> Callable[..., list[str]]:
-    """The same script, to its end, in this process: what it prints."""
+def run_here(monkeypatch, capsys) -> Callable[..., list[str]]:
+    """Runs the script to its end in this process; returns the words it prints."""
 
     def run(*arguments: Path) -> list[str]:
         monkeypatch.setattr(sys, "argv", [*map(str, arguments), ""])
         with torch.random.fork_rng(devices=[]):
-            runpy.run_path(str(arguments[0]), run_name="__main__")  # its functions go by the same names
+            runpy.run_path(
+                str(arguments[0]), run_name="__main__"
+            )  # under this name, its functions have the same cache keys
         return capsys.readouterr().out.split()
 
     return run
 
 
-def begin(script: Path, folder: Path, counter: Path, pause: str) -> subprocess.Popen:
+def start(script: Path, folder: Path, counter: Path, pause: str) -> subprocess.Popen:
     command = [sys.executable, str(script), str(folder), str(counter), pause]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
-def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, tmp_path, here) -> None:
-    folder, counter = tmp_path / "kept", tmp_path / "counter"
-    killed = begin(script, folder, counter, "stop")
+def test_a_killed_pass_resumes_without_computing_a_finished_block_again(script, tmp_path, run_here) -> None:
+    folder, counter = tmp_path / "cache", tmp_path / "counter"
+    killed = start(script, folder, counter, "stop")
     deadline = time.monotonic() + 240
     while not counter.exists() or len(counter.read_text()) < 8:  # it sleeps within its third block
         assert killed.poll() is None
@@ -95,30 +97,30 @@ def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, 
     assert killed.wait() == -signal.SIGKILL
     killed.stdout.close()
     assert len(list(folder.glob("*.block"))) == 2
-    evaluations, total = here(script, folder, counter)
+    evaluations, total = run_here(script, folder, counter)
     assert len(counter.read_text()) == 12
     assert evaluations == "4"
-    assert here(script, tmp_path / "fresh", tmp_path / "other") == ["12", total]
+    assert run_here(script, tmp_path / "fresh", tmp_path / "other") == ["12", total]
     assert sorted(file.suffix for file in folder.iterdir()) == [".block"] * 3
 
 
 @pytest.mark.slow
-def test_processes_share_the_blocks_out(script, tmp_path) -> None:
-    folder, counter = tmp_path / "kept", tmp_path / "counter"
-    both = [begin(script, folder, counter, "slow") for _ in range(2)]
-    result = [process.communicate()[0].split() for process in both]
+def test_processes_share_the_blocks(script, tmp_path) -> None:
+    folder, counter = tmp_path / "cache", tmp_path / "counter"
+    processes = [start(script, folder, counter, "slow") for _ in range(2)]
+    outputs = [process.communicate()[0].split() for process in processes]
     assert len(counter.read_text()) == 12
-    assert sum(int(evaluations) for evaluations, _ in result) == 12
-    assert result[0][1] == result[1][1]
+    assert sum(int(evaluations) for evaluations, _ in outputs) == 12
+    assert outputs[0][1] == outputs[1][1]
 
 
-def test_what_is_kept_is_what_is_computed(network, tmp_path) -> None:
+def test_cached_gradients_equal_computed_ones(network, tmp_path) -> None:
     projection = Projection(6)
     plain = projected_gradients(network.model, network.train, projection, block_size=8)
     expected = projection(torch.cat([result for _, result in record_gradients(network.model, network.train)]))
     torch.testing.assert_close(plain.rows, expected)
     first, second = (
-        projected_gradients(network.model, network.train, projection, folder=tmp_path / "new" / "kept", block_size=8)
+        projected_gradients(network.model, network.train, projection, folder=tmp_path / "new" / "cache", block_size=8)
         for _ in range(2)
     )
     assert torch.equal(first.rows, plain.rows)
@@ -126,7 +128,7 @@ def test_what_is_kept_is_what_is_computed(network, tmp_path) -> None:
     assert (plain.evaluations, first.evaluations, second.evaluations) == (20, 20, 0)
 
 
-def test_all_that_numbers_hang_on_is_in_the_name(network, tmp_path) -> None:
+def test_the_cache_key_has_everything_that_gradients_depend_on(network, tmp_path) -> None:
     def evaluations(model: FunctionalModel = network.model, records: list | None = None, **settings) -> int:
         settings = {"projection": Projection(6), "block_size": 5} | settings
         return projected_gradients(model, records or network.train, folder=tmp_path, **settings).evaluations
@@ -142,8 +144,8 @@ def test_all_that_numbers_hang_on_is_in_the_name(network, tmp_path) -> None:
     zeros = torch.zeros(network.model.size, dtype=torch.float64)
     assert evaluations(transform=AdamMoments(zeros, zeros, 1)) == 20
     assert evaluations(transform=AdamMoments(zeros, zeros, 2)) == 20
-    moved = {name: value + 1e-9 for name, value in network.model.parameters.items()}
-    assert evaluations(network.model.at(moved)) == 20
+    changed = {name: value + 1e-9 for name, value in network.model.parameters.items()}
+    assert evaluations(network.model.at(changed)) == 20
     other = FunctionalModel(network.model.module, lambda model, batch: 2 * model(batch[0]), CrossEntropy())
     assert evaluations(other) == 20
     network.model.module[1].register_buffer("unused", torch.zeros(1))
@@ -152,13 +154,13 @@ def test_all_that_numbers_hang_on_is_in_the_name(network, tmp_path) -> None:
     assert evaluations() == 0
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
-def test_a_damaged_block_is_named_and_made_again(network, tmp_path, caplog, harm) -> None:
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_block_is_named_and_computed_again(network, tmp_path, caplog, damage) -> None:
     first = projected_gradients(network.model, network.train, folder=tmp_path, block_size=10)
     file = sorted(tmp_path.glob("*.block"))[0]
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
-    file.write_bytes({"flip": content, "cut": content[:100], "empty": b""}[harm])
+    file.write_bytes({"flip": content, "cut": content[:100], "empty": b""}[damage])
     again = projected_gradients(network.model, network.train, folder=tmp_path, block_size=10)
     assert f"{file} is damaged" in caplog.text
     assert again.evaluations == 10
@@ -166,7 +168,7 @@ def test_a_damaged_block_is_named_and_made_again(network, tmp_path, caplog, harm
     assert projected_gradients(network.model, network.train, folder=tmp_path, block_size=10).evaluations == 0
 
 
-def test_the_lock_of_a_process_killed_once_its_block_was_written_is_removed(network, tmp_path) -> None:
+def test_the_lock_of_a_process_killed_after_writing_its_block_is_removed(network, tmp_path) -> None:
     projected_gradients(network.model, network.train, folder=tmp_path, block_size=10)
     for file in list(tmp_path.glob("*.block")):
         file.with_suffix(".lock").touch()
@@ -174,19 +176,19 @@ def test_the_lock_of_a_process_killed_once_its_block_was_written_is_removed(netw
     assert {file.suffix for file in tmp_path.iterdir()} == {".block"}
 
 
-def test_gradients_are_changed_before_they_are_projected(network) -> None:
-    class Doubled:
-        key = "doubled"
+def test_gradients_are_transformed_before_they_are_projected(network) -> None:
+    class Absolute:
+        key = "absolute"
 
         def __call__(self, gradients: torch.Tensor) -> torch.Tensor:
             return gradients.abs()
 
     raw = torch.cat([result for _, result in record_gradients(network.model, network.train)])
-    result = projected_gradients(network.model, network.train, Projection(6), transform=Doubled())
+    result = projected_gradients(network.model, network.train, Projection(6), transform=Absolute())
     torch.testing.assert_close(result.rows, Projection(6)(raw.abs()))
 
 
-def test_mistakes_are_one_line(network, tmp_path) -> None:
+def test_unusable_records_folders_and_gradients_are_refused(network, tmp_path) -> None:
     with pytest.raises(UserError, match="no records"):
         projected_gradients(network.model, [])
     (tmp_path / "file").write_text("")

@@ -12,16 +12,17 @@ from posttrain.attribution.influence.gradients import record_gradients
 from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
 from posttrain.attribution.influence.ihvp.ekfac import Ekfac
 from posttrain.attribution.influence.influence_functions import influence_functions
+from posttrain.attribution.influence.losses import IGNORE_INDEX
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import AdamMoments, Checkpoint, less, tracin
+from posttrain.attribution.influence.tracin import AdamMoments, TracInCheckpoint, less, tracin
 from posttrain.attribution.influence.trak import trak
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import answer_log_likelihoods
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 
-ASKED = ["hi", "my card is gone", "where?", "what is the rate on my loan, please", ""]
-SAID = ["ax", "card", "z", "rate", "nothing at all"]
+PROMPTS = ["hi", "my card is gone", "where?", "what is the rate on my loan, please", ""]
+ANSWERS = ["ax", "card", "z", "rate", "nothing at all"]
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -30,7 +31,7 @@ def user(text: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def adapted(tiny_model: Path) -> LanguageModel:
-    """The tiny model with an adapter whose two halves are both random."""
+    """The tiny model with a LoRA adapter whose two matrices are both random."""
     lm = load_language_model(tiny_model, TaskConfig(system="Be brief."), "float32")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -44,10 +45,10 @@ def adapted(tiny_model: Path) -> LanguageModel:
 
 @pytest.fixture
 def records(adapted: LanguageModel) -> list:
-    return [encode_record(adapted, user(asked), answer) for asked, answer in zip(ASKED, SAID, strict=True)]
+    return [encode_record(adapted, user(prompt), answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
 
 
-def whole(model: FunctionalModel, records: list, **settings) -> torch.Tensor:
+def all_gradients(model: FunctionalModel, records: list, **settings) -> torch.Tensor:
     return torch.cat([result for _, result in record_gradients(model, records, **settings)])
 
 
@@ -56,14 +57,14 @@ def losses(model: FunctionalModel, records: list) -> torch.Tensor:
 
 
 def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
-    sums, _ = answer_log_likelihoods(adapted, [user(asked) for asked in ASKED], SAID)
+    sums, _ = answer_log_likelihoods(adapted, [user(prompt) for prompt in PROMPTS], ANSWERS)
     for block in (1, 2, 5):
         parts = [records[start : start + block] for start in range(0, len(records), block)]
         result = torch.cat([losses(functional_causal_lm(adapted), part) for part in parts])
         np.testing.assert_allclose(result.numpy(), -sums, rtol=1e-5)
 
 
-def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, records) -> None:
+def test_gradients_equal_the_adapters_by_autograd_in_every_mode_and_block_size(adapted, records) -> None:
     model = functional_causal_lm(adapted)
     assert all("lora" in name for name in model.parameters)
     expected = []
@@ -71,8 +72,8 @@ def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, 
         adapted.model.zero_grad()
         ids = torch.tensor([record.ids])
         targets = ids.where(torch.tensor([record.supervised]), -100)
-        counted = sum(record.supervised)
-        (adapted.model(input_ids=ids, labels=targets).loss * counted).backward()
+        answer_tokens = sum(record.supervised)
+        (adapted.model(input_ids=ids, labels=targets).loss * answer_tokens).backward()
         grads = [value.grad.flatten() for name, value in adapted.model.named_parameters() if "lora" in name]
         expected.append(torch.cat(grads))
     expected = torch.stack(expected)
@@ -80,41 +81,47 @@ def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, 
     for mode in ("vmap", "loop"):
         for block_size in (1, 5):
             torch.testing.assert_close(
-                whole(model, records, mode=mode, block_size=block_size), expected, rtol=1e-3, atol=1e-4
+                all_gradients(model, records, mode=mode, block_size=block_size), expected, rtol=1e-3, atol=1e-4
             )
 
 
-def test_only_the_last_answer_counts_unless_told(adapted) -> None:
+def test_only_the_last_answer_counts_by_default(adapted) -> None:
     prompt = [*user("hi"), {"role": "assistant", "content": "hello"}, *user("where?")]
     last, all_turns = encode_record(adapted, prompt, "z"), encode_record(adapted, prompt, "z", earlier_turns=True)
     assert last.ids == all_turns.ids
-    assert adapted.tokenizer.decode([i for i, on in zip(last.ids, last.supervised, strict=True) if on]) == "z<|end|>"
-    spoken = [i for i, on in zip(all_turns.ids, all_turns.supervised, strict=True) if on]
-    assert adapted.tokenizer.decode(spoken) == "hello<|end|>z<|end|>"
+    assert (
+        adapted.tokenizer.decode([i for i, supervised in zip(last.ids, last.supervised, strict=True) if supervised])
+        == "z<|end|>"
+    )
+    answer_ids = [i for i, supervised in zip(all_turns.ids, all_turns.supervised, strict=True) if supervised]
+    assert adapted.tokenizer.decode(answer_ids) == "hello<|end|>z<|end|>"
     model = functional_causal_lm(adapted)
     assert float(losses(model, [all_turns])[0]) > float(losses(model, [last])[0]) + 1
 
 
-def test_curvature_products_go_through_the_model(adapted, records) -> None:
-    """Along a direction the Hessian's product is the difference of two gradients."""
+def test_curvature_products_equal_finite_differences(adapted, records) -> None:
+    """The form v' J' L J v is the variance of the change of logits along v under the model's probabilities."""
     model = functional_causal_lm(adapted)
-    at = model.flat(model.parameters)
-    direction = torch.randn(len(at), generator=torch.Generator().manual_seed(1))
+    parameters = model.flat(model.parameters)
+    direction = torch.randn(len(parameters), generator=torch.Generator().manual_seed(1))
     direction /= direction.norm()
-    result = Curvature(model, records, "hessian").product(direction[:, None])[:, 0]
-    step = 0.02
-    ends = [whole(model.at(model.unflat(at + sign * step * direction)), records).mean(0) for sign in (-1, 1)]
-    expected = (ends[1] - ends[0]) / (2 * step)
-    assert float((result - expected).norm() / expected.norm()) < 0.02
-    bent = Curvature(model, records).product(direction[:, None])[:, 0]
-    assert float(direction @ bent) > 0
+    result = float(direction @ Curvature(model, records).product(direction[:, None])[:, 0])
+    batch, step = model.batch(records), 0.02
+    with torch.no_grad():
+        ends = [model.outputs_at(model.unflat(parameters + sign * step * direction), batch) for sign in (-1, 1)]
+        change = (ends[1] - ends[0]) / (2 * step)
+        p = model.outputs_at(model.parameters, batch).softmax(-1)
+    variances = (p * change**2).sum(-1) - (p * change).sum(-1) ** 2
+    expected = float(variances[batch[-1] != IGNORE_INDEX].sum()) / len(records)
+    assert result == pytest.approx(expected, rel=0.02)
+    assert result > 0
 
 
 @pytest.mark.slow
-def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_path) -> None:
+def test_with_every_method_a_record_influences_itself_most(adapted, records, tmp_path) -> None:
     model = functional_causal_lm(adapted)
     moments = AdamMoments(torch.zeros(model.size), torch.ones(model.size) * 1e-3, 5)
-    point = Checkpoint(model.parameters, 0.1, moments)
+    point = TracInCheckpoint(model.parameters, 0.1, moments)
     projection = Projection(512)
     result = {
         "ekfac": influence_functions(model, records, records, damping=0.1, solver=Ekfac(samples=2)),
@@ -134,15 +141,15 @@ def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_
     assert tracin(model, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0
 
 
-def test_a_saved_adapter_is_put_on_to_count(adapted, records, tiny_model, tmp_path) -> None:
+def test_a_loaded_adapter_has_the_gradients_of_the_saved_one(adapted, records, tiny_model, tmp_path) -> None:
     adapted.model.save_pretrained(tmp_path / "adapter")
     loaded = load_adapter(load_language_model(tiny_model, adapted.task, "float32"), tmp_path / "adapter")
     actual, reference = functional_causal_lm(adapted), functional_causal_lm(loaded)
     assert list(actual.parameters) == list(reference.parameters)
-    torch.testing.assert_close(whole(reference, records), whole(actual, records))
+    torch.testing.assert_close(all_gradients(reference, records), all_gradients(actual, records))
 
 
-def test_mistakes_are_one_line(adapted, tiny_model, tmp_path) -> None:
+def test_long_records_frozen_models_and_other_adapters_are_refused(adapted, tiny_model, tmp_path) -> None:
     with pytest.raises(UserError, match=r"record of 1[0-9]{3} tokens is longer than the model's 1024"):
         encode_record(adapted, user("x" * 1100), "y")
     adapted.model.requires_grad_(False)

@@ -17,21 +17,21 @@ def gradients(model, records) -> torch.Tensor:
 
 
 def test_ridge_is_leave_one_out_up_to_the_leverage(ridge, dense) -> None:
-    """Retrained without record i, the solution moves by 1 / (1 - h_i) times what influence says: exactly."""
+    """Without record i, the retrained solution moves by exactly 1 / (1 - h_i) times the influence."""
     result = influence_functions(ridge.model, ridge.train, ridge.test, damping=ridge.penalty, solver=dense)
     n, d = ridge.x.shape
     normal = ridge.x.T @ ridge.x + n * ridge.penalty * torch.eye(d, dtype=torch.float64)
     whole = ridge.model.flat(ridge.model.parameters)
     leverage = (ridge.x * torch.linalg.solve(normal, ridge.x.T).T).sum(1)
-    wanted = gradients(ridge.model, ridge.test)
+    test_gradients = gradients(ridge.model, ridge.test)
     expected = torch.empty(n, len(ridge.test_x), dtype=torch.float64)
     for row in range(n):
-        kept = torch.arange(n) != row
-        without = torch.linalg.solve(normal - ridge.x[row, :, None] * ridge.x[row], ridge.x[kept].T @ ridge.y[kept])[
-            :, 0
-        ]
-        expected[row] = (1 - leverage[row]) * (wanted @ (without - whole))
-        # The leave-one-out residual, as the identity has it.
+        others = torch.arange(n) != row
+        without = torch.linalg.solve(
+            normal - ridge.x[row, :, None] * ridge.x[row], ridge.x[others].T @ ridge.y[others]
+        )[:, 0]
+        expected[row] = (1 - leverage[row]) * (test_gradients @ (without - whole))
+        # The leave-one-out residual by the identity.
         residual = ridge.y[row, 0] - ridge.x[row] @ whole
         torch.testing.assert_close(ridge.y[row, 0] - ridge.x[row] @ without, residual / (1 - leverage[row]))
     assert float(expected.abs().max()) > 0.01
@@ -40,7 +40,7 @@ def test_ridge_is_leave_one_out_up_to_the_leverage(ridge, dense) -> None:
 
 
 def test_logistic_is_the_derivative_of_retraining(logistic, dense) -> None:
-    """Central differences in a record's weight, each end retrained to the minimum."""
+    """Central differences in a record's weight, each retrained to the minimum."""
     fitted, fit = logistic
     result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, solver=dense)
     step, ones = 1e-4, torch.ones(len(fitted.x), dtype=torch.float64)
@@ -58,9 +58,9 @@ def test_logistic_is_the_derivative_of_retraining(logistic, dense) -> None:
 
 
 @pytest.mark.slow
-def test_logistic_foretells_leaving_one_out(logistic) -> None:
+def test_logistic_influence_predicts_leave_one_out(logistic) -> None:
     fitted, fit = logistic
-    result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty, curvature="hessian")
+    result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty)
     before = fitted.model.losses_at(fitted.model.parameters, (fitted.test_x, fitted.test_y))
     rises = []
     for row in range(len(fitted.x)):
@@ -72,12 +72,12 @@ def test_logistic_foretells_leaving_one_out(logistic) -> None:
     actual = np.stack(rises)
     for column in range(actual.shape[1]):
         assert np.corrcoef(result.scores[:, column], actual[:, column])[0, 1] > 0.98
-    # First order falls short by the leverage; nothing else of note.
+    # The first-order estimate is too small by the leverage.
     assert np.linalg.norm(result.scores - actual) < 0.25 * np.linalg.norm(actual)
     assert (np.sign(result.scores) == np.sign(actual)).mean() > 0.97
 
 
-def test_a_record_helps_itself(logistic, dense) -> None:
+def test_a_record_lowers_its_own_loss(logistic, dense) -> None:
     fitted, _ = logistic
     result = influence_functions(fitted.model, fitted.train, fitted.train, damping=fitted.penalty, solver=dense)
     assert (result.scores.diagonal() > 0).all()
@@ -103,7 +103,7 @@ def test_evaluations_are_gradients_and_products_with_records(logistic, dense) ->
     assert result.evaluations == 60 + 6 + 60 * 15
 
 
-def test_mistakes_are_one_line_before_any_work(network) -> None:
+def test_damping_and_records_are_checked_before_any_work(network) -> None:
     model, train, test = network.model, network.train, network.test
     with pytest.raises(UserError, match=r"damping must be 0 or more, not -0.1"):
         influence_functions(model, train, test, damping=-0.1)
@@ -114,18 +114,18 @@ def test_mistakes_are_one_line_before_any_work(network) -> None:
 
 
 @pytest.mark.parametrize("solver", [ConjugateGradient(), Ekfac()], ids=lambda solver: type(solver).__name__)
-def test_what_a_folder_keeps_is_not_computed_again(network, tmp_path: Path, solver: Solver) -> None:
+def test_cached_results_are_not_computed_again(network, tmp_path: Path, solver: Solver) -> None:
     settings = {"damping": 0.1, "solver": solver, "block_size": 5}
-    alone = influence_functions(network.model, network.train, network.test, **settings)
+    expected = influence_functions(network.model, network.train, network.test, **settings)
     first = influence_functions(network.model, network.train, network.test, **settings, folder=tmp_path)
-    assert first.evaluations == alone.evaluations
+    assert first.evaluations == expected.evaluations
     next(tmp_path.glob("*.block")).unlink()
     again = influence_functions(network.model, network.train, network.test, **settings, folder=tmp_path)
-    assert again.evaluations == 5, "one block of training records, and no solving"
+    assert again.evaluations == 5, "one block of training records, and no linear solve"
     for result in (first, again):
-        np.testing.assert_array_equal(result.scores, alone.scores)
-        assert (result.residuals is None) == (alone.residuals is None)
+        np.testing.assert_array_equal(result.scores, expected.scores)
+        assert (result.residuals is None) == (expected.residuals is None)
     other = influence_functions(
         network.model, network.train, network.test, **settings | {"damping": 1.0}, folder=tmp_path
     )
-    assert np.abs(other.scores - alone.scores).max() > 0
+    assert np.abs(other.scores - expected.scores).max() > 0

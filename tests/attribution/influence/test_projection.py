@@ -16,7 +16,7 @@ def vectors(count: int, size: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inner_products_are_kept_on_average_with_the_stated_variance(kind) -> None:
+def test_inner_products_are_unbiased_with_the_stated_variance(kind) -> None:
     x, y = vectors(2, 5000)
     y = y + x
     x[:50] *= 5  # some coordinates larger than others
@@ -35,8 +35,8 @@ def test_inner_products_are_kept_on_average_with_the_stated_variance(kind) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_product_with_one_matrix_whatever_the_block(kind) -> None:
-    size, projection = 9000, Projection(70, 3, kind)  # three pieces of the matrix
+def test_it_is_the_product_with_one_matrix_for_every_block_size(kind) -> None:
+    size, projection = 9000, Projection(70, 3, kind)  # three blocks of the matrix
     matrix = projection(torch.eye(size, dtype=torch.float64))
     if kind == "sparse":
         assert (matrix.abs().sum(1) == 1).all()
@@ -44,7 +44,7 @@ def test_it_is_the_product_with_one_matrix_whatever_the_block(kind) -> None:
     else:
         torch.testing.assert_close(matrix.abs(), torch.full_like(matrix, 70**-0.5))
     assert abs(float(matrix.sum() / matrix.abs().sum())) < 0.05
-    for other in (matrix[4096:8192], matrix[1:4097]):  # no piece is another one again
+    for other in (matrix[4096:8192], matrix[1:4097]):  # no block repeats another
         assert float((matrix[:4096] * other).sum(1).abs().mean()) < 0.2
     x = vectors(12, size)
     whole = projection(x)
@@ -57,13 +57,13 @@ def test_it_is_the_product_with_one_matrix_whatever_the_block(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_however_many_there_are(kind) -> None:
+def test_rows_of_the_matrix_do_not_depend_on_their_number(kind) -> None:
     x = vectors(3, 5000)
     longer = torch.cat([x, torch.zeros(3, 6000, dtype=torch.float64)], 1)
     torch.testing.assert_close(Projection(64, 1, kind)(x), Projection(64, 1, kind)(longer))
 
 
-def test_pieces_of_a_wide_dense_matrix_are_one_matrix(monkeypatch) -> None:
+def test_a_wide_dense_matrix_does_not_depend_on_the_block_size(monkeypatch) -> None:
     from posttrain.attribution.influence import projection
 
     x = vectors(3, 5000)
@@ -81,20 +81,20 @@ def test_seeds_kinds_and_dimensions_give_other_matrices() -> None:
 
 
 @pytest.mark.slow
-def test_another_process_makes_the_same() -> None:
+def test_another_process_gives_the_same_projection() -> None:
     code = (
         "import torch; from posttrain.attribution.influence.projection import Projection;"
         "print(*[Projection(64, 5, kind)(torch.arange(5000.).double()[None])[0, :4].tolist()"
         " for kind in ('sparse', 'dense')])"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = [Projection(64, 5, kind)(torch.arange(5000.0).double()[None])[0, :4] for kind in KINDS]
-    there = [float(word.strip("[],")) for word in run.stdout.split()]
-    np.testing.assert_allclose(there, torch.cat(here).numpy(), rtol=1e-12)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    expected = [Projection(64, 5, kind)(torch.arange(5000.0).double()[None])[0, :4] for kind in KINDS]
+    actual = [float(word.strip("[],")) for word in process.stdout.split()]
+    np.testing.assert_allclose(actual, torch.cat(expected).numpy(), rtol=1e-12)
 
 
-def test_the_numbers_of_a_seed_never_change() -> None:
-    """Kept gradients would mean something else."""
+def test_the_matrix_of_a_seed_never_changes() -> None:
+    """Cached gradients would become wrong."""
     x = torch.arange(1.0, 7.0, dtype=torch.float64)[None]
     assert Projection(4, 11)(x)[0].tolist() == SPARSE
     assert (Projection(4, 11, "dense")(x)[0] * 2).tolist() == DENSE
@@ -104,7 +104,7 @@ SPARSE = [0.0, -6.0, -1.0, 6.0]
 DENSE = [-1.0, 3.0, 9.0, -13.0]
 
 
-def test_mistakes_are_one_line() -> None:
+def test_unusable_dimensions_seeds_and_kinds_are_refused() -> None:
     with pytest.raises(UserError, match="at least one dimension, not 0"):
         Projection(0)
     with pytest.raises(UserError, match="0 or more, not -1"):

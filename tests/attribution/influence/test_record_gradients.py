@@ -10,12 +10,12 @@ from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.store.errors import UserError
 
 
-def whole(model: FunctionalModel, records: list, **settings) -> Tensor:
+def all_gradients(model: FunctionalModel, records: list, **settings) -> Tensor:
     return torch.cat([result for _, result in record_gradients(model, records, **settings)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_all_ways_and_blocks_give_the_gradients_that_autograd_gives_one_by_one(network, dtype) -> None:
+def test_every_mode_and_block_size_gives_the_gradients_of_autograd(network, dtype) -> None:
     module = network.model.module.to(dtype)
     model = FunctionalModel(module, network.model.outputs, CrossEntropy())
     records = [(x.to(dtype), y) for x, y in network.train]
@@ -25,34 +25,36 @@ def test_all_ways_and_blocks_give_the_gradients_that_autograd_gives_one_by_one(n
         nn.functional.cross_entropy(module(x[None]), y[None]).backward()
         expected.append(torch.cat([value.grad.flatten() for value in module.parameters()]))
     expected = torch.stack(expected)
-    tight = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
+    tolerances = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
     for block_size in (1, 7, 20, None):
         for mode in ("vmap", "loop"):
-            result = whole(model, records, block_size=block_size, mode=mode)
+            result = all_gradients(model, records, block_size=block_size, mode=mode)
             assert result.dtype == dtype
-            torch.testing.assert_close(result, expected, **tight)
+            torch.testing.assert_close(result, expected, **tolerances)
 
 
 def test_only_parameters_that_require_a_gradient_count(network) -> None:
     network.model.module[0].requires_grad_(False)
     model = FunctionalModel(network.model.module, network.model.outputs, CrossEntropy())
-    everything = whole(network.model, network.train)
+    all_parameters = all_gradients(network.model, network.train)
     assert model.size == 5 * 3 + 3
-    torch.testing.assert_close(whole(model, network.train), everything[:, -model.size :])
+    torch.testing.assert_close(all_gradients(model, network.train), all_parameters[:, -model.size :])
 
 
-def test_the_model_runs_as_in_evaluation_and_is_left_as_it_was(network) -> None:
+def test_the_model_runs_in_evaluation_mode_and_keeps_its_own_mode(network) -> None:
     module = nn.Sequential(network.model.module[0], nn.Dropout(0.5), network.model.module[2]).train()
     module[0].eval()
     model = FunctionalModel(module, network.model.outputs, CrossEntropy())
-    still = FunctionalModel(nn.Sequential(module[0], module[2]), network.model.outputs, CrossEntropy())
+    without_dropout = FunctionalModel(nn.Sequential(module[0], module[2]), network.model.outputs, CrossEntropy())
     for mode in ("vmap", "loop"):
-        torch.testing.assert_close(whole(model, network.train, mode=mode), whole(still, network.train))
+        torch.testing.assert_close(
+            all_gradients(model, network.train, mode=mode), all_gradients(without_dropout, network.train)
+        )
     assert [part.training for part in (module, *module)] == [True, False, True, True]
 
 
 class Branching(nn.Module):
-    """Takes a branch by what it reads, which vmap cannot."""
+    """Branches on its input, which vmap cannot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class Branching(nn.Module):
         return result if float(x.sum()) > 0 else 2 * result
 
 
-def test_what_vmap_does_not_know_is_taken_one_by_one_with_a_word(network, caplog) -> None:
+def test_models_that_vmap_cannot_run_fall_back_to_a_loop_with_a_message(network, caplog) -> None:
     model = FunctionalModel(Branching(), network.model.outputs, CrossEntropy())
     batch = model.batch(network.train)
     with pytest.raises(RuntimeError):
@@ -83,24 +85,24 @@ def test_an_error_of_the_loss_itself_is_raised(network) -> None:
         batch_gradients(model, model.batch(network.train))
 
 
-def test_losses_are_those_of_the_records(network) -> None:
+def test_losses_equal_those_of_the_records(network) -> None:
     expected = nn.functional.cross_entropy(network.model.module(network.x), network.y, reduction="none")
     result = network.model.losses_at(network.model.parameters, network.model.batch(network.train))
     torch.testing.assert_close(result.detach(), expected.detach())
 
 
-def test_a_learner_keeps_its_parameters_when_training_goes_on(network) -> None:
-    before = whole(network.model, network.train)
+def test_a_functional_model_keeps_its_parameters_when_training_continues(network) -> None:
+    before = all_gradients(network.model, network.train)
     key = network.model.key
     with torch.no_grad():
         network.model.module[0].weight.add_(1)
-    torch.testing.assert_close(whole(network.model, network.train), before)
-    moved = FunctionalModel(network.model.module, network.model.outputs, CrossEntropy())
-    assert moved.key != key
-    assert moved.at(network.model.parameters).key == key
+    torch.testing.assert_close(all_gradients(network.model, network.train), before)
+    changed = FunctionalModel(network.model.module, network.model.outputs, CrossEntropy())
+    assert changed.key != key
+    assert changed.at(network.model.parameters).key == key
 
 
-def test_mistakes_are_one_line(network) -> None:
+def test_unusable_records_and_parameters_are_refused(network) -> None:
     model = network.model
     with pytest.raises(UserError, match="no records"):
         next(record_gradients(model, []))

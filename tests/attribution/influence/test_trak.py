@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from posttrain.attribution.influence.functional_model import FunctionalModel
-from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy, SquaredError
+from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy
 from posttrain.attribution.influence.projection import Projection
 from posttrain.attribution.influence.trak import Margin, trak
 from posttrain.attribution.values import standard_errors_of_sums
@@ -33,10 +33,10 @@ def binary() -> tuple[FunctionalModel, torch.Tensor, torch.Tensor, float]:
     weight = torch.zeros(4, dtype=torch.float64)
     for _ in range(30):
         p = torch.sigmoid(sign * (x @ weight))
-        slope = -(x.T @ (sign * (1 - p))) + penalty * weight
-        bend = x.T @ ((p * (1 - p))[:, None] * x) + penalty * torch.eye(4, dtype=torch.float64)
-        weight = weight - torch.linalg.solve(bend, slope)
-    assert float(slope.norm()) < 1e-12
+        gradient = -(x.T @ (sign * (1 - p))) + penalty * weight
+        hessian = x.T @ ((p * (1 - p))[:, None] * x) + penalty * torch.eye(4, dtype=torch.float64)
+        weight = weight - torch.linalg.solve(hessian, gradient)
+    assert float(gradient.norm()) < 1e-12
     return FunctionalModel(Binary(weight), lambda model, batch: model(batch[0]), CrossEntropy()), x, sign, penalty
 
 
@@ -55,22 +55,22 @@ def test_without_projection_it_is_the_closed_form(binary) -> None:
     np.testing.assert_allclose(result.standard_errors, standard_errors_of_sums(result.scores))
 
 
-def test_newton_is_one_newton_step_from_the_whole_to_each_leave_one_out_solution(binary) -> None:
-    """The step is taken by the sums over the other records, not by the formula that TRAK rests on."""
+def test_newton_equals_one_newton_step_to_each_leave_one_out_solution(binary) -> None:
+    """The step is computed from sums over the other records, not by TRAK's formula."""
     model, x, sign, penalty = binary
     result = trak([model], records(x, sign), records(x, sign), projection=None, damping=penalty, newton=True)
     weight, f = model.parameters["weight"], sign[:, None] * x
     p = torch.sigmoid(f @ weight)
     for row in range(50):
         others = torch.arange(50) != row
-        slope = -(f[others].T @ (1 - p[others])) + penalty * weight
-        bend = f[others].T @ ((p * (1 - p))[others, None] * f[others]) + penalty * torch.eye(4, dtype=torch.float64)
-        without = weight - torch.linalg.solve(bend, slope)
-        np.testing.assert_allclose(result.scores[row], (f @ (weight - without)).numpy(), rtol=1e-8, atol=1e-12)
+        gradient = -(f[others].T @ (1 - p[others])) + penalty * weight
+        hessian = f[others].T @ ((p * (1 - p))[others, None] * f[others]) + penalty * torch.eye(4, dtype=torch.float64)
+        leave_one_out = weight - torch.linalg.solve(hessian, gradient)
+        np.testing.assert_allclose(result.scores[row], (f @ (weight - leave_one_out)).numpy(), rtol=1e-8, atol=1e-12)
     assert (result.scores.diagonal() > 0).all()
 
 
-def test_the_margin_is_the_log_odds_even_of_a_sure_model() -> None:
+def test_the_margin_is_the_log_odds_even_of_a_certain_model() -> None:
     logits = torch.tensor([[1.0, 2.0, 4.0], [0.0, 60.0, 0.0]])
     targets = torch.tensor([0, 1])
     p = logits.double().softmax(1).gather(1, targets[:, None])[:, 0]
@@ -85,25 +85,27 @@ def test_the_margin_is_the_log_odds_even_of_a_sure_model() -> None:
     )
 
 
-def test_several_models_are_averaged_each_with_a_projection_of_its_own(binary) -> None:
+def test_several_models_with_their_own_projections_are_averaged(binary) -> None:
     model, x, sign, _ = binary
     train, test = records(x, sign)[:40], records(x, sign)[40:]
     models = [model, model.at({"weight": model.parameters["weight"] * 0.7 + 0.1})]
     result = trak(models, train, test, projection=Projection(3, 8, "dense"))
     f = sign[:, None] * x
-    kernels, doubts = [], []
+    kernels, error_probabilities = [], []
     for number, model in enumerate(models):
         g = Projection(3, 8 + number, "dense")(f)
         kernels.append(g[:40] @ torch.linalg.inv(g[:40].T @ g[:40]) @ g[40:].T)
-        doubts.append(1 - torch.sigmoid(f[:40] @ model.parameters["weight"]))
-    doubt = (doubts[0] + doubts[1])[:, None] / 2
-    np.testing.assert_allclose(result.scores, ((kernels[0] + kernels[1]) / 2 * doubt).numpy(), rtol=1e-8)
-    by_model = torch.stack([(kernel * doubt).sum(1) for kernel in kernels])
+        error_probabilities.append(1 - torch.sigmoid(f[:40] @ model.parameters["weight"]))
+    mean_error_probability = (error_probabilities[0] + error_probabilities[1])[:, None] / 2
+    np.testing.assert_allclose(
+        result.scores, ((kernels[0] + kernels[1]) / 2 * mean_error_probability).numpy(), rtol=1e-8
+    )
+    by_model = torch.stack([(kernel * mean_error_probability).sum(1) for kernel in kernels])
     np.testing.assert_allclose(result.values, by_model.mean(0))
     np.testing.assert_allclose(result.standard_errors, (by_model[0] - by_model[1]).abs().numpy() / 2)
 
 
-def test_gradients_are_kept(binary, tmp_path) -> None:
+def test_trak_caches_gradients(binary, tmp_path) -> None:
     model, x, sign, _ = binary
     train, test = records(x, sign)[:40], records(x, sign)[40:]
     first, again = (trak([model], train, test, projection=Projection(3), folder=tmp_path) for _ in range(2))
@@ -111,7 +113,7 @@ def test_gradients_are_kept(binary, tmp_path) -> None:
     np.testing.assert_array_equal(first.scores, again.scores)
 
 
-def test_mistakes_are_one_line(binary) -> None:
+def test_missing_records_models_and_other_losses_are_refused(binary, squared_error) -> None:
     model, x, sign, _ = binary
     data = records(x, sign)
     with pytest.raises(UserError, match="there are no test records"):
@@ -122,6 +124,6 @@ def test_mistakes_are_one_line(binary) -> None:
         trak([model], data[:3], data, projection=None)
     with pytest.raises(UserError, match="damping must be 0 or more"):
         trak([model], data, data, projection=None, damping=-1)
-    other = FunctionalModel(model.module, model.outputs, SquaredError())
+    other = FunctionalModel(model.module, model.outputs, squared_error)
     with pytest.raises(UserError, match="whose loss is the cross-entropy"):
         trak([other], data, data, projection=None)

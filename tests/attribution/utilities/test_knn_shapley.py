@@ -1,4 +1,4 @@
-"""Shapley values of nearest neighbours against all sets, ties among them."""
+"""Shapley values of nearest neighbours, against the definition over all sets, with ties."""
 
 import math
 from itertools import combinations, product
@@ -12,13 +12,13 @@ from posttrain.attribution import KNNUtility, knn_shapley, shapley
 
 
 def votes(right: np.ndarray, distances: np.ndarray, rows: np.ndarray, k: int) -> float:
-    """Expected share of k right votes of the nearest rows, those of one distance being drawn at random."""
-    expected, free = 0.0, k
+    """Expected share of right votes of the k nearest rows, where ties are broken at random."""
+    expected, remaining = 0.0, k
     for distance in np.unique(distances[rows]):
-        tied = rows[distances[rows] == distance]
-        taken = min(free, len(tied))
-        expected += taken * right[tied].mean()
-        free -= taken
+        ties = rows[distances[rows] == distance]
+        count = min(remaining, len(ties))
+        expected += count * right[ties].mean()
+        remaining -= count
     return expected / k
 
 
@@ -51,7 +51,7 @@ def test_it_equals_brute_force_with_ties(seed: int, count: int, k: int, grid: in
     assert not result.standard_errors.any()
 
 
-def test_a_tie_of_unlike_labels_is_shared() -> None:
+def test_tied_rows_of_different_labels_share_the_value() -> None:
     """With p the share of label 0, a set of rows at one distance gets (2 p + 1 - p) / 3 votes right, and none gets 0.
 
     The row of label 0 raises p by 1, 1/2 or 1/3 when it comes first, second or last, by 11/18 in the mean.
@@ -62,7 +62,7 @@ def test_a_tie_of_unlike_labels_is_shared() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 12])
-def test_it_is_the_shapley_value_of_the_votes(k: int) -> None:
+def test_it_equals_the_shapley_value_of_the_votes(k: int) -> None:
     generator = np.random.default_rng(k)
     features, records = generator.normal(size=(9, 3)), generator.normal(size=(40, 3))
     labels, true = np.arange(9) % 3, np.arange(40) % 3
@@ -72,7 +72,7 @@ def test_it_is_the_shapley_value_of_the_votes(k: int) -> None:
     )
 
 
-def test_equal_rows_are_worth_the_same_wherever_they_stand() -> None:
+def test_equal_rows_have_equal_values() -> None:
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(20, 50))
     features = np.concatenate([rows, rows[::-1], rows])
@@ -94,13 +94,13 @@ def test_values_of_many_blocks_sum_to_the_full_score(monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(knn_shapley(features, labels, records, true, neighbours=7).values, whole, atol=1e-15)
 
 
-def test_a_wrong_label_is_worth_least() -> None:
+def test_wrong_labels_have_the_lowest_negative_values() -> None:
     generator = np.random.default_rng(2)
     labels = np.arange(100) % 2
     features = generator.normal(size=(100, 2)) + 6 * labels[:, None]
-    given = labels.copy()
-    given[[3, 40, 77]] = 1 - given[[3, 40, 77]]
+    wrong_labels = labels.copy()
+    wrong_labels[[3, 40, 77]] = 1 - wrong_labels[[3, 40, 77]]
     records = generator.normal(size=(100, 2)) + 6 * labels[:, None]
-    result = knn_shapley(features, given, records, labels).values
+    result = knn_shapley(features, wrong_labels, records, labels).values
     assert set(np.argsort(result)[:3]) == {3, 40, 77}
     assert (result[[3, 40, 77]] < 0).all()

@@ -1,4 +1,4 @@
-"""Variants stand behind their records, are marked, and depend on nothing but seed, record and method."""
+"""Variants follow their records, are marked, and depend only on the seed, the record and the method."""
 
 import json
 import sys
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from posttrain.data.augment.augment import Augment
 from posttrain.data.augment.images import Images
 from posttrain.data.augment.noise import Noise, count_words, write_counts
 from posttrain.data.augment.rewording import Templates
 from posttrain.data.augment.word_edits import Synonyms, Typos
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.augment import Augment
+from posttrain.data.steps.step import DataStep
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, lines, table_of
 
@@ -51,68 +51,68 @@ class AddsRows(StepContract):
 
 class TestTypos(AddsRows):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Augment(methods=(Typos(copies=2), Typos(words=3, share=0.5)), seed=3)
 
-    def test_each_variant_follows_its_record_and_says_so(self, step: Augment, table: pa.Table) -> None:
+    def test_each_variant_follows_its_record_and_is_marked(self, step: Augment, table: pa.Table) -> None:
         outcome = step.apply(table)
-        ids, texts, marked = outcome.kept["id"].to_pylist(), inputs(outcome.kept), marks(outcome.kept)
+        ids, texts, row_marks = outcome.kept["id"].to_pylist(), inputs(outcome.kept), marks(outcome.kept)
         origin = ""
-        for id, text, mark in zip(ids, texts, marked, strict=True):
+        for id, text, mark in zip(ids, texts, row_marks, strict=True):
             if mark is None:
-                origin, message = id, text
+                origin, original = id, text
             else:
                 assert mark[1] == origin
                 assert mark[0] in ("typos", "typos 2")
-                assert text != message
+                assert text != original
         assert (
-            outcome.kept.filter(pa.array([mark is None for mark in marked]))
+            outcome.kept.filter(pa.array([mark is None for mark in row_marks]))
             .drop(["group"])
             .equals(table.drop(["group"]))
         )
-        changed = [(row["id"], row["before"], row["detail"]) for row in outcome.changed.to_pylist()]
-        assert changed == [(id, mark[1], mark[0]) for id, mark in zip(ids, marked, strict=True) if mark]
+        changes = [(row["id"], row["before"], row["detail"]) for row in outcome.changed.to_pylist()]
+        assert changes == [(id, mark[1], mark[0]) for id, mark in zip(ids, row_marks, strict=True) if mark]
         assert lines(outcome.kept).count(5) == lines(outcome.kept).count(6) == 1
 
     def test_a_record_and_its_variants_are_one_group(self, step: Augment, table: pa.Table) -> None:
-        kept = step.apply(table).kept
+        result = step.apply(table).kept
         ids = dict(zip(lines(table), table["id"].to_pylist(), strict=True))
-        groups = {(row["line"], row["group"]) for row in kept.to_pylist()}
+        groups = {(row["line"], row["group"]) for row in result.to_pylist()}
         without_variants = {5: None, 6: None}
         assert groups == set({**ids, 2: "customer 7", **without_variants}.items())
 
     def test_answers_stay_and_so_do_earlier_turns(self, step: Augment, table: pa.Table) -> None:
-        kept = step.apply(table).kept.to_pylist()
-        assert {row["completion"] for row in kept if row["line"] == 1} == {"late"}
-        assert {(row["completion"], row["rejected"]) for row in kept if row["line"] == 7} == {("better", "worse")}
-        assert {row["prompt"][0]["content"] for row in kept if row["line"] == 3} == {"Be kind."}
+        rows = step.apply(table).kept.to_pylist()
+        assert {row["completion"] for row in rows if row["line"] == 1} == {"late"}
+        assert {(row["completion"], row["rejected"]) for row in rows if row["line"] == 7} == {("better", "worse")}
+        assert {row["prompt"][0]["content"] for row in rows if row["line"] == 3} == {"Be kind."}
 
     def test_another_seed_makes_other_variants(self, step: Augment, table: pa.Table) -> None:
         assert inputs(step.model_copy(update={"seed": 4}).apply(table).kept) != inputs(step.apply(table).kept)
 
-    def test_it_meets_only_what_a_model_learns_from(self, step: Augment) -> None:
+    def test_only_training_records_are_augmented(self, step: Augment) -> None:
         assert step.training_only
         assert not step.evaluation
 
-    def test_share_is_about_that_share(self) -> None:
+    def test_share_sets_the_fraction_of_augmented_records(self) -> None:
         table = table_of(*(f"message number {number} about something" for number in range(1000)))
-        added = Augment(methods=(Typos(share=0.3),)).apply(table).changed.num_rows
-        assert 250 < added < 350
+        num_variants = Augment(methods=(Typos(share=0.3),)).apply(table).changed.num_rows
+        assert 250 < num_variants < 350
 
 
 class TestSynonyms(AddsRows):
     @pytest.fixture
-    def step(self, tmp_path: Path) -> Step:
+    def step(self, tmp_path: Path) -> DataStep:
         file = tmp_path / "synonyms.txt"
         file.write_text("# our words\nparcel, package, shipment\nplease,kindly\n\nOrder, buy, purchase\n")
         return Augment(methods=({"method": "synonyms", "file": str(file), "rate": 0.5},))
 
-    def test_words_become_others_of_their_line(self, step: Augment, table: pa.Table) -> None:
-        message = inputs(step.apply(table).kept)
-        assert "where is the package that you sent" in message or "where is the shipment that you sent" in message
-        assert "kindly send the money back" in message
+    def test_words_are_replaced_by_synonyms_of_their_line(self, step: Augment, table: pa.Table) -> None:
+        texts = inputs(step.apply(table).kept)
+        assert "where is the package that you sent" in texts or "where is the shipment that you sent" in texts
+        assert "kindly send the money back" in texts
 
-    def test_a_variant_that_says_the_same_is_none(self, tmp_path: Path) -> None:
+    def test_variants_equal_to_a_previous_text_are_dropped(self, tmp_path: Path) -> None:
         (tmp_path / "s").write_text("a, A\nthe, a")
         step = Augment(methods=(Synonyms(file=tmp_path / "s", copies=5, rate=1.0),))
         assert inputs(step.apply(table_of("the lamp")).kept) == ["the lamp", "a lamp"]
@@ -122,13 +122,13 @@ class TestSynonyms(AddsRows):
         step = Augment(methods=(Synonyms(file=tmp_path / "s", rate=1.0),))
         assert inputs(step.apply(table_of("Big BIG big")).kept)[1] == "Large LARGE large"
 
-    @pytest.mark.parametrize(("text", "says"), [("alone", "s:1: one word alone"), ("# x", "holds no synonyms")])
-    def test_a_bad_file(self, tmp_path: Path, text: str, says: str) -> None:
+    @pytest.mark.parametrize(("text", "message"), [("alone", "s:1: one word alone"), ("# x", "holds no synonyms")])
+    def test_an_invalid_file_of_synonyms_raises(self, tmp_path: Path, text: str, message: str) -> None:
         (tmp_path / "s").write_text(text)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             Augment(methods=(Synonyms(file=Path("s")),)).located(tmp_path).check()
 
-    def test_its_key_is_of_the_content_not_the_place(self, tmp_path: Path) -> None:
+    def test_the_key_holds_the_content_of_the_file_not_its_path(self, tmp_path: Path) -> None:
         keys = []
         for name in ("one", "two"):
             (tmp_path / name).write_text("a, b")
@@ -137,8 +137,8 @@ class TestSynonyms(AddsRows):
         (tmp_path / "two").write_text("a, c")
         assert Augment(methods=(Synonyms(file=tmp_path / "two"),)).key() != keys[0]
 
-    def test_words_of_a_wordnet(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of those that share a synset, single words count; which dictionary it is does not matter here."""
+    def test_wordnet_synonyms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only single words of a shared synset are synonyms; a stub stands in for the dictionary."""
 
         class Synset:
             def lemmas(self) -> list[str]:
@@ -158,7 +158,7 @@ class TestSynonyms(AddsRows):
         step.check()
         assert inputs(step.apply(table_of("a Big house")).kept) == ["a Big house", "a Large house"]
 
-    def test_without_the_package_a_wordnet_is_a_mistake(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_wordnet_without_its_package_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "wn", None)
         with pytest.raises(UserError, match="pip install wn"):
             Augment(methods=(Synonyms(wordnet="oewn:2024"),)).check()
@@ -166,27 +166,25 @@ class TestSynonyms(AddsRows):
 
 class TestTemplates(AddsRows):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Augment(
             methods=(Templates(templates=("Well, {text}",), by_label={"late": ("{text}, it is late", "Hey! {text}")}),)
         )
 
-    def test_by_label_or_for_all(self, step: Augment, table: pa.Table) -> None:
-        message = inputs(step.apply(table).kept)
-        assert {"where is the parcel that you sent, it is late", "Hey! where is the parcel that you sent"} & set(
-            message
-        )
-        assert "Well, plain text about nothing in particular" in message
+    def test_templates_by_label_and_for_all_labels(self, step: Augment, table: pa.Table) -> None:
+        texts = inputs(step.apply(table).kept)
+        assert {"where is the parcel that you sent, it is late", "Hey! where is the parcel that you sent"} & set(texts)
+        assert "Well, plain text about nothing in particular" in texts
 
-    @pytest.mark.parametrize("given", [{}, {"templates": ["no slot"]}, {"by_label": {"a": ["{text} {text}"]}}])
-    def test_mistakes(self, given: dict[str, Any]) -> None:
+    @pytest.mark.parametrize("settings", [{}, {"templates": ["no slot"]}, {"by_label": {"a": ["{text} {text}"]}}])
+    def test_invalid_templates_raise(self, settings: dict[str, Any]) -> None:
         with pytest.raises(UserError, match=r"templates|hold"):
-            Augment.read({"methods": [{"method": "templates", **given}]}, "config")
+            Augment.read({"methods": [{"method": "templates", **settings}]}, "config")
 
 
 class TestNoise(AddsRows):
     @pytest.fixture
-    def step(self, tmp_path: Path) -> Step:
+    def step(self, tmp_path: Path) -> DataStep:
         write_counts(count_words(["a b a c", "a b b"]), tmp_path / "counts.json")
         return Augment(
             methods=(
@@ -198,17 +196,17 @@ class TestNoise(AddsRows):
 
     def test_words_are_blanked(self) -> None:
         step = Augment(methods=(Noise(rate=0.25, blank="_"),))
-        words = " ".join(f"w{number}" for number in range(4000))
-        message = inputs(step.apply(table_of(words)).kept)[1].split()
-        assert len(message) == 4000
-        assert 900 < message.count("_") < 1100
-        assert all(new in ("_", old) for new, old in zip(message, words.split(), strict=True))
+        text = " ".join(f"w{number}" for number in range(4000))
+        blanked_words = inputs(step.apply(table_of(text)).kept)[1].split()
+        assert len(blanked_words) == 4000
+        assert 900 < blanked_words.count("_") < 1100
+        assert all(new in ("_", old) for new, old in zip(blanked_words, text.split(), strict=True))
 
     def test_white_space_stays(self) -> None:
         step = Augment(methods=(Noise(rate=0.999, blank="_"),))
         assert inputs(step.apply(table_of("a\n\n b\tc")).kept)[1] == "_\n\n _\t_"
 
-    def test_the_probabilities_of_the_paper(self, step: Augment) -> None:
+    def test_replacement_probabilities_follow_the_paper(self, step: Augment) -> None:
         """By hand: bigrams are a-b, b-a, a-c; a-b, b-b. N1+(a, .) = 2 of 3, N1+(b, .) = 2 of 2, c is never followed."""
         back_off, unigram, _ = step.methods
         assert isinstance(back_off, Noise)
@@ -217,7 +215,7 @@ class TestNoise(AddsRows):
         np.testing.assert_allclose(back_off.probability(words), [0.9 * 2 / 3, 0.9, 0.9, 0.9])
         np.testing.assert_allclose(unigram.probability(words), [0.9] * 4)
 
-    def test_replacements_are_drawn_as_the_paper_says(self, tmp_path: Path) -> None:
+    def test_replacements_follow_the_distribution_of_the_paper(self, tmp_path: Path) -> None:
         from posttrain.data.augment.noise import replacement_distribution
 
         counts = count_words(["a b a c", "a b b"])
@@ -225,27 +223,27 @@ class TestNoise(AddsRows):
         np.testing.assert_allclose(replacement_distribution(counts, "back_off"), [1 / 4, 2 / 4, 1 / 4])
         write_counts(counts, tmp_path / "c")
         step = Augment(methods=(Noise(kind="back_off", counts=tmp_path / "c", rate=0.9),))
-        message = inputs(step.apply(table_of("x " * 8000)).kept)[1].split()
-        drawn = np.array([message.count(word) for word in ("a", "b", "c")])
-        np.testing.assert_allclose(drawn / drawn.sum(), [0.25, 0.5, 0.25], atol=0.02)
-        assert abs(drawn.sum() / 8000 - 0.9) < 0.02
+        result = inputs(step.apply(table_of("x " * 8000)).kept)[1].split()
+        frequencies = np.array([result.count(word) for word in ("a", "b", "c")])
+        np.testing.assert_allclose(frequencies / frequencies.sum(), [0.25, 0.5, 0.25], atol=0.02)
+        assert abs(frequencies.sum() / 8000 - 0.9) < 0.02
 
     @pytest.mark.parametrize(
         "text", ["", "[]", '{"words": []}', '{"words": [["a", 1]]}', '{"words": [["a", 0, 0, 0, 0]]}']
     )
-    def test_a_bad_file_of_counts(self, tmp_path: Path, text: str) -> None:
+    def test_an_invalid_file_of_counts_raises(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "c").write_text(text)
         with pytest.raises(UserError, match="holds no counts"):
             Augment(methods=(Noise(kind="unigram", counts=tmp_path / "c"),)).check()
 
-    def test_counts_go_with_the_kinds_that_need_them(self) -> None:
+    def test_kinds_that_need_counts_require_them(self) -> None:
         with pytest.raises(UserError, match="need `counts`"):
             Augment.read({"methods": [{"method": "noise", "kind": "unigram"}]}, "config")
 
 
 class TestImages(AddsRows):
     @pytest.fixture
-    def step(self, tmp_path: Path) -> Step:
+    def step(self, tmp_path: Path) -> DataStep:
         return Augment(methods=(Images(folder=Path("new"), copies=2),)).located(tmp_path)
 
     @pytest.fixture
@@ -262,45 +260,45 @@ class TestImages(AddsRows):
             )
         )
 
-    def test_new_images_have_the_size_of_the_old_and_names_by_content(
+    def test_new_images_keep_the_size_and_are_named_by_content(
         self, step: Augment, table: pa.Table, tmp_path: Path
     ) -> None:
-        kept = step.apply(table).kept
-        metas = [json.loads(meta) for meta in kept["meta"].to_pylist()]
+        result = step.apply(table).kept
+        metas = [json.loads(meta) for meta in result["meta"].to_pylist()]
         assert [bool(meta.get("augmented")) for meta in metas] == [False, True, True, False, False, True, True]
-        named = [meta["image"] for meta in metas if "augmented" in meta]
-        assert all(name.startswith("new/") for name in named)
-        new = [tmp_path / name for name in named]
-        assert len(set(new)) == 4
-        ids = kept["id"].to_pylist()
-        assert len(set(ids)) == len(set(kept["input_id"].to_pylist())) == 7
-        changed = [(row["id"], row["before"]) for row in step.apply(table).changed.to_pylist()]
-        assert changed == [(ids[1], ids[0]), (ids[2], ids[0]), (ids[5], ids[4]), (ids[6], ids[4])]
-        assert [mark and mark[1] for mark in marks(kept)] == [None, ids[0], ids[0], None, None, ids[4], ids[4]]
+        names = [meta["image"] for meta in metas if "augmented" in meta]
+        assert all(name.startswith("new/") for name in names)
+        paths = [tmp_path / name for name in names]
+        assert len(set(paths)) == 4
+        ids = result["id"].to_pylist()
+        assert len(set(ids)) == len(set(result["input_id"].to_pylist())) == 7
+        changes = [(row["id"], row["before"]) for row in step.apply(table).changed.to_pylist()]
+        assert changes == [(ids[1], ids[0]), (ids[2], ids[0]), (ids[5], ids[4]), (ids[6], ids[4])]
+        assert [mark and mark[1] for mark in marks(result)] == [None, ids[0], ids[0], None, None, ids[4], ids[4]]
         assert metas[1]["by"] == "us"
-        for path in new:
+        for path in paths:
             with Image.open(path) as image:
                 assert image.size == (32, 24)
-        written = {path: path.stat().st_mtime_ns for path in new}
+        modification_times = {path: path.stat().st_mtime_ns for path in paths}
         step.apply(table)
-        assert {path: path.stat().st_mtime_ns for path in new} == written
+        assert {path: path.stat().st_mtime_ns for path in paths} == modification_times
 
-    def test_a_flip_alone_is_exactly_that(self, table: pa.Table, tmp_path: Path) -> None:
+    def test_without_crop_and_jitter_an_image_is_at_most_flipped(self, table: pa.Table, tmp_path: Path) -> None:
         step = Augment(methods=(Images(folder=tmp_path / "new", copies=8, least_area=1, jitter=0),))
-        kept = step.apply(table.slice(0, 1)).kept
+        result = step.apply(table.slice(0, 1)).kept
         with Image.open(tmp_path / "photo.png") as image:
             pixels = np.asarray(image)
-        seen = set()
-        for meta in kept["meta"].to_pylist()[1:]:
+        flips = set()
+        for meta in result["meta"].to_pylist()[1:]:
             with Image.open(tmp_path / json.loads(meta)["image"]) as image:
                 new = np.asarray(image)
-            seen.add(np.array_equal(new, pixels[:, ::-1]))
+            flips.add(np.array_equal(new, pixels[:, ::-1]))
             assert np.array_equal(new, pixels[:, ::-1]) or np.array_equal(new, pixels)
-        assert True in seen
+        assert True in flips
 
-    @pytest.mark.parametrize(("name", "says"), [("none.png", "no such image"), ("bad.png", "cannot be read")])
-    def test_a_bad_image_is_named(self, step: Augment, tmp_path: Path, name: str, says: str) -> None:
+    @pytest.mark.parametrize(("name", "message"), [("none.png", "no such image"), ("bad.png", "cannot be read")])
+    def test_an_unreadable_image_raises(self, step: Augment, tmp_path: Path, name: str, message: str) -> None:
         (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n rest")
         record = {"prompt": "x", "meta": json.dumps({"image": name}), "source": str(tmp_path / "r.jsonl")}
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             step.apply(table_of(record))

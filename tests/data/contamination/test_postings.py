@@ -1,4 +1,4 @@
-"""An inverted index against sets of Python's own."""
+"""The inverted index agrees with intersections of Python sets."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -21,19 +21,22 @@ def shingles(sets: list[set[int]]) -> Shingles:
 @settings(max_examples=200, deadline=None)
 @given(SETS, SETS, st.integers(1, 15), st.sampled_from([8, 1 << 22]))
 def test_sets_that_share_enough_members_meet(
-    indexed: list[set[int]], asked: list[set[int]], least: int, block: int
+    index_sets: list[set[int]], query_sets: list[set[int]], least: int, block: int
 ) -> None:
-    index, before = Postings.of(shingles(indexed), np.arange(len(indexed))), postings._PAIRS_A_BLOCK
-    sets = shingles(asked)
-    places, keys = index.find(sets.values)
+    index, original_block = (
+        Postings.from_sets(shingles(index_sets), np.arange(len(index_sets))),
+        postings._PAIRS_A_BLOCK,
+    )
+    sets = shingles(query_sets)
+    positions, keys = index.find(sets.values)
     postings._PAIRS_A_BLOCK = block
     try:
         result = [
             pair
-            for meetings in index.meet(owning_set(sets, places), keys, least)
+            for meetings in index.meet(owning_set(sets, positions), keys, least)
             for pair in zip(*(column.tolist() for column in meetings), strict=True)
         ]
     finally:
-        postings._PAIRS_A_BLOCK = before
-    shared = {(a, b): len(item & other) for a, item in enumerate(asked) for b, other in enumerate(indexed)}
+        postings._PAIRS_A_BLOCK = original_block
+    shared = {(a, b): len(item & other) for a, item in enumerate(query_sets) for b, other in enumerate(index_sets)}
     assert sorted(result) == sorted((a, b, count) for (a, b), count in shared.items() if count >= least)

@@ -1,4 +1,4 @@
-"""Fingerprints: whatever shares a run of words shares one of them."""
+"""Texts that share a run of words share a fingerprint."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def text(rng: np.random.Generator, length: int) -> str:
     return " ".join(VOCABULARY[number] for number in rng.integers(0, len(VOCABULARY), length))
 
 
-def of(texts: list[str], ngram: int) -> list[set[int]]:
+def fingerprint_sets(texts: list[str], ngram: int) -> list[set[int]]:
     result = fingerprints(texts, ngram)
     return [set(part.tolist()) for part in np.split(result.values, result.offsets[1:-1])]
 
@@ -22,9 +22,9 @@ def of(texts: list[str], ngram: int) -> list[set[int]]:
 def test_a_shared_run_leaves_a_shared_fingerprint(ngram: int) -> None:
     rng = np.random.default_rng(ngram)
     for _ in range(50):
-        shared = text(rng, ngram)
-        pair = [f"{text(rng, int(rng.integers(0, 30)))} {shared} {text(rng, int(rng.integers(0, 30)))}" for _ in "ab"]
-        first, other = of([part.strip() for part in pair], ngram)
+        run = text(rng, ngram)
+        pair = [f"{text(rng, int(rng.integers(0, 30)))} {run} {text(rng, int(rng.integers(0, 30)))}" for _ in "ab"]
+        first, other = fingerprint_sets([part.strip() for part in pair], ngram)
         assert first & other
 
 
@@ -41,16 +41,16 @@ def test_minima_are_those_of_every_window(ngram: int) -> None:
         assert len(expected) == len(ngram_sequences([item], ngram, "word").values)
 
 
-def test_a_fingerprint_depends_on_nothing_but_its_text() -> None:
+def test_a_fingerprint_depends_only_on_its_text() -> None:
     rng = np.random.default_rng(1)
     texts = [text(rng, int(rng.integers(1, 40))) for _ in range(20)]
-    assert of(texts, 13) == [of([item], 13)[0] for item in texts]
+    assert fingerprint_sets(texts, 13) == [fingerprint_sets([item], 13)[0] for item in texts]
 
 
-def test_texts_of_few_words_are_told_apart_as_wholes() -> None:
-    item, same, other = of(["a b c", "a b c", "a b d e f g h i j k l m"], 13)
-    assert len(item) == len(other) == 1
-    assert item == same != other
+def test_a_short_text_has_one_fingerprint_of_all_its_words() -> None:
+    first, copy, other = fingerprint_sets(["a b c", "a b c", "a b d e f g h i j k l m"], 13)
+    assert len(first) == len(other) == 1
+    assert first == copy != other
 
 
 def test_fingerprints_are_few() -> None:

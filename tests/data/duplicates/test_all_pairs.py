@@ -1,4 +1,4 @@
-"""All pairs of a crowd are what comparing the sets one by one finds."""
+"""all_pairs finds the pairs that comparing every two sets finds."""
 
 import numpy as np
 import pytest
@@ -13,28 +13,28 @@ NGRAM = 3
 
 
 def sets_of(texts: list[str]) -> list[set[str]]:
-    folded = [" ".join(text.split()) for text in texts]
-    return [{text[at : at + NGRAM] for at in range(max(1, len(text) - NGRAM + 1))} for text in folded]
+    normalised = [" ".join(text.split()) for text in texts]
+    return [{text[at : at + NGRAM] for at in range(max(1, len(text) - NGRAM + 1))} for text in normalised]
 
 
-def expected(texts: list[str], rows: list[int], new: list[bool], cluster: np.ndarray, threshold: float) -> Pairs:
+def brute_force(texts: list[str], rows: list[int], new: list[bool], cluster: np.ndarray, threshold: float) -> Pairs:
     sets = sets_of(texts)
     return {
         (min(a, b), max(a, b))
         for position, a in enumerate(rows)
-        for other, b in enumerate(rows[:position])
-        if (new[position] or new[other])
+        for other_position, b in enumerate(rows[:position])
+        if (new[position] or new[other_position])
         and cluster[a] != cluster[b]
         and len(sets[a] & sets[b]) / len(sets[a] | sets[b]) >= threshold
     }
 
 
-def found(texts: list[str], rows: list[int], new: list[bool], cluster: np.ndarray, threshold: float) -> Pairs:
+def search_pairs(texts: list[str], rows: list[int], new: list[bool], cluster: np.ndarray, threshold: float) -> Pairs:
     blocks = all_pairs(
         np.array(rows),
         np.array(new, dtype=bool),
         cluster,
-        lambda some: [texts[row] for row in some.tolist()],
+        lambda block: [texts[row] for row in block.tolist()],
         threshold,
         NGRAM,
         map,
@@ -66,24 +66,24 @@ def test_all_pairs_equal_brute_force(
         patch.setattr(module, "_TEXTS_A_FETCH", 3)
         patch.setattr(module, "_CHARACTERS_AN_ITEM", 20)
         patch.setattr(module, "_DENSE", dense)
-        assert found(texts, rows, new, cluster, threshold) >= expected(texts, rows, new, cluster, threshold)
-        everything = found(texts, rows, [True] * len(rows), np.arange(len(texts)), threshold)
-    assert everything == expected(texts, rows, [True] * len(rows), np.arange(len(texts)), threshold)
-    assert found(texts, rows, new, cluster, threshold) <= everything
+        assert search_pairs(texts, rows, new, cluster, threshold) >= brute_force(texts, rows, new, cluster, threshold)
+        pairs_of_new_rows = search_pairs(texts, rows, [True] * len(rows), np.arange(len(texts)), threshold)
+    assert pairs_of_new_rows == brute_force(texts, rows, [True] * len(rows), np.arange(len(texts)), threshold)
+    assert search_pairs(texts, rows, new, cluster, threshold) <= pairs_of_new_rows
 
 
 @pytest.mark.parametrize("cells", [0, 1 << 25])
-def test_a_pair_just_at_the_threshold_and_one_just_below(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of 400 n-grams in a row of 5,000 share what their places in it say."""
+def test_pairs_just_at_and_just_below_the_threshold(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of 400 n-grams are windows of one text of 5,000; the distance of two starts sets their similarity."""
     monkeypatch.setattr(module, "_MOST_CELLS", cells)
     unit = "".join(chr(0x4E00 + position) for position in range(5402))
     starts = [0, 44, 45, 4000, 4040, 4085]
     texts = [unit[start : start + 402] for start in starts]
     # 356 shared of 444 are 0.8018, 355 of 445 are 0.7978.
-    assert found(texts, [*range(6)], [True] * 6, np.arange(6), 356 / 444) == {(0, 1), (1, 2), (3, 4)}
+    assert search_pairs(texts, [*range(6)], [True] * 6, np.arange(6), 356 / 444) == {(0, 1), (1, 2), (3, 4)}
 
 
-def test_what_joins_meanwhile_is_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_join_a_cluster_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS_A_BLOCK", 10)
     texts = [f"one template whose texts are alike but for a number like {number}" for number in range(300)]
     cluster = np.arange(300)

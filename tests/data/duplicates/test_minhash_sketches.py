@@ -1,4 +1,4 @@
-"""Sketches agree as often as the formulas say."""
+"""Sketches agree at the rates of the formulas."""
 
 import math
 
@@ -10,38 +10,38 @@ from hypothesis import strategies as st
 from posttrain.data.duplicates.minhash import banding, minhash_sketch, required_matching_bits, signatures
 from posttrain.data.duplicates.shingles import Shingles
 
-LIKE = 0.8
+SIMILARITY = 0.8
 
 
-def missed_by_bands(threshold: float, bands: int, rows: int) -> float:
+def miss_rate(threshold: float, bands: int, rows: int) -> float:
     return float((1 - threshold**rows) ** bands)
 
 
 @given(threshold=st.floats(0.05, 1), permutations=st.integers(1, 300))
 @settings(max_examples=40, deadline=None)
-def test_the_banding_misses_no_more_than_it_may(threshold: float, permutations: int) -> None:
+def test_banding_keeps_the_miss_rate(threshold: float, permutations: int) -> None:
     bands, rows = banding(threshold, permutations)
-    assert missed_by_bands(threshold, bands, rows) <= 0.00095
+    assert miss_rate(threshold, bands, rows) <= 0.00095
     assert rows == 1 or bands * rows <= permutations
-    assert bands == 1 or missed_by_bands(threshold, bands - 1, rows) > 0.00095
+    assert bands == 1 or miss_rate(threshold, bands - 1, rows) > 0.00095
 
 
-def test_the_usual_banding() -> None:
+def test_default_banding() -> None:
     assert banding(0.8) == (18, 5)
     assert banding(1.0)[0] == 1
     assert banding(0.01, 200).rows == 1
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.8, 0.95, 1.0])
-def test_bits_miss_no_more_than_they_may(threshold: float) -> None:
+def test_required_bits_keep_the_miss_rate(threshold: float) -> None:
     chance = (1 + threshold) / 2
 
     def below(k: int) -> float:
         return sum(math.comb(64, n) * chance**n * (1 - chance) ** (64 - n) for n in range(k))
 
-    needed = required_matching_bits(threshold)
-    assert below(needed) <= 5.1e-5
-    assert needed == 64 or below(needed + 1) > 4.9e-5
+    num_bits = required_matching_bits(threshold)
+    assert below(num_bits) <= 5.1e-5
+    assert num_bits == 64 or below(num_bits + 1) > 4.9e-5
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +54,20 @@ def minima() -> np.ndarray:
     return np.stack([signatures(Shingles(side.ravel(), offsets), 90, seed=5) for side in sides])
 
 
-def test_minima_agree_as_often_as_sets_are_similar(minima: np.ndarray) -> None:
+def test_minima_agree_at_the_rate_of_similarity(minima: np.ndarray) -> None:
     share = (minima[0] == minima[1]).mean()
-    assert abs(share - LIKE) < 5 * math.sqrt(LIKE * (1 - LIKE) / minima[0].size)
+    assert abs(share - SIMILARITY) < 5 * math.sqrt(SIMILARITY * (1 - SIMILARITY) / minima[0].size)
     bits = ((minima[0] ^ minima[1]) & 1 == 0).mean()
-    assert abs(bits - (1 + LIKE) / 2) < 0.005
+    assert abs(bits - (1 + SIMILARITY) / 2) < 0.005
 
 
-def test_bands_agree_as_often_as_the_formula_says(minima: np.ndarray) -> None:
+def test_bands_agree_at_the_rate_of_the_formula(minima: np.ndarray) -> None:
     equal = (minima[0] == minima[1]).reshape(-1, 18, 5).all(axis=2)
-    assert abs(equal.mean() - LIKE**5) < 0.02
+    assert abs(equal.mean() - SIMILARITY**5) < 0.02
     assert (~equal.any(axis=1)).mean() <= 0.004
 
 
-def test_a_sketch_depends_on_its_text_alone() -> None:
+def test_a_sketch_depends_only_on_its_text() -> None:
     texts = ["the cat sat on the mat", "", "The  CAT sat on the mat", "mat the on sat cat the"]
     table = minhash_sketch(texts)
     assert table.column_names == ["grams", "bits", *(f"band_{band}" for band in range(18))]

@@ -1,4 +1,4 @@
-"""Hashed n-grams are the sets that they stand for."""
+"""Sets of hashed n-grams agree with sets of n-grams."""
 
 import numpy as np
 import pyarrow as pa
@@ -24,34 +24,34 @@ units = st.sampled_from(["character", "word"])
 
 
 def as_set(text: str, ngram: int, unit: Unit) -> set[tuple[str, ...]]:
-    folded = fold_case(text)
-    parts = list(folded) if unit == "character" else folded.split(" ")
+    folded_text = fold_case(text)
+    parts = list(folded_text) if unit == "character" else folded_text.split(" ")
     return {tuple(parts[at : at + ngram]) for at in range(max(1, len(parts) - ngram + 1))}
 
 
 @settings(max_examples=300, deadline=None)
 @given(texts=corpora, ngram=st.integers(1, 9), unit=units)
-def test_hashes_are_the_sets(texts: list[str], ngram: int, unit: Unit) -> None:
-    hashed = ngram_sets(texts, ngram, unit)
+def test_hashed_sets_agree_with_sets_of_ngrams(texts: list[str], ngram: int, unit: Unit) -> None:
+    hashes = ngram_sets(texts, ngram, unit)
     sets = [as_set(text, ngram, unit) for text in texts]
-    assert hashed.values.dtype == np.uint64
-    assert hashed.offsets.dtype == np.int64
-    assert hashed.offsets[0] == 0
-    assert hashed.sizes.tolist() == [len(item) for item in sets]
-    for begin, end in zip(hashed.offsets[:-1], hashed.offsets[1:], strict=True):
-        assert (np.diff(hashed.values[begin:end].astype(object)) > 0).all()
+    assert hashes.values.dtype == np.uint64
+    assert hashes.offsets.dtype == np.int64
+    assert hashes.offsets[0] == 0
+    assert hashes.sizes.tolist() == [len(item) for item in sets]
+    for begin, end in zip(hashes.offsets[:-1], hashes.offsets[1:], strict=True):
+        assert (np.diff(hashes.values[begin:end].astype(object)) > 0).all()
     i, j = (axis.ravel() for axis in np.indices((len(texts), len(texts))))
     pairs = list(zip(i.tolist(), j.tolist(), strict=True))
-    assert intersections(hashed, hashed, i, j).tolist() == [len(sets[a] & sets[b]) for a, b in pairs]
-    assert jaccard(hashed, hashed, i, j).tolist() == [len(sets[a] & sets[b]) / len(sets[a] | sets[b]) for a, b in pairs]
+    assert intersections(hashes, hashes, i, j).tolist() == [len(sets[a] & sets[b]) for a, b in pairs]
+    assert jaccard(hashes, hashes, i, j).tolist() == [len(sets[a] & sets[b]) / len(sets[a] | sets[b]) for a, b in pairs]
 
 
 @settings(max_examples=100, deadline=None)
 @given(texts=corpora, ngram=st.integers(1, 9), unit=units)
-def test_a_hash_depends_on_its_ngram_alone(texts: list[str], ngram: int, unit: Unit) -> None:
-    together = ngram_sets(texts, ngram, unit)
+def test_a_hash_depends_only_on_its_ngram(texts: list[str], ngram: int, unit: Unit) -> None:
+    all_texts = ngram_sets(texts, ngram, unit)
     one_by_one = [ngram_sets([text], ngram, unit).values for text in texts]
-    assert together.values.tolist() == [value for item in one_by_one for value in item.tolist()]
+    assert all_texts.values.tolist() == [value for item in one_by_one for value in item.tolist()]
     in_order = ngram_sequences(texts, ngram, unit)
     for row, item in enumerate(one_by_one):
         assert np.array_equal(np.unique(in_order.values[in_order.offsets[row] : in_order.offsets[row + 1]]), item)
@@ -60,31 +60,31 @@ def test_a_hash_depends_on_its_ngram_alone(texts: list[str], ngram: int, unit: U
 def test_blocks_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["The cat sat", "on", "", "the Cat  sat on the mat", "\u00c9t\u00e9", "ete" * 50] * 3
     i, j = (axis.ravel() for axis in np.indices((len(texts), len(texts))))
-    whole = ngram_sets(texts, 3)
-    shared = intersections(whole, whole, i, j)
+    expected = ngram_sets(texts, 3)
+    expected_counts = intersections(expected, expected, i, j)
     monkeypatch.setattr(shingles, "_CHARACTERS_A_BLOCK", 7)
     monkeypatch.setattr(shingles, "_MEMBERS_A_CHUNK", 11)
-    cut = ngram_sets(pa.array(texts), 3)
-    assert np.array_equal(cut.values, whole.values)
-    assert np.array_equal(cut.offsets, whole.offsets)
-    assert np.array_equal(intersections(cut, cut, i, j), shared)
+    result = ngram_sets(pa.array(texts), 3)
+    assert np.array_equal(result.values, expected.values)
+    assert np.array_equal(result.offsets, expected.offsets)
+    assert np.array_equal(intersections(result, result, i, j), expected_counts)
 
 
-def test_members_picks_sets() -> None:
-    hashed = ngram_sets(["abcdef", "x", "abc"], 2)
-    picked = select_sets(hashed, np.array([2, 0, 0]))
-    assert picked.sizes.tolist() == [2, 5, 5]
-    assert picked.values.tolist() == [*hashed.values[6:], *hashed.values[:5], *hashed.values[:5]]
+def test_select_sets() -> None:
+    hashes = ngram_sets(["abcdef", "x", "abc"], 2)
+    result = select_sets(hashes, np.array([2, 0, 0]))
+    assert result.sizes.tolist() == [2, 5, 5]
+    assert result.values.tolist() == [*hashes.values[6:], *hashes.values[:5], *hashes.values[:5]]
 
 
-def test_every_bit_of_a_hash_is_even() -> None:
+def test_every_bit_of_a_hash_is_balanced() -> None:
     values = ngram_sets([" ".join(str(number) for number in range(20_000))], 5).values
     ones = np.array([(values >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)])
     assert len(values) > 50_000
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(len(values))
 
 
-def test_the_mixture_is_splitmix64() -> None:
+def test_splitmix64_matches_the_reference() -> None:
     # The first outputs for seed 0 of the reference implementation, whose state grows by the golden ratio.
     states = np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert [hex(value) for value in splitmix64(states).tolist()] == [
@@ -94,6 +94,6 @@ def test_the_mixture_is_splitmix64() -> None:
     ]
 
 
-def test_an_ngram_of_nothing() -> None:
+def test_an_ngram_length_of_0_raises() -> None:
     with pytest.raises(ValueError, match="n-gram"):
         ngram_sets(["a"], 0)

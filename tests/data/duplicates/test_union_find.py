@@ -12,10 +12,10 @@ pairs = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40)
 
 
 @settings(max_examples=200, deadline=None)
-@given(pairs=pairs, cut=st.integers(0, 40))
-def test_clusters_are_connected_components(pairs: list[tuple[int, int]], cut: int) -> None:
+@given(pairs=pairs, position=st.integers(0, 40))
+def test_clusters_are_connected_components(pairs: list[tuple[int, int]], position: int) -> None:
     cluster = np.arange(20)
-    for part in (pairs[:cut], pairs[cut:]):
+    for part in (pairs[:position], pairs[position:]):
         i, j = np.array(part, dtype=np.int64).reshape(-1, 2).T
         union(cluster, i, j)
     i, j = np.array(pairs, dtype=np.int64).reshape(-1, 2).T

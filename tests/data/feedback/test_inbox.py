@@ -1,4 +1,4 @@
-"""Nothing acknowledged is lost, nothing is taken twice, and what is not acknowledged leaves no trace."""
+"""An acknowledged entry is never lost or stored twice; an entry that is not acknowledged leaves no trace."""
 
 import errno
 import json
@@ -24,13 +24,13 @@ def feedback(id: str, **fields: Any) -> Feedback:
 
 
 def entries(folder: Path) -> list[str]:
-    """Every id that the inbox's files hold, in order."""
+    """Every id in the files of the inbox, in order."""
     paths = [*sealed_segments(folder), *sorted((folder / "segments").glob("*.open"))]
     return [value["feedback"]["id"] for path in paths for value in read_lines(path.read_bytes()).values]
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()), min_size=1))
-def test_a_line_is_json_and_says_what_was_written(value: dict[str, Any]) -> None:
+def test_a_line_is_json_and_decodes_to_its_value(value: dict[str, Any]) -> None:
     line = encode_line(value)
     assert line.count(b"\n") == 1
     assert decode_line(line[:-1]) == value
@@ -38,18 +38,18 @@ def test_a_line_is_json_and_says_what_was_written(value: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("value", ["\ud800", float("nan")])
-def test_what_is_no_json_of_unicode_makes_no_line(value: str | float) -> None:
+def test_values_without_a_json_form_raise(value: str | float) -> None:
     with pytest.raises(ValueError, match=r"surrogates not allowed|not JSON compliant"):
         encode_line({"a": value})
 
 
-def test_any_changed_byte_is_found() -> None:
+def test_any_changed_byte_is_detected() -> None:
     line = encode_line({"a": "some text", "b": [1, 2]})[:-1]
-    for place in range(len(line)):
-        assert decode_line(line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]) is None
+    for position in range(len(line)):
+        assert decode_line(line[:position] + bytes([line[position] ^ 1]) + line[position + 1 :]) is None
 
 
-def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> None:
+def test_acknowledged_entries_survive_reopening(tmp_path: Path) -> None:
     with Inbox(tmp_path) as inbox:
         for number in range(5):
             assert inbox.append(feedback(f"f{number}")).result() == Receipt(f"f{number}", repeated=False)
@@ -61,10 +61,10 @@ def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> N
     assert entries(tmp_path) == [f"f{number}" for number in range(5)]
 
 
-def test_many_threads_share_fsyncs_and_each_id_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_fsyncs_and_each_id_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs = []
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (syncs.append(descriptor), real(descriptor))[1])
+    original_fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (syncs.append(descriptor), original_fsync(descriptor))[1])
     receipts: list[Any] = []
     with Inbox(tmp_path) as inbox:
         syncs.clear()
@@ -87,31 +87,31 @@ def test_many_threads_share_fsyncs_and_each_id_is_there_once(tmp_path: Path, mon
 @pytest.mark.parametrize(
     "torn", [b'{"checksum":"0123', b"\x00" * 40, encode_line({"received": "", "feedback": {}})[:-1]]
 )
-def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
     with Inbox(tmp_path) as inbox:
         inbox.append(feedback("f0")).result()
     path = tmp_path / "segments" / "000001.open"
-    whole = path.read_bytes()
-    path.write_bytes(whole + torn)
+    content = path.read_bytes()
+    path.write_bytes(content + torn)
     with Inbox(tmp_path) as inbox:
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
         inbox.append(feedback("f1")).result()
     assert entries(tmp_path) == ["f0", "f1"]
 
 
-def test_every_way_to_cut_the_file_keeps_the_whole_lines(tmp_path: Path) -> None:
+def test_complete_lines_of_a_truncated_file_survive(tmp_path: Path) -> None:
     with Inbox(tmp_path) as inbox:
         for number in range(3):
             inbox.append(feedback(f"f{number}")).result()
     path = tmp_path / "segments" / "000001.open"
     raw = path.read_bytes()
-    for cut in range(0, len(raw), 17):
-        path.write_bytes(raw[:cut])
+    for length in range(0, len(raw), 17):
+        path.write_bytes(raw[:length])
         with Inbox(tmp_path) as inbox:
-            assert inbox.status()["entries"] == raw[:cut].count(b"\n")
+            assert inbox.status()["entries"] == raw[:length].count(b"\n")
 
 
-def test_a_damaged_line_is_named_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_line_is_skipped_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Inbox(tmp_path) as inbox:
         for number in range(3):
             inbox.append(feedback(f"f{number}")).result()
@@ -121,16 +121,17 @@ def test_a_damaged_line_is_named_and_the_others_stay(tmp_path: Path, caplog: pyt
     with Inbox(tmp_path) as inbox:
         assert inbox.status()["entries"] == 2
         inbox.append(feedback("f1")).result()
+    assert "000001.open:2: does not match its checksum" in caplog.text
     assert entries(tmp_path) == ["f0", "f2", "f1"]
 
 
 def refuse(code: int, times: int, function: Callable[..., Any], partly: bool = False) -> Callable[..., Any]:
-    """``function`` that fails the first ``times``, after half of the work where ``partly``."""
-    left = [times]
+    """Wraps ``function``: its first ``times`` calls fail or, with ``partly``, write only half of the data."""
+    remaining = [times]
 
     def call(*arguments: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
+        if remaining[0]:
+            remaining[0] -= 1
             if partly:
                 descriptor, data = arguments
                 return function(descriptor, data[: len(data) // 2])
@@ -140,15 +141,15 @@ def refuse(code: int, times: int, function: Callable[..., Any], partly: bool = F
     return call
 
 
-@pytest.mark.parametrize("broken", ["write", "fsync"])
-def test_a_full_disk_acknowledges_nothing_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+@pytest.mark.parametrize("name", ["write", "fsync"])
+def test_a_full_disk_acknowledges_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with Inbox(tmp_path) as inbox:
         inbox.append(feedback("f0")).result()
         before = (tmp_path / "segments" / "000001.open").read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(os, broken, refuse(errno.ENOSPC, 1, getattr(os, broken)))
+            patch.setattr(os, name, refuse(errno.ENOSPC, 1, getattr(os, name)))
             with pytest.raises(Full, match="no space left on device"):
                 inbox.append(feedback("f1")).result()
         assert (tmp_path / "segments" / "000001.open").read_bytes() == before
@@ -156,14 +157,14 @@ def test_a_full_disk_acknowledges_nothing_and_leaves_nothing(
     assert entries(tmp_path) == ["f0", "f1"]
 
 
-def test_a_write_that_takes_only_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Inbox(tmp_path) as inbox, monkeypatch.context() as patch:
         patch.setattr(os, "write", refuse(0, 3, os.write, partly=True))
         inbox.append(feedback("f0")).result()
     assert entries(tmp_path) == ["f0"]
 
 
-def test_a_disk_that_cannot_even_undo_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rollback_closes_the_inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Inbox(tmp_path) as inbox:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", refuse(errno.EIO, 2, os.fsync))
@@ -185,14 +186,14 @@ def test_full_segments_are_sealed_and_never_change(tmp_path: Path) -> None:
         for number in range(12):
             inbox.append(feedback(f"f{number}")).result()
     assert len(sealed_segments(tmp_path)) >= 3
-    held = [path.read_bytes() for path in sealed_segments(tmp_path)]
+    contents = [path.read_bytes() for path in sealed_segments(tmp_path)]
     with Inbox(tmp_path) as inbox:
         assert inbox.append(feedback("f0")).result().repeated
-    assert [path.read_bytes() for path in sealed_segments(tmp_path)][: len(held)] == held
+    assert [path.read_bytes() for path in sealed_segments(tmp_path)][: len(contents)] == contents
     assert entries(tmp_path) == [f"f{number}" for number in range(12)]
 
 
-def test_a_segment_that_cannot_be_sealed_grows_on(
+def test_a_segment_that_cannot_be_sealed_keeps_growing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch, Inbox(tmp_path, segment_bytes=1) as inbox:
@@ -208,7 +209,7 @@ def test_a_segment_that_cannot_be_sealed_grows_on(
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_seal_works_beside_a_server_and_without_one(tmp_path: Path, is_open: bool) -> None:
+def test_sealing_works_with_and_without_an_open_inbox(tmp_path: Path, is_open: bool) -> None:
     inbox = Inbox(tmp_path)
     inbox.append(feedback("f0")).result()
     if not is_open:
@@ -221,7 +222,7 @@ def test_seal_works_beside_a_server_and_without_one(tmp_path: Path, is_open: boo
         assert entries(tmp_path) == ["f0", "f1"]
 
 
-def test_seal_with_nothing_there_does_nothing(tmp_path: Path) -> None:
+def test_sealing_a_missing_inbox_does_nothing(tmp_path: Path) -> None:
     seal_inbox(tmp_path / "inbox")
     assert list(tmp_path.iterdir()) == []
 
@@ -251,9 +252,9 @@ PAIR = {"chosen": "right", "rejected": "said"}
         ({"completion": None, "corrected_answer": "right"}, Ratings(), ("labelled", {"completion": "right"})),
     ],
 )
-def test_what_feedback_makes(fields: dict[str, Any], ratings: Ratings, expected: tuple[str, dict[str, Any]]) -> None:
-    given = Feedback.model_validate({"id": "f", "prompt": "asked", "completion": "said", **fields})
-    kind, row = feedback_row(given.model_dump(), "then", ratings)
+def test_feedback_rows(fields: dict[str, Any], ratings: Ratings, expected: tuple[str, dict[str, Any]]) -> None:
+    entry = Feedback.model_validate({"id": "f", "prompt": "asked", "completion": "said", **fields})
+    kind, row = feedback_row(entry.model_dump(), "then", ratings)
     meta = row.pop("meta")
     assert (kind, row) == (expected[0], {"prompt": "asked", **expected[1]})
     assert meta["feedback"]["id"] == "f"
@@ -264,8 +265,8 @@ def test_two_open_segments_after_a_crash_are_both_read(tmp_path: Path) -> None:
     for number in (1, 2):
         with Inbox(tmp_path / str(number)) as inbox:
             inbox.append(feedback(f"f{number}")).result()
-    lost = tmp_path / "2" / "segments" / "000001.open"  # the renaming of the first one was not yet on the disk
-    lost.rename(tmp_path / "1" / "segments" / "000002.open")
+    segment = tmp_path / "2" / "segments" / "000001.open"  # as if the sealing of the first had not reached the disk
+    segment.rename(tmp_path / "1" / "segments" / "000002.open")
     with Inbox(tmp_path / "1") as inbox:
         assert inbox.status()["entries"] == 2
         assert inbox.append(feedback("f2")).result().repeated

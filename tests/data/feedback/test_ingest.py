@@ -11,7 +11,7 @@ from posttrain.data.feedback.ingest import FeedbackBatch, ingest
 from posttrain.data.feedback.segment import sealed_segments
 from posttrain.data.records.schema import concat
 
-POSTED: list[dict[str, Any]] = [
+ENTRIES: list[dict[str, Any]] = [
     {"id": "a", "prompt": "one", "completion": "1", "rating": "up", "metadata": {"model": "m", "id": "not ours"}},
     {"id": "b", "prompt": "two", "completion": "1", "rating": "down", "corrected_answer": "2"},
     {"id": "c", "prompt": [{"role": "user", "content": "three"}], "completion": "x", "rating": "down"},
@@ -19,9 +19,9 @@ POSTED: list[dict[str, Any]] = [
 ]
 
 
-def post(folder: Path, *given: dict[str, Any]) -> None:
+def post(folder: Path, *entries: dict[str, Any]) -> None:
     with Inbox(folder) as inbox:
-        for fields in given:
+        for fields in entries:
             inbox.append(Feedback.model_validate(fields)).result()
 
 
@@ -30,56 +30,56 @@ def rows(batch: FeedbackBatch, kind: Any) -> list[dict[str, Any]]:
 
 
 def test_records_of_every_kind(tmp_path: Path) -> None:
-    post(tmp_path, *POSTED)
+    post(tmp_path, *ENTRIES)
     [batch] = ingest(tmp_path)
     assert batch.counts == {"labelled": 2, "preferences": 1, "pool": 1, "damaged": 0}
-    up, corrected = rows(batch, "labelled")
+    up, correction = rows(batch, "labelled")
     assert (up["prompt"], up["completion"]) == ([{"role": "user", "content": "one"}], "1")
     assert up["source"] == "inbox/feedback-000001-labelled.jsonl"
-    assert corrected["completion"] == "4"
+    assert correction["completion"] == "4"
     [pair] = rows(batch, "preferences")
     assert (pair["completion"], pair["rejected"]) == ("2", "1")
-    [unanswered] = rows(batch, "pool")
-    assert (unanswered["prompt"][0]["content"], unanswered["completion"]) == ("three", None)
+    [unlabelled] = rows(batch, "pool")
+    assert (unlabelled["prompt"][0]["content"], unlabelled["completion"]) == ("three", None)
 
 
-def test_what_was_said_is_in_meta(tmp_path: Path) -> None:
+def test_meta_holds_the_feedback(tmp_path: Path) -> None:
     import json
 
-    post(tmp_path, *POSTED)
+    post(tmp_path, *ENTRIES)
     [batch] = ingest(tmp_path)
-    up, unanswered = (json.loads(rows(batch, kind)[0]["meta"]) for kind in ("labelled", "pool"))
+    up, unlabelled = (json.loads(rows(batch, kind)[0]["meta"]) for kind in ("labelled", "pool"))
     assert up.pop("labelled_by") == "feedback"
     assert up["feedback"].pop("received").startswith("20")
     assert up["feedback"] == {"id": "a", "rating": "up", "metadata": {"model": "m", "id": "not ours"}}
-    assert unanswered["feedback"]["completion"] == "x"
+    assert unlabelled["feedback"]["completion"] == "x"
 
 
-def test_never_twice_and_never_lost(tmp_path: Path) -> None:
-    post(tmp_path, *POSTED[:2])
+def test_every_entry_is_ingested_exactly_once(tmp_path: Path) -> None:
+    post(tmp_path, *ENTRIES[:2])
     [first] = ingest(tmp_path)
-    held = {kind: path.read_bytes() for kind, path in first.files.items()}
-    [again] = ingest(tmp_path)  # the first taker died before it was done
-    assert {kind: path.read_bytes() for kind, path in again.files.items()} == held
-    assert again.files == first.files
-    again.done()
+    contents = {kind: path.read_bytes() for kind, path in first.files.items()}
+    [retry] = ingest(tmp_path)  # as after a crash before `done`
+    assert {kind: path.read_bytes() for kind, path in retry.files.items()} == contents
+    assert retry.files == first.files
+    retry.done()
     assert ingest(tmp_path) == []
-    post(tmp_path, *POSTED)  # the first two are no news
+    post(tmp_path, *ENTRIES)  # the first two are ingested already
     [second] = ingest(tmp_path)
     assert second.number == 2
     assert second.counts == {"labelled": 1, "pool": 1, "damaged": 0}
 
 
-def test_nothing_posted_yet(tmp_path: Path) -> None:
+def test_an_empty_inbox_gives_no_batch(tmp_path: Path) -> None:
     assert ingest(tmp_path / "inbox") == []
 
 
-def test_damage_and_ratings_without_a_meaning_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_lines_and_neutral_ratings_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(
         "posttrain.data.feedback.ingest.log.warning", lambda line, *values: warnings.append(line % values)
     )
-    post(tmp_path, {**POSTED[0], "rating": 3}, {**POSTED[0], "id": "z"})
+    post(tmp_path, {**ENTRIES[0], "rating": 3}, {**ENTRIES[0], "id": "z"})
     ingest(tmp_path)
     [segment] = sealed_segments(tmp_path)
     segment.write_bytes(segment.read_bytes().replace(b'"id":"z"', b'"id":"y"'))

@@ -1,4 +1,4 @@
-"""Label errors: the paper's formulas by hand and against a plain reference, and a channel that is found again."""
+"""Label errors: the formulas of the paper by hand and against a reference, and the recovery of a noise channel."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from posttrain.data.labels.confident_learning import (
 )
 from posttrain.data.labels.label_noise import assign_folds, audit_labels, predict_out_of_fold
 
-# Three classes; record 2 looks like class 1, record 5 like class 0, and of record 6 nothing is sure.
+# Three classes; record 2 looks like class 1, record 5 like class 0, and record 6 like none.
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 2])
 PROBABILITIES = np.array(
     [
@@ -45,65 +45,65 @@ def test_a_case_by_hand() -> None:
     assert normalised_margin(LABELS, PROBABILITIES)[[2, 6]] == pytest.approx([-0.75, 0.1])
 
 
-def test_a_class_that_nothing_has_and_one_that_nothing_is_sure_of() -> None:
+def test_classes_without_labels_or_without_confident_records() -> None:
     labels = np.array([0, 0, 1])
     probabilities = np.array([[0.9, 0.1, 0.0, 0.0], [0.9, 0.1, 0.0, 0.0], [0.91, 0.09, 0.0, 0.0]])
     assert thresholds(labels, probabilities).tolist() == pytest.approx([0.9, 0.09, np.inf, np.inf])
     assert joint(labels, probabilities).sum() == pytest.approx(1)
     assert np.flatnonzero(find_label_issues(labels, probabilities, "confident")).tolist() == [2]
-    nothing = np.zeros(0, np.int64), np.zeros((0, 3))
-    assert joint(*nothing).sum() == 0
-    assert find_label_issues(*nothing).tolist() == []
-    assert label_noise.fit_noise_channel(*nothing).correct.tolist() == []
+    empty = np.zeros(0, np.int64), np.zeros((0, 3))
+    assert joint(*empty).sum() == 0
+    assert find_label_issues(*empty).tolist() == []
+    assert label_noise.fit_noise_channel(*empty).correct.tolist() == []
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 40), classes=st.integers(2, 5))
-def test_it_is_the_papers_algorithm(seed: int, count: int, classes: int) -> None:
+def test_the_algorithm_of_the_paper(seed: int, count: int, classes: int) -> None:
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, count)
     probabilities = generator.dirichlet(np.full(classes, 0.5), count)
     per_class = [[p[s] for p, s in zip(probabilities, labels, strict=True) if s == k] for k in range(classes)]
-    limits = [np.mean(own) if own else np.inf for own in per_class]
+    limits = [np.mean(values) if values else np.inf for values in per_class]
     counts = np.zeros((classes, classes))
     for p, s in zip(probabilities, labels, strict=True):
-        reached = [k for k in range(classes) if p[k] >= limits[k]]
-        if reached:
-            counts[s, max(reached, key=lambda k: p[k])] += 1
+        confident_classes = [k for k in range(classes) if p[k] >= limits[k]]
+        if confident_classes:
+            counts[s, max(confident_classes, key=lambda k: p[k])] += 1
     assert confident_joint(labels, probabilities).tolist() == counts.tolist()
-    scaled = np.array(
+    expected_joint = np.array(
         [
             (row / row.sum() if row.sum() else np.eye(classes)[s]) * (labels == s).sum() / count
             for s, row in enumerate(counts)
         ]
     )
-    assert joint(labels, probabilities) == pytest.approx(scaled)
+    assert joint(labels, probabilities) == pytest.approx(expected_joint)
     by_class, by_pair = set(), set()
     for s in range(classes):
         rows = [i for i in range(count) if labels[i] == s]
-        exact = [scaled[s, y] * count for y in range(classes)]
-        whole = [int(value + 1e-9) for value in exact]
-        while sum(whole) < len(rows):
-            whole[max(range(classes), key=lambda y: (round(exact[y] - whole[y], 9), -y))] += 1
-        off = [whole[y] if y != s else 0 for y in range(classes)]
-        by_class |= set(sorted(rows, key=lambda i: (probabilities[i, s], i))[: sum(off)])
+        exact = [expected_joint[s, y] * count for y in range(classes)]
+        rounded = [int(value + 1e-9) for value in exact]
+        while sum(rounded) < len(rows):
+            rounded[max(range(classes), key=lambda y: (round(exact[y] - rounded[y], 9), -y))] += 1
+        off_diagonal = [rounded[y] if y != s else 0 for y in range(classes)]
+        by_class |= set(sorted(rows, key=lambda i: (probabilities[i, s], i))[: sum(off_diagonal)])
         for y in range(classes):
             margin = sorted(rows, key=lambda i: (probabilities[i, s] - probabilities[i, y], i))
-            by_pair |= set(margin[: off[y]])
+            by_pair |= set(margin[: off_diagonal[y]])
     rules: dict[PruneRule, set[int]] = {"class": by_class, "noise rate": by_pair, "both": by_class & by_pair}
-    unlike = {i for i in range(count) if probabilities[i].argmax() != labels[i]}
+    disagreements = {i for i in range(count) if probabilities[i].argmax() != labels[i]}
     for prune, expected in rules.items():
-        assert set(np.flatnonzero(find_label_issues(labels, probabilities, prune)).tolist()) == expected & unlike
+        assert set(np.flatnonzero(find_label_issues(labels, probabilities, prune)).tolist()) == expected & disagreements
 
 
-def test_a_channel_is_found_again() -> None:
+def test_a_noise_channel_is_recovered() -> None:
     generator = np.random.default_rng(0)
     count, classes = 20_000, 3
     true_channel = np.array([[0.85, 0.10, 0.05], [0.02, 0.95, 0.03], [0.0, 0.2, 0.8]])
     clean = generator.dirichlet(np.full(classes, 0.15), count)
     truth = (clean.cumsum(axis=1) > generator.random((count, 1))).argmax(axis=1)
     labels = (true_channel[truth].cumsum(axis=1) > generator.random((count, 1))).argmax(axis=1)
-    flat = clean**0.5 / (clean**0.5).sum(axis=1, keepdims=True)  # a model half as sure as it ought to be
+    flat = clean**0.5 / (clean**0.5).sum(axis=1, keepdims=True)  # an underconfident model
     result = label_noise.fit_noise_channel(labels, flat)
     assert result.temperature == pytest.approx(0.5, abs=0.03)
     assert result.transition == pytest.approx(true_channel, abs=0.02)
@@ -112,11 +112,11 @@ def test_a_channel_is_found_again() -> None:
     assert np.abs(result.correct - bayes[np.arange(count), labels]).mean() < 0.01
     assert (result.likely == bayes.argmax(axis=1)).mean() > 0.99
     for low, high in ((0.0, 0.2), (0.4, 0.6), (0.8, 1.0)):
-        some = (result.correct >= low) & (result.correct <= high)
-        assert (labels == truth)[some].mean() == pytest.approx(result.correct[some].mean(), abs=0.05)
+        mask = (result.correct >= low) & (result.correct <= high)
+        assert (labels == truth)[mask].mean() == pytest.approx(result.correct[mask].mean(), abs=0.05)
 
 
-def test_clean_labels_are_left_alone() -> None:
+def test_clean_labels_are_probably_correct() -> None:
     generator = np.random.default_rng(1)
     labels = np.arange(600) % 4
     logits = generator.normal(size=(600, 4)) + 9 * np.eye(4)[labels]
@@ -126,23 +126,25 @@ def test_clean_labels_are_left_alone() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2)), max_size=60), count=st.integers(2, 5))
-def test_folds_are_dealt_evenly_and_copies_stay_together(rows: list[tuple[str, int]], count: int) -> None:
+def test_folds_are_even_and_copies_stay_together(rows: list[tuple[str, int]], count: int) -> None:
     inputs = [text for text, _ in rows]
     labels = np.array([label for _, label in rows], dtype=np.int64)
     fold = assign_folds(inputs, labels, count)
     assert all(0 <= item < count for item in fold.tolist())
-    of = {}
+    fold_by_pair = {}
     for pair, item in zip(rows, fold.tolist(), strict=True):
-        assert of.setdefault(pair, item) == item
+        assert fold_by_pair.setdefault(pair, item) == item
     for label in set(labels.tolist()):
-        sizes = np.bincount([item for (_, other), item in of.items() if other == label], minlength=count)
+        sizes = np.bincount(
+            [item for (_, pair_label), item in fold_by_pair.items() if pair_label == label], minlength=count
+        )
         assert sizes.max() - sizes.min() <= 1
-    backwards = assign_folds(inputs[::-1], labels[::-1], count)
-    assert backwards[::-1].tolist() == fold.tolist()
+    reversed_fold = assign_folds(inputs[::-1], labels[::-1], count)
+    assert reversed_fold[::-1].tolist() == fold.tolist()
 
 
 def points(count: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Three clouds, their labels with every tenth one wrong, and which are."""
+    """Features of three clouds, their labels with every tenth wrong, and the mask of the wrong labels."""
     generator = np.random.default_rng(2)
     truth = np.arange(count) % 3
     features = np.eye(3)[truth] + 0.18 * generator.normal(size=(count, 3))
@@ -150,26 +152,26 @@ def points(count: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return features, np.where(wrong, (truth + 1) % 3, truth), wrong
 
 
-def test_no_record_is_predicted_by_what_it_teaches() -> None:
+def test_no_record_is_predicted_from_its_own_fold() -> None:
     features, labels, _ = points()
     fold = assign_folds([f"{n}" for n in range(len(labels))], labels, 5)
     before = predict_out_of_fold(features, labels, fold)
     assert before.sum(axis=1) == pytest.approx(1)
-    changed = labels.copy()
-    changed[fold == 2] = (labels[fold == 2] + 1) % 3
-    after = predict_out_of_fold(features, changed, fold)
+    changed_labels = labels.copy()
+    changed_labels[fold == 2] = (labels[fold == 2] + 1) % 3
+    after = predict_out_of_fold(features, changed_labels, fold)
     assert (after[fold == 2] == before[fold == 2]).all()
     assert (after[fold != 2] != before[fold != 2]).any(axis=1).all()
 
 
-def test_an_audit_finds_what_was_planted() -> None:
+def test_an_audit_finds_the_planted_errors() -> None:
     features, labels, wrong = points()
     names = [f"{n}" for n in range(len(labels))]
-    item, two = (audit_labels(features, labels, names, rounds=rounds) for rounds in (1, 2))
-    assert two.probabilities.sum(axis=1) == pytest.approx(1)
-    for result in (item, two):
-        flagged = result.channel.correct < 0.5
-        assert (flagged & wrong).sum() >= 0.9 * wrong.sum()
-        assert (flagged & ~wrong).sum() <= 0.1 * wrong.sum()
-    again = audit_labels(features, labels, names)
-    assert (again.channel.correct == two.channel.correct).all()
+    one_round, two_rounds = (audit_labels(features, labels, names, rounds=rounds) for rounds in (1, 2))
+    assert two_rounds.probabilities.sum(axis=1) == pytest.approx(1)
+    for result in (one_round, two_rounds):
+        suspects = result.channel.correct < 0.5
+        assert (suspects & wrong).sum() >= 0.9 * wrong.sum()
+        assert (suspects & ~wrong).sum() <= 0.1 * wrong.sum()
+    repeat = audit_labels(features, labels, names)
+    assert (repeat.channel.correct == two_rounds.channel.correct).all()

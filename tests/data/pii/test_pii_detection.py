@@ -1,4 +1,4 @@
-"""What counts as personal data, kind by kind, and what is left alone."""
+"""Texts that are detected as personal data, kind by kind, and texts that are not."""
 
 import re
 from itertools import pairwise
@@ -60,7 +60,7 @@ NO_PHONE = [
 ]
 
 IP = ["8.8.8.8", "120.0.0.8", "2606:4700:4700::1111", "2001:4860:4860:0:0:0:0:8888", "93.184.216.34"]
-RESERVED = ["192.168.0.1", "127.0.0.1", "203.0.113.7", "fe80::1", "2001:db8::1", "::1", "fd00::12"]
+RESERVED_IP = ["192.168.0.1", "127.0.0.1", "203.0.113.7", "fe80::1", "2001:db8::1", "::1", "fd00::12"]
 NO_IP = [
     "1.2.3",
     "256.1.1.1",
@@ -138,9 +138,9 @@ def _with_check(seventeen: str) -> str:
         *_cases("ssn", SSN),
     ],
 )
-@pytest.mark.parametrize("around", ["{}", "It is {}.", "电话{}，好的", "a, {}, b", "({})", "x: {}\n", "“{}”"])
-def test_it_is_found_wherever_it_stands(kind: Kind, value: str, around: str) -> None:
-    text = around.format(value)
+@pytest.mark.parametrize("template", ["{}", "It is {}.", "电话{}，好的", "a, {}, b", "({})", "x: {}\n", "“{}”"])
+def test_personal_data_is_detected_in_any_context(kind: Kind, value: str, template: str) -> None:
+    text = template.format(value)
     start = text.index(value)
     assert detect(text) == [(kind, start, start + len(value))]
 
@@ -150,24 +150,24 @@ def test_it_is_found_wherever_it_stands(kind: Kind, value: str, around: str) -> 
     [
         *_cases("email", NO_EMAIL),
         *_cases("phone", NO_PHONE),
-        *_cases("ip", [*RESERVED, *NO_IP]),
+        *_cases("ip", [*RESERVED_IP, *NO_IP]),
         *_cases("card", NO_CARD),
         *_cases("iban", NO_IBAN),
         *_cases("resident_id", NO_ID),
         *_cases("ssn", NO_SSN),
     ],
 )
-@pytest.mark.parametrize("around", ["{}", "It is {}.", "a {} b"])
-def test_what_only_looks_like_it_is_left_alone(kind: Kind, value: str, around: str) -> None:
-    assert detect(around.format(value), [kind]) == []
+@pytest.mark.parametrize("template", ["{}", "It is {}.", "a {} b"])
+def test_lookalikes_are_not_detected(kind: Kind, value: str, template: str) -> None:
+    assert detect(template.format(value), [kind]) == []
 
 
-@pytest.mark.parametrize("value", RESERVED)
-def test_addresses_that_reach_nobody_count_on_demand(value: str) -> None:
+@pytest.mark.parametrize("value", RESERVED_IP)
+def test_reserved_addresses_are_detected_on_demand(value: str) -> None:
     assert [item.kind for item in detect(f"at {value} now", reserved=True)] == ["ip"]
 
 
-def test_a_word_before_it_lets_a_looser_grouping_count() -> None:
+def test_a_word_before_a_number_allows_a_looser_grouping() -> None:
     assert detect("there were 98765 43210 of them") == []
     assert [item.kind for item in detect("Phone: 98765 43210")] == ["phone"]
     assert detect("my phone on 2026-04-12, my phone 20260412, call 12.04.2026, call 1234567.89") == []
@@ -175,22 +175,22 @@ def test_a_word_before_it_lets_a_looser_grouping_count() -> None:
 
 
 @pytest.mark.parametrize("text", ["no.{}", "No. {}", "card:{}", "Nr.{}.", "卡号.{}"])
-def test_a_card_behind_a_point_that_ends_a_word(text: str) -> None:
+def test_a_card_after_an_abbreviation_is_detected(text: str) -> None:
     start = text.index("{")
     assert detect(text.format(CARD[0])) == [("card", start, start + 16)]
 
 
-def test_an_address_behind_a_word_that_only_ends_like_a_version() -> None:
+def test_an_address_after_a_word_that_ends_in_v_is_detected() -> None:
     assert [item.kind for item in detect("in Tel Aviv 8.8.8.8, and http://8.8.4.4/a")] == ["ip", "ip"]
 
 
-def test_fifteen_digits_that_are_a_card_are_no_old_id() -> None:
+def test_a_card_of_15_digits_is_no_old_resident_id() -> None:
     digits = next(f"3411014912310{n:02}" for n in range(100) if is_card(f"3411014912310{n:02}"))
     assert is_old_resident_id(digits)
     assert [item.kind for item in detect(digits)] == ["card"]
 
 
-def test_one_piece_is_of_one_kind() -> None:
+def test_every_match_has_one_kind() -> None:
     text = "Pay DE89 3704 0044 0532 0130 00 or 4111 1111 1111 1111 12/25, ann@x.org, +1 415 555 2671 from 8.8.8.8:80"
     assert mask(text) == (
         "Pay <IBAN> or <CARD_NUMBER> 12/25, <EMAIL>, <PHONE> from <IP_ADDRESS>:80",
@@ -199,7 +199,7 @@ def test_one_piece_is_of_one_kind() -> None:
 
 
 FRAGMENTS = st.sampled_from(
-    [*EMAIL, *PHONE, *IP, *RESERVED, *CARD, *IBAN, *ID, *OLD_ID, *SSN, *NO_PHONE, *NO_CARD, *NO_IP]
+    [*EMAIL, *PHONE, *IP, *RESERVED_IP, *CARD, *IBAN, *ID, *OLD_ID, *SSN, *NO_PHONE, *NO_CARD, *NO_IP]
 )
 TEXTS = st.lists(
     FRAGMENTS
@@ -210,41 +210,41 @@ TEXTS = st.lists(
 
 
 @given(TEXTS)
-def test_masked_text_holds_none_and_stays(text: str) -> None:
-    masked, counts = mask(text)
-    assert detect(masked) == []
-    assert mask(masked) == (masked, {})
+def test_masking_is_complete_and_idempotent(text: str) -> None:
+    result, counts = mask(text)
+    assert detect(result) == []
+    assert mask(result) == (result, {})
     assert bool(counts) == bool(detect(text))
 
 
 @given(TEXTS)
-def test_the_glance_misses_nothing(text: str) -> None:
-    glance = re.compile(HINT.replace(r"\x{a0}", "\xa0"))
+def test_the_hint_misses_nothing(text: str) -> None:
+    hint = re.compile(HINT.replace(r"\x{a0}", "\xa0"))
     for item in detect(text, reserved=True):
-        assert glance.search(text[item.start : item.end])
+        assert hint.search(text[item.start : item.end])
 
 
 @given(TEXTS)
-def test_words_far_away_change_nothing(text: str) -> None:
-    before, behind = "so it goes " * 9, " and so on" * 9
-    moved = [(item.kind, item.start + len(before), item.end + len(before)) for item in detect(text)]
-    assert detect(f"{before}{text}{behind}") == moved
+def test_distant_words_change_nothing(text: str) -> None:
+    prefix, suffix = "so it goes " * 9, " and so on" * 9
+    expected = [(item.kind, item.start + len(prefix), item.end + len(prefix)) for item in detect(text)]
+    assert detect(f"{prefix}{text}{suffix}") == expected
 
 
 @given(TEXTS)
-def test_pieces_do_not_overlap(text: str) -> None:
+def test_matches_do_not_overlap(text: str) -> None:
     result = detect(text, reserved=True)
-    assert all(item.end <= other.start for item, other in pairwise(result))
+    assert all(item.end <= next_item.start for item, next_item in pairwise(result))
 
 
 @pytest.mark.slow
 @given(st.from_regex(r"\A(?:4[0-9]{15}|5[1-5][0-9]{14}|3[47][0-9]{13}|62[0-9]{14})\Z"))
 def test_a_wrong_check_digit_is_no_card(digits: str) -> None:
-    right = next(digits[:-1] + last for last in "0123456789" if luhn(digits[:-1] + last))
+    right = next(digits[:-1] + digit for digit in "0123456789" if luhn(digits[:-1] + digit))
     assert is_card(right)
     assert [item.kind for item in detect(f"card {right}", ["card"])] == ["card"]
-    for last in set("0123456789") - {right[-1]}:
-        assert detect(f"card {right[:-1]}{last}", ["card"]) == []
+    for digit in set("0123456789") - {right[-1]}:
+        assert detect(f"card {right[:-1]}{digit}", ["card"]) == []
 
 
 @given(st.from_regex(r"\A(?:DE|FR|GB)[0-9A-Z]{23}\Z"))
@@ -253,7 +253,7 @@ def test_a_wrong_check_is_no_iban(characters: str) -> None:
     account = characters[2:].ljust(length, "0")[: length - 4]
     country = "".join(str(int(item, 36)) for item in characters[:2])
     number = int("".join(str(int(item, 36)) for item in account) + country + "00")
-    right = 98 - number % 97  # how the check is made, where is_iban takes it apart
+    right = 98 - number % 97  # computes the check, which is_iban only verifies
     for check in range(100):
         value = f"{characters[:2]}{check:02}{account}"
         # 00, 01 and 99 are the remainders of 97, 98 and 02 again.
@@ -262,12 +262,12 @@ def test_a_wrong_check_is_no_iban(characters: str) -> None:
 
 
 @given(st.dates(), st.integers(0, 999))
-def test_a_wrong_check_is_no_resident_id(born: object, order: int) -> None:
-    first = f"110105{str(born).replace('-', '')}{order:03}"
-    right = [check for check in "0123456789X" if is_resident_id(first + check)]
+def test_a_wrong_check_is_no_resident_id(birthday: object, order: int) -> None:
+    digits = f"110105{str(birthday).replace('-', '')}{order:03}"
+    right = [check for check in "0123456789X" if is_resident_id(digits + check)]
     assert len(right) == 1
     for check in set("0123456789X") - set(right):
-        assert detect(f"id {first}{check}", ["resident_id"]) == []
+        assert detect(f"id {digits}{check}", ["resident_id"]) == []
 
 
 def test_every_kind_has_a_case() -> None:

@@ -15,12 +15,12 @@ from posttrain.data.quality.classifier import (
     SETTINGS,
     WEIGHTS,
     LinearClassifier,
-    expected_calibration_error,
     fit_platt,
     load_classifier,
     train_quality,
 )
 from posttrain.data.quality.features import NgramSettings, ngram_features
+from posttrain.models.calibration import expected_calibration_error
 from posttrain.store.errors import UserError
 
 SMALL = NgramSettings(bits=12)
@@ -34,13 +34,13 @@ def classifier() -> LinearClassifier:
 
 
 def _counts(text: str, ngrams: NgramSettings) -> Counter[int]:
-    """How often each bucket is met, for texts of letters and spaces."""
+    """How often each bucket occurs in ``text``."""
     (part,) = ngram_features([text], ngrams)
     return Counter(part.buckets.tolist())
 
 
 @given(st.lists(st.text(alphabet="ab 中é", max_size=12), min_size=1, max_size=6))
-def test_ngrams_are_those_that_one_would_count(texts: list[str]) -> None:
+def test_ngrams_match_a_plain_count(texts: list[str]) -> None:
     ngrams = NgramSettings(words=2, characters=[3], bits=26)  # wide enough that nothing collides
     names: dict[int, set[tuple[int, str]]] = {}
     for part in ngram_features(texts, ngrams):
@@ -51,31 +51,31 @@ def test_ngrams_are_those_that_one_would_count(texts: list[str]) -> None:
             expected = [(1, word) for word in words]
             expected += [(2, " ".join(pair)) for pair in pairwise(words)]
             expected += [(3, normal[start : start + 3]) for start in range(len(normal) - 2)]
-            mine = part.buckets[part.rows == row].tolist()
-            assert sorted(Counter(mine).values()) == sorted(Counter(expected).values())
-            for name, bucket in zip(expected, mine, strict=True):
+            buckets = part.buckets[part.rows == row].tolist()
+            assert sorted(Counter(buckets).values()) == sorted(Counter(expected).values())
+            for name, bucket in zip(expected, buckets, strict=True):
                 names.setdefault(bucket, set()).add((*name,))
     assert all(len(result) == 1 for result in names.values())
 
 
-def test_ngrams_hang_on_the_text_alone() -> None:
+def test_ngrams_depend_only_on_the_text() -> None:
     ngrams = NgramSettings()
     long = "x" * 150_000  # a chunk by itself
-    alone = _counts("A small text", ngrams)
-    assert alone == _counts("  a  SMALL text ", ngrams)
+    expected = _counts("A small text", ngrams)
+    assert expected == _counts("  a  SMALL text ", ngrams)
     texts = ["before", long, "A small text", long]
     for part in ngram_features(texts, ngrams):
         if part.texts.start <= 2 < part.texts.stop:
-            assert Counter(part.buckets[part.rows == 2 - part.texts.start].tolist()) == alone
+            assert Counter(part.buckets[part.rows == 2 - part.texts.start].tolist()) == expected
 
 
-def test_no_family_outweighs_another() -> None:
+def test_every_ngram_family_has_norm_1() -> None:
     (part,) = ngram_features(["one two three four"], NgramSettings(words=1, characters=[4]))
     norms = np.bincount(np.repeat([0, 1], [4, len(part.values) - 4]), part.values**2)
     np.testing.assert_allclose(norms, 1)
 
 
-def test_good_and_bad_are_told_apart(classifier: LinearClassifier) -> None:
+def test_good_and_bad_texts_are_separated(classifier: LinearClassifier) -> None:
     result = classifier.probabilities(["the bus was late and we thank you", "click now!!! free pills", ""])
     assert result[0] > 0.8
     assert result[1] < 0.2
@@ -84,31 +84,31 @@ def test_good_and_bad_are_told_apart(classifier: LinearClassifier) -> None:
     assert (classifier.report["good"], classifier.report["bad"]) == (24, 24)
 
 
-def test_scores_are_those_of_the_sparse_matrix(classifier: LinearClassifier) -> None:
+def test_logits_equal_the_sparse_dot_product(classifier: LinearClassifier) -> None:
     for text, logit in zip(GOOD, classifier.logits(GOOD), strict=True):
         (part,) = ngram_features([text], SMALL)
         expected = float(classifier.weights[part.buckets].astype(np.float64) @ part.values) + classifier.intercept
         assert logit == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_text_gets_the_same_whatever_stands_beside_it(classifier: LinearClassifier) -> None:
-    together = classifier.probabilities(GOOD + BAD)
-    assert together.tolist() == [float(classifier.probabilities([text])[0]) for text in GOOD + BAD]
+def test_a_score_does_not_depend_on_the_batch(classifier: LinearClassifier) -> None:
+    batch_scores = classifier.probabilities(GOOD + BAD)
+    assert batch_scores.tolist() == [float(classifier.probabilities([text])[0]) for text in GOOD + BAD]
     assert classifier.probabilities([]).shape == (0,)
 
 
 def test_the_same_texts_give_the_same_classifier(classifier: LinearClassifier) -> None:
-    again = train_quality(iter(GOOD), iter(BAD), ngrams=SMALL, extra={"source": "a test"})
-    np.testing.assert_array_equal(again.weights, classifier.weights)
-    assert (again.slope, again.offset, again.report) == (classifier.slope, classifier.offset, classifier.report)
+    repeat = train_quality(iter(GOOD), iter(BAD), ngrams=SMALL, extra={"source": "a test"})
+    np.testing.assert_array_equal(repeat.weights, classifier.weights)
+    assert (repeat.slope, repeat.offset, repeat.report) == (classifier.slope, classifier.offset, classifier.report)
 
 
-def test_what_is_saved_is_what_is_loaded(classifier: LinearClassifier, tmp_path: Path) -> None:
-    classifier.save(tmp_path / "kept")
-    loaded = load_classifier(tmp_path / "kept")
-    assert loaded.probabilities(BAD).tolist() == classifier.probabilities(BAD).tolist()
-    assert loaded.report == classifier.report
-    assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == [SETTINGS, WEIGHTS]
+def test_save_and_load_round_trip(classifier: LinearClassifier, tmp_path: Path) -> None:
+    classifier.save(tmp_path / "classifier")
+    result = load_classifier(tmp_path / "classifier")
+    assert result.probabilities(BAD).tolist() == classifier.probabilities(BAD).tolist()
+    assert result.report == classifier.report
+    assert sorted(file.name for file in (tmp_path / "classifier").iterdir()) == [SETTINGS, WEIGHTS]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_what_is_saved_is_what_is_loaded(classifier: LinearClassifier, tmp_path:
         lambda folder: (folder / SETTINGS).unlink(),
     ],
 )
-def test_a_damaged_folder_is_one_clear_line(classifier: LinearClassifier, tmp_path: Path, damage: object) -> None:
+def test_a_damaged_folder_raises_and_is_named(classifier: LinearClassifier, tmp_path: Path, damage: object) -> None:
     classifier.save(tmp_path)
     damage(tmp_path)  # type: ignore[operator]
     with pytest.raises(UserError, match=str(tmp_path)):
         load_classifier(tmp_path)
 
 
-def test_platt_is_the_sigmoid_of_scikit_learn() -> None:
+def test_platt_scaling_matches_scikit_learn() -> None:
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.linear_model import LogisticRegression
 
@@ -150,7 +150,7 @@ def test_platt_is_the_sigmoid_of_scikit_learn() -> None:
     )
 
 
-def test_platt_stays_finite_where_everything_is_told_apart() -> None:
+def test_platt_scaling_is_finite_on_separable_scores() -> None:
     slope, offset = fit_platt(np.array([1e6, 2e6, -1e6, -3e6]), np.array([True, True, False, False]))
     assert np.isfinite([slope, offset]).all()
     assert slope > 0
@@ -164,21 +164,21 @@ def test_calibration_error_is_the_mean_distance() -> None:
     assert result == pytest.approx((4 * 0.2 + 0.9) / 5)
 
 
-def test_too_few_examples_are_a_users_error() -> None:
+def test_too_few_examples_raise() -> None:
     with pytest.raises(UserError, match="2 bad examples are too few for 5 folds"):
         train_quality(GOOD, BAD[:2])
 
 
-def test_embeddings_are_looked_at_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def shouts(name: str, texts: list[str]) -> np.ndarray:
+def test_embeddings_are_features_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def embed(name: str, texts: list[str]) -> np.ndarray:
         assert name == "shouts"
         return np.array([[text.count("!"), len(text)] for text in texts], np.float32)
 
-    monkeypatch.setattr("posttrain.data.quality.classifier.embed_texts", shouts)
-    monkeypatch.setattr("posttrain.data.quality.features.embed_texts", shouts)
+    monkeypatch.setattr("posttrain.data.quality.classifier.embed_texts", embed)
+    monkeypatch.setattr("posttrain.data.quality.features.embed_texts", embed)
     plain = NgramSettings(words=1, characters=[], bits=8)
-    trained = train_quality(["ab", "ba"] * 8, ["ab!", "ba!"] * 8, ngrams=plain, embedder="shouts")
-    assert trained.report["auc"] == 1
-    assert trained.embedding_weights.shape == (2,)
-    trained.save(tmp_path)
+    result = train_quality(["ab", "ba"] * 8, ["ab!", "ba!"] * 8, ngrams=plain, embedder="shouts")
+    assert result.report["auc"] == 1
+    assert result.embedding_weights.shape == (2,)
+    result.save(tmp_path)
     assert load_classifier(tmp_path).probabilities(["ab", "ab!"]).round().tolist() == [1, 0]

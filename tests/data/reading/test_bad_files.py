@@ -1,4 +1,4 @@
-"""Each bad file ends in one line that says what, where and what to do; `check` finds them all."""
+"""Each bad file raises one line that names the problem, its position and the fix; `check_file` finds every problem."""
 
 import gzip
 import json
@@ -217,34 +217,31 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "columns", "line"), BAD, ids=[case[3][:50] for case in BAD])
-def test_one_clear_line(tmp_path: Path, name: str, content: bytes, columns: dict[str, str] | None, line: str) -> None:
+def test_a_bad_file_raises_one_clear_line(
+    tmp_path: Path, name: str, content: bytes, columns: dict[str, str] | None, line: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         list(read(path, columns, name=name))
-    assert str(caught.value).startswith(line)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
     problems = check_file(path, columns, name=name)
-    assert str(caught.value) == str(problems[0].error())
+    assert str(error.value) == str(problems[0].error())
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^no\.csv: there is no such file; check the path$"):
-        list(read(tmp_path / "no.csv", name="no.csv"))
-
-
-def test_a_folder_without_data(tmp_path: Path) -> None:
+def test_a_folder_without_data_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^data: the folder holds no \.arrow files; name a file, or a folder"):
         list(read(tmp_path, name="data"))
 
 
-def test_a_folder_with_a_damaged_state(tmp_path: Path) -> None:
+def test_a_folder_with_a_damaged_state_raises(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(UserError, match=r"state\.json does not list the data files"):
         list(read(tmp_path, name="data"))
 
 
-def test_a_folder_whose_state_points_outside(tmp_path: Path) -> None:
+def test_a_folder_whose_state_points_outside_raises(tmp_path: Path) -> None:
     (tmp_path / "secret.arrow").write_bytes(b"x")
     inner = tmp_path / "data"
     inner.mkdir()
@@ -253,13 +250,13 @@ def test_a_folder_whose_state_points_outside(tmp_path: Path) -> None:
         list(read(inner, name="data"))
 
 
-def test_numbers_in_parquet_are_not_text(tmp_path: Path) -> None:
+def test_numbers_in_parquet_raise(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is not text but int 1$"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
 
 
-def test_a_label_that_is_not_a_number(tmp_path: Path) -> None:
+def test_nan_labels_raise(tmp_path: Path) -> None:
     table = pa.table({"prompt": ["a", "b"], "completion": [float("nan"), 1.0]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is NaN, not text; fill it in, or leave it empty"):
@@ -297,24 +294,24 @@ def test_keys_and_colons_in_texts_are_no_repeated_keys(tmp_path: Path) -> None:
     assert concat(list(read(tmp_path / "a.jsonl")))["text"].to_pylist() == [row["text"] for row in rows]
 
 
-def test_a_file_that_is_not_there_is_said_at_the_call(tmp_path: Path) -> None:
+def test_a_missing_file_raises_before_the_first_table(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^nope\.jsonl: there is no such file; check the path$"):
         read(tmp_path / "nope.jsonl", name="nope.jsonl")
 
 
-def test_of_a_file_cut_in_its_first_line_no_line_is_whole(tmp_path: Path) -> None:
+def test_a_gzip_file_cut_in_its_first_line_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD.encode() * 100)[:20])
     [problem] = check_file(tmp_path / "a.jsonl.gz")
     assert (problem.line, problem.fix) == (1, "get the file again")
 
 
-def test_one_id_with_one_content_is_a_duplicate_only(tmp_path: Path) -> None:
+def test_one_id_with_equal_content_is_a_duplicate(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl({"id": 1, "text": "a"}, {"id": "1", "text": " a"}, {"id": 1, "text": "b"}))
     result = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.jsonl")]
     assert result == [(2, "duplicate"), (3, "duplicate id")]
 
 
-def test_byte_order_marks_and_line_ends_of_windows(tmp_path: Path) -> None:
+def test_byte_order_marks_and_windows_line_ends(tmp_path: Path) -> None:
     for name, content in {
         "a.jsonl": b'{"text": "a"}\r\n{"text": "b"}\r\n',
         "a.json": b'[{"text": "a"},\r\n{"text": "b"}]\r\n',
@@ -324,26 +321,26 @@ def test_byte_order_marks_and_line_ends_of_windows(tmp_path: Path) -> None:
         assert concat(list(read(tmp_path / name)))["text"].to_pylist() == ["a", "b"]
 
 
-def test_two_records_on_one_line_that_are_the_same(tmp_path: Path) -> None:
+def test_equal_records_on_one_line_are_duplicates(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "a"}]')
     assert [problem.kind for problem in check_file(tmp_path / "a.json")] == ["duplicate"]
 
 
-def test_repeated_columns_in_parquet(tmp_path: Path) -> None:
+def test_repeated_columns_in_parquet_raise(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:1: a column stands there twice"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
 
 
-def test_a_column_of_parquet_with_a_damaged_name(tmp_path: Path) -> None:
+def test_a_damaged_column_name_in_parquet_raises(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet", store_schema=False)
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes().replace(b"text", b"\x80ext"))
     with pytest.raises(UserError, match=r"^a\.parquet: cannot be read: "):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
 
 
-def test_a_damaged_arrow_file(tmp_path: Path) -> None:
+def test_a_damaged_arrow_file_raises(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"ARROW1\0\0 not really")
     with pytest.raises(UserError, match=r"^data: cannot be read: "):
         list(read(tmp_path, name="data"))
@@ -384,7 +381,7 @@ def test_check_names_the_nearest_label_and_the_first_of_duplicates(tmp_path: Pat
     ]
 
 
-def test_check_goes_on_after_a_bad_csv_row(tmp_path: Path) -> None:
+def test_check_continues_after_a_bad_csv_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'prompt,completion\na"b,c\n"d"e,f\ng\nh,i\n\xff,j\nk,l\n')
     result = [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.csv")]
     assert result == [(3, "broken CSV"), (4, "broken CSV"), (6, "encoding")]

@@ -10,17 +10,17 @@ from posttrain.data.reading.reader import check_file, read
 from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
-SHARED = "\n\nHuman: Where is it?\n\nAssistant: What?\n\nHuman: The\n\nbox."
+PROMPT = "\n\nHuman: Where is it?\n\nAssistant: What?\n\nHuman: The\n\nbox."
 TURNS = [("user", "Where is it?"), ("assistant", "What?"), ("user", "The\n\nbox.")]
 
 
 def pairs(folder: Path, *rows: tuple[str, str]) -> Path:
     path = folder / "a.jsonl"
-    path.write_text("".join(json.dumps({"chosen": left, "rejected": right}) + "\n" for left, right in rows))
+    path.write_text("".join(json.dumps({"chosen": chosen, "rejected": rejected}) + "\n" for chosen, rejected in rows))
     return path
 
 
-def only(path: Path) -> dict[str, Any]:
+def read_first(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = concat(list(read(path, name="a.jsonl"))).to_pylist()[0]
     return record
 
@@ -33,17 +33,17 @@ def only(path: Path) -> dict[str, Any]:
         (" Same.", " Same.", "Same.", "Same."),
     ],
 )
-def test_what_both_say_first_is_the_prompt(
+def test_the_common_beginning_is_the_prompt(
     tmp_path: Path, chosen: str, rejected: str, completion: str, worse: str
 ) -> None:
-    record = only(pairs(tmp_path, (f"{SHARED}\n\nAssistant:{chosen}", f"{SHARED}\n\nAssistant:{rejected}")))
+    record = read_first(pairs(tmp_path, (f"{PROMPT}\n\nAssistant:{chosen}", f"{PROMPT}\n\nAssistant:{rejected}")))
     assert [(turn["role"], turn["content"]) for turn in record["prompt"]] == TURNS
     assert (record["completion"], record["rejected"], record["meta"]) == (completion, worse, "{}")
 
 
-def test_an_empty_answer_is_left_out_and_counted(tmp_path: Path) -> None:
-    good = (f"{SHARED}\n\nAssistant: a", f"{SHARED}\n\nAssistant: b")
-    path = pairs(tmp_path, good, (f"{SHARED}\n\nAssistant:", f"{SHARED}\n\nAssistant: b"))
+def test_an_empty_answer_is_skipped_and_counted(tmp_path: Path) -> None:
+    good = (f"{PROMPT}\n\nAssistant: a", f"{PROMPT}\n\nAssistant: b")
+    path = pairs(tmp_path, good, (f"{PROMPT}\n\nAssistant:", f"{PROMPT}\n\nAssistant: b"))
     assert concat(list(read(path))).num_rows == 1
     assert [(problem.line, problem.kind, problem.blocking) for problem in check_file(path)] == [
         (2, "empty answer", False)
@@ -51,9 +51,9 @@ def test_an_empty_answer_is_left_out_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen", ["\n\nHuman: a", "\n\nHuman: x\n\nAssistant: a\n\nHuman: b\n\nAssistant: c", f"{SHARED}\n\nHuman: b"]
+    "chosen", ["\n\nHuman: a", "\n\nHuman: x\n\nAssistant: a\n\nHuman: b\n\nAssistant: c", f"{PROMPT}\n\nHuman: b"]
 )
-def test_dialogues_that_part_before_the_answer_are_refused(tmp_path: Path, chosen: str) -> None:
-    path = pairs(tmp_path, (chosen, f"{SHARED}\n\nAssistant: b"))
+def test_dialogues_that_differ_before_the_answer_raise(tmp_path: Path, chosen: str) -> None:
+    path = pairs(tmp_path, (chosen, f"{PROMPT}\n\nAssistant: b"))
     with pytest.raises(UserError, match=r"^a\.jsonl:1: `(chosen|rejected)` does not end in one answer"):
-        only(path)
+        read_first(path)

@@ -1,4 +1,4 @@
-"""Whatever a file holds, reading it ends in records or in clear lines; what we export we read back."""
+"""Reading any file gives records or clear error messages; exported files read back."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ from posttrain.data.records.schema import RECORD, concat, records
 from posttrain.data.versions.export import export_file
 from posttrain.store.errors import UserError
 
-ours = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz_settings = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 BLOCKS = st.sampled_from(
     [
@@ -64,19 +64,19 @@ ROWS = st.lists(st.dictionaries(COLUMN, VALUES | DIALOGUE, max_size=6), max_size
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a file.
+    """The result of reading a file.
 
     Attributes:
-        records: RECORD table of what `read` gave before it refused, if it did.
-        refusal: the line that it refused with; None where it did not.
-        problems: those that `scan_records` found, in its order.
-        checked: those that `check` found, in its order.
+        records: RECORD table of what `read` gave before it raised.
+        refusal: the message that it raised; None if it did not.
+        problems: the problems of `scan_records`, in its order.
+        check_problems: the problems of `check_file`, in its order.
     """
 
     records: pa.Table
     refusal: str | None
     problems: list[Problem]
-    checked: list[Problem]
+    check_problems: list[Problem]
 
 
 def outcome(path: Path) -> Outcome:
@@ -84,16 +84,16 @@ def outcome(path: Path) -> Outcome:
     tables, refusal = [], None
     try:
         for table in read(path, name=path.name, batch=1):
-            tables.append(table)  # those before the refusal are wanted
+            tables.append(table)  # a list(...) would lose the tables before the error
     except UserError as error:
         refusal = str(error)
     problems = [item for item in scan_records(path, name=path.name) if isinstance(item, Problem)]
     return Outcome(concat(tables), refusal, problems, check_file(path, labels=["a"], name=path.name))
 
 
-def assert_sound(found: Outcome, name: str) -> None:
-    """There are records as they should be, or a refusal as it should be, or both, and reading and checking agree."""
-    records, lines = found.records, found.records["line"].to_pylist()
+def assert_sound(result: Outcome, name: str) -> None:
+    """The records and the refusal are well formed, and `read`, `scan_records` and `check_file` agree."""
+    records, lines = result.records, result.records["line"].to_pylist()
     assert records.schema == RECORD
     records.validate(full=True)
     assert all(re.fullmatch("[0-9a-f]{20}", id) for id in records["id"].to_pylist() + records["input_id"].to_pylist())
@@ -102,79 +102,79 @@ def assert_sound(found: Outcome, name: str) -> None:
     assert lines == sorted(lines)
     if not re.search(r"\.json\b", name):  # an array may stand on one line
         assert len(lines) == len(set(lines))
-    blocking = [str(problem.error()) for problem in found.problems if problem.blocking]
-    assert found.refusal == next(iter(blocking), None)
-    assert records.num_rows or found.problems
-    for problem in found.checked:
+    blocking = [str(problem.error()) for problem in result.problems if problem.blocking]
+    assert result.refusal == next(iter(blocking), None)
+    assert records.num_rows or result.problems
+    for problem in result.check_problems:
         location, message = name if problem.line is None else f"{name}:{problem.line}", str(problem.error())
         assert message.startswith(f"{location}: ")
         assert message.isprintable(), "one line"
         assert len(message) < 2 * MAX_MESSAGE + 100
     about_records = {"unknown label", "duplicate", "conflicting labels"}
-    assert [problem for problem in found.checked if problem.kind not in about_records] == found.problems
+    assert [problem for problem in result.check_problems if problem.kind not in about_records] == result.problems
 
 
-def contents(found: Outcome) -> list[dict[str, Any]]:
-    """The records without their places."""
-    return list(found.records.drop_columns(["source", "line"]).to_pylist())
+def contents(result: Outcome) -> list[dict[str, Any]]:
+    """The records without their source and line."""
+    return list(result.records.drop_columns(["source", "line"]).to_pylist())
 
 
-def told_lines(path: Path) -> list[int]:
+def reported_lines(path: Path) -> list[int]:
     """The line of every record, and of every problem that has one."""
     lines = [item.line if isinstance(item, Problem) else item["line"] for item in scan_records(path)]
     return [line for line in lines if line is not None]
 
 
-def kinds(found: Outcome) -> list[str]:
-    return [problem.kind for problem in found.problems]
+def kinds(result: Outcome) -> list[str]:
+    return [problem.kind for problem in result.problems]
 
 
-@ours
+@fuzz_settings
 @given(CONTENT, st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.csv.zst"]))
 def test_any_bytes(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
     result = outcome(tmp_path / name)
     assert_sound(result, name)
     assert result.records.num_rows <= content.count(b"\n") + content.count(b"{") + content.count(b"\r") + 1
-    if name.endswith((".parquet", ".gz", ".zst")):  # which random bytes are not
+    if name.endswith((".parquet", ".gz", ".zst")):  # random bytes are no such file
         assert kinds(result) == ["damaged file"] if content else len(result.problems) == 1
     # A first line that opens an array is refused for the whole file, once.
     is_array = content.removeprefix(b"\xef\xbb\xbf").startswith(b"[")
     if name == "a.jsonl" and not is_utf16(content) and not is_array:
-        assert len(told_lines(tmp_path / name)) == sum(bool(line.strip()) for line in content.split(b"\n"))
+        assert len(reported_lines(tmp_path / name)) == sum(bool(line.strip()) for line in content.split(b"\n"))
 
 
-@ours
+@fuzz_settings
 @given(CONTENT, st.integers(0, 400), st.sampled_from(["a.jsonl.gz", "a.json.gz", "a.csv.gz", "a.jsonl.zst"]))
-def test_any_compressed_bytes_cut_anywhere(tmp_path: Path, content: bytes, stop: int, name: str) -> None:
-    packed = gzip.compress(content) if name.endswith("gz") else pa.compress(content, codec="zstd", asbytes=True)
-    (tmp_path / name).write_bytes(bytes(packed)[:stop])
+def test_any_truncated_compressed_bytes(tmp_path: Path, content: bytes, stop: int, name: str) -> None:
+    compressed = gzip.compress(content) if name.endswith("gz") else pa.compress(content, codec="zstd", asbytes=True)
+    (tmp_path / name).write_bytes(bytes(compressed)[:stop])
     plain = tmp_path / name.rpartition(".")[0]
     plain.write_bytes(content)
-    result, whole = outcome(tmp_path / name), outcome(plain)
+    result, expected = outcome(tmp_path / name), outcome(plain)
     assert_sound(result, name)
-    if stop < len(packed):
+    if stop < len(compressed):
         assert result.refusal is not None
-        assert contents(result) == contents(whole)[: result.records.num_rows]
+        assert contents(result) == contents(expected)[: result.records.num_rows]
     else:
-        assert contents(result) == contents(whole)
-        assert kinds(result) == kinds(whole)
+        assert contents(result) == contents(expected)
+        assert kinds(result) == kinds(expected)
 
 
-@ours
+@fuzz_settings
 @given(ROWS)
 def test_any_json_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     array, lines = tmp_path / "a.json", tmp_path / "a.jsonl"
     array.write_text(json.dumps(rows))
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    by_line, whole = outcome(lines), outcome(array)
+    by_line, by_array = outcome(lines), outcome(array)
     assert_sound(by_line, lines.name)
-    assert_sound(whole, array.name)
-    assert told_lines(lines) == list(range(1, len(rows) + 1))
-    assert contents(by_line) == contents(whole)
+    assert_sound(by_array, array.name)
+    assert reported_lines(lines) == list(range(1, len(rows) + 1))
+    assert contents(by_line) == contents(by_array)
 
 
-@ours
+@fuzz_settings
 @given(st.lists(st.binary(min_size=1, max_size=3), max_size=3), st.data())
 def test_damaged_parquet(tmp_path: Path, blocks: list[bytes], data: st.DataObject) -> None:
     sink = io.BytesIO()
@@ -193,14 +193,14 @@ def test_damaged_parquet(tmp_path: Path, blocks: list[bytes], data: st.DataObjec
         assert not result.problems
 
 
-WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
     lambda text: not text.isspace()
 )
 PROMPTS = st.tuples(
     st.lists(st.just("system"), max_size=1), st.lists(st.sampled_from(["user", "assistant"]), max_size=2)
 ).flatmap(
     lambda roles: st.tuples(
-        *(st.fixed_dictionaries({"role": st.just(role), "content": WORDS}) for role in (*roles[0], *roles[1], "user"))
+        *(st.fixed_dictionaries({"role": st.just(role), "content": TEXTS}) for role in (*roles[0], *roles[1], "user"))
     ).map(list)
 )
 
@@ -212,33 +212,33 @@ def tables(draw: st.DrawFn) -> pa.Table:
     rows = []
     for line in range(1, draw(st.integers(1, 4)) + 1):
         prompt = None if shape == "text" else draw(PROMPTS)
-        text = draw(WORDS) if shape == "text" else None
-        completion = draw(WORDS if shape == "preference" else st.none() | WORDS) if shape != "text" else None
-        rejected = draw(WORDS) if shape == "preference" else None
+        text = draw(TEXTS) if shape == "text" else None
+        completion = draw(TEXTS if shape == "preference" else st.none() | TEXTS) if shape != "text" else None
+        rejected = draw(TEXTS) if shape == "preference" else None
         id, input_id = content_ids(prompt, completion, rejected, text)
-        meta = draw(st.dictionaries(st.sampled_from("abc"), st.integers() | WORDS, max_size=2))
+        meta = draw(st.dictionaries(st.sampled_from("abc"), st.integers() | TEXTS, max_size=2))
         row = {"id": id, "input_id": input_id, "prompt": prompt, "completion": completion, "rejected": rejected}
-        row |= {"text": text, "group": draw(st.none() | WORDS), "source": "x", "line": line}
+        row |= {"text": text, "group": draw(st.none() | TEXTS), "source": "x", "line": line}
         rows.append({**row, "meta": json.dumps(meta, ensure_ascii=False, sort_keys=True)})
     return records(rows)
 
 
-@ours
+@fuzz_settings
 @given(tables(), st.sampled_from([".jsonl", ".csv", ".tsv", ".parquet"]))
-def test_what_is_exported_reads_back(tmp_path: Path, table: pa.Table, suffix: str) -> None:
+def test_exported_tables_read_back(tmp_path: Path, table: pa.Table, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     path.unlink(missing_ok=True)
     export_file(table, path)
-    back = concat(list(read(path, name="x")))
-    kept = [name for name in RECORD.names if name != "line"]
-    assert back.select(kept).to_pylist() == table.select(kept).to_pylist()
+    result = concat(list(read(path, name="x")))
+    columns = [name for name in RECORD.names if name != "line"]
+    assert result.select(columns).to_pylist() == table.select(columns).to_pylist()
 
 
 TURN_WITHOUT_UNICODE = b'[{"role": "\\ud800"}]'
 DEEP_TEXT = b'{"text": "a", "meta": "' + b"[" * 500 + b'"}'
 DEEP_OBJECT = b'{"a":' * 300 + b"1" + b"}" * 300
 OPEN_QUOTE = b'text\n"a\rb'
-NOTHING = "the file holds no records; put records into it, or name another file"
+NO_RECORDS = "the file holds no records; put records into it, or name another file"
 
 
 @pytest.mark.parametrize(
@@ -252,15 +252,15 @@ NOTHING = "the file holds no records; put records into it, or name another file"
         ]),
         ("a.json", DEEP_OBJECT, [":1: broken JSON: nested too deeply (over 100 levels)"]),
         ("a.jsonl", DEEP_OBJECT, [":1: broken JSON: nested too deeply (over 100 levels)"]),
-        ("a.csv", DEEP_OBJECT, [f": {NOTHING}"]),
-        ("a.tsv", DEEP_TEXT, [f": {NOTHING}"]),
+        ("a.csv", DEEP_OBJECT, [f": {NO_RECORDS}"]),
+        ("a.tsv", DEEP_TEXT, [f": {NO_RECORDS}"]),
         ("a.jsonl", OPEN_QUOTE, [
             ":1: broken JSON: Expecting value (column 1)", ":2: broken JSON: Invalid control character at (column 3)",
         ]),
         ("a.csv", OPEN_QUOTE, [":2: broken CSV: a quoted field never closes; quote fields that hold the delimiter"]),
     ],
 )  # fmt: skip
-def test_what_was_once_found_is_refused(tmp_path: Path, name: str, content: bytes, refusals: list[str]) -> None:
+def test_files_of_past_failures_are_refused(tmp_path: Path, name: str, content: bytes, refusals: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
     result = outcome(tmp_path / name)
     assert_sound(result, name)

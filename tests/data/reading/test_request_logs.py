@@ -1,4 +1,4 @@
-"""Logs of OpenAI-style requests become records; what failed is left out and counted."""
+"""Logs of OpenAI-style requests become records; failed requests are skipped and counted."""
 
 import json
 from collections import Counter
@@ -12,8 +12,8 @@ from posttrain.data.reading.rows import Problem
 from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
-ASKED = {"model": "gpt-x", "temperature": 0.5, "messages": [{"role": "user", "content": "Where?"}]}
-ANSWERED = {
+REQUEST = {"model": "gpt-x", "temperature": 0.5, "messages": [{"role": "user", "content": "Where?"}]}
+RESPONSE = {
     "id": "chatcmpl-1",
     "object": "chat.completion",
     "created": 1,
@@ -21,7 +21,7 @@ ANSWERED = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Here."}, "finish_reason": "stop"}],
     "usage": {"total_tokens": 7},
 }
-SAID = {
+META = {
     "id": "chatcmpl-1",
     "created": 1,
     "model": "gpt-x-2026",
@@ -35,39 +35,39 @@ SAID = {
 def records(folder: Path, *rows: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Problem]]:
     path = folder / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    skipped: list[Problem] = []
-    return concat(list(read(path, name="log.jsonl", skipped=skipped.append))).to_pylist(), skipped
+    problems: list[Problem] = []
+    return concat(list(read(path, name="log.jsonl", skipped=problems.append))).to_pylist(), problems
 
 
-def answered(**changes: Any) -> dict[str, Any]:
-    return {**ANSWERED, **changes}
+def response_with(**changes: Any) -> dict[str, Any]:
+    return {**RESPONSE, **changes}
 
 
 def choice(**message: Any) -> dict[str, Any]:
-    return answered(choices=[{"message": message}])
+    return response_with(choices=[{"message": message}])
 
 
 @pytest.mark.parametrize(
     ("row", "meta"),
     [
-        ({"request": ASKED, "response": ANSWERED}, SAID),
-        ({"body": ASKED, "response": ANSWERED}, SAID),
-        ({"request": json.dumps(ASKED), "response": json.dumps(ANSWERED), "error": None}, SAID),
-        ({"request": {"method": "POST", "body": ASKED}, "response": {"status_code": 200, "body": ANSWERED}}, SAID),
+        ({"request": REQUEST, "response": RESPONSE}, META),
+        ({"body": REQUEST, "response": RESPONSE}, META),
+        ({"request": json.dumps(REQUEST), "response": json.dumps(RESPONSE), "error": None}, META),
+        ({"request": {"method": "POST", "body": REQUEST}, "response": {"status_code": 200, "body": RESPONSE}}, META),
         (
             {
                 "id": "batch_req_1",
                 "custom_id": "row-1",
                 "method": "POST",
-                "body": ASKED,
-                "response": {"status_code": 200, "request_id": "r", "body": ANSWERED},
+                "body": REQUEST,
+                "response": {"status_code": 200, "request_id": "r", "body": RESPONSE},
                 "error": None,
             },
-            {**SAID, "id": "batch_req_1", "custom_id": "row-1", "method": "POST", "response_id": "chatcmpl-1"},
+            {**META, "id": "batch_req_1", "custom_id": "row-1", "method": "POST", "response_id": "chatcmpl-1"},
         ),
         (
-            {**ASKED, **{name: value for name, value in ANSWERED.items() if name != "object"}},
-            {name: value for name, value in SAID.items() if name != "requested_model"},
+            {**REQUEST, **{name: value for name, value in RESPONSE.items() if name != "object"}},
+            {name: value for name, value in META.items() if name != "requested_model"},
         ),
         (
             {
@@ -79,9 +79,9 @@ def choice(**message: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_request_and_answer_become_a_record(tmp_path: Path, row: dict[str, Any], meta: dict[str, Any]) -> None:
-    result, skipped = records(tmp_path, row)
-    assert not skipped
+def test_a_request_and_its_response_become_a_record(tmp_path: Path, row: dict[str, Any], meta: dict[str, Any]) -> None:
+    result, problems = records(tmp_path, row)
+    assert not problems
     assert result[0]["prompt"] == [{"role": "user", "content": "Where?"}]
     assert result[0]["completion"] == "Here."
     assert json.loads(result[0]["meta"]) == meta
@@ -92,7 +92,7 @@ def test_developer_turns_and_parts_of_text(tmp_path: Path) -> None:
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "Where"}, {"type": "text", "text": "is it?"}]},
     ]
-    result, _ = records(tmp_path, {"request": {"messages": turns}, "response": ANSWERED})
+    result, _ = records(tmp_path, {"request": {"messages": turns}, "response": RESPONSE})
     assert [turn["role"] for turn in result[0]["prompt"]] == ["system", "user"]
     assert result[0]["prompt"][1]["content"] == "Where\nis it?"
 
@@ -104,12 +104,12 @@ def test_developer_turns_and_parts_of_text(tmp_path: Path) -> None:
         ({"response": {"error": {"code": "bad"}}}, "failed request", "the request failed: bad"),
         ({"response": None}, "failed request", "there is no response but null"),
         ({"response": {"status_code": 500, "body": {}}}, "failed request", "the request failed with the status 500"),
-        ({"response": answered(choices=[])}, "failed request", "the response holds no choices"),
+        ({"response": response_with(choices=[])}, "failed request", "the response holds no choices"),
         ({"response": choice(content=None, refusal="No.")}, "failed request", "the model refused"),
         ({"response": choice(content=" ")}, "failed request", "the answer is empty"),
         ({"response": choice(content=None, tool_calls=[{"id": 1}])}, "tool calls", "the answer calls tools"),
         (
-            {"response": answered(choices=[{"finish_reason": "content_filter", "message": {"content": "x"}}])},
+            {"response": response_with(choices=[{"finish_reason": "content_filter", "message": {"content": "x"}}])},
             "failed request",
             "a content filter stopped the answer",
         ),
@@ -122,27 +122,27 @@ def test_developer_turns_and_parts_of_text(tmp_path: Path) -> None:
         ({"request": {"messages": [{"role": "user", "content": ""}]}}, "empty prompt", "the prompt is empty"),
     ],
 )
-def test_what_failed_is_left_out_with_its_line(
+def test_a_failed_request_is_skipped_and_reported_with_its_line(
     tmp_path: Path, changes: dict[str, Any], kind: str, message: str
 ) -> None:
-    good = {"request": ASKED, "response": ANSWERED}
-    result, skipped = records(tmp_path, good, {**good, **changes}, {**good, "note": 1})
+    good = {"request": REQUEST, "response": RESPONSE}
+    result, problems = records(tmp_path, good, {**good, **changes}, {**good, "note": 1})
     assert [record["line"] for record in result] == [1, 3]
-    assert [(problem.line, problem.kind, problem.blocking) for problem in skipped] == [(2, kind, False)]
-    assert skipped[0].message.startswith(message)
+    assert [(problem.line, problem.kind, problem.blocking) for problem in problems] == [(2, kind, False)]
+    assert problems[0].message.startswith(message)
     assert Counter(problem.kind for problem in check_file(tmp_path / "log.jsonl"))[kind] == 1
 
 
-def test_a_log_of_failures_alone_and_a_file_that_is_no_log(tmp_path: Path) -> None:
+def test_a_log_of_only_failures_and_a_file_that_is_no_log_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^log\.jsonl: none of the 2 records can be used"):
-        records(tmp_path, {"request": ASKED, "error": "down"}, {"request": ASKED, "error": "down"})
+        records(tmp_path, {"request": REQUEST, "error": "down"}, {"request": REQUEST, "error": "down"})
     with pytest.raises(UserError, match=r"^log\.jsonl:1: the request holds neither `messages` nor `prompt`; join"):
-        records(tmp_path, {"custom_id": "1", "response": {"status_code": 200, "body": ANSWERED}})
+        records(tmp_path, {"custom_id": "1", "response": {"status_code": 200, "body": RESPONSE}})
     with pytest.raises(UserError, match="say in `columns`"):
         records(tmp_path, {"request": "Where?", "response": "Here."})
 
 
 def test_the_requests_of_a_batch_are_records_without_answers(tmp_path: Path) -> None:
-    result, skipped = records(tmp_path, {"custom_id": "1", "method": "POST", "url": "/v1", "body": ASKED})
-    assert (result[0]["completion"], skipped) == (None, [])
+    result, problems = records(tmp_path, {"custom_id": "1", "method": "POST", "url": "/v1", "body": REQUEST})
+    assert (result[0]["completion"], problems) == (None, [])
     assert json.loads(result[0]["meta"])["model"] == "gpt-x"

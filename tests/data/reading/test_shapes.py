@@ -18,7 +18,7 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 ANSWER = {"role": "assistant", "content": "Here."}
 
 
-def one(folder: Path, row: dict[str, Any], columns: dict[str, str] | None = None) -> dict[str, Any]:
+def read_row(folder: Path, row: dict[str, Any], columns: dict[str, str] | None = None) -> dict[str, Any]:
     path = folder / "one.jsonl"
     path.write_text(json.dumps(row) + "\n")
     table = concat(list(read(path, columns)))
@@ -86,7 +86,7 @@ def test_a_shape_becomes_turns_and_answers(
     completion: str | None,
     rejected: str | None,
 ) -> None:
-    record = one(tmp_path, row)
+    record = read_row(tmp_path, row)
     assert (record["prompt"], record["completion"], record["rejected"]) == (prompt, completion, rejected)
     assert record["text"] is None
     assert record["line"] == 1
@@ -94,36 +94,37 @@ def test_a_shape_becomes_turns_and_answers(
 
 
 def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
-    record = one(tmp_path, {"text": "Once."})
+    record = read_row(tmp_path, {"text": "Once."})
     assert (record["text"], record["prompt"], record["completion"]) == ("Once.", None, None)
 
 
-def test_mapped_columns_and_the_rest_kept_as_meta(tmp_path: Path) -> None:
+def test_unmapped_columns_become_meta(tmp_path: Path) -> None:
     row = {"text": "Where is it?", "category": "place", "user": 7, "time": 1.5, "prompt": "not meant"}
-    record = one(tmp_path, row, {"prompt": "text", "completion": "category", "group": "user"})
+    record = read_row(tmp_path, row, {"prompt": "text", "completion": "category", "group": "user"})
     assert (record["prompt"], record["completion"], record["group"]) == ([USER], "place", "7")
     assert json.loads(record["meta"]) == {"time": 1.5, "prompt": "not meant"}
 
 
-def test_what_turns_say_besides_is_not_lost(tmp_path: Path) -> None:
+def test_other_keys_of_turns_become_meta(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "Hi", "weight": 0}, {"from": "gpt", "value": "Yes", "weight": None}]
-    assert json.loads(one(tmp_path, {"conversations": turns})["meta"]) == {"turns": [{"weight": 0}, {}]}
+    assert json.loads(read_row(tmp_path, {"conversations": turns})["meta"]) == {"turns": [{"weight": 0}, {}]}
 
 
-def test_identity_ignores_whitespace_and_unicode_form_only(tmp_path: Path) -> None:
-    same = [
-        one(tmp_path, {"prompt": text, "completion": "a"}) for text in ("Caf\u00e9  au lait ", "Cafe\u0301 au\nlait")
+def test_ids_ignore_only_whitespace_and_unicode_form(tmp_path: Path) -> None:
+    variants = [
+        read_row(tmp_path, {"prompt": text, "completion": "a"})
+        for text in ("Caf\u00e9  au lait ", "Cafe\u0301 au\nlait")
     ]
-    assert same[0]["id"] == same[1]["id"]
-    assert same[0]["prompt"][0]["content"] == "Caf\u00e9  au lait "
-    other = one(tmp_path, {"prompt": "caf\u00e9 au lait", "completion": "a"})
-    answer = one(tmp_path, {"prompt": "Caf\u00e9 au lait", "completion": "b"})
-    assert len({same[0]["id"], other["id"], answer["id"]}) == 3
-    assert same[0]["input_id"] == answer["input_id"] != other["input_id"]
+    assert variants[0]["id"] == variants[1]["id"]
+    assert variants[0]["prompt"][0]["content"] == "Caf\u00e9  au lait "
+    lower_case = read_row(tmp_path, {"prompt": "caf\u00e9 au lait", "completion": "a"})
+    other_answer = read_row(tmp_path, {"prompt": "Caf\u00e9 au lait", "completion": "b"})
+    assert len({variants[0]["id"], lower_case["id"], other_answer["id"]}) == 3
+    assert variants[0]["input_id"] == other_answer["input_id"] != lower_case["input_id"]
 
 
-def test_identities_do_not_change_between_releases(tmp_path: Path) -> None:
-    record = one(tmp_path, {"prompt": "Where is it?", "completion": "Here."})
+def test_ids_do_not_change_between_releases(tmp_path: Path) -> None:
+    record = read_row(tmp_path, {"prompt": "Where is it?", "completion": "Here."})
     assert (record["id"], record["input_id"]) == ("c7a058419224a98720a2", "95d920a6d2c700ce71c4")
 
 
@@ -133,18 +134,18 @@ def test_every_format_gives_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "a.json").write_text("\ufeff" + json.dumps(rows, indent=2))
     (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)))
-    escaped = [[row["prompt"].replace('"', '""'), row["completion"]] for row in rows]
+    cells = [[row["prompt"].replace('"', '""'), row["completion"]] for row in rows]
     for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-        lines = [f"prompt{delimiter}completion", *(f'"{q}"{delimiter}{a}' for q, a in escaped)]
+        lines = [f"prompt{delimiter}completion", *(f'"{q}"{delimiter}{a}' for q, a in cells)]
         (tmp_path / name).write_text("\ufeff" + "\n".join(lines))
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    saved = tmp_path / "saved"
-    saved.mkdir()
+    dataset = tmp_path / "saved"
+    dataset.mkdir()
     for part, name in enumerate(("z.arrow", "b.arrow")):
-        with pyarrow.ipc.new_stream(saved / name, table.schema) as writer:
+        with pyarrow.ipc.new_stream(dataset / name, table.schema) as writer:
             writer.write_table(table.slice(3 * part, 3))
-    (saved / "cache-1.arrow").write_bytes(b"")
-    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "z.arrow"}, {"filename": "b.arrow"}]}))
+    (dataset / "cache-1.arrow").write_bytes(b"")
+    (dataset / "state.json").write_text(json.dumps({"_data_files": [{"filename": "z.arrow"}, {"filename": "b.arrow"}]}))
     plain = tmp_path / "plain"
     plain.mkdir()
     with pyarrow.ipc.new_file(plain / "all.arrow", table.schema) as writer:
@@ -155,7 +156,7 @@ def test_every_format_gives_the_same_records(tmp_path: Path) -> None:
     assert all(result == ids["a.jsonl"] for result in ids.values())
 
 
-def test_lines_are_those_of_an_editor(tmp_path: Path) -> None:
+def test_line_numbers_match_those_of_an_editor(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('prompt,completion\n"one\ntwo\nthree",a\n\nfour,b\r\nfive,c\n')
     assert concat(list(read(tmp_path / "a.csv")))["line"].to_pylist() == [2, 6, 7]
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
@@ -164,7 +165,7 @@ def test_lines_are_those_of_an_editor(tmp_path: Path) -> None:
     assert concat(list(read(tmp_path / "a.json")))["line"].to_pylist() == [2, 5, 5]
 
 
-def test_a_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
+def test_a_dataset_of_several_splits_raises_and_names_them(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([{"text": "a"}])
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
@@ -177,7 +178,7 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
     assert concat(list(read(tmp_path / "train")))["text"].to_pylist() == ["a"]
 
 
-def test_batches_bound_the_tables_and_change_nothing(tmp_path: Path) -> None:
+def test_the_batch_size_bounds_the_tables_and_changes_no_record(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"t{n}"}) + "\n" for n in range(10)))
     tables = list(read(tmp_path / "a.jsonl", batch=4))
     assert [table.num_rows for table in tables] == [4, 4, 2]
@@ -194,7 +195,7 @@ def test_a_pool_may_lack_the_answer_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "row", "found"),
+    ("columns", "row", "expected"),
     [
         ({"group": "user"}, {"prompt": "Hello", "completion": "Hi", "user": "anna"}, ("Hi", "anna", "{}")),
         ({"completion": "label"}, {"prompt": "Hello", "label": "greeting", "n": 1}, ("greeting", None, '{"n": 1}')),
@@ -206,11 +207,11 @@ def test_a_pool_may_lack_the_answer_column(tmp_path: Path) -> None:
         ({"prompt": "text"}, {"text": "Hello", "completion": "Hi"}, (None, None, '{"completion": "Hi"}')),
     ],
 )
-def test_where_a_mapping_alone_makes_no_record_the_rest_is_as_recognised(
-    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], found: tuple[str | None, ...]
+def test_columns_outside_the_mapping_are_recognised(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], expected: tuple[str | None, ...]
 ) -> None:
-    record = one(tmp_path, row, columns)
-    assert (record["completion"], record["group"], record["meta"]) == found
+    record = read_row(tmp_path, row, columns)
+    assert (record["completion"], record["group"], record["meta"]) == expected
     assert record["prompt"][0]["content"] == "Hello"
 
 
@@ -218,10 +219,10 @@ def test_where_a_mapping_alone_makes_no_record_the_rest_is_as_recognised(
     ("columns", "row"),
     [({"completion": "label"}, {"text": "Hello", "label": "a"}), ({"group": "user"}, {"said": "Hello", "user": "a"})],
 )
-def test_a_mapped_column_that_no_shape_has_a_place_for(
+def test_a_mapped_column_without_a_place_in_any_shape_raises(
     tmp_path: Path, columns: dict[str, str], row: dict[str, Any]
 ) -> None:
     with pytest.raises(
         UserError, match=r":1: `columns` maps only \w+, and the columns .* are no shape that we know; map"
     ):
-        one(tmp_path, row, columns)
+        read_row(tmp_path, row, columns)

@@ -1,4 +1,4 @@
-"""Identities are hashes of a fixed form of the content, however fast they are made."""
+"""Record ids are hashes of the normal form of the content."""
 
 import hashlib
 import json
@@ -14,9 +14,9 @@ from posttrain.data.records.identity import (
     Turn,
     assign_ids,
     content_ids,
+    fold_case,
     image_name,
     input_id,
-    normalise_text,
     record_id,
 )
 
@@ -37,40 +37,40 @@ def digest(content: object) -> str:
 
 @settings(max_examples=300, deadline=None)
 @given(st.none() | PROMPTS, st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS)
-def test_they_hash_the_json_of_the_normal_form(
+def test_ids_hash_the_json_of_the_normal_form(
     prompt: list[Turn] | None, completion: str | None, rejected: str | None, text: str | None, image: str | None
 ) -> None:
-    shown = [] if image is None else [image]
+    images = [] if image is None else [image]
     turns = None if prompt is None else [[turn["role"], plain(turn["content"])] for turn in prompt]
     expected = (
-        digest([turns, plain(completion), plain(rejected), plain(text), *shown]),
-        digest([turns, plain(text), *shown]),
+        digest([turns, plain(completion), plain(rejected), plain(text), *images]),
+        digest([turns, plain(text), *images]),
     )
     assert content_ids(prompt, completion, rejected, text, image) == expected
     assert (record_id(prompt, completion, rejected, text, image), input_id(prompt, text, image)) == expected
 
 
-def test_every_character_alone_and_between_others() -> None:
+def test_every_character_is_normalised_alone_and_between_others() -> None:
     for code in [*range(0x3000 + 2), 0xFEFF, 0x1F600]:
         for text in (chr(code), f" a{chr(code)}  b"):
             if not 0xD800 <= code < 0xE000:
-                assert normalise_text(text) == plain(text)
+                assert fold_case(text) == str(plain(text)).casefold()
 
 
-def test_the_same_words_about_two_images_are_two_records(tmp_path: Path) -> None:
+def test_one_text_about_two_images_is_two_records(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    rows = [{"prompt": "What is this?", "completion": "a cat", **more} for more in ({}, {"image": "1.png"})]
+    rows = [{"prompt": "What is this?", "completion": "a cat", **fields} for fields in ({}, {"image": "1.png"})]
     rows += [{**rows[0], "image": "2.png"}, {**rows[0], "meta": {"image": "2.png"}}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (table,) = read(file)
     for column in ("id", "input_id"):
-        plain, item, two, again = table[column].to_pylist()
-        assert len({plain, item, two}) == 3
-        assert again == two
+        no_image, first_image, second_image, image_in_meta = table[column].to_pylist()
+        assert len({no_image, first_image, second_image}) == 3
+        assert image_in_meta == second_image
     assert assign_ids(table).equals(table)
     assert table["id"][0].as_py() == record_id([{"role": "user", "content": "What is this?"}], "a cat", None, None)
 
 
 @pytest.mark.parametrize("meta", [None, "{}", '{"image": ""}', '{"image": {"path": "a.png"}}', '{"a": "\\"image\\""}'])
-def test_only_a_name_is_an_image(meta: str | None) -> None:
+def test_only_a_file_name_is_an_image(meta: str | None) -> None:
     assert image_name(meta) is None

@@ -1,4 +1,4 @@
-"""Variants and synthetic records go where their origin is, and never where models are measured."""
+"""Variants and synthetic records join the split of their origin, and never an evaluation split."""
 
 import json
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from posttrain.data.records.provenance import origin_events, origin_ids, without_held_out_variants
 from posttrain.data.records.schema import CHANGED, concat
-from posttrain.data.split import SplitsConfig, assign_splits, hash_split, split_keys
+from posttrain.data.split import FrozenSplits, assign_splits, hash_split, split_keys
 from posttrain.data.split.split_step import freeze_settings
 from posttrain.data.versions.leaks import find_leaks
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 
-HALVES = SplitsConfig(validation=0.25, test=0.25)
+HALVES = FrozenSplits(validation=0.25, test=0.25)
 ORIGINALS = table_of(*({"prompt": f"original {n}", "completion": "xy"[n % 2]} for n in range(40)))
 IDS = ORIGINALS["id"].to_pylist()
 
@@ -33,7 +33,7 @@ def records_of(*metas: str) -> pa.Table:
     return table_of(*({"prompt": f"made {n}", "completion": "x", "meta": meta} for n, meta in enumerate(metas)))
 
 
-def test_marks_are_read() -> None:
+def test_origin_ids() -> None:
     metas = [
         "{}",
         variant("a"),
@@ -48,59 +48,61 @@ def test_marks_are_read() -> None:
     assert origin_ids(records_of()).to_pylist() == []
 
 
-def test_marks_are_told() -> None:
+def test_origin_events() -> None:
     (event,) = origin_events(synthetic("c", "d"))
     assert (event["step"], event["what"]) == ("synthesize", "paraphrases by m, from c, d")
     assert (event["model"], event["seeds"]) == ("m", ["c", "d"])
-    both = json.dumps({**json.loads(synthetic("b")), **json.loads(variant("e"))})
-    assert [event["what"] for event in origin_events(both)] == ["paraphrases by m, from b", "typos, a variant of e"]
+    meta = json.dumps({**json.loads(synthetic("b")), **json.loads(variant("e"))})
+    assert [event["what"] for event in origin_events(meta)] == ["paraphrases by m, from b", "typos, a variant of e"]
     for own in (None, "{}", '{"synthetic": true, "augmented": 2}', '{"said": {"augmented": {"of": "x"}}}'):
         assert origin_events(own) == []
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    of=st.lists(st.integers(0, 39), max_size=30),
-    first=st.booleans(),
-    grouped=st.booleans(),
+    origins=st.lists(st.integers(0, 39), max_size=30),
+    new_first=st.booleans(),
+    group=st.booleans(),
     stratify=st.sampled_from([None, "label"]),
 )
-def test_they_are_on_their_origins_side_and_never_held_out(
-    of: list[int], first: bool, grouped: bool, stratify: str | None
+def test_derived_records_join_the_split_of_their_origin_and_are_never_held_out(
+    origins: list[int], new_first: bool, group: bool, stratify: str | None
 ) -> None:
-    config = HALVES.model_copy(update={"group": grouped, "stratify": stratify})
-    new = records_of(*(variant(IDS[n]) if n % 3 else synthetic(IDS[n]) for n in of))
-    table = split_keys(concat([new, ORIGINALS] if first else [ORIGINALS, new]), config)
+    config = HALVES.model_copy(update={"group": group, "stratify": stratify})
+    new = records_of(*(variant(IDS[n]) if n % 3 else synthetic(IDS[n]) for n in origins))
+    table = split_keys(concat([new, ORIGINALS] if new_first else [ORIGINALS, new]), config)
     config = freeze_settings(table, config)
-    alone = assign_splits(split_keys(ORIGINALS, config), config).splits
+    original_splits = assign_splits(split_keys(ORIGINALS, config), config).splits
     splits, rejections = assign_splits(table, config)
-    of_new, of_originals = (splits[: len(of)], splits[len(of) :]) if first else (splits[40:], splits[:40])
-    if first:
-        assert (of_new == 0).all()
-        assert (of_originals[sorted(set(of))] == 0).all()
-        untouched = np.setdiff1d(np.arange(40), of)
-        assert (of_originals[untouched] == alone[untouched]).all()
+    new_splits, splits_of_originals = (
+        (splits[: len(origins)], splits[len(origins) :]) if new_first else (splits[40:], splits[:40])
+    )
+    if new_first:
+        assert (new_splits == 0).all()
+        assert (splits_of_originals[sorted(set(origins))] == 0).all()
+        other_rows = np.setdiff1d(np.arange(40), origins)
+        assert (splits_of_originals[other_rows] == original_splits[other_rows]).all()
     else:
-        assert (of_originals == alone).all()
-        assert of_new.tolist() == [0 if alone[n] == 0 else -1 for n in of]
+        assert (splits_of_originals == original_splits).all()
+        assert new_splits.tolist() == [0 if original_splits[n] == 0 else -1 for n in origins]
         for row, rejection in rejections.items():
-            side = "test" if alone[of[row - 40]] == 2 else "validation"
-            assert rejection.detail == f"was made of others and hangs together with `{side}` (f:{of[row - 40] + 1})"
+            split = "test" if original_splits[origins[row - 40]] == 2 else "validation"
+            assert rejection.detail == f"was derived from others and is linked to `{split}` (f:{origins[row - 40] + 1})"
 
 
-def test_they_do_not_count_where_shares_are_settled() -> None:
-    config = SplitsConfig(test=0.25, stratify="label")
-    more = concat([ORIGINALS, records_of(*(synthetic() for _ in range(200)))])
-    assert freeze_settings(split_keys(more, config), config) == freeze_settings(split_keys(ORIGINALS, config), config)
-    alone = split_keys(records_of(synthetic("a"), variant("b")), config)
+def test_frozen_shares_ignore_derived_records() -> None:
+    config = FrozenSplits(test=0.25, stratify="label")
+    table = concat([ORIGINALS, records_of(*(synthetic() for _ in range(200)))])
+    assert freeze_settings(split_keys(table, config), config) == freeze_settings(split_keys(ORIGINALS, config), config)
+    derived = split_keys(records_of(synthetic("a"), variant("b")), config)
     with pytest.raises(UserError, match=r"^data\.splits: every record was derived from others"):
-        freeze_settings(alone, config)
-    everything = SplitsConfig(test=0)
-    assert assign_splits(alone, freeze_settings(alone, everything)).splits.tolist() == [0, 0]
+        freeze_settings(derived, config)
+    without_test = FrozenSplits(test=0)
+    assert assign_splits(derived, freeze_settings(derived, without_test)).splits.tolist() == [0, 0]
 
 
-def test_their_moment_decides_nothing() -> None:
-    config = SplitsConfig(by="time", time="at", since={"test": "2026-01-05"})
+def test_the_time_of_derived_records_is_ignored() -> None:
+    config = FrozenSplits(by="time", time="at", since={"test": "2026-01-05"})
     originals = table_of(*({"text": f"text {day}", "meta": f'{{"at": "2026-01-0{day}"}}'} for day in (1, 6)))
     early, late = originals["id"].to_pylist()
     splits = assign_splits(
@@ -109,21 +111,21 @@ def test_their_moment_decides_nothing() -> None:
     assert splits.tolist() == [0, 2, 0, -1, 0]
 
 
-def test_a_drawn_share_holds_out_originals_alone() -> None:
+def test_a_hash_split_holds_out_only_originals() -> None:
     table = concat([ORIGINALS, records_of(*map(variant, IDS))])
-    rest, held_out = hash_split(table, 0.5)
+    training_rows, held_out = hash_split(table, 0.5)
     assert origin_ids(held_out).null_count == held_out.num_rows > 5
-    kept, rejected, *_ = without_held_out_variants(rest, held_out, CHANGED.empty_table())
-    assert sorted(rejected["kept"].to_pylist()) == sorted(held_out["id"].to_pylist())
-    assert not set(origin_ids(kept).to_pylist()) & set(held_out["id"].to_pylist())
-    assert kept.num_rows + rejected.num_rows == rest.num_rows
+    outcome = without_held_out_variants(training_rows, held_out, CHANGED.empty_table())
+    assert sorted(outcome.rejected["kept"].to_pylist()) == sorted(held_out["id"].to_pylist())
+    assert not set(origin_ids(outcome.kept).to_pylist()) & set(held_out["id"].to_pylist())
+    assert outcome.kept.num_rows + outcome.rejected.num_rows == training_rows.num_rows
 
 
-def test_what_was_made_of_a_test_record_that_a_step_has_rewritten() -> None:
-    rest = records_of(
+def test_variants_of_a_rewritten_test_record_are_rejected() -> None:
+    training_rows = records_of(
         variant("as it was read"), variant("between two steps"), variant("its twin"), variant("of another")
     )
-    changed = pa.Table.from_pylist(
+    changes = pa.Table.from_pylist(
         [
             {"id": "between two steps", "before": "as it was read", "step": "normalise", "detail": ""},
             {"id": ORIGINALS["id"][0].as_py(), "before": "between two steps", "step": "pii", "detail": ""},
@@ -131,18 +133,18 @@ def test_what_was_made_of_a_test_record_that_a_step_has_rewritten() -> None:
         ],
         CHANGED,
     )
-    kept, rejected, *_ = without_held_out_variants(rest, ORIGINALS.slice(0, 1), changed)
-    assert kept.num_rows == 1
-    assert set(rejected["kept"].to_pylist()) == {ORIGINALS["id"][0].as_py()}
+    outcome = without_held_out_variants(training_rows, ORIGINALS.slice(0, 1), changes)
+    assert outcome.kept.num_rows == 1
+    assert set(outcome.rejected["kept"].to_pylist()) == {ORIGINALS["id"][0].as_py()}
 
 
 @pytest.mark.parametrize("mark", [variant, synthetic])
-def test_the_check_finds_one_whose_origin_is_held_out(mark: object) -> None:
-    first, other = records_of(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
-    for tables in ({"train": first, "test": other}, {"train": other, "test": first}):
+def test_the_leak_check_finds_a_record_whose_origin_is_held_out(mark: object) -> None:
+    derived, origin = records_of(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
+    for tables in ({"train": derived, "test": origin}, {"train": origin, "test": derived}):
         (leak,) = find_leaks(tables)
         assert (leak.kind, leak.splits) == ("origin", ("train", "test"))
         assert leak.detail == "one is derived from the other, or both from a third"
-    assert find_leaks({"train": first, "test": ORIGINALS.slice(4, 2)}) == []
+    assert find_leaks({"train": derived, "test": ORIGINALS.slice(4, 2)}) == []
     (leak,) = find_leaks({"train": records_of("{}", mark("q")).slice(1), "test": records_of(mark("q"))})  # type: ignore[operator]
     assert leak.kind == "origin"

@@ -1,4 +1,4 @@
-"""Drift between two versions: each formula against another way to compute it, and what must hold for all input."""
+"""Drift between two versions: each formula against a second computation, and properties for all input."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ def distribution(values: Any) -> Distribution:
 # Population stability index
 
 
-def test_the_index_is_the_sum_over_the_older_ones_deciles() -> None:
+def test_the_index_sums_over_the_deciles_of_the_older_version() -> None:
     rng = np.random.default_rng(0)
     old, new = rng.integers(0, 1000, 5000), rng.integers(200, 1100, 3000)
     edges = np.quantile(old, np.arange(1, 10) / 10, method="inverted_cdf")
@@ -59,32 +59,32 @@ def test_the_index_of_two_values_has_a_closed_form() -> None:
 
 
 @pytest.mark.parametrize("values", [[3.0], [0.0, 0.0, 1.0], list(range(100))])
-def test_nothing_moved_is_zero(values: list[float]) -> None:
+def test_the_index_of_equal_distributions_is_0(values: list[float]) -> None:
     measure = population_stability("x", distribution(values * 20), distribution(values * 50))
     assert measure.index == pytest.approx(0, abs=1e-12)
     assert measure.level == "stable"
     assert measure.p_value == pytest.approx(1)
 
 
-@pytest.mark.parametrize("moved", [2.0, 4.0])
-def test_a_constant_does_not_move_unseen(moved: float) -> None:
-    measure = population_stability("x", distribution([3.0] * 500), distribution([moved] * 500))
+@pytest.mark.parametrize("value", [2.0, 4.0])
+def test_the_index_detects_another_constant(value: float) -> None:
+    measure = population_stability("x", distribution([3.0] * 500), distribution([value] * 500))
     assert measure.level == "shifted"
     assert sum(measure.old) == pytest.approx(1)
     assert sum(measure.new) == pytest.approx(1)
 
 
-def test_under_no_change_the_index_is_what_chance_says() -> None:
+def test_the_index_without_drift_is_that_of_chance() -> None:
     rng = np.random.default_rng(1)
-    measure = [
+    measures = [
         population_stability("x", distribution(rng.integers(0, 2000, 1000)), distribution(rng.integers(0, 2000, 1500)))
         for _ in range(200)
     ]
-    assert np.mean([item.index for item in measure]) == pytest.approx(measure[0].by_chance, rel=0.15)
-    assert kstest([item.p_value for item in measure], "uniform").pvalue > 1e-3
-    few = population_stability("x", distribution(rng.normal(size=15)), distribution(rng.normal(size=15)))
-    assert few.index > 0.25, "by chance"
-    assert few.level == "stable"
+    assert np.mean([item.index for item in measures]) == pytest.approx(measures[0].by_chance, rel=0.15)
+    assert kstest([item.p_value for item in measures], "uniform").pvalue > 1e-3
+    small_sample = population_stability("x", distribution(rng.normal(size=15)), distribution(rng.normal(size=15)))
+    assert small_sample.index > 0.25, "by chance"
+    assert small_sample.level == "stable"
 
 
 # Jensen–Shannon divergence
@@ -92,7 +92,7 @@ def test_under_no_change_the_index_is_what_chance_says() -> None:
 
 @given(COUNTS, COUNTS)
 @settings(max_examples=100, deadline=None)
-def test_the_divergence_is_scipys_and_a_symmetric_share(old: list[int], new: list[int]) -> None:
+def test_the_divergence_equals_that_of_scipy_and_is_symmetric(old: list[int], new: list[int]) -> None:
     size = max(len(old), len(new))
     old, new = old + [0] * (size - len(old)), new + [0] * (size - len(new))
     value = jensen_shannon(old, new)
@@ -103,17 +103,17 @@ def test_the_divergence_is_scipys_and_a_symmetric_share(old: list[int], new: lis
 
 
 def test_the_divergence_of_categories() -> None:
-    apart = divergence("x", {"a": 5}, {"b": 9})
-    assert (apart.divergence, apart.distance) == (1.0, 1.0)
-    half = divergence("x", {"a": 100}, {"a": 50, "b": 50})
-    assert half.divergence == pytest.approx(1 - 0.75 * math.log2(3) + 0.5)
-    assert half.shifted
-    assert list(half.old.items()) == [("a", 100), ("b", 0)]
+    disjoint = divergence("x", {"a": 5}, {"b": 9})
+    assert (disjoint.divergence, disjoint.distance) == (1.0, 1.0)
+    overlapping = divergence("x", {"a": 100}, {"a": 50, "b": 50})
+    assert overlapping.divergence == pytest.approx(1 - 0.75 * math.log2(3) + 0.5)
+    assert overlapping.shifted
+    assert list(overlapping.old.items()) == [("a", 100), ("b", 0)]
     assert not divergence("x", {"a": 3, "b": 1}, {"a": 2, "b": 2}).shifted, "too few to say"
     assert divergence("x", {"a": 4}, {"a": 5}).p_value == 1.0
 
 
-def test_what_chance_does_to_the_divergence() -> None:
+def test_the_divergence_by_chance() -> None:
     rng = np.random.default_rng(2)
     shares = rng.dirichlet(np.full(20, 5.0))
     draws = [np.array([rng.multinomial(size, shares) for size in (2000, 3000)]) for _ in range(200)]
@@ -123,25 +123,25 @@ def test_what_chance_does_to_the_divergence() -> None:
 # Words
 
 
-def test_log_odds_are_those_of_the_paper() -> None:
+def test_log_odds_follow_the_paper() -> None:
     old, new, prior = np.array([10, 0, 5]), np.array([3, 7, 5]), np.array([1.0, 0.5, 2.0])
     delta, z = log_odds(old, new, prior)
     n, m, a = old.sum(), new.sum(), prior.sum()
-    for at in range(3):
-        after = (new[at] + prior[at]) / (m + a - new[at] - prior[at])
-        before = (old[at] + prior[at]) / (n + a - old[at] - prior[at])
-        assert delta[at] == pytest.approx(math.log(after) - math.log(before))
-        spread = math.sqrt(1 / (new[at] + prior[at]) + 1 / (old[at] + prior[at]))
-        assert z[at] == pytest.approx(delta[at] / spread)
+    for index in range(3):
+        new_odds = (new[index] + prior[index]) / (m + a - new[index] - prior[index])
+        old_odds = (old[index] + prior[index]) / (n + a - old[index] - prior[index])
+        assert delta[index] == pytest.approx(math.log(new_odds) - math.log(old_odds))
+        spread = math.sqrt(1 / (new[index] + prior[index]) + 1 / (old[index] + prior[index]))
+        assert z[index] == pytest.approx(delta[index] / spread)
     assert np.allclose(log_odds(new, old, prior)[1], -z)
 
 
-def test_new_and_vanished_words_are_told_and_chance_is_not() -> None:
+def test_new_and_vanished_words_are_reported_and_chance_is_not() -> None:
     rng = random.Random(4)
     words = [f"w{number}" for number in range(40)]
     old, new = ([" ".join(rng.choices(words, k=10)) for _ in range(300)] for _ in range(2))
-    same = ngram_changes(ngram_counts([old, new], 3))
-    assert sum(map(len, (same.appeared, same.vanished, same.more, same.less))) <= 2
+    chance = ngram_changes(ngram_counts([old, new], 3))
+    assert sum(map(len, (chance.appeared, chance.vanished, chance.more, chance.less))) <= 2
     measure = ngram_changes(
         ngram_counts([[*old, *["fax machine broken"] * 30], [*new, *["crypto wallet locked"] * 30]], 3)
     )
@@ -150,27 +150,27 @@ def test_new_and_vanished_words_are_told_and_chance_is_not() -> None:
     assert all(item.ratio is None and item.z > 3 for item in measure.appeared)
     assert all(item.ratio == 0 and item.z < -3 for item in measure.vanished)
     assert canonical_json(measure.to_json())
-    alike = ngram_changes(ngram_counts([old, old], 2))
-    assert not any((alike.appeared, alike.vanished, alike.more, alike.less))
+    equal = ngram_changes(ngram_counts([old, old], 2))
+    assert not any((equal.appeared, equal.vanished, equal.more, equal.less))
 
 
 # Maximum mean discrepancy
 
 
 def brute_force(x: np.ndarray, y: np.ndarray) -> float:
-    both = np.concatenate([x, y])
-    width = float(np.median(cdist(both, both)[np.triu_indices(len(both), 1)]))
+    all_rows = np.concatenate([x, y])
+    width = float(np.median(cdist(all_rows, all_rows)[np.triu_indices(len(all_rows), 1)]))
 
     def kernel(a: np.ndarray, b: np.ndarray) -> float:
         return math.exp(-float(((a - b) ** 2).sum()) / (2 * width**2))
 
     n, m = len(x), len(y)
-    within = sum(kernel(x[i], x[j]) for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
-    others = sum(kernel(y[i], y[j]) for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
-    return within + others - 2 * sum(kernel(a, b) for a in x for b in y) / (n * m)
+    within_x = sum(kernel(x[i], x[j]) for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+    within_y = sum(kernel(y[i], y[j]) for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
+    return within_x + within_y - 2 * sum(kernel(a, b) for a in x for b in y) / (n * m)
 
 
-def test_mmd_is_that_of_the_definition_and_symmetric() -> None:
+def test_mmd_equals_its_definition_and_is_symmetric() -> None:
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(9, 3)), rng.normal(0.5, 1.2, size=(12, 3))
     measure = mean_discrepancy(x, y, permutations=20)
@@ -184,16 +184,16 @@ def test_the_p_value_is_the_share_of_permutations() -> None:
     rng = np.random.default_rng(6)
     x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.normal(size=(40, 4)).astype(np.float32)
     measure = mean_discrepancy(x, y, permutations=300, seed=3)
-    reached = sum(item >= measure.squared for item in measure.permuted)
-    assert measure.p_value == (reached + 1) / 301
+    num_reached = sum(item >= measure.squared for item in measure.permuted)
+    assert measure.p_value == (num_reached + 1) / 301
     assert mean_discrepancy(x, y, permutations=300, seed=3) == measure
     assert mean_discrepancy(x, y, permutations=300, seed=4).permuted != measure.permuted
-    moved = mean_discrepancy(x, y + 2, permutations=300)
-    assert moved.p_value == 1 / 301
-    assert moved.shifted
+    shifted = mean_discrepancy(x, y + 2, permutations=300)
+    assert shifted.p_value == 1 / 301
+    assert shifted.shifted
 
 
-def test_the_p_value_is_uniform_where_nothing_changed() -> None:
+def test_the_p_value_without_drift_is_uniform() -> None:
     rng = np.random.default_rng(7)
     result = [
         mean_discrepancy(rng.normal(size=(25, 3)), rng.normal(size=(20, 3)), permutations=99).p_value
@@ -202,19 +202,19 @@ def test_the_p_value_is_uniform_where_nothing_changed() -> None:
     assert kstest(np.array(result) - rng.uniform(0, 0.01, 200), "uniform").pvalue > 1e-3
 
 
-def test_embeddings_that_are_all_equal() -> None:
+def test_equal_embeddings_have_no_discrepancy() -> None:
     measure = mean_discrepancy(np.ones((5, 2), np.float32), np.ones((6, 2), np.float32), permutations=50)
     assert measure.squared == pytest.approx(0)
     assert measure.p_value == 1.0
 
 
 @pytest.mark.parametrize("shapes", [((1, 3), (5, 3)), ((5, 3), (5, 2))])
-def test_embeddings_that_cannot_be_compared(shapes: Any) -> None:
+def test_incomparable_embeddings_raise(shapes: Any) -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
         mean_discrepancy(*(np.zeros(shape, np.float32) for shape in shapes))
 
 
-# All together
+# The whole measure
 
 
 def records_of(seed: int, weights: list[int], extra: str = "", count: int = 400) -> pa.Table:
@@ -254,35 +254,35 @@ def test_inputs_shift_where_labels_do_not(old: Profile) -> None:
     assert "please call me" in {item.ngram for item in measure.ngrams["input"].appeared}
 
 
-def test_nothing_shifted(old: Profile) -> None:
+def test_equal_profiles_show_no_drift(old: Profile) -> None:
     measure = measure_drift(old, old, permutations=199)
     assert measure.verdict.startswith("labels did not shift (JS 0)")
     assert {item.index for item in measure.numbers} == {0}
     assert {item.divergence for item in measure.shares} == {0}
 
 
-def test_no_record_is_on_both_sides_of_the_test(old: Profile) -> None:
-    seen: list[list[str]] = []
+def test_the_two_samples_share_no_record(old: Profile) -> None:
+    samples: list[list[str]] = []
 
     def embed(texts: list[str]) -> Any:
-        seen.append(texts)
-        return np.random.default_rng(len(seen)).normal(size=(len(texts), 4)).astype(np.float32)
+        samples.append(texts)
+        return np.random.default_rng(len(samples)).normal(size=(len(texts), 4)).astype(np.float32)
 
     measure = measure_drift(old, old, embed, compared=100, embedder="noise", permutations=19)
     assert measure.inputs is not None
     assert (measure.inputs.rows, measure.inputs.embedder) == ((100, 100), "noise")
-    assert not set(seen[0]) & set(seen[1])
-    given = np.random.default_rng(0).normal(size=(2, 30, 4)).astype(np.float32)
-    handed = measure_drift(old, old, embeddings=(given[0], given[1]), permutations=19)
-    assert handed.inputs is not None
-    assert handed.inputs.rows == (30, 30)
+    assert not set(samples[0]) & set(samples[1])
+    embeddings = np.random.default_rng(0).normal(size=(2, 30, 4)).astype(np.float32)
+    result = measure_drift(old, old, embeddings=(embeddings[0], embeddings[1]), permutations=19)
+    assert result.inputs is not None
+    assert result.inputs.rows == (30, 30)
 
 
-def test_what_only_one_version_has_is_said(old: Profile) -> None:
+def test_fields_of_only_one_version_are_reported(old: Profile) -> None:
     bare = dataclasses.replace(old, balances={}, sample=old.sample[:1])
     measure = measure_drift(old, bare)
     assert measure.incomparable == ("labels: only the older version has them",)
     assert measure.inputs is None
-    nothing = measure_drift(build_profile([]), build_profile([]))
-    assert nothing.verdict == "nothing to compare"
-    assert canonical_json(nothing.to_json())
+    empty = measure_drift(build_profile([]), build_profile([]))
+    assert empty.verdict == "nothing to compare"
+    assert canonical_json(empty.to_json())

@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-EQUAL_ONES = ["exact", "conflicts", {"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
+EXACT_STEPS = ["exact", "conflicts", {"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
 
 
 def config(**values: Any) -> DataConfig:
@@ -67,30 +67,30 @@ def config(**values: Any) -> DataConfig:
     return DataConfig.read({**files, **values}, "posttrain.yaml")
 
 
-def accounts(built: LoopData) -> None:
+def check_funnel(data: LoopData) -> None:
     """Every set's funnel starts with what came in, ends with what is kept, and adds up."""
-    kept = {"pool": built.pool, "labelled": built.labelled, "test": built.test}
-    for name, table in kept.items():
-        entries = [entry for entry in built.funnel if entry["set"] == name]
+    tables = {"pool": data.pool, "labelled": data.labelled, "test": data.test}
+    for name, table in tables.items():
+        entries = [entry for entry in data.funnel if entry["set"] == name]
         assert (entries[0]["reason"], entries[-1]["reason"]) == ("in", "kept")
         assert entries[-1]["count"] == table.num_rows
         assert entries[0]["count"] == sum(entry["count"] for entry in entries[1:])
-        counted = {(e["step"], e["reason"]): e["count"] for e in entries[1:-1] if e["step"] != "split"}
-        rejected = built.rejected[name]
-        assert counted == Counter(zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
+        counts = {(e["step"], e["reason"]): e["count"] for e in entries[1:-1] if e["step"] != "split"}
+        rejected = data.rejected[name]
+        assert counts == Counter(zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
 
 
 def test_every_planted_fault_is_found(folder: Path) -> None:
-    built = build_pool_and_test(config(), folder, LABELS)
-    accounts(built)
-    assert built.pool["line"].to_pylist() == [2, 10]
-    assert built.pool["completion"].null_count == 2
-    assert built.labelled["line"].to_pylist() == [2]
-    assert built.test["line"].to_pylist() == [2, 3]
-    assert set(built.pool["source"].to_pylist()) == {"pool.csv"}
+    data = build_pool_and_test(config(), folder, LABELS)
+    check_funnel(data)
+    assert data.pool["line"].to_pylist() == [2, 10]
+    assert data.pool["completion"].null_count == 2
+    assert data.labelled["line"].to_pylist() == [2]
+    assert data.test["line"].to_pylist() == [2, 3]
+    assert set(data.pool["source"].to_pylist()) == {"pool.csv"}
     result = {
         name: sorted((row["line"], row["reason"], row["detail"]) for row in table.to_pylist())
-        for name, table in built.rejected.items()
+        for name, table in data.rejected.items()
     }
     labels = "`cash` at labelled.csv:3; `card` at labelled.csv:4"
     assert result == {
@@ -114,53 +114,56 @@ def test_every_planted_fault_is_found(folder: Path) -> None:
 
 
 def test_open_ended_answers_may_differ(folder: Path) -> None:
-    built = build_pool_and_test(config(), folder)
-    assert built.labelled["line"].to_pylist() == [2, 3, 4]
+    data = build_pool_and_test(config(), folder)
+    assert data.labelled["line"].to_pylist() == [2, 3, 4]
 
 
-def test_similarity_can_be_left_out(folder: Path) -> None:
-    built = build_pool_and_test(config(steps=EQUAL_ONES), folder, LABELS)
-    assert built.pool["line"].to_pylist() == [2, 5, 7, 10]
+def test_similarity_steps_can_be_omitted(folder: Path) -> None:
+    data = build_pool_and_test(config(steps=EXACT_STEPS), folder, LABELS)
+    assert data.pool["line"].to_pylist() == [2, 5, 7, 10]
 
 
-def test_a_share_of_the_labelled_as_test(tmp_path: Path) -> None:
+def test_a_share_of_the_labelled_records_becomes_the_test_set(tmp_path: Path) -> None:
     rows = [(f"a wholly different question {n} {n * n}", LABELS[n % 2], f"user {n % 50}") for n in range(200)]
     write(tmp_path / "labelled.csv", rows)
-    built = build_pool_and_test(config(pool=[], test=0.3, steps=EQUAL_ONES), tmp_path, LABELS)
-    accounts(built)
-    assert built.test.num_rows + built.labelled.num_rows == 200
-    assert 20 < built.test.num_rows < 110
-    assert not set(built.test["group"].to_pylist()) & set(built.labelled["group"].to_pylist())
-    other = build_pool_and_test(config(pool=[], test=0.3, split_seed=1), tmp_path, LABELS)
-    assert other.test["line"].to_pylist() != built.test["line"].to_pylist()
+    data = build_pool_and_test(config(pool=[], test=0.3, steps=EXACT_STEPS), tmp_path, LABELS)
+    check_funnel(data)
+    assert data.test.num_rows + data.labelled.num_rows == 200
+    assert 20 < data.test.num_rows < 110
+    assert not set(data.test["group"].to_pylist()) & set(data.labelled["group"].to_pylist())
+    other_seed = build_pool_and_test(config(pool=[], test=0.3, split_seed=1), tmp_path, LABELS)
+    assert other_seed.test["line"].to_pylist() != data.test["line"].to_pylist()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
 def test_batch_boundaries_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    whole = build_pool_and_test(config(), folder, LABELS)
-    monkeypatch.setattr(pool_and_test, "read", lambda *given, **named: read(*given, **named, batch=batch))
-    pieces = build_pool_and_test(config(), folder, LABELS)
-    assert pieces.pool.equals(whole.pool)
-    assert pieces.test.equals(whole.test)
-    assert pieces.labelled.equals(whole.labelled)
-    assert pieces.funnel == whole.funnel
-    assert all(pieces.rejected[name].equals(table) for name, table in whole.rejected.items())
+    expected = build_pool_and_test(config(), folder, LABELS)
+    monkeypatch.setattr(pool_and_test, "read", lambda *args, **kwargs: read(*args, **kwargs, batch=batch))
+    result = build_pool_and_test(config(), folder, LABELS)
+    assert result.pool.equals(expected.pool)
+    assert result.test.equals(expected.test)
+    assert result.labelled.equals(expected.labelled)
+    assert result.funnel == expected.funnel
+    assert all(result.rejected[name].equals(table) for name, table in expected.rejected.items())
 
 
 @pytest.mark.parametrize("name", ["labelled", "test"])
-def test_an_unknown_label_is_the_users_mistake(folder: Path, name: str) -> None:
+def test_an_unknown_label_raises(folder: Path, name: str) -> None:
     write(folder / f"{name}.csv", [("one", "card", ""), ("two", "crad", "")])
     with pytest.raises(UserError, match=rf"^{name}\.csv:3: label `crad` .* did you mean `card`\?$"):
         build_pool_and_test(config(), folder, LABELS)
 
 
-def test_files_without_any_answer_are_the_users_mistake(folder: Path) -> None:
+def test_files_without_any_answer_raise(folder: Path) -> None:
     (folder / "labelled.csv").write_text("text,category,user\none,,\n")
-    with pytest.raises(UserError, match=r"^labelled\.csv: no record has an answer; say in `data\.columns`"):
+    with pytest.raises(
+        UserError,
+        match=r"^labelled\.csv: no record has an answer; name the column of the completion in `data\.columns`",
+    ):
         build_pool_and_test(config(), folder, LABELS)
 
 
-def test_no_file_named(tmp_path: Path) -> None:
+def test_a_config_without_files_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^data\.pool: no file of records is named"):
         build_pool_and_test(DataConfig(), tmp_path)
 
@@ -176,9 +179,9 @@ def test_digests_follow_the_content(folder: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"test.csv"}
     (folder / "set").mkdir()
     (folder / "set" / "a.arrow").write_bytes(b"a")
-    item = input_digests(config(pool="set"), folder)["set"]
+    folder_digest = input_digests(config(pool="set"), folder)["set"]
     (folder / "set" / "a.arrow").rename(folder / "set" / "b.arrow")
-    assert input_digests(config(pool="set"), folder)["set"] != item
+    assert input_digests(config(pool="set"), folder)["set"] != folder_digest
     with pytest.raises(UserError, match=r"^no\.csv: there is no such file"):
         input_digests(config(pool="no.csv"), folder)
 
@@ -195,7 +198,7 @@ def test_digests_follow_the_content(folder: Path) -> None:
         ({"step": ["exact"]}, "unknown key `step`; did you mean `steps`?"),
     ],
 )
-def test_config_mistakes(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_invalid_config_raises(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
         config(**values)
-    assert message in str(caught.value)
+    assert message in str(error.value)

@@ -5,31 +5,31 @@ from functools import partial
 
 import pyarrow as pa
 
-from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.records.schema import RECORD, REJECTED
 from posttrain.data.sets.pool_and_test import drop_labelled
 from posttrain.data.sets.record_set import Transform
 from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.decontaminate import Decontaminate
 
 Make = Callable[..., pa.Table]
 
 
 def outcome(step: Transform, table: pa.Table) -> tuple[list[int], list[tuple[int, str, str, str]]]:
-    """Lines kept, and (line, step, reason, detail) of those rejected; both halves together are the table."""
-    kept, rejected, *_ = step(table)
-    assert kept.schema == RECORD
-    assert rejected.schema == REJECTED
-    assert sorted(kept["line"].to_pylist() + rejected["line"].to_pylist()) == table["line"].to_pylist()
-    assert rejected.select(RECORD.names).equals(
-        table.take(pa.array([line - 1 for line in rejected["line"].to_pylist()], pa.int64()))
+    """The kept lines and the (line, step, reason, detail) of the rejected; together they are the table."""
+    result = step(table)
+    assert result.kept.schema == RECORD
+    assert result.rejected.schema == REJECTED
+    assert sorted(result.kept["line"].to_pylist() + result.rejected["line"].to_pylist()) == table["line"].to_pylist()
+    assert result.rejected.select(RECORD.names).equals(
+        table.take(pa.array([line - 1 for line in result.rejected["line"].to_pylist()], pa.int64()))
     )
-    rejections = [(row["line"], row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()]
-    return kept["line"].to_pylist(), rejections
+    rejections = [(row["line"], row["step"], row["reason"], row["detail"]) for row in result.rejected.to_pylist()]
+    return result.kept["line"].to_pylist(), rejections
 
 
-def test_what_is_labelled_leaves_the_pool(make: Make) -> None:
-    labelled = make(("z", "x"), ("b", "x"), source="labels")
-    assert outcome(drop_labelled(labelled), make(("a", None), ("b", None))) == (
+def test_labelled_records_are_dropped_from_the_pool(make: Make) -> None:
+    labels = make(("z", "x"), ("b", "x"), source="labels")
+    assert outcome(drop_labelled(labels), make(("a", None), ("b", None))) == (
         [1],
         [(2, "labelled", "already labelled", "the same input as labels:2")],
     )
@@ -65,7 +65,7 @@ def test_leaks_name_the_test_record(make: Make) -> None:
     assert outcome(leaks(test, 0.5), table.slice(0, 0)) == ([], [])
 
 
-def test_a_leak_names_the_most_alike_and_the_first_of_equals(make: Make) -> None:
+def test_a_leak_names_the_most_similar_record_and_the_first_of_ties(make: Make) -> None:
     text = "where is the parcel that I ordered last week"
     test = make((text + "???", "x"), (text + "?", "x"), (text + "?", "y"), (text + "!?!", "x"), source="t")
     table = make((text, None))

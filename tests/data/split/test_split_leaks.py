@@ -1,4 +1,4 @@
-"""A leak between two splits is caught by name, and stops whoever is about to train."""
+"""Leaks between two splits are found by kind, and training refuses to start."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def record(text: str, group: str | None = None, answer: str = "x") -> dict[str, 
 
 CLEAN = [record(f"message number {number} says {number * 7919}", f"user {number}") for number in range(40)]
 
-PLANTED = {
+LEAKS = {
     "exact": (record("What is my balance?"), record(" What is  my balance?", answer="y"), "the same input"),
     "group": (record("first call", "user z"), record("second message", "user z"), "both of group `user z`"),
     "near duplicate": (record(QUESTION), record(QUESTION.replace("bank", "Bank!")), "inputs of similarity 0.9"),
@@ -36,16 +36,18 @@ def tables(train: list[dict[str, Any]], test: list[dict[str, Any]], validation: 
     return {"train": table_of(*train), **held_out, "test": table_of(*test)}
 
 
-@pytest.mark.parametrize("kind", PLANTED)
-def test_a_planted_leak_is_caught_by_name(kind: str) -> None:
-    training_text, test_text, detail = PLANTED[kind]
+@pytest.mark.parametrize("kind", LEAKS)
+def test_a_planted_leak_is_found_by_kind(kind: str) -> None:
+    training_text, test_text, detail = LEAKS[kind]
     result = find_leaks(tables([*CLEAN[:20], training_text], [*CLEAN[20:], test_text]))
     assert [(leak.kind, leak.splits, leak.locations) for leak in result] == [
         (kind, ("train", "test"), ("f:21", "f:21"))
     ]
     assert detail in result[0].detail
     splits = tables([*CLEAN[:20], training_text], [*CLEAN[20:], test_text])
-    with pytest.raises(UserError, match=r"^support@v2: 1 record of train give test away, the first: f:21 \(train\)"):
+    with pytest.raises(
+        UserError, match=r"^support@v2: 1 record of train overlaps with test, the first: f:21 \(train\)"
+    ):
         require_no_leaks(splits, "support@v2")
 
 
@@ -55,25 +57,25 @@ def test_sound_splits_pass() -> None:
     require_no_leaks(splits, "v1")
 
 
-def test_what_the_user_allows_is_no_leak() -> None:
+def test_kinds_that_the_settings_allow_are_no_leaks() -> None:
     for kind, settings in {"group": {"group": False}, "near duplicate": {"threshold": None, "ngram": None}}.items():
-        training_text, test_text, _ = PLANTED[kind]
+        training_text, test_text, _ = LEAKS[kind]
         assert find_leaks(tables([training_text], [test_text]), **settings) == []
 
 
-def test_validation_must_not_give_the_test_away_either() -> None:
-    for kind, (first, other, _) in PLANTED.items():
-        result = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], other], [*CLEAN[10:19], first]))
+def test_leaks_between_validation_and_test_are_found() -> None:
+    for kind, (validation_row, test_row, _) in LEAKS.items():
+        result = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], test_row], [*CLEAN[10:19], validation_row]))
         expected = [] if kind == "13-gram" else [(kind, ("validation", "test"))]
         assert [(leak.kind, leak.splits) for leak in result] == expected
 
 
-def test_every_leak_is_told_once() -> None:
-    pairs = [pair[:2] for pair in PLANTED.values()]
+def test_every_leak_is_reported_once() -> None:
+    pairs = [pair[:2] for pair in LEAKS.values()]
     result = find_leaks(tables([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
-    assert sorted(leak.kind for leak in result) == sorted(PLANTED)
-    everything = find_leaks(tables(CLEAN, CLEAN))
-    assert [leak.kind for leak in everything] == ["exact"] * len(CLEAN)
+    assert sorted(leak.kind for leak in result) == sorted(LEAKS)
+    equal_splits = find_leaks(tables(CLEAN, CLEAN))
+    assert [leak.kind for leak in equal_splits] == ["exact"] * len(CLEAN)
 
 
 def test_the_wording_of_a_task_is_no_leak() -> None:
@@ -84,7 +86,7 @@ def test_the_wording_of_a_task_is_no_leak() -> None:
 
 
 @pytest.mark.parametrize("empty", ["train", "validation", "test"])
-def test_an_empty_split_is_named(empty: str) -> None:
+def test_an_empty_split_raises(empty: str) -> None:
     splits = {**tables(CLEAN[:20], CLEAN[30:], CLEAN[20:30]), empty: table_of()}
     with pytest.raises(UserError, match=f"v1: the split `{empty}` is empty"):
         require_no_leaks(splits, "v1")

@@ -1,6 +1,6 @@
-"""The split of a set that has grown and lost records since."""
+"""The split of a set to which records were added and from which records were removed."""
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,21 +14,18 @@ from posttrain.data.steps.step import GlobalResult, PreviousState, SimilarityKin
 from posttrain.testing.steps import table_of
 
 
-class Grown(TableCorpus):
-    """A corpus of which the split has seen the first rows before."""
+@dataclass(frozen=True)
+class GrownCorpus(TableCorpus):
+    """A corpus whose first rows the split has seen before."""
 
-    before: PreviousState | None = None
-    past: np.ndarray | None = None
+    old_splits: np.ndarray | None = None
 
-    def known(self) -> PreviousState | None:
-        return self.before
-
-    def sides(self) -> np.ndarray:
-        return super().sides() if self.past is None else self.past
+    def previous_splits(self) -> np.ndarray:
+        return super().previous_splits() if self.old_splits is None else self.old_splits
 
 
 def chains(seed: int, count: int = 90) -> pa.Table:
-    """Texts each of which is like an earlier one, so that clusters hang together by few."""
+    """Texts each of which is like an earlier one, so that few pairs link a cluster."""
     rng = np.random.default_rng(seed)
     words = ["".join(letters) for letters in rng.choice(list("abcdefghij"), (50, 4))]
     texts = [rng.choice(words, 20).tolist() for _ in range(12)]
@@ -39,69 +36,64 @@ def chains(seed: int, count: int = 90) -> pa.Table:
     return table_of(*(" ".join(text) for text in texts))
 
 
-def decided(
-    table: pa.Table, dead: np.ndarray, known: PreviousState | None = None, sides: np.ndarray | None = None
+def decide(
+    table: pa.Table, dead: np.ndarray, previous: PreviousState | None = None, old_splits: np.ndarray | None = None
 ) -> GlobalResult:
     step = Split(settings=SplitsConfig(test=0.4))
-    corpus = Grown(table, step)
-    object.__setattr__(corpus, "before", known)
-    object.__setattr__(corpus, "past", sides)
+    corpus = GrownCorpus(table, step, previous_state=previous, old_splits=old_splits)
     corpus.alive[dead] = False
     return step.decide(corpus)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_clusters_of_a_set_that_lost_rows_are_those_from_scratch(seed: int) -> None:
+def test_incremental_clusters_equal_those_from_scratch_after_rows_are_removed(seed: int) -> None:
     table, rng = chains(seed), np.random.default_rng(seed)
     small = table.slice(0, 60)
-    before = decided(small, rng.permutation(60)[:6])
-    assert before.state is not None
+    earlier = decide(small, rng.permutation(60)[:6])
+    assert earlier.state is not None
     dead = rng.permutation(90)[:9]
-    sides = np.full(90, -1, dtype=np.int8)
-    sides[:60] = before.state["side"].to_numpy()
-    grown, fresh = decided(table, dead, PreviousState(before.state, False), sides), decided(table, dead, None, sides)
+    old_splits = np.full(90, -1, dtype=np.int8)
+    old_splits[:60] = earlier.state["side"].to_numpy()
+    grown, fresh = (
+        decide(table, dead, PreviousState(earlier.state, False), old_splits),
+        decide(table, dead, None, old_splits),
+    )
     assert grown.state is not None
     assert fresh.state is not None
     assert grown.state["cluster"].equals(fresh.state["cluster"])
     assert len(np.unique(grown.state["cluster"].to_numpy())) < 60
     assert grown.rejections == fresh.rejections
-    now = grown.state["side"].to_numpy()
-    had = np.setdiff1d(np.flatnonzero(sides >= 0), dead)
-    assert (now[had] == sides[had]).all()
+    new_splits = grown.state["side"].to_numpy()
+    old_rows = np.setdiff1d(np.flatnonzero(old_splits >= 0), dead)
+    assert (new_splits[old_rows] == old_splits[old_rows]).all()
 
 
 @pytest.mark.parametrize("answers", ["", "ab"])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_near_duplicate_removal_found_is_not_looked_for_again(seed: int, answers: str) -> None:
+def test_the_split_reuses_the_clusters_of_near_duplicate_removal(seed: int, answers: str) -> None:
     table = chains(seed)
-    given = pa.array([answers[row % 2] if answers else None for row in range(90)], pa.string())
-    table = table.set_column(table.schema.get_field_index("completion"), "completion", given)
+    completions = pa.array([answers[row % 2] if answers else None for row in range(90)], pa.string())
+    table = table.set_column(table.schema.get_field_index("completion"), "completion", completions)
     result = Minhash().decide(TableCorpus(table, Minhash()))
-    assert result.clustered is not None
+    assert result.similarity is not None
     assert result.state is not None
     queries: list[int] = []
 
-    class After(Grown):
-        clusters: ClassVar[dict[SimilarityKind, pa.ChunkedArray]] = {}
-
-        def clustered(self) -> dict[SimilarityKind, pa.ChunkedArray]:
-            return self.clusters
-
+    class CountingCorpus(TableCorpus):
         def take(self, rows: np.ndarray) -> pa.Table:
             queries.append(len(rows))
             return super().take(rows)
 
-    def split(clusters: dict[SimilarityKind, pa.ChunkedArray]) -> GlobalResult:
-        After.clusters = clusters
-        corpus = After(table, Split(settings=SplitsConfig(test=0.4)))
+    def split_with(clusters: dict[SimilarityKind, pa.ChunkedArray]) -> GlobalResult:
+        corpus = CountingCorpus(table, Split(settings=SplitsConfig(test=0.4)), clusters=clusters)
         corpus.alive[list(result.rejections)] = False
         return Split(settings=SplitsConfig(test=0.4)).decide(corpus)
 
-    alone = split({})
-    compared = sum(queries)
-    after = split({result.clustered: result.state["cluster"]})
-    assert after.state is not None
-    assert after.state.equals(alone.state)
-    assert after.rejections == alone.rejections
-    # Of records without answers one a cluster is left, with nothing like it.
-    assert sum(queries) - compared == (compared if answers else 0)
+    fresh = split_with({})
+    num_fresh = sum(queries)
+    reused = split_with({result.similarity: result.state["cluster"]})
+    assert reused.state is not None
+    assert reused.state.equals(fresh.state)
+    assert reused.rejections == fresh.rejections
+    # Without answers one record of each cluster is left, and nothing is like it.
+    assert sum(queries) - num_fresh == (num_fresh if answers else 0)

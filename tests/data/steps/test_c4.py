@@ -1,25 +1,25 @@
-"""Lines and pages that the rules of C4 take out."""
+"""Lines and pages that the rules of C4 remove."""
 
 import pyarrow as pa
 import pytest
 
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.data.steps.web_pages import C4
 from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 GOOD = "It is a fine day. The sun shines.\nWe go to the sea! Do you come?\nYes, I will."
 
 
-def kept(text: str, **settings: object) -> str | None:
-    """What is left of a page that needs no number of sentences."""
+def filter_page(text: str, **settings: object) -> str | None:
+    """The text that the step leaves of a page, without a minimum of sentences; None if it rejects the page."""
     outcome = apply_step(C4.model_validate({"min_sentences": 0, **settings}), table_of(text))
     return outcome.kept["text"].to_pylist()[0] if outcome.kept.num_rows else None
 
 
 class TestC4(StepContract):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return C4()
 
     @pytest.fixture
@@ -35,7 +35,7 @@ class TestC4(StepContract):
             {"prompt": [{"role": "system", "content": "ok"}, {"role": "user", "content": f"a\n{GOOD}"}]},
         )
 
-    def test_pages(self, step: Step, table: pa.Table) -> None:
+    def test_pages(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert reasons(outcome) == {
             3: "too few sentences",
@@ -47,15 +47,15 @@ class TestC4(StepContract):
         assert outcome.kept["text"].to_pylist()[:2] == [GOOD, GOOD]
         assert outcome.facts["sentences"].to_pylist() == [5, 5, 4, 5, 6, 5, 5, 5]
 
-    def test_the_system_turn_is_left_alone(self, step: Step, table: pa.Table) -> None:
+    def test_the_system_turn_stays(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 2, 6, 8]
         assert [turn["content"] for turn in outcome.kept["prompt"].to_pylist()[-1]] == ["ok", GOOD]
         assert outcome.changed.num_rows == 2
 
-    def test_a_second_time_nothing_changes(self, step: Step, table: pa.Table) -> None:
-        once = apply_step(step, table).kept
-        assert apply_step(step, once).kept.equals(once)
+    def test_the_step_is_idempotent(self, step: DataStep, table: pa.Table) -> None:
+        result = apply_step(step, table).kept
+        assert apply_step(step, result).kept.equals(result)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ class TestC4(StepContract):
     ],
 )
 def test_each_rule_for_lines(line: str, stays: bool) -> None:
-    assert kept(f"A line that stays.\n{line}") == ("A line that stays." + (f"\n{line}" if stays else ""))
+    assert filter_page(f"A line that stays.\n{line}") == ("A line that stays." + (f"\n{line}" if stays else ""))
 
 
-def test_citations_go_out_of_lines() -> None:
-    assert kept("So it was.[1]\nSo it[23] is not[citation needed].") == "So it was.\nSo it is not."
-    assert kept("So it was.[1] \nAs it was.", citations=False) == "As it was."
+def test_citations_are_removed() -> None:
+    assert filter_page("So it was.[1]\nSo it[23] is not[citation needed].") == "So it was.\nSo it is not."
+    assert filter_page("So it was.[1] \nAs it was.", citations=False) == "As it was."
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_citations_go_out_of_lines() -> None:
         ("Use { and }.", {"curly_brackets": False, "min_words_per_line": 1}),
     ],
 )
-def test_every_rule_can_be_left_out(text: str, settings: dict[str, object]) -> None:
-    assert kept(text) is None
-    assert kept(text, **settings) == text
+def test_every_rule_can_be_disabled(text: str, settings: dict[str, object]) -> None:
+    assert filter_page(text) is None
+    assert filter_page(text, **settings) == text
 
 
-def test_only_the_field_is_read_and_what_is_not_there_is_not_judged() -> None:
+def test_only_the_field_is_read_and_a_missing_field_passes() -> None:
     table = table_of({"prompt": "ok", "completion": f"{GOOD}\nend"}, {"prompt": "ok"})
     outcome = apply_step(C4(field="answer"), table)
     assert outcome.kept["completion"].to_pylist() == [GOOD, None]

@@ -1,4 +1,4 @@
-"""Texts are cleaned once and for all, and what has a meaning stays."""
+"""Cleaning is idempotent and keeps every character that has a meaning."""
 
 import re
 import unicodedata
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from posttrain.data.steps.normalise import Quotes, UnicodeForm, clean_text, dirty_pattern
 
-# Joiners, spaces, line ends, marks that compose, jamo, signs that NFC changes into ASCII, and things unseen.
+# Joiners, spaces, line ends, marks that compose, jamo, signs that NFC changes into ASCII, and invisible characters.
 ODD = " \t\n\r\v\f\0\x1b\x85\u00a0\u00ad\u0301\u0327\u1100\u1161\u200b\u200c\u200d\u2028\u202e\u212a\u3000\u037e\ufeff"
-SEEN = "abकé☺ﬁ“"
-TEXTS = st.text(st.one_of(st.sampled_from(SEEN + ODD), st.characters(codec="utf-8")))
+VISIBLE = "abकé☺ﬁ“"
+TEXTS = st.text(st.one_of(st.sampled_from(VISIBLE + ODD), st.characters(codec="utf-8")))
 
 
 @pytest.mark.parametrize(
-    ("text", "cleaned"),
+    ("text", "expected"),
     [
         ("a\r\nb\rc\u2028d\u2029e\x85f\vg\fh", "a\nb\nc\nd\ne\nf\ng\nh"),
         ("a\u00a0b\u2003c\u3000d\u202fe", "a b c d e"),
@@ -33,8 +33,8 @@ TEXTS = st.text(st.one_of(st.sampled_from(SEEN + ODD), st.characters(codec="utf-
         ("“a” ‘b’ ﬁ ²", "“a” ‘b’ ﬁ ²"),
     ],
 )
-def test_what_becomes_of_texts(text: str, cleaned: str) -> None:
-    assert clean_text(text) == cleaned
+def test_cleaned_texts(text: str, expected: str) -> None:
+    assert clean_text(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_what_becomes_of_texts(text: str, cleaned: str) -> None:
         "naïve Ærøskøbing Straße Привет 你好，世界。こんにちは 안녕하세요 € – “x”",
     ],
 )
-def test_what_has_a_meaning_stays(text: str) -> None:
+def test_text_with_a_meaning_stays(text: str) -> None:
     assert clean_text(text) == text
 
 
-def test_joiners_that_join_nothing_go() -> None:
+def test_joiners_without_neighbours_are_removed() -> None:
     assert clean_text("a\u200db \u200c\u200dक\u200d\u200d c") == "ab क c"
 
 
@@ -68,15 +68,15 @@ def test_compatible_forms_quotes_and_blank_lines_are_options() -> None:
 @example("a\u200d\u200dक", "nfc", "keep", 2)
 @example("e\u200b\u0301", "nfc", "keep", 2)
 @example("\u212a\u200dक", "nfc", "keep", 2)
-def test_cleaning_again_changes_nothing(text: str, form: UnicodeForm, quotes: Quotes, blank_lines: int) -> None:
-    once = clean_text(text, form, quotes, blank_lines)
-    assert clean_text(once, form, quotes, blank_lines) == once
-    assert "\r" not in once
-    assert not re.search(r"[ \t]$", once, re.MULTILINE)
-    assert "\n" * (blank_lines + 2) not in once
-    assert not {unicodedata.category(item) for item in once if item not in "\n\t"} & {"Cc", "Zl", "Zp"}
+def test_cleaning_is_idempotent(text: str, form: UnicodeForm, quotes: Quotes, blank_lines: int) -> None:
+    result = clean_text(text, form, quotes, blank_lines)
+    assert clean_text(result, form, quotes, blank_lines) == result
+    assert "\r" not in result
+    assert not re.search(r"[ \t]$", result, re.MULTILINE)
+    assert "\n" * (blank_lines + 2) not in result
+    assert not {unicodedata.category(item) for item in result if item not in "\n\t"} & {"Cc", "Zl", "Zp"}
     if form != "keep":
-        assert unicodedata.is_normalized(form.upper(), once)
+        assert unicodedata.is_normalized(form.upper(), result)
 
 
 @given(
@@ -84,32 +84,32 @@ def test_cleaning_again_changes_nothing(text: str, form: UnicodeForm, quotes: Qu
     st.sampled_from(["nfc", "nfkc", "keep"]),
     st.sampled_from(["keep", "straight"]),
 )
-def test_the_glance_finds_all_that_changes(texts: list[str], form: UnicodeForm, quotes: Quotes) -> None:
+def test_the_dirty_pattern_matches_every_text_that_changes(texts: list[str], form: UnicodeForm, quotes: Quotes) -> None:
     result = pa.compute.match_substring_regex(pa.array(texts), dirty_pattern(form, quotes)).to_pylist()
     for text, suspicious in zip(texts, result, strict=True):
         assert suspicious or clean_text(text, form, quotes) == text
 
 
-def test_what_the_glance_passes_over_never_composes() -> None:
+def test_characters_outside_the_dirty_pattern_never_compose() -> None:
     characters = [chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000]
     result = pa.compute.match_substring_regex(
         pa.array([f"a{item}b" for item in characters]), dirty_pattern()
     ).to_pylist()
     decompositions = [unicodedata.decomposition(item).split() for item in characters]
-    second = {chr(int(parts[1], 16)) for parts in decompositions if len(parts) == 2 and "<" not in parts[0]}
+    composing = {chr(int(parts[1], 16)) for parts in decompositions if len(parts) == 2 and "<" not in parts[0]}
     jamo = {chr(code) for code in range(0x1160, 0x1200)}
-    passed = {item for item, suspicious in zip(characters, result, strict=True) if not suspicious}
-    assert not passed & (second | jamo)
-    assert not any(map(unicodedata.combining, passed))
-    assert all(clean_text(f"a{item}b") == f"a{item}b" for item in passed)
-    assert passed > set("aé你й、ひ한”")
+    clean = {item for item, suspicious in zip(characters, result, strict=True) if not suspicious}
+    assert not clean & (composing | jamo)
+    assert not any(map(unicodedata.combining, clean))
+    assert all(clean_text(f"a{item}b") == f"a{item}b" for item in clean)
+    assert clean > set("aé你й、ひ한”")
 
 
 @pytest.mark.parametrize(
-    ("run", "left"),
+    ("run", "expected"),
     [(" " * 200_000, " " * 200_000), ("\u200d" * 200_000, "\u200d" * 200_000), ("\n" * 200_000, "\n\n\n"),
      (" \n" * 100_000, "\n\n\n")],
     ids=["spaces", "joiners", "lines", "blank lines"],
 )  # fmt: skip
-def test_long_runs_take_no_longer_for_their_length(run: str, left: str) -> None:
-    assert clean_text(f"ä{run}ä") == f"ä{left}ä"
+def test_very_long_runs_are_cleaned(run: str, expected: str) -> None:
+    assert clean_text(f"ä{run}ä") == f"ä{expected}ä"

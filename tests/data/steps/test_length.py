@@ -4,14 +4,14 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.data.steps.validity import Length, Lengths
 from posttrain.testing.steps import StepContract, reasons, table_of
 
 
 class TestLength(StepContract):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Length(input=Lengths(min_characters=3, max_words=3), answer=Lengths(min_words=2, max_characters=5))
 
     @pytest.fixture
@@ -31,7 +31,7 @@ class TestLength(StepContract):
             {"prompt": [{"role": "system", "content": "a b c d"}, {"role": "user", "content": "x\ny"}]},
         )
 
-    def test_each_bound(self, step: Step, table: pa.Table) -> None:
+    def test_each_bound(self, step: DataStep, table: pa.Table) -> None:
         assert reasons(apply_step(step, table)) == {
             2: "input too short",
             4: "input too long",
@@ -41,7 +41,7 @@ class TestLength(StepContract):
             10: "worse answer too long",
         }
 
-    def test_detail_score_and_facts(self, step: Step, table: pa.Table) -> None:
+    def test_detail_score_and_facts(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert outcome.rejected.to_pylist()[0]["detail"] == "input characters 2, must be at least 3"
         assert outcome.rejected.to_pylist()[0]["score"] == 2

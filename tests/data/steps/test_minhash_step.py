@@ -1,4 +1,4 @@
-"""Records whose inputs say nearly the same."""
+"""Records with nearly equal inputs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,22 +11,22 @@ import pytest
 from posttrain.data.duplicates import all_pairs, buckets
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.duplicates import Minhash, cluster_inputs
-from posttrain.data.steps.step import Corpus, Step
+from posttrain.data.steps.step import Corpus, DataStep
 from posttrain.testing.steps import StepContract, lines, table_of
 
 TEXT = "please tell me where my parcel is right now because i have been waiting for it"
 
 
-class Dead(TableCorpus):
-    """A corpus whose first row an earlier step took out."""
+class CorpusWithDeadRow(TableCorpus):
+    """A corpus whose first row an earlier step has rejected."""
 
     @property
     def alive(self) -> np.ndarray:  # type: ignore[override]
         return np.arange(self.rows) > 0
 
 
-class Threaded(TableCorpus):
-    """A corpus with workers of its own, that sees to it that what goes to them can be pickled."""
+class ThreadedCorpus(TableCorpus):
+    """A corpus with its own workers; it pickles every function that it sends to them."""
 
     def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         import pickle
@@ -37,7 +37,7 @@ class Threaded(TableCorpus):
 
 class TestMinhash(StepContract):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Minhash()
 
     @pytest.fixture
@@ -52,29 +52,29 @@ class TestMinhash(StepContract):
             TEXT + " now",
         )
 
-    def test_the_first_of_each_answer_stays(self, step: Step, table: pa.Table) -> None:
+    def test_the_first_of_each_answer_stays(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 2, 4, 5, 7]
         ids = table["id"].to_pylist()
-        shared = len(TEXT) - 4
-        score = shared / (shared + 1)
-        rejected = outcome.rejected.to_pylist()
-        assert [(row["line"], row["detail"], row["cluster"], row["kept"]) for row in rejected] == [
+        num_shared = len(TEXT) - 4
+        score = num_shared / (num_shared + 1)
+        rejected_rows = outcome.rejected.to_pylist()
+        assert [(row["line"], row["detail"], row["cluster"], row["kept"]) for row in rejected_rows] == [
             (3, f"similarity {score:.2f} to f:1", ids[0], ids[0]),
-            (6, f"similarity {shared / (shared + 2):.2f} to f:2", ids[0], ids[1]),
+            (6, f"similarity {num_shared / (num_shared + 2):.2f} to f:2", ids[0], ids[1]),
         ]
-        assert {row["reason"] for row in rejected} == {"near duplicate"}
-        assert [row["score"] for row in rejected] == [score, shared / (shared + 2)]
+        assert {row["reason"] for row in rejected_rows} == {"near duplicate"}
+        assert [row["score"] for row in rejected_rows] == [score, num_shared / (num_shared + 2)]
 
-    def test_what_hangs_together_by_others(self) -> None:
+    def test_records_linked_through_others_form_one_cluster(self) -> None:
         words = [f"word{number:03d}" for number in range(60)]
         texts = [" ".join(words[start : start + 40]) for start in (0, 3, 6)]
-        rejected = apply_step(Minhash(), table_of(*texts)).rejected.to_pylist()
-        assert [row["line"] for row in rejected] == [2, 3]
-        assert rejected[0]["score"] >= 0.8 > rejected[1]["score"]
+        rejected_rows = apply_step(Minhash(), table_of(*texts)).rejected.to_pylist()
+        assert [row["line"] for row in rejected_rows] == [2, 3]
+        assert rejected_rows[0]["score"] >= 0.8 > rejected_rows[1]["score"]
         assert (
-            rejected[1]["detail"]
-            == f"similarity {rejected[1]['score']:.2f} to f:1, with which it hangs together by others"
+            rejected_rows[1]["detail"]
+            == f"similarity {rejected_rows[1]['score']:.2f} to f:1; linked through other records"
         )
 
     def test_equal_inputs_and_empty_ones(self) -> None:
@@ -83,32 +83,32 @@ class TestMinhash(StepContract):
         assert lines(outcome.kept) == [1, 2, 3]
         assert outcome.rejected["score"].to_pylist() == [1.0, 1.0]
 
-    def test_dead_rows_say_nothing(self, table: pa.Table) -> None:
+    def test_dead_rows_are_ignored(self, table: pa.Table) -> None:
         step = Minhash()
-        decision = step.decide(Dead(table, step))
+        decision = step.decide(CorpusWithDeadRow(table, step))
         assert {row: rejection.kept for row, rejection in decision.rejections.items()} == {5: table["id"][1].as_py()}
         assert decision.rejections[5].cluster == table["id"][1].as_py()
 
     def test_workers_change_nothing(self, table: pa.Table) -> None:
         step = Minhash()
-        assert step.decide(Threaded(table, step)) == step.decide(TableCorpus(table, step))
+        assert step.decide(ThreadedCorpus(table, step)) == step.decide(TableCorpus(table, step))
 
-    def test_workers_change_nothing_of_a_crowd(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_workers_change_nothing_in_dense_buckets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
         monkeypatch.setattr(all_pairs, "_CHARACTERS_AN_ITEM", 500)
         monkeypatch.setattr(all_pairs, "_MOST_ROWS", 30)
         monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 10)
         draws = np.random.default_rng(0)
-        fresh = ["".join(draws.choice(list("abcdefgh "), size=15)) for _ in range(80)]
-        table = table_of(*(f"{TEXT} {ending}" for ending in fresh), *(f"{TEXT}, {ending}" for ending in fresh[::4]))
+        endings = ["".join(draws.choice(list("abcdefgh "), size=15)) for _ in range(80)]
+        table = table_of(*(f"{TEXT} {ending}" for ending in endings), *(f"{TEXT}, {ending}" for ending in endings[::4]))
         step = Minhash()
         decision = step.decide(TableCorpus(table, step))
         assert sorted(decision.rejections) == list(range(80, 100))
-        assert step.decide(Threaded(table, step)) == decision
+        assert step.decide(ThreadedCorpus(table, step)) == decision
 
-    def test_another_step_may_ask_for_the_clusters(self, table: pa.Table) -> None:
+    def test_other_steps_can_query_the_clusters(self, table: pa.Table) -> None:
         step = Minhash()
         corpus: Corpus = TableCorpus(table, step)
         result = cluster_inputs(corpus, step.threshold, step.ngram)
         assert result.tolist() == [0, 0, 0, 3, 0, 0, 0]
-        assert cluster_inputs(corpus, step.threshold, step.ngram, known=result[:4]).tolist() == result.tolist()
+        assert cluster_inputs(corpus, step.threshold, step.ngram, previous=result[:4]).tolist() == result.tolist()

@@ -1,4 +1,4 @@
-"""Records are scored by a classifier: a kept one, or one that is trained on the user's examples."""
+"""Records are scored by a classifier: a saved one, or one trained on the user's examples."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from posttrain.data.quality.classifier import SETTINGS, load_classifier, train_quality
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.quality import Quality
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
@@ -39,14 +39,14 @@ def table() -> pa.Table:
 
 class TestTrainedOnFiles(StepContract):
     @pytest.fixture
-    def step(self, root: Path) -> Step:
+    def step(self, root: Path) -> DataStep:
         return Quality(good="good.jsonl", bad="bad.jsonl", ngrams=SMALL, field="input").located(root)
 
     @pytest.fixture
     def table(self, table: pa.Table) -> pa.Table:
         return table
 
-    def test_what_is_like_the_bad_goes(self, step: Step, table: pa.Table) -> None:
+    def test_records_like_the_bad_examples_are_rejected(self, step: DataStep, table: pa.Table) -> None:
         step.check()
         outcome = apply_step(step, table)
         assert {2: "low quality", 3: "low quality"}.items() <= reasons(outcome).items()
@@ -55,7 +55,9 @@ class TestTrainedOnFiles(StepContract):
         assert all(0 <= item <= 1 for item in result)
         assert outcome.rejected["score"].to_pylist()[:2] == result[1:3]
 
-    def test_the_place_of_the_files_changes_nothing(self, step: Quality, root: Path, tmp_path: Path) -> None:
+    def test_the_key_holds_the_content_of_the_files_not_their_path(
+        self, step: Quality, root: Path, tmp_path: Path
+    ) -> None:
         for name in ("good.jsonl", "bad.jsonl"):
             (tmp_path / name).write_bytes((root / name).read_bytes())
         settings = {"good": "good.jsonl", "bad": "bad.jsonl", "ngrams": SMALL, "field": "input"}
@@ -71,16 +73,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class TestKeptInAFolder(StepContract):
+class TestSavedClassifier(StepContract):
     @pytest.fixture
-    def step(self, folder: Path) -> Step:
+    def step(self, folder: Path) -> DataStep:
         return Quality(model=str(folder))
 
     @pytest.fixture
     def table(self, table: pa.Table) -> pa.Table:
         return table
 
-    def test_scores_are_the_classifiers(self, step: Step, folder: Path) -> None:
+    def test_scores_are_those_of_the_classifier(self, step: DataStep, folder: Path) -> None:
         step.check()
         result = apply_step(step, table_of(*GOOD, *BAD)).facts["quality"].to_pylist()
         assert result == load_classifier(folder).probabilities(GOOD + BAD).tolist()
@@ -91,22 +93,24 @@ class TestKeptInAFolder(StepContract):
         assert outcome.facts["quality"].null_count == 0
 
 
-def test_a_classifier_is_trained_once_and_kept(root: Path, tmp_path: Path, table: pa.Table) -> None:
+def test_a_classifier_is_trained_once_and_saved(root: Path, tmp_path: Path, table: pa.Table) -> None:
     settings = {"good": str(root / "good.jsonl"), "bad": [str(root / "bad.jsonl")], "ngrams": SMALL}
     step = Quality(**settings, model="kept").located(tmp_path)
-    first = apply_step(step, table).facts["quality"].to_pylist()
-    written = (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns
+    expected = apply_step(step, table).facts["quality"].to_pylist()
+    modification_time = (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns
     # Another threshold is another step, for which nothing is trained.
-    assert apply_step(step.model_copy(update={"quality_threshold": 0.9}), table).facts["quality"].to_pylist() == first
-    assert (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns == written
+    assert (
+        apply_step(step.model_copy(update={"quality_threshold": 0.9}), table).facts["quality"].to_pylist() == expected
+    )
+    assert (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns == modification_time
     assert step.key() == Quality(**settings).located(root).key()
-    assert apply_step(Quality(**settings), table).facts["quality"].to_pylist() == first
+    assert apply_step(Quality(**settings), table).facts["quality"].to_pylist() == expected
     with pytest.raises(UserError, match="other examples or settings"):
         apply_step(step.model_copy(update={"strength": 2.0}), table)
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
+    ("settings", "message"),
     [
         ({}, "give `model`"),
         ({"good": "good.jsonl"}, "give both"),
@@ -114,12 +118,12 @@ def test_a_classifier_is_trained_once_and_kept(root: Path, tmp_path: Path, table
         ({"model": "x", "quality_treshold": 0.5}, "did you mean `quality_threshold`"),
     ],
 )
-def test_settings_that_do_not_fit(settings: dict[str, object], what: str) -> None:
-    with pytest.raises(UserError, match=what):
+def test_invalid_settings_raise(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Quality.read(settings, "posttrain.yaml")
 
 
 @pytest.mark.parametrize("settings", [{"good": "missing", "bad": "missing"}, {"model": "missing"}])
-def test_what_is_missing_is_said_before_any_work(settings: dict[str, str], tmp_path: Path) -> None:
+def test_check_raises_for_missing_files(settings: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="missing"):
         Quality(**settings).located(tmp_path).check()

@@ -1,23 +1,23 @@
-"""What reading does not catch is named and counted."""
+"""Problems that reading does not catch are rejected by name and counted."""
 
 import pyarrow as pa
 import pytest
 
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.data.steps.validity import Schema
 from posttrain.testing.steps import StepContract, reasons, table_of
 
 LONG = "x" * 998
 
 
-def said(text: str, **settings: object) -> str | None:
+def reason_for(text: str, **settings: object) -> str | None:
     return reasons(apply_step(Schema.model_validate(settings), table_of(text))).get(1)
 
 
 class TestSchema(StepContract):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Schema(max_characters=2000, max_turns=2)
 
     @pytest.fixture
@@ -38,7 +38,7 @@ class TestSchema(StepContract):
             {"prompt": [{"role": "system", "content": "\x07"}, turn]},
         )
 
-    def test_each_reason_by_name(self, step: Step, table: pa.Table) -> None:
+    def test_each_reason_by_name(self, step: DataStep, table: pa.Table) -> None:
         assert reasons(apply_step(step, table)) == {
             2: "NUL characters",
             3: "control characters",
@@ -52,7 +52,7 @@ class TestSchema(StepContract):
             12: "control characters",
         }
 
-    def test_facts(self, step: Step, table: pa.Table) -> None:
+    def test_facts(self, step: DataStep, table: pa.Table) -> None:
         facts = apply_step(step, table).facts
         assert facts["mojibake"].to_pylist()[5] == 4
         assert facts["characters"].to_pylist()[:3] == [12, 3, 3]
@@ -70,24 +70,24 @@ class TestSchema(StepContract):
     ],
 )
 def test_just_under_and_just_over(under: str, over: str, reason: str) -> None:
-    assert said(under) is None
-    assert said(over) == reason
+    assert reason_for(under) is None
+    assert reason_for(over) == reason
 
 
-WORDS = ["été – ‘d’âge’ “œuvre”", "Привет, как дела?", "你好，世界。", "NÃO À ÂNGELA Ð Ñandú", "😀"]
+TEXTS = ["été – ‘d’âge’ “œuvre”", "Привет, как дела?", "你好，世界。", "NÃO À ÂNGELA Ð Ñandú", "😀"]
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", TEXTS)
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
-def test_mojibake_is_told_from_what_it_was(word: str, encoding: str) -> None:
+def test_mojibake_is_distinguished_from_the_original(word: str, encoding: str) -> None:
     text = f"{word} " * 5
-    assert said(text) is None
-    broken = text.encode().decode(encoding, errors="ignore")
-    assert said(broken, max_control_characters=None) == ("mojibake" if word != "你好，世界。" else None)
+    assert reason_for(text) is None
+    garbled = text.encode().decode(encoding, errors="ignore")
+    assert reason_for(garbled, max_control_characters=None) == ("mojibake" if word != "你好，世界。" else None)
 
 
-def test_every_rule_can_be_left_out() -> None:
-    nothing = Schema(
+def test_every_rule_can_be_disabled() -> None:
+    no_rules = Schema(
         max_control_characters=None,
         max_replacement_share=None,
         max_private_share=None,
@@ -97,4 +97,4 @@ def test_every_rule_can_be_left_out() -> None:
         empty_turns=True,
     )
     rows = ("\0\ufffd\ue000Ã©Ã©Ã©", {"prompt": "", "completion": "x"})
-    assert apply_step(nothing, table_of(*rows)).rejected.num_rows == 0
+    assert apply_step(no_rules, table_of(*rows)).rejected.num_rows == 0

@@ -1,4 +1,4 @@
-"""Records that mean the same, and the clusters of vectors behind them."""
+"""Semantic duplicates, and the clusters of vectors behind them."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.duplicates import Semantic
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.models.embedder import Embedder
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, lines, table_of
@@ -21,7 +21,7 @@ CARD = "The card that I ordered has not arrived yet."
 
 class TestSemantic(StepContract):
     @pytest.fixture
-    def step(self) -> Step:
+    def step(self) -> DataStep:
         return Semantic()
 
     @pytest.fixture
@@ -35,21 +35,21 @@ class TestSemantic(StepContract):
             CARD,
         )
 
-    def test_the_first_of_each_answer_stays(self, step: Step, table: pa.Table) -> None:
+    def test_the_first_of_each_answer_stays(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 3, 4, 5]
-        rejected = outcome.rejected.to_pylist()
-        assert [(row["line"], row["reason"]) for row in rejected] == [
+        rejected_rows = outcome.rejected.to_pylist()
+        assert [(row["line"], row["reason"]) for row in rejected_rows] == [
             (2, "semantic duplicate"),
             (6, "semantic duplicate"),
         ]
         ids = table["id"].to_pylist()
-        assert [(row["cluster"], row["kept"]) for row in rejected] == [(ids[0], ids[0]), (ids[0], ids[4])]
+        assert [(row["cluster"], row["kept"]) for row in rejected_rows] == [(ids[0], ids[0]), (ids[0], ids[4])]
         embeddings = Embedder.load("minilm").embed([CARD, "The card which I ordered has not arrived yet!"])
-        assert rejected[0]["score"] == pytest.approx(float(embeddings[0] @ embeddings[1]), abs=1e-3)
-        assert rejected[0]["detail"] == f"cosine {rejected[0]['score']:.3f} to f:1"
+        assert rejected_rows[0]["score"] == pytest.approx(float(embeddings[0] @ embeddings[1]), abs=1e-3)
+        assert rejected_rows[0]["detail"] == f"cosine {rejected_rows[0]['score']:.3f} to f:1"
 
-    def test_its_key_is_that_of_the_weights(self, step: Step) -> None:
+    def test_the_key_holds_a_digest_of_the_weights(self, step: DataStep) -> None:
         assert len(step.key()["model"]) == 64
 
     def test_a_folder_is_found_from_the_workspace(self, tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def exhaustive(vectors: np.ndarray, threshold: float) -> np.ndarray:
     near = (unit @ unit.T >= threshold) | np.eye(len(vectors), dtype=bool)
     cluster = np.arange(len(vectors))
     while True:
-        passed = np.array([cluster[row].min() for row in near])
-        if np.array_equal(passed, cluster):
+        smallest = np.array([cluster[row].min() for row in near])
+        if np.array_equal(smallest, cluster):
             return cluster
-        cluster = passed
+        cluster = smallest
 
 
 def clouds(seed: int, rows: int, width: int = 16) -> np.ndarray:
@@ -83,19 +83,19 @@ def clouds(seed: int, rows: int, width: int = 16) -> np.ndarray:
 
 
 @pytest.mark.parametrize("threshold", [0.9, 0.98, 1.0])
-def test_clusters_are_those_of_all_pairs(threshold: float) -> None:
+def test_clusters_equal_those_of_all_pairs(threshold: float) -> None:
     for seed in range(5):
         vectors = clouds(seed, 400)
         assert np.array_equal(cosine_clusters(vectors, threshold), exhaustive(vectors.astype(np.float64), threshold))
 
 
-def test_cells_find_nearly_all_that_all_pairs_find_and_nothing_else() -> None:
+def test_cells_find_nearly_all_pairs_and_no_others() -> None:
     vectors = clouds(3, 6000)
     exact, cells = cosine_clusters(vectors, 0.98), cosine_clusters(vectors, 0.98, exact_rows=1000)
     assert np.array_equal(cells, cosine_clusters(vectors, 0.98, exact_rows=1000))
-    joined = np.flatnonzero(cells != np.arange(len(cells)))
-    assert np.array_equal(exact[joined], exact[cells[joined]])
-    assert len(np.unique(cells)) - len(np.unique(exact)) <= 0.01 * len(joined)
+    members = np.flatnonzero(cells != np.arange(len(cells)))
+    assert np.array_equal(exact[members], exact[cells[members]])
+    assert len(np.unique(cells)) - len(np.unique(exact)) <= 0.01 * len(members)
 
 
 def test_cosines_are_computed_in_double_precision() -> None:

@@ -1,4 +1,4 @@
-"""Listed words are counted as whole words, and classifiers are asked."""
+"""Listed words are counted as whole words, and classifiers score texts."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ import torch
 
 from posttrain.data.quality.classifier import train_quality
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.data.steps.toxicity import TermList, Toxicity, count_terms, read_terms
 from posttrain.models.classifier import SequenceClassifier
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
-TERMS = TermList.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "heck"])
+TERMS = TermList.from_lines(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "heck"])
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_words_are_counted() -> None:
     assert count_terms(["one two, three", "坏词x", ""], TERMS)[:, 1].tolist() == [3, 3, 0]
 
 
-def test_the_programs_own_list_holds_words() -> None:
+def test_the_built_in_list_holds_words() -> None:
     terms = read_terms(None)
     assert count_terms(["a piece of shit", "a piece of the cake in Scunthorpe"], terms)[:, 0].tolist() == [2, 0]
 
 
 class TestWords(StepContract):
     @pytest.fixture
-    def step(self, tmp_path: Path) -> Step:
+    def step(self, tmp_path: Path) -> DataStep:
         (tmp_path / "words.txt").write_text("darn\nblast it\n")
         return Toxicity(words="words.txt", max_hits=10).located(tmp_path)
 
@@ -85,26 +85,26 @@ class TestWords(StepContract):
             "",
         )
 
-    def test_frequent_words_reject(self, step: Step, table: pa.Table) -> None:
+    def test_frequent_words_reject(self, step: DataStep, table: pa.Table) -> None:
         step.check()
         outcome = apply_step(step, table)
         assert reasons(outcome) == {2: "listed words", 4: "listed words"}
         assert outcome.facts["toxicity"].to_pylist() == pytest.approx([0, 50, 100 / 31, 25, 0, 0])
 
-    def test_any_word_rejects_at_zero(self, step: Step, table: pa.Table) -> None:
+    def test_any_word_rejects_at_zero(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step.model_copy(update={"max_hits": 0.0}), table)
         assert lines(outcome.rejected) == [2, 3, 4]
 
-    def test_a_report_rejects_nothing(self, step: Step, table: pa.Table) -> None:
+    def test_a_report_rejects_nothing(self, step: DataStep, table: pa.Table) -> None:
         outcome = apply_step(step.model_copy(update={"action": "report"}), table)
         assert outcome.kept.equals(table)
         assert outcome.facts["toxic_words"].to_pylist()[1] == 50
 
-    def test_the_list_is_known_by_its_content(self, step: Toxicity, tmp_path: Path) -> None:
+    def test_the_key_holds_the_content_of_the_list_not_its_name(self, step: Toxicity, tmp_path: Path) -> None:
         (tmp_path / "same.txt").write_bytes((tmp_path / "words.txt").read_bytes())
         (tmp_path / "other.txt").write_text("heck\n")
-        same, other = (Toxicity(words=name, max_hits=10).located(tmp_path) for name in ("same.txt", "other.txt"))
-        assert same.key() == step.key() != other.key()
+        copy, other_list = (Toxicity(words=name, max_hits=10).located(tmp_path) for name in ("same.txt", "other.txt"))
+        assert copy.key() == step.key() != other_list.key()
 
 
 def _write(folder: Path, problem: str | None) -> Path:
@@ -164,16 +164,16 @@ def _by_hand(folder: Path, text: str) -> float:
     return max(result)
 
 
-def test_probabilities_are_those_of_transformers(classifier: Path) -> None:
-    loaded = SequenceClassifier.load(classifier)
-    result = loaded.probabilities(TEXTS, loaded.label_indices(["insult", "threat"], "labels"))
+def test_probabilities_equal_those_of_transformers(classifier: Path) -> None:
+    model = SequenceClassifier.load(classifier)
+    result = model.probabilities(TEXTS, model.label_indices(["insult", "threat"], "labels"))
     assert result == pytest.approx([_by_hand(classifier, text) for text in TEXTS], abs=1e-5)
     assert np.ptp(result) > 0.01
 
 
 class TestAClassifier(StepContract):
     @pytest.fixture
-    def step(self, classifier: Path) -> Step:
+    def step(self, classifier: Path) -> DataStep:
         result = SequenceClassifier.load(classifier).probabilities(TEXTS, [1, 2])
         threshold = float(np.median(result))
         return Toxicity(
@@ -184,7 +184,7 @@ class TestAClassifier(StepContract):
     def table(self) -> pa.Table:
         return table_of(*TEXTS)
 
-    def test_what_it_calls_toxic_goes(self, step: Toxicity, table: pa.Table) -> None:
+    def test_toxic_texts_are_rejected(self, step: Toxicity, table: pa.Table) -> None:
         step.check()
         outcome = apply_step(step, table)
         result = np.array(outcome.facts["toxicity"].to_pylist())
@@ -193,25 +193,25 @@ class TestAClassifier(StepContract):
         assert outcome.facts["toxic_words"].to_pylist() == [0] * 6
 
 
-def test_a_linear_classifier_calls_toxic_what_is_bad(tmp_path: Path) -> None:
-    good, bad = ([f"{word} {other}" for other in "abcdefgh"] for word in ("kind", "vile"))
+def test_a_linear_classifier_rejects_bad_texts(tmp_path: Path) -> None:
+    good, bad = ([f"{word} {letter}" for letter in "abcdefgh"] for word in ("kind", "vile"))
     train_quality(good, bad).save(tmp_path)
     outcome = apply_step(Toxicity(classifier=str(tmp_path), max_hits=None), table_of("kind x", "vile x"))
     assert reasons(outcome) == {2: "toxic"}
 
 
-def test_labels_must_be_the_classifiers(classifier: Path) -> None:
+def test_unknown_labels_of_the_classifier_raise(classifier: Path) -> None:
     with pytest.raises(UserError, match=r"no label `insults`.*did you mean `insult`"):
         Toxicity(classifier=str(classifier), toxic_labels=["insults"]).check()
     with pytest.raises(UserError, match="no toxic label is set"):
         Toxicity(classifier=str(classifier)).check()
 
 
-def test_what_is_missing_is_said_before_any_work(tmp_path: Path) -> None:
+def test_check_raises_for_missing_and_invalid_files(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("# nothing\n")
     (tmp_path / "bytes.txt").write_bytes(b"ok\n\xff\n")
-    for name, what in (("empty.txt", "lists no term"), ("none.txt", "no such file"), ("bytes.txt", "bytes.txt:2")):
-        with pytest.raises(UserError, match=what):
+    for name, message in (("empty.txt", "lists no term"), ("none.txt", "no such file"), ("bytes.txt", "bytes.txt:2")):
+        with pytest.raises(UserError, match=message):
             Toxicity(words=name).located(tmp_path).check()
     with pytest.raises(UserError, match="there is no"):
         Toxicity(classifier="none").located(tmp_path).check()

@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as OpenAI's chat completions do, or as badly as a test asks for."""
+"""A real HTTP server that answers like OpenAI's chat completions, or with the faults that a test sets."""
 
 import json
 import threading
@@ -15,14 +15,14 @@ import pytest
 class FakeEndpoint:
     """Attributes:
     answer: the text for a conversation.
-    faults: what the next requests meet instead, one each: a status, "hang", "garbage", "cut", "empty".
-    asked: bodies of the requests that were answered with a text.
+    faults: the faults of the next requests, one each: a status, "hang", "garbage", "cut", "empty".
+    requests: bodies of the requests that got a text.
     """
 
     url: str = ""
     answer: Callable[[list[dict[str, str]]], str] = lambda messages: f"echo {messages[-1]['content']}"
     faults: list[Any] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     most_at_once: int = 0
     at_once: int = 0
@@ -64,7 +64,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
             else:
                 text = "" if fault == "empty" else fake.answer(body["messages"])
                 with fake.lock:
-                    fake.asked.append(body)
+                    fake.requests.append(body)
                 choice = {"message": {"role": "assistant", "content": text}}
                 choice["finish_reason"] = "length" if fault == "cut" else "stop"
                 self.send(200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})

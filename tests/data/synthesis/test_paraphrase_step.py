@@ -1,4 +1,4 @@
-"""Records in a model's words, asked for once however the table is cut."""
+"""Paraphrases by a model, queried once however the table is cut."""
 
 import json
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.augment.augment import Augment
 from posttrain.data.augment.rewording import Paraphrase, paraphrase_texts
 from posttrain.data.generation.endpoint import EndpointConfig
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.augment import Augment
+from posttrain.data.steps.step import DataStep
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, table_of
 
 
-def in_other_words(messages: list[dict[str, str]]) -> str:
+def reword(messages: list[dict[str, str]]) -> str:
     content = messages[-1]["content"]
     message = json.loads(content.splitlines()[2])
     return json.dumps([f"{message}, they said", f"he said: {message}"]) if message != "odd" else "no array"
@@ -25,8 +25,8 @@ class TestParaphrase(StepContract):
     adds_rows = True
 
     @pytest.fixture
-    def step(self, endpoint: Any, tmp_path: Path) -> Step:
-        endpoint.answer = in_other_words
+    def step(self, endpoint: Any, tmp_path: Path) -> DataStep:
+        endpoint.answer = reword
         server = EndpointConfig(base_url=endpoint.url, model="m")
         step = Augment(methods=(Paraphrase(endpoint=server, copies=2),)).located(tmp_path)
         step.check()
@@ -42,14 +42,17 @@ class TestParaphrase(StepContract):
         )
 
     def test_each_copy_is_an_item_of_one_reply(self, step: Augment, table: pa.Table, endpoint: Any) -> None:
-        message = [row["prompt"][0]["content"] for row in step.apply(table).kept.to_pylist()]
-        item, two = (["one", "one, they said", "he said: one"], ["two", "two, they said", "he said: two"])
-        assert message == [*item, "odd", *two, *item]
-        assert len(endpoint.asked) == 3
+        texts = [row["prompt"][0]["content"] for row in step.apply(table).kept.to_pylist()]
+        copies_of_one, copies_of_two = (
+            ["one", "one, they said", "he said: one"],
+            ["two", "two, they said", "he said: two"],
+        )
+        assert texts == [*copies_of_one, "odd", *copies_of_two, *copies_of_one]
+        assert len(endpoint.requests) == 3
         step.apply(table.slice(3))
-        assert len(endpoint.asked) == 3
+        assert len(endpoint.requests) == 3
 
-    def test_without_a_key_nothing_begins(self, tmp_path: Path) -> None:
+    def test_check_raises_without_a_key(self, tmp_path: Path) -> None:
         server = EndpointConfig(base_url="http://127.0.0.1:9", model="m", key_variable="NOT_SET_ANYWHERE")
         with pytest.raises(UserError, match="NOT_SET_ANYWHERE"):
             Augment(methods=(Paraphrase(endpoint=server, replies=tmp_path),)).check()

@@ -1,4 +1,4 @@
-"""New records: marked, new, in the same order after any interruption, and nothing written is lost from sight."""
+"""Synthetic records are marked and new, are the same after any interruption, and rejected items keep a reason."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SEEDS = table_of(
     {"prompt": "Explain photosynthesis to a child.", "completion": "Plants eat light."},
     {"prompt": "Write a haiku about rain.", "completion": "..."},
 )
-LABELLED = table_of(
+LABEL_SEEDS = table_of(
     {"prompt": "where is my parcel", "completion": "delivery"},
     {"prompt": "it has not arrived yet", "completion": "delivery"},
     {"prompt": "I want my money back", "completion": "refund", "group": "g"},
@@ -38,7 +38,7 @@ NOUNS = ("five planets", "old ships", "green soups", "tax rules", "train fares",
 
 
 class Model:
-    """Writes items that are all different, as JSON arrays, and answers to instructions."""
+    """Replies with JSON arrays of different items, and with answers to instructions."""
 
     def __init__(self, count: int = 4) -> None:
         self.calls: list[str] = []
@@ -63,7 +63,7 @@ def run(folder: Path, model: Any, seeds: pa.Table = SEEDS, **settings: Any) -> S
     return synthesize(seeds, SynthesisConfig(**{"records": 8, **settings}), model, folder, model="m")
 
 
-def synthetic(records: pa.Table) -> list[dict[str, Any]]:
+def synthetic_marks(records: pa.Table) -> list[dict[str, Any]]:
     return [json.loads(meta)["synthetic"] for meta in records["meta"].to_pylist()]
 
 
@@ -72,7 +72,7 @@ def test_instructions_get_answers_and_marks(tmp_path: Path) -> None:
     assert outcome.records.schema == RECORD
     assert outcome.records.num_rows >= 8
     ids = set(SEEDS["id"].to_pylist())
-    for row, mark in zip(outcome.records.to_pylist(), synthetic(outcome.records), strict=True):
+    for row, mark in zip(outcome.records.to_pylist(), synthetic_marks(outcome.records), strict=True):
         assert row["completion"] == f"the answer to {row['prompt'][0]['content']}"
         assert (mark["method"], mark["model"]) == ("instructions", "m")
         assert 0 < len(mark["seeds"]) <= 8
@@ -81,28 +81,28 @@ def test_instructions_get_answers_and_marks(tmp_path: Path) -> None:
     assert outcome.counts["kept"] == outcome.records.num_rows
 
 
-def test_the_same_call_again_asks_nothing_and_gives_the_same(tmp_path: Path) -> None:
-    first, again = Model(), Model()
-    entry, two = run(tmp_path, first), run(tmp_path, again)
-    assert first.calls
-    assert again.calls == []
-    assert entry.records.equals(two.records)
-    assert run(tmp_path / "other", Model()).records.equals(entry.records)
-    assert not run(tmp_path, Model(), seed=1).records.equals(entry.records)
+def test_a_repeated_call_queries_nothing_and_gives_the_same(tmp_path: Path) -> None:
+    first_model, second_model = Model(), Model()
+    first, second = run(tmp_path, first_model), run(tmp_path, second_model)
+    assert first_model.calls
+    assert second_model.calls == []
+    assert first.records.equals(second.records)
+    assert run(tmp_path / "other", Model()).records.equals(first.records)
+    assert not run(tmp_path, Model(), seed=1).records.equals(first.records)
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 6])
-def test_a_model_that_dies_on_the_way(tmp_path: Path, after: int) -> None:
-    class Dying(Model):
+@pytest.mark.parametrize("num_calls", [0, 1, 3, 6])
+def test_a_run_resumes_after_the_model_fails(tmp_path: Path, num_calls: int) -> None:
+    class FailingModel(Model):
         def reply(self, content: str) -> str | None:
-            if len(self.calls) == after:
+            if len(self.calls) == num_calls:
                 raise WorkError("power cut")
             return super().reply(content)
 
-    whole = run(tmp_path / "whole", Model()).records
+    expected = run(tmp_path / "whole", Model()).records
     with pytest.raises(WorkError, match="power cut"):
-        run(tmp_path / "cut", Dying())
-    assert run(tmp_path / "cut", Model()).records.equals(whole)
+        run(tmp_path / "cut", FailingModel())
+    assert run(tmp_path / "cut", Model()).records.equals(expected)
 
 
 def test_over_http_with_faults_the_result_is_the_same(endpoint: Any, tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ def test_over_http_with_faults_the_result_is_the_same(endpoint: Any, tmp_path: P
     server = EndpointConfig(base_url=endpoint.url, model="m", wait=0.01, timeout=0.4, retries=8)
     config = SynthesisConfig(records=8, endpoint=server)
     plain = synthesize(SEEDS, config, None, tmp_path / "plain")
-    assert (plain.usage.requests, plain.usage.prompt_tokens) == (len(endpoint.asked), 7 * len(endpoint.asked))
+    assert (plain.usage.requests, plain.usage.prompt_tokens) == (len(endpoint.requests), 7 * len(endpoint.requests))
     endpoint.faults = [429, "garbage", 500, "hang", 503]
     faulty = synthesize(SEEDS, config, None, tmp_path / "faulty")
     assert faulty.records.equals(plain.records)
-    again = synthesize(SEEDS, config, None, tmp_path / "faulty")
-    assert (again.usage.requests, again.usage.reused) == (0, faulty.usage.requests)
+    repeat = synthesize(SEEDS, config, None, tmp_path / "faulty")
+    assert (repeat.usage.requests, repeat.usage.reused) == (0, faulty.usage.requests)
     assert plain.records.drop(["meta"]).equals(run(tmp_path / "local", Model()).records.drop(["meta"]))
 
 
@@ -124,13 +124,14 @@ def reasons(outcome: SynthesisResult) -> list[str]:
     return list(outcome.rejected["reason"].to_pylist())
 
 
-def saying(*replies: str | None) -> Callable[[Any], list[str | None]]:
-    """A model with these replies to requests, one after the other, then none; answers are `fine`."""
-    left = list(replies)
+def replying_with(*replies: str | None) -> Callable[[Any], list[str | None]]:
+    """A model that gives ``replies`` to requests in order, then None; its answers are `fine`."""
+    remaining = list(replies)
 
     def generate(prompts: Any) -> list[str | None]:
         return [
-            "fine" if "JSON array" not in prompt[-1]["content"] else left.pop(0) if left else None for prompt in prompts
+            "fine" if "JSON array" not in prompt[-1]["content"] else remaining.pop(0) if remaining else None
+            for prompt in prompts
         ]
 
     return generate
@@ -150,8 +151,8 @@ def saying(*replies: str | None) -> Callable[[Any], list[str | None]]:
         ('["Now write me a haiku about rain"]', "too similar"),
     ],
 )
-def test_what_is_not_fit_is_kept_with_its_reason(tmp_path: Path, reply: str | None, reason: str) -> None:
-    outcome = run(tmp_path, saying(reply), records=1, max_requests=1)
+def test_unfit_items_are_rejected_with_a_reason(tmp_path: Path, reply: str | None, reason: str) -> None:
+    outcome = run(tmp_path, replying_with(reply), records=1, max_requests=1)
     assert outcome.records.num_rows == 0
     assert outcome.rejected.schema == REJECTED
     assert reasons(outcome) == [reason]
@@ -160,14 +161,14 @@ def test_what_is_not_fit_is_kept_with_its_reason(tmp_path: Path, reply: str | No
         assert outcome.rejected["score"][0].as_py() >= 0.7
 
 
-def test_like_items_of_one_reply(tmp_path: Path) -> None:
-    two = ["Plan a week of cheap meals", "Plan a week of very cheap meals"]
-    outcome = run(tmp_path, saying(json.dumps(two)), records=2, max_requests=1)
-    assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == two[:1]
+def test_similar_items_of_one_reply_are_rejected(tmp_path: Path) -> None:
+    items = ["Plan a week of cheap meals", "Plan a week of very cheap meals"]
+    outcome = run(tmp_path, replying_with(json.dumps(items)), records=2, max_requests=1)
+    assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == items[:1]
     assert "to an earlier item" in outcome.rejected["detail"][0].as_py()
 
 
-def test_an_instruction_without_an_answer(tmp_path: Path) -> None:
+def test_an_instruction_without_an_answer_is_rejected(tmp_path: Path) -> None:
     def generate(prompts: Any) -> list[str | None]:
         return ['["Plan a week of cheap meals"]' if "JSON" in prompt[-1]["content"] else " " for prompt in prompts]
 
@@ -176,19 +177,19 @@ def test_an_instruction_without_an_answer(tmp_path: Path) -> None:
 
 def test_inputs_of_each_label(tmp_path: Path) -> None:
     model = Model()
-    outcome = run(tmp_path, model, LABELLED, method="label_inputs", records=8)
+    outcome = run(tmp_path, model, LABEL_SEEDS, method="label_inputs", records=8)
     assert set(outcome.records["completion"].to_pylist()) == {"delivery", "refund"}
-    by_id = dict(zip(LABELLED["id"].to_pylist(), LABELLED["completion"].to_pylist(), strict=True))
-    for row, mark in zip(outcome.records.to_pylist(), synthetic(outcome.records), strict=True):
+    by_id = dict(zip(LABEL_SEEDS["id"].to_pylist(), LABEL_SEEDS["completion"].to_pylist(), strict=True))
+    for row, mark in zip(outcome.records.to_pylist(), synthetic_marks(outcome.records), strict=True):
         assert {by_id[seed] for seed in mark["seeds"]} == {row["completion"]}
     assert all("JSON array" in call for call in model.calls)
 
 
 def test_paraphrases_have_the_answer_and_the_group_of_their_seed(tmp_path: Path) -> None:
-    outcome = run(tmp_path, Model(), LABELLED, method="paraphrases", records=12)
-    seeds = {row["id"]: row for row in LABELLED.to_pylist()}
-    assert {mark["seeds"][0] for mark in synthetic(outcome.records)} == set(seeds)
-    for row, mark in zip(outcome.records.to_pylist(), synthetic(outcome.records), strict=True):
+    outcome = run(tmp_path, Model(), LABEL_SEEDS, method="paraphrases", records=12)
+    seeds = {row["id"]: row for row in LABEL_SEEDS.to_pylist()}
+    assert {mark["seeds"][0] for mark in synthetic_marks(outcome.records)} == set(seeds)
+    for row, mark in zip(outcome.records.to_pylist(), synthetic_marks(outcome.records), strict=True):
         seed = seeds[mark["seeds"][0]]
         assert row["completion"] == seed["completion"]
         assert row["group"] == (seed["group"] or seed["id"])
@@ -200,14 +201,14 @@ def test_plain_texts_can_be_paraphrased(tmp_path: Path) -> None:
     assert all(row["prompt"] is None and row["text"] for row in outcome.records.to_pylist())
 
 
-def test_the_steps_see_new_records_beside_the_seeds(tmp_path: Path) -> None:
+def test_the_steps_compare_new_records_with_the_seeds(tmp_path: Path) -> None:
     """Without words for ROUGE-L to compare, only the step `exact` finds the repetition; the seed stays."""
     seeds = table_of({"prompt": "???", "completion": "puzzled"}, {"prompt": "!!!", "completion": "loud"})
     settings = {"method": "label_inputs", "records": 2, "max_requests": 2}
-    outcome = run(tmp_path, saying('["!!!", "!!"]', '["???"]'), seeds, per_request=2, **settings)
+    outcome = run(tmp_path, replying_with('["!!!", "!!"]', '["???"]'), seeds, per_request=2, **settings)
     assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == ["!!"]
-    rejected = [(row["step"], row["kept"]) for row in outcome.rejected.to_pylist()]
-    assert rejected == [("exact", seeds["id"][1].as_py()), ("exact", seeds["id"][0].as_py())]
+    rejections = [(row["step"], row["kept"]) for row in outcome.rejected.to_pylist()]
+    assert rejections == [("exact", seeds["id"][1].as_py()), ("exact", seeds["id"][0].as_py())]
 
 
 def test_earlier_synthetic_records_can_be_seeds(tmp_path: Path) -> None:
@@ -217,25 +218,25 @@ def test_earlier_synthetic_records_can_be_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "settings", "says"),
+    ("seeds", "settings", "message"),
     [
         (RECORD.empty_table(), {}, "no seed record fits"),
         (table_of("plain"), {}, "needs prompts of one user turn"),
         (table_of({"prompt": "x"}), {"method": "label_inputs"}, "needs prompts with answers"),
     ],
 )
-def test_mistakes(tmp_path: Path, seeds: pa.Table, settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_unfit_seeds_raise(tmp_path: Path, seeds: pa.Table, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         run(tmp_path / "work", Model(), seeds, **settings)
     assert not (tmp_path / "work").exists()
 
 
-def test_no_model(tmp_path: Path) -> None:
+def test_a_missing_model_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"set endpoint\.base_url"):
         run(tmp_path, None)
 
 
-def test_where_nothing_was_replied_nothing_is_left(tmp_path: Path) -> None:
+def test_a_run_without_a_reply_leaves_no_files(tmp_path: Path) -> None:
     dead = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", retries=0, wait=0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -251,17 +252,17 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         run(tmp_path, Model())
 
 
-def test_the_tiny_model_is_asked_and_what_it_babbles_is_rejected(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_output_of_the_tiny_model_is_rejected(tmp_path: Path, tiny_model: Path) -> None:
     from posttrain.models.generate import generate
     from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), "float32")
 
-    def ask(prompts: Any) -> list[str | None]:
+    def reply_to(prompts: Any) -> list[str | None]:
         return [reply.text if reply.finished else None for reply in generate(lm, prompts)]
 
-    outcome = run(tmp_path, ask, records=2, max_requests=1)
+    outcome = run(tmp_path, reply_to, records=2, max_requests=1)
     assert outcome.records.num_rows == 0
     assert outcome.counts["written"] == 1
 
@@ -280,13 +281,13 @@ def test_the_tiny_model_is_asked_and_what_it_babbles_is_rejected(tmp_path: Path,
         ('"a"', None),
     ],
 )
-def test_replies_are_read_strictly(reply: str, expected: list[str] | None) -> None:
+def test_json_replies_are_read_strictly(reply: str, expected: list[str] | None) -> None:
     assert parse_json(reply) == expected
 
 
-def test_lines_are_read_where_there_is_no_array(tmp_path: Path) -> None:
+def test_a_reply_without_an_array_is_read_as_lines(tmp_path: Path) -> None:
     reply = "Sure!\n1. Plan a week of cheap meals\n2) “Sort the letters of a word”\n\n- Say it in French\nThat is all."
-    outcome = run(tmp_path, saying(reply, '["Compare two old ships"]'), records=4, max_requests=2)
+    outcome = run(tmp_path, replying_with(reply, '["Compare two old ships"]'), records=4, max_requests=2)
     assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == [
         "Plan a week of cheap meals",
         "Sort the letters of a word",
@@ -308,34 +309,36 @@ def test_lines_are_read_where_there_is_no_array(tmp_path: Path) -> None:
         ("\ud800", None),
     ],
 )
-def test_lists(reply: str, expected: list[str] | None) -> None:
+def test_lists_in_replies(reply: str, expected: list[str] | None) -> None:
     assert parse_list(reply) == expected
 
 
-def test_a_form_is_asked_for(tmp_path: Path) -> None:
+def test_the_prompt_requests_the_form(tmp_path: Path) -> None:
     model = Model()
-    run(tmp_path, model, LABELLED, method="label_inputs", form="lines", records=4, max_requests=1)
+    run(tmp_path, model, LABEL_SEEDS, method="label_inputs", form="lines", records=4, max_requests=1)
     assert "numbered from 1 to 4" in model.calls[0]
     assert requested_lines([{"role": "user", "content": model.calls[0]}]) == 4
     assert requested_lines([{"role": "user", "content": f"{model.calls[0]} Really."}]) is None
 
 
-def test_answers_that_go_round_in_circles_go(tmp_path: Path) -> None:
-    """By the default steps, and not by steps of the caller's own."""
-    round_and_round = "it was due on Monday and then it was not " * 9
+def test_repetitive_answers_are_rejected(tmp_path: Path) -> None:
+    """The default steps reject them, the steps of the caller do not."""
+    repetitive_text = "it was due on Monday and then it was not " * 9
 
     def generate(prompts: Any) -> list[str | None]:
-        asked = ("JSON array" in prompt[-1]["content"] for prompt in prompts)
-        return ['["Plan a week of cheap meals"]' if entry else round_and_round for entry in asked]
+        is_request = ("JSON array" in prompt[-1]["content"] for prompt in prompts)
+        return ['["Plan a week of cheap meals"]' if flag else repetitive_text for flag in is_request]
 
     outcome = run(tmp_path, generate, records=1, max_requests=1)
     assert outcome.records.num_rows == 0
     assert outcome.rejected["step"].to_pylist() == ["gopher_repetition"]
-    own = synthesize(SEEDS, SynthesisConfig(records=1, max_requests=1), generate, tmp_path, model="m", steps=[Exact()])
-    assert own.records.num_rows == 1
+    result = synthesize(
+        SEEDS, SynthesisConfig(records=1, max_requests=1), generate, tmp_path, model="m", steps=[Exact()]
+    )
+    assert result.records.num_rows == 1
 
 
-def test_other_settings_ask_anew(tmp_path: Path) -> None:
+def test_other_settings_query_the_model_again(tmp_path: Path) -> None:
     config = SynthesisConfig(records=4)
     models = [Model(), Model(), Model()]
     for model, tokens in zip(models, (64, 128, 64), strict=True):
@@ -346,8 +349,8 @@ def test_other_settings_ask_anew(tmp_path: Path) -> None:
 def test_a_local_model_stops_with_its_last_line(tiny_model: Path) -> None:
     lm = load_language_model(tiny_model, TaskConfig(), "float32")
     prompts = [paraphrase_prompt("Where is it?", 2, "lines"), paraphrase_prompt("Where is it?", 2)]
-    entry, again = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
-    assert entry == again
+    first, second = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
+    assert first == second
     newline = lm.tokenizer("\n", add_special_tokens=False)["input_ids"]
     word = lm.tokenizer("word", add_special_tokens=False)["input_ids"]
     stop = _StopAfterLines(lm, 0, [2, None])

@@ -1,4 +1,4 @@
-"""Shards that are damaged or missing are made again by the next build that needs them."""
+"""Damaged and missing shards are built again by the next build that needs them."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from posttrain.data import Version, build
 from posttrain.store.errors import DamagedArtifactError
 
-AGAIN: dict[str, dict[str, Any]] = {
+REBUILDS: dict[str, dict[str, Any]] = {
     "the same": {},
     "fresh": {"fresh": True},
     "another name": {"name": "other"},
@@ -20,17 +20,17 @@ AGAIN: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting for the disk, which only a power cut would punish."""
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips fsync: only a power cut needs it, and it slows the tests down."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def write(path: Path, first: int, last: int) -> None:
-    rows = [{"prompt": f"question {i} about thing {i * i}", "completion": "x"} for i in range(first, last)]
+def write(path: Path, start: int, stop: int) -> None:
+    rows = [{"prompt": f"question {i} about thing {i * i}", "completion": "x"} for i in range(start, stop)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def made(root: Path, **values: Any) -> Version:
+def build_version(root: Path, **values: Any) -> Version:
     config = {"name": "q", "files": ["a.jsonl"], "steps": ["exact", "normalise"], "workspace": root, "engine": "inline"}
     return build({**config, **values})
 
@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("damage", "phase", "again"),
+    ("damage", "phase", "rebuild"),
     [
         ("a flipped bit", -1, "the same"),
         ("a flipped bit", 0, "grown"),
@@ -53,8 +53,10 @@ def root(tmp_path: Path) -> Path:
         ("gone", -1, "grown"),
     ],
 )
-def test_made_again(root: Path, damage: str, phase: int, again: str, caplog: pytest.LogCaptureFixture) -> None:
-    version = made(root)
+def test_a_damaged_shard_is_built_again(
+    root: Path, damage: str, phase: int, rebuild: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = build_version(root)
     records = version.records()
     folder = root / ".posttrain" / "artifacts" / version.meta["phases"][phase][0]
     if damage == "gone":
@@ -65,21 +67,20 @@ def test_made_again(root: Path, damage: str, phase: int, again: str, caplog: pyt
         content[60] ^= 255
         file.chmod(0o644)
         file.write_bytes(content)
-    after = made(root, **AGAIN[again])
-    assert folder.name in caplog.text, "what is made again is said"
-    assert after.records().slice(0, 20).equals(records)
-    assert after.records().num_rows == (25 if again == "grown" else 20)
-    assert (after.id == version.id) == (again != "grown")
-    assert list(after.rejected()) is not None
+    rebuilt = build_version(root, **REBUILDS[rebuild])
+    assert folder.name in caplog.text, "the rebuilt shard is logged"
+    assert rebuilt.records().slice(0, 20).equals(records)
+    assert rebuilt.records().num_rows == (25 if rebuild == "grown" else 20)
+    assert (rebuilt.id == version.id) == (rebuild != "grown")
     caplog.clear()
-    assert made(root).records().num_rows >= 20
-    assert not caplog.text, "whole again"
+    assert build_version(root).records().num_rows >= 20
+    assert not caplog.text, "nothing is damaged any more"
 
 
-def test_a_lost_shard_of_a_lost_file_is_an_error(root: Path) -> None:
-    version = made(root)
+def test_a_missing_shard_of_a_missing_file_raises(root: Path) -> None:
+    version = build_version(root)
     shutil.rmtree(root / ".posttrain" / "artifacts" / version.meta["phases"][0][0])
     (root / "a.jsonl").unlink()
     with pytest.raises(Exception, match=r"a\.jsonl: there is no such file") as error:
-        made(root, files=["b.jsonl"])
+        build_version(root, files=["b.jsonl"])
     assert not isinstance(error.value, DamagedArtifactError)

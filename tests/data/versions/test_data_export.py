@@ -1,4 +1,4 @@
-"""What is exported reads back as the same records."""
+"""Exported records read back as the same records."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
-words = st.one_of(
+nonblank_texts = st.one_of(
     st.text(characters, min_size=1, max_size=12),
     st.sampled_from(
         [
@@ -33,28 +33,32 @@ words = st.one_of(
         ]
     ),
 ).filter(lambda text: text.strip() != "")
-answers = st.none() | words
-groups = st.none() | words
-json_values = st.none() | st.booleans() | st.integers(-5, 5) | words | st.lists(words, max_size=2)
-metas = st.dictionaries(words.filter(lambda key: key not in RECORD.names and key != "chosen"), json_values, max_size=2)
-single = words.map(lambda text: [{"role": "user", "content": text}])
-several = st.tuples(words, words, words).map(
-    lambda said: [
-        {"role": role, "content": text} for role, text in zip(("user", "assistant", "tool"), said, strict=True)
+answers = st.none() | nonblank_texts
+groups = st.none() | nonblank_texts
+json_values = st.none() | st.booleans() | st.integers(-5, 5) | nonblank_texts | st.lists(nonblank_texts, max_size=2)
+metas = st.dictionaries(
+    nonblank_texts.filter(lambda key: key not in RECORD.names and key != "chosen"), json_values, max_size=2
+)
+single = nonblank_texts.map(lambda text: [{"role": "user", "content": text}])
+several = st.tuples(nonblank_texts, nonblank_texts, nonblank_texts).map(
+    lambda texts: [
+        {"role": role, "content": text} for role, text in zip(("user", "assistant", "tool"), texts, strict=True)
     ]
 )
 contents: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "prompt": st.fixed_dictionaries({"prompt": single | several, "completion": answers}),
-    "preference": st.fixed_dictionaries({"prompt": single | several, "completion": words, "rejected": words}),
-    "text": st.fixed_dictionaries({"text": words}),
+    "preference": st.fixed_dictionaries(
+        {"prompt": single | several, "completion": nonblank_texts, "rejected": nonblank_texts}
+    ),
+    "text": st.fixed_dictionaries({"text": nonblank_texts}),
 }
 
 
-def table_from(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any]]]) -> pa.Table:
+def table_from(rows: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any]]]) -> pa.Table:
     return table_of(
         *(
             {**content, "group": group, "meta": json.dumps(meta, ensure_ascii=False, sort_keys=True)}
-            for content, group, meta in drawn
+            for content, group, meta in rows
         )
     )
 
@@ -64,17 +68,17 @@ def table_from(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, An
 @given(data=st.data())
 @pytest.mark.slow
 def test_export_and_read_are_inverse(tmp_path: Path, shape: str, data: st.DataObject) -> None:
-    drawn = data.draw(st.lists(st.tuples(contents[shape], groups, metas), min_size=1, max_size=4))
-    table = table_from(drawn).drop_columns(["source", "line"])
+    rows = data.draw(st.lists(st.tuples(contents[shape], groups, metas), min_size=1, max_size=4))
+    table = table_from(rows).drop_columns(["source", "line"])
     for suffix in (".jsonl", ".csv", ".tsv", ".parquet"):
         path = tmp_path / f"out{suffix}"
         path.unlink(missing_ok=True)
-        export_file(table_from(drawn), path)
-        again = concat(list(read(path))).drop_columns(["source", "line"])
-        assert again.to_pylist() == table.to_pylist(), suffix
+        export_file(table_from(rows), path)
+        result = concat(list(read(path))).drop_columns(["source", "line"])
+        assert result.to_pylist() == table.to_pylist(), suffix
 
 
-def test_files_are_plain(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+def test_exported_files_are_plain(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
     table = make(("a \u00e9", "x"), ("b", None, "g"))
     export_file(table, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text().splitlines() == [
@@ -96,17 +100,17 @@ def test_nothing_is_overwritten(tmp_path: Path, make: Callable[..., pa.Table]) -
     assert path.read_text() == "my own"
 
 
-def test_shapes_that_do_not_go_together(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
-    mixed = pa.concat_tables([make(("a", "x")), table_from([({"text": "t"}, None, {})])])
+def test_mixed_shapes_export_only_to_parquet(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+    mixed_table = pa.concat_tables([make(("a", "x")), table_from([({"text": "t"}, None, {})])])
     for name in ("out.jsonl", "out.csv"):
         with pytest.raises(UserError, match=r"the records have the shapes prompt, text; export to \.parquet"):
-            export_file(mixed, tmp_path / name)
+            export_file(mixed_table, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-    export_file(mixed, tmp_path / "out.parquet")
-    assert concat(list(read(tmp_path / "out.parquet")))["id"].to_pylist() == mixed["id"].to_pylist()
+    export_file(mixed_table, tmp_path / "out.parquet")
+    assert concat(list(read(tmp_path / "out.parquet")))["id"].to_pylist() == mixed_table["id"].to_pylist()
 
 
-def test_places_that_cannot_be_written(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+def test_invalid_paths_raise(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
     with pytest.raises(UserError, match=r"`\.xlsx` is not a supported format; use \.jsonl"):
         export_file(make(("a", "x")), tmp_path / "out.xlsx")
     with pytest.raises(UserError, match="there is no such folder"):

@@ -1,4 +1,4 @@
-"""A split that comes out empty says why, and nothing is written."""
+"""An empty split raises an error that names the reason."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ import pytest
 from posttrain.data import Version, build
 from posttrain.store.errors import UserError
 
-WORDS = ["apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "skate"]
+TEXTS = ["apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "skate"]
 
 
-def made(folder: Path, groups: list[str | None], texts: list[str] = WORDS, **splits: Any) -> Version:
+def build_version(folder: Path, groups: list[str | None], texts: list[str] = TEXTS, **splits: Any) -> Version:
     rows = [
         {"prompt": text, "completion": "a", "group": group, "at": f"2026-01-{day:02}"}
         for day, (text, group) in enumerate(zip(texts, groups, strict=True), 1)
@@ -29,22 +29,22 @@ def made(folder: Path, groups: list[str | None], texts: list[str] = WORDS, **spl
         (["anna", "ben"] * 4, "2 records were dropped .* split, of 2 groups, anna, ben;"),
     ],
 )
-def test_groups_that_reach_over_the_border_are_named(tmp_path: Path, groups: list[str | None], message: str) -> None:
+def test_groups_across_the_boundary_are_named(tmp_path: Path, groups: list[str | None], message: str) -> None:
     with pytest.raises(UserError, match=f"^data.splits.test: `test` is empty: {message} .* `data.splits.since`"):
-        made(tmp_path, groups)
-    assert made(tmp_path, groups, group=False).count("test") == 2
+        build_version(tmp_path, groups)
+    assert build_version(tmp_path, groups, group=False).count("test") == 2
 
 
-def test_near_duplicates_over_the_border_are_named_by_their_place(tmp_path: Path) -> None:
-    texts = [*WORDS[:6], *WORDS[:2]]
+def test_near_duplicates_across_the_boundary_are_named_by_position(tmp_path: Path) -> None:
+    texts = [*TEXTS[:6], *TEXTS[:2]]
     with pytest.raises(UserError, match=r"2 records that would be in it are linked to .* first at a\.jsonl:7;"):
-        made(tmp_path, [None] * 8, texts)
+        build_version(tmp_path, [None] * 8, texts)
 
 
-def test_a_group_that_ends_before_the_border_takes_nothing_away(tmp_path: Path) -> None:
-    assert made(tmp_path, ["anna"] * 6 + [None] * 2).count("test") == 2
+def test_a_group_before_the_boundary_drops_no_record(tmp_path: Path) -> None:
+    assert build_version(tmp_path, ["anna"] * 6 + [None] * 2).count("test") == 2
 
 
-def test_too_few_records_for_a_share(tmp_path: Path) -> None:
+def test_too_few_records_for_a_share_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"`test` is empty; there are 8 records and a share of 0\.25"):
-        made(tmp_path, [None] * 8, since={"test": "2027-01-01"})
+        build_version(tmp_path, [None] * 8, since={"test": "2027-01-01"})

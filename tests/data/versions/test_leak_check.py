@@ -1,4 +1,4 @@
-"""How strictly a split is proven: the settings of the step that makes it sound do not loosen the proof."""
+"""The leak check of a split is not loosened by the settings of the decontamination step."""
 
 import logging
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from posttrain.data import Version, build
-from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.split import SplitsConfig
+from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.versions.leaks import LeakCheck, require_no_overlap, training_records
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
@@ -31,15 +31,15 @@ LONG = "the quick brown fox jumps over the lazy dog and runs far away from here 
         ({"ngram": 8, "share": 0.5}, None, 0.8, 8),
     ],
 )
-def test_the_stricter_setting_counts(step: Any, splits: Any, threshold: float | None, ngram: int) -> None:
-    proof = LeakCheck.of(
-        None if step is None else Decontaminate(**step), None if splits is None else SplitsConfig(**splits)
+def test_the_stricter_setting_applies(step: Any, splits: Any, threshold: float | None, ngram: int) -> None:
+    check = LeakCheck.from_steps(
+        [] if step is None else [Decontaminate(**step)], None if splits is None else SplitsConfig(**splits)
     )
-    assert (proof.threshold, proof.ngram) == (threshold, ngram)
+    assert (check.threshold, check.ngram) == (threshold, ngram)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"threshold": 0.95}, "`decontaminate: {threshold: 0.8}`"),
         ({"threshold": None, "ngram": None}, "`decontaminate: {threshold: 0.8, ngram: 13}`"),
@@ -47,32 +47,32 @@ def test_the_stricter_setting_counts(step: Any, splits: Any, threshold: float | 
         ({"ignore_above": None}, "when the version is built again"),
     ],
 )
-def test_the_fix_names_the_settings_that_let_records_pass(settings: Any, says: str) -> None:
-    assert says in LeakCheck.of(Decontaminate(**settings), SplitsConfig()).fix
+def test_the_fix_names_the_settings_that_let_records_pass(settings: Any, message: str) -> None:
+    assert message in LeakCheck.from_steps([Decontaminate(**settings)], SplitsConfig()).fix
 
 
-def test_following_the_fix_mends_it() -> None:
+def test_applying_the_fix_leaves_nothing_to_fix() -> None:
     lax = Decontaminate(threshold=None, ngram=None, share=0.9, ignore_above=1)
-    assert "{threshold: 0.8, ngram: 13, share: 0, ignore_above: 10}" in LeakCheck.of(lax, SplitsConfig()).fix
+    assert "{threshold: 0.8, ngram: 13, share: 0, ignore_above: 10}" in LeakCheck.from_steps([lax], SplitsConfig()).fix
     strict = Decontaminate(threshold=0.8, ngram=13, share=0, ignore_above=10)
-    assert "settings" not in LeakCheck.of(strict, SplitsConfig()).fix
+    assert "settings" not in LeakCheck.from_steps([strict], SplitsConfig()).fix
 
 
 @pytest.mark.parametrize(
-    ("learnt", "asked", "says"),
+    ("training_text", "test_text", "message"),
     [
         ("Where is it?", "Where  is it? ", "the same input"),
         (f"one {LONG} two three", f"four five {LONG}", "13-gram"),
     ],
 )
-def test_a_whole_set_is_held_against_the_test_set(learnt: str, asked: str, says: str) -> None:
-    train = table_of({"prompt": "Something else", "source": "a.jsonl"}, {"prompt": learnt, "source": "a.jsonl"})
-    test = table_of({"prompt": asked, "source": "t.jsonl"})
+def test_training_records_are_compared_with_the_test_set(training_text: str, test_text: str, message: str) -> None:
+    train = table_of({"prompt": "Something else", "source": "a.jsonl"}, {"prompt": training_text, "source": "a.jsonl"})
+    test = table_of({"prompt": test_text, "source": "t.jsonl"})
     with pytest.raises(UserError, match=r"a\.jsonl:2 \(train\) and t\.jsonl:1 \(test\)") as error:
-        require_no_overlap(train, {"test": test}, "train@v3", None)
-    assert says in str(error.value)
-    assert str(error.value).startswith("train@v3: 1 record of train give")
-    require_no_overlap(train.slice(0, 1), {"test": test}, "train@v3", None)
+        require_no_overlap(train, {"test": test}, "train@v3", [])
+    assert message in str(error.value)
+    assert str(error.value).startswith("train@v3: 1 record of train overlaps with test")
+    require_no_overlap(train.slice(0, 1), {"test": test}, "train@v3", [])
 
 
 def test_a_step_without_ngrams_does_not_hide_a_leak(tmp_path: Path) -> None:
@@ -80,15 +80,15 @@ def test_a_step_without_ngrams_does_not_hide_a_leak(tmp_path: Path) -> None:
     (tmp_path / "f.jsonl").write_text("\n".join(rows), encoding="utf-8")
     steps = [{"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
     splits = {"test": 0.5, "near_duplicates": None}
-    version = made(tmp_path, steps, splits)
-    with pytest.raises(UserError, match=r"^s: \d+ records of train give test away.*`decontaminate: \{ngram: 13\}`"):
+    version = build_version(tmp_path, steps, splits)
+    with pytest.raises(UserError, match=r"^s: \d+ records of train overlap with test.*`decontaminate: \{ngram: 13\}`"):
         training_records(version, "s")
 
 
-def test_what_is_switched_off_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_checks_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [f'{{"text": "{number * 7919}", "group": "g{number % 3}"}}' for number in range(12)]
     (tmp_path / "f.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    version = made(tmp_path, ["exact"], {"test": 0.5, "near_duplicates": None, "group": False})
+    version = build_version(tmp_path, ["exact"], {"test": 0.5, "near_duplicates": None, "group": False})
     with caplog.at_level(logging.WARNING, logger="posttrain"):
         training_records(version, "s")
     (message,) = caplog.messages
@@ -98,6 +98,6 @@ def test_what_is_switched_off_is_said(tmp_path: Path, caplog: pytest.LogCaptureF
     )
 
 
-def made(root: Path, steps: list[Any], splits: dict[str, Any]) -> Version:
+def build_version(root: Path, steps: list[Any], splits: dict[str, Any]) -> Version:
     config = {"name": "s", "files": ["f.jsonl"], "steps": steps, "splits": splits, "workspace": root}
     return build({**config, "engine": "inline"})

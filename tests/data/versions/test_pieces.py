@@ -1,4 +1,4 @@
-"""Files are cut at lines, by their content alone, and read as if they were whole."""
+"""Files are cut into pieces at line ends, by content only, and the pieces read like the whole file."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def lines_of(count: int) -> list[str]:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv"])
 @pytest.mark.parametrize("end", ["\n", ""])
-def test_pieces_together_are_the_file(tmp_path: Path, name: str, end: str) -> None:
+def test_the_pieces_together_equal_the_file(tmp_path: Path, name: str, end: str) -> None:
     path = tmp_path / name
     content = "\n".join(lines_of(40)) + end
     if name.endswith(".csv"):
@@ -47,7 +47,7 @@ def test_pieces_together_are_the_file(tmp_path: Path, name: str, end: str) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=30), st.booleans())
-def test_cuts_fall_on_line_ends(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], ends: bool) -> None:
+def test_pieces_end_at_line_ends(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], ends: bool) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.jsonl"
     content = b"\n".join(b"x" * length for length in lengths) + (b"\n" if ends else b"")
     path.write_bytes(content)
@@ -59,7 +59,7 @@ def test_cuts_fall_on_line_ends(tmp_path_factory: pytest.TempPathFactory, length
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_pieces_grow_with_what_is_before_them(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_grow_with_their_position(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"MAX_PIECE_BYTES": 800, "MIN_PIECE_BYTES": 100, "BLOCK_BYTES": 8, "PIECE_ROWS": 1000}
     for constant, value in values.items():
         monkeypatch.setattr(cutting, constant, value)
@@ -75,7 +75,7 @@ def test_pieces_grow_with_what_is_before_them(tmp_path: Path, name: str, monkeyp
 
 @pytest.mark.parametrize("blank", ["\n", "\n" * 200])
 def test_blank_lines_at_the_start_and_the_end(tmp_path: Path, blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "MIN_PIECE_BYTES", 64)  # as long as a block, as it is in earnest
+    monkeypatch.setattr(cutting, "MIN_PIECE_BYTES", 64)  # as long as a block, like the default
     (tmp_path / "a.jsonl").write_text(blank + "\n".join(lines_of(40)) + "\n" + blank, encoding="utf-8")
     assert next(pieces(tmp_path / "a.jsonl", "a")).stop > 64
     version = build(
@@ -84,14 +84,14 @@ def test_blank_lines_at_the_start_and_the_end(tmp_path: Path, blank: str, monkey
     assert version.count("train") == 40
 
 
-def test_what_is_appended_changes_only_the_last_piece(tmp_path: Path) -> None:
+def test_appended_lines_change_only_the_last_piece(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines_of(40)) + "\n", encoding="utf-8")
-    before = [piece.digest for piece in pieces(path, "a")]
+    old_digests = [piece.digest for piece in pieces(path, "a")]
     path.write_text("\n".join(lines_of(60)) + "\n", encoding="utf-8")
-    after = [piece.digest for piece in pieces(path, "a")]
-    assert after[: len(before) - 1] == before[:-1]
-    assert after[len(before) - 1] != before[-1]
+    new_digests = [piece.digest for piece in pieces(path, "a")]
+    assert new_digests[: len(old_digests) - 1] == old_digests[:-1]
+    assert new_digests[len(old_digests) - 1] != old_digests[-1]
 
 
 def build_shard(piece: Piece, folder: Path) -> Shard:
@@ -110,48 +110,49 @@ def test_an_id_with_two_contents_is_found_across_pieces(tmp_path: Path) -> None:
         check_user_ids(shards)
 
 
-def ids_file(path: Path, ids: list[str | int], said: str) -> str:
-    rows = [{"prompt": f"{said} {id}", "completion": "yes", "id": id} for id in ids]
+def ids_file(path: Path, ids: list[str | int], prefix: str) -> str:
+    rows = [{"prompt": f"{prefix} {id}", "completion": "yes", "id": id} for id in ids]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path.name
 
 
 def test_an_id_with_two_contents_is_found_across_files(tmp_path: Path) -> None:
-    item = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
-    same = ids_file(tmp_path / "same.jsonl", ["b", "a", "c"], "words of")
-    other = ids_file(tmp_path / "other.jsonl", ["d", "7", "a"], "more words of")
-    given = {"name": "set", "workspace": tmp_path, "engine": "inline"}
-    assert build({**given, "files": [item, same]}).count("train") == 6
+    first = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
+    equal = ids_file(tmp_path / "same.jsonl", ["b", "a", "c"], "words of")
+    different = ids_file(tmp_path / "other.jsonl", ["d", "7", "a"], "more words of")
+    config = {"name": "set", "workspace": tmp_path, "engine": "inline"}
+    assert build({**config, "files": [first, equal]}).count("train") == 6
     message = r"^other\.jsonl:2: its id also occurs at one\.jsonl:2, with other content; give every record an id"
     with pytest.raises(UserError, match=message):
-        build({**given, "files": [other]})
+        build({**config, "files": [different]})
     with pytest.raises(UserError, match=message):
-        build({**given, "name": "at-once", "files": [item, same, other]})
+        build({**config, "name": "at-once", "files": [first, equal, different]})
 
 
-def test_ids_are_compared_like_a_dictionary_would(tmp_path: Path) -> None:
+def test_the_first_clash_of_ids_equals_that_of_a_dictionary(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for trial in range(100):
-        # Few keys, of which some share the 8 bytes that are looked at first.
+        # Few keys, some with equal first 8 bytes, which are compared first.
         keys = np.array([bytes([k % 3]) * 8 + bytes([k]) * 4 for k in generator.integers(0, 12, 12)], "V12")
         contents = np.array([bytes([c]) * 10 for c in generator.integers(0, 1 + trial % 2, 12)], "V10")
         contents = np.where(generator.random(12) < 0.8, keys.astype("V10"), contents)
-        seen: dict[bytes, int] = {}
-        rows = ((row, seen.setdefault(key.tobytes(), row)) for row, key in enumerate(keys))
+        first_rows: dict[bytes, int] = {}
+        rows = ((row, first_rows.setdefault(key.tobytes(), row)) for row, key in enumerate(keys))
         expected = next(((row, first) for row, first in rows if contents[row] != contents[first]), None)
         assert _first_clash(keys, contents) == expected
 
 
-def test_a_bad_line_is_named_as_in_the_whole_file(tmp_path: Path) -> None:
+def test_a_bad_line_has_its_number_in_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join([*lines_of(40), '{"text": 1}']), encoding="utf-8")
     *good, bad = pieces(path, "a.jsonl")
-    assert [read_piece(piece, None).records.num_rows > 0 for piece in good]
+    assert good
+    assert all(read_piece(piece, None).records.num_rows for piece in good)
     with pytest.raises(UserError, match=r"^a\.jsonl:41: `text` is not text"):
         read_piece(bad, None)
 
 
-def test_answers_keep_to_the_label_set(tmp_path: Path) -> None:
+def test_an_answer_outside_the_label_set_raises(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a", "completion": "yes"}\n{"prompt": "b", "completion": "yse"}\n', encoding="utf-8")
     (piece,) = pieces(path, "a.jsonl")
@@ -164,8 +165,8 @@ def test_the_same_task_gives_the_same_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines_of(8)), encoding="utf-8")
     piece = next(pieces(path, "a"))
-    first, other = build_shard(piece, tmp_path / "one"), build_shard(piece, tmp_path / "other")
-    assert first.key == other.key
+    first, second = build_shard(piece, tmp_path / "one"), build_shard(piece, tmp_path / "other")
+    assert first.key == second.key
     for file in first.folder.iterdir():
-        assert file.read_bytes() == (other.folder / file.name).read_bytes()
+        assert file.read_bytes() == (second.folder / file.name).read_bytes()
     assert first.records().schema == pa.schema(first.records().schema)

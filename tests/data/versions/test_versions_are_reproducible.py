@@ -1,4 +1,4 @@
-"""One version id, whatever the engine, however often it was killed, and whether it was grown or built at once."""
+"""The version id does not depend on the engine, on kills, or on growth in steps."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ RECORDS = {"a": 150, "b": 60, "c": 30}
 
 
 def write_records(path: Path, count: int, seed: int) -> None:
-    """Messages of which some stand there twice, nearly twice, or hold much of an earlier one."""
+    """Messages with duplicates, near duplicates and long repeats of earlier ones."""
     generator = random.Random(seed)
     words = [f"{a}{b}" for a in ("ba", "do", "ki", "lu", "me", "no") for b in ("ra", "ti", "so", "pe", "nu")]
     texts: list[str] = []
@@ -54,7 +54,7 @@ def write_records(path: Path, count: int, seed: int) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of a few kilobytes in several pieces; no waiting for the disk, which only a power cut would punish."""
+    """Files of a few kilobytes in several pieces; no fsync, which only a power cut needs."""
     monkeypatch.setattr(cutting, "MAX_PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(cutting, "BLOCK_BYTES", PIECE_BYTES // 2)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -79,7 +79,7 @@ def make(tmp_path: Path, small_pieces: None) -> Make:
     return version
 
 
-def test_every_engine_makes_the_same_version(make: Make) -> None:
+def test_every_engine_builds_the_same_version(make: Make) -> None:
     inline = make("inline", ["a"])
     assert len(inline.phases) == 3
     assert all(len(shards) > 4 for shards in inline.phases)
@@ -87,29 +87,29 @@ def test_every_engine_makes_the_same_version(make: Make) -> None:
     assert inline.id == make("ray", ["a"], engine="ray", workers=2).id
 
 
-def test_a_grown_version_is_the_one_built_at_once(make: Make) -> None:
+def test_a_grown_version_equals_one_built_at_once(make: Make) -> None:
     make("grown", ["a"])
     make("grown", ["b"])
-    grown = make("grown", ["c"])
+    grown_version = make("grown", ["c"])
     at_once = make("at once", ["a", "b", "c"])
-    assert grown.meta == at_once.meta
-    assert grown.id == at_once.id
+    assert grown_version.meta == at_once.meta
+    assert grown_version.id == at_once.id
 
 
-def test_growth_reads_only_what_is_new_and_moves_no_record(make: Make, tmp_path: Path) -> None:
-    before = make("one", ["a"])
+def test_growth_reads_only_new_files_and_moves_no_record(make: Make, tmp_path: Path) -> None:
+    version = make("one", ["a"])
     (tmp_path / "one" / "a.jsonl").unlink()
     (tmp_path / "one" / "a.jsonl").symlink_to("nowhere")
-    after = make("one", ["b"])
-    sides = {split: set(before.records(split)["id"].to_pylist()) for split in before.splits}
-    for split, ids in sides.items():
-        now = set(after.records(split)["id"].to_pylist())
-        others = set(after.records()["id"].to_pylist()) - now
-        assert not ids & others
-    assert after.count("train") > before.count("train")
+    grown = make("one", ["b"])
+    ids_by_split = {split: set(version.records(split)["id"].to_pylist()) for split in version.splits}
+    for split, ids in ids_by_split.items():
+        new_ids = set(grown.records(split)["id"].to_pylist())
+        other_ids = set(grown.records()["id"].to_pylist()) - new_ids
+        assert not ids & other_ids
+    assert grown.count("train") > version.count("train")
 
 
-def test_the_same_again_is_the_same_version(make: Make) -> None:
+def test_a_repeated_build_gives_the_same_version(make: Make) -> None:
     assert make("one", ["a"]).id == make("one", ["a"]).id
     with Workspace.open(make("one", ["a"]).folder.parents[2]) as workspace:
         assert [named.text for named in workspace.metadata.names("set")] == ["set@v1.0.0"]
@@ -117,9 +117,9 @@ def test_the_same_again_is_the_same_version(make: Make) -> None:
 
 def test_every_record_is_in_the_version_or_among_the_rejected(make: Make) -> None:
     version = make("one", ["a"])
-    kept = [(row["source"], row["line"]) for row in version.records().to_pylist()]
+    records = [(row["source"], row["line"]) for row in version.records().to_pylist()]
     rejections = [(row["source"], row["line"]) for table in version.rejected() for row in table.to_pylist()]
-    assert sorted(kept + rejections) == [("a.jsonl", line) for line in range(1, 151)]
+    assert sorted(records + rejections) == [("a.jsonl", line) for line in range(1, 151)]
     funnel = [entry["count"] for entry in version.meta["funnel"]]
     assert funnel[0] == 150 == sum(funnel[1:])
     assert version.meta["counts"]["rejected"] == len(rejections)
@@ -128,29 +128,29 @@ def test_every_record_is_in_the_version_or_among_the_rejected(make: Make) -> Non
 
 
 def build_in(root: Path) -> None:
-    """What a killed process does."""
+    """Builds a version; runs in the process that is killed."""
     cutting.MAX_PIECE_BYTES, cutting.BLOCK_BYTES = PIECE_BYTES, PIECE_BYTES // 2
     os.fsync = lambda descriptor: None
     config = {"name": "set", "files": ["b.jsonl"], "workspace": root, "engine": "inline"}
     build({**config, "steps": STEPS, "splits": SPLITS})
 
 
-def test_killed_at_twenty_random_moments(make: Make, tmp_path: Path) -> None:
-    whole = make("whole", ["b"])
-    assert all(len(shards) > 1 for shards in whole.phases)
+def test_a_build_killed_at_random_times_gives_the_same_version(make: Make, tmp_path: Path) -> None:
+    expected = make("whole", ["b"])
+    assert all(len(shards) > 1 for shards in expected.phases)
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([__name__, "rensa", "pandas", "pyarrow.dataset", "alembic.config"])
 
     def run(root: Path, seconds: float | None) -> bool:
-        """Whether the process was killed after so many seconds, rather than done before."""
+        """Returns True if the process was killed after ``seconds``, False if it finished before."""
         process = forks.Process(target=build_in, args=(root,))
         process.start()
         process.join(seconds)
-        killed = process.is_alive()
+        alive = process.is_alive()
         process.kill()
         process.join()
-        assert killed or process.exitcode == 0
-        return killed
+        assert alive or process.exitcode == 0
+        return alive
 
     def workspace(name: str) -> Path:
         root = tmp_path / name
@@ -159,9 +159,9 @@ def test_killed_at_twenty_random_moments(make: Make, tmp_path: Path) -> None:
         return root
 
     assert not run(workspace("warm"), None)  # the first fork waits for the server's imports
-    began = time.monotonic()
+    start = time.monotonic()
     assert not run(workspace("timed"), None)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     generator = random.Random(1)
     kills = attempt = 0
     while kills < 20:
@@ -171,4 +171,4 @@ def test_killed_at_twenty_random_moments(make: Make, tmp_path: Path) -> None:
             if not run(root, generator.uniform(0, seconds)):
                 break
             kills += 1
-        assert make(root.name, ["b"]).id == whole.id
+        assert make(root.name, ["b"]).id == expected.id

@@ -21,13 +21,13 @@ def labeller(tiny_model: Path) -> LanguageModel:
     return load_language_model(tiny_model, task, dtype="float32")
 
 
-def all_alike(text: str, others: Sequence[str]) -> npt.NDArray[np.float64]:
+def always_similar(text: str, others: Sequence[str]) -> npt.NDArray[np.float64]:
     return np.ones(len(others))
 
 
 @pytest.fixture
 def problem(labeller: LanguageModel) -> Callable[..., AttackProblem]:
-    """``problem("my card", swaps=2)``: a problem for the tiny model, to which all texts mean the same."""
+    """``problem("my card", swaps=2)``: a problem for the tiny model that counts all texts as similar."""
 
     def make(text: str = "my card is late", swaps: int = 2, budget: int = 10_000, **changes: object) -> AttackProblem:
         passage = find_passage(labeller, [{"role": "user", "content": text}])
@@ -36,8 +36,8 @@ def problem(labeller: LanguageModel) -> Callable[..., AttackProblem]:
             lm=labeller,
             passage=passage,
             objective=changes.pop("objective", AnswerLoss(labeller, LABELS)),  # type: ignore[arg-type]
-            vocabulary=Vocabulary.of(labeller),
-            similarity=changes.pop("similarity", all_alike),  # type: ignore[arg-type]
+            vocabulary=Vocabulary.from_language_model(labeller),
+            similarity=changes.pop("similarity", always_similar),  # type: ignore[arg-type]
             min_similarity=0.5,
             max_swaps=swaps,
             budget=QueryBudget(budget),

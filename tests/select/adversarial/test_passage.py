@@ -1,4 +1,4 @@
-"""What belongs to the user among a prompt's tokens."""
+"""The user's own tokens within a prompt."""
 
 from pathlib import Path
 
@@ -11,23 +11,23 @@ from posttrain.models.task import TaskConfig
 from posttrain.select.adversarial.rewriting import Vocabulary, find_passage
 
 
-def spelled(lm: LanguageModel, ids: list[int]) -> str:
+def decode(lm: LanguageModel, ids: list[int]) -> str:
     return str(lm.tokenizer.decode(ids))
 
 
 @pytest.mark.parametrize("text", ["my card", "x", "y marks x", "Message: (end)", "<|user|> says", "ünï ✓", "  two  "])
-def test_the_words_and_nothing_of_the_template(labeller: LanguageModel, text: str) -> None:
+def test_the_passage_is_the_users_text_without_the_template(labeller: LanguageModel, text: str) -> None:
     passage = find_passage(labeller, [{"role": "user", "content": text}])
     assert passage is not None
     assert [*passage.before, *passage.own, *passage.after] == labeller.prompt_ids(passage.prompt(passage.text))
-    assert passage.lead + passage.text + passage.tail == spelled(labeller, passage.own)
+    assert passage.lead + passage.text + passage.tail == decode(labeller, passage.own)
     assert passage.text == text.strip()
     assert passage.lead.strip() == passage.tail.strip() == ""
-    assert spelled(labeller, passage.before).rstrip().endswith("Message:")
-    assert spelled(labeller, passage.after).lstrip().startswith("(end)")
+    assert decode(labeller, passage.before).rstrip().endswith("Message:")
+    assert decode(labeller, passage.after).lstrip().startswith("(end)")
 
 
-def test_only_the_last_of_the_users_turns_is_taken(labeller: LanguageModel) -> None:
+def test_the_passage_is_the_users_last_turn(labeller: LanguageModel) -> None:
     turns = [
         {"role": "user", "content": "my card"},
         {"role": "assistant", "content": "card"},
@@ -40,32 +40,32 @@ def test_only_the_last_of_the_users_turns_is_taken(labeller: LanguageModel) -> N
     assert find_passage(labeller, [{"role": "system", "content": "nothing asked"}]) is None
 
 
-def test_what_would_not_be_read_as_the_same_tokens_is_no_rewriting(labeller: LanguageModel) -> None:
+def test_tokens_that_do_not_survive_encoding_are_no_rewriting(labeller: LanguageModel) -> None:
     passage = find_passage(labeller, [{"role": "user", "content": "my card"}])
     assert passage is not None
-    user, space = labeller.tokenizer.convert_tokens_to_ids(["<|user|>", "Ġ"])
+    role_token, space = labeller.tokenizer.convert_tokens_to_ids(["<|user|>", "Ġ"])
     letters = list(passage.own)
     assert passage.rewritten(labeller, letters) == "my card"
     assert passage.rewritten(labeller, [space, *letters[1:]]) is None  # stored without the space
-    half = next(token for token in range(256) if "\ufffd" in labeller.tokenizer.decode([token]))
-    assert passage.rewritten(labeller, [half, *letters[1:]]) is None
-    vocabulary = Vocabulary.of(labeller)
-    assert not vocabulary.allowed[[user, space, half]].any()
+    half_character = next(token for token in range(256) if "\ufffd" in labeller.tokenizer.decode([token]))
+    assert passage.rewritten(labeller, [half_character, *letters[1:]]) is None
+    vocabulary = Vocabulary.from_language_model(labeller)
+    assert not vocabulary.allowed[[role_token, space, half_character]].any()
 
 
-def test_tokens_that_a_real_tokenizer_would_fuse_are_refused(smollm2: Path) -> None:
+def test_tokens_that_a_real_tokenizer_would_merge_are_refused(smollm2: Path) -> None:
     lm = load_language_model(smollm2, TaskConfig(system="Name the intent."))
     passage = find_passage(lm, [{"role": "user", "content": "my card is late"}])
     assert passage is not None
-    assert spelled(lm, passage.own) == "my card is late"
-    at, ate = (lm.tokenizer(text)["input_ids"] for text in (" l", "ate"))
-    apart = [*passage.own[:-1], *at, *ate]
-    assert spelled(lm, apart) == "my card is late"
-    assert passage.rewritten(lm, apart) is None
+    assert decode(lm, passage.own) == "my card is late"
+    first, second = (lm.tokenizer(text)["input_ids"] for text in (" l", "ate"))
+    split = [*passage.own[:-1], *first, *second]
+    assert decode(lm, split) == "my card is late"
+    assert passage.rewritten(lm, split) is None
 
 
 @given(data=st.data())
-def test_a_rewriting_is_read_as_exactly_its_tokens(labeller: LanguageModel, data: st.DataObject) -> None:
+def test_a_rewriting_encodes_to_exactly_its_tokens(labeller: LanguageModel, data: st.DataObject) -> None:
     passage = find_passage(labeller, [{"role": "user", "content": "my card"}])
     assert passage is not None
     own = data.draw(st.lists(st.integers(0, 255), min_size=len(passage.own), max_size=len(passage.own)))
@@ -74,14 +74,14 @@ def test_a_rewriting_is_read_as_exactly_its_tokens(labeller: LanguageModel, data
         assert labeller.prompt_ids(passage.prompt(text)) == [*passage.before, *own, *passage.after]
 
 
-def test_swaps_keep_words_apart_and_special_tokens_out(labeller: LanguageModel) -> None:
+def test_swaps_keep_word_boundaries_and_exclude_special_tokens(labeller: LanguageModel) -> None:
     import torch
 
-    vocabulary = Vocabulary.of(labeller)
+    vocabulary = Vocabulary.from_language_model(labeller)
     own = torch.tensor(labeller.tokenizer("a ,\n")["input_ids"])
-    fit = vocabulary.fits(own)
+    allowed = vocabulary.fits(own)
     texts = [labeller.tokenizer.decode([token]) for token in range(len(labeller.tokenizer))]
-    assert [place for place in range(4) if fit[place].any()] == [0, 2]  # a space and a line's end stay
-    taken = {texts[token] for token in fit[0].nonzero()[:, 0].tolist()}
-    assert taken == {chr(code) for code in range(33, 127) if chr(code).isalnum()} - {"a"}
-    assert not any(texts[token].isalnum() for token in fit[2].nonzero()[:, 0].tolist())
+    assert [position for position in range(4) if allowed[position].any()] == [0, 2]  # a space and a line break stay
+    swaps = {texts[token] for token in allowed[0].nonzero()[:, 0].tolist()}
+    assert swaps == {chr(code) for code in range(33, 127) if chr(code).isalnum()} - {"a"}
+    assert not any(texts[token].isalnum() for token in allowed[2].nonzero()[:, 0].tolist())

@@ -1,4 +1,4 @@
-"""The search over records: who is tried, what is kept, what is counted."""
+"""The search over records: which it tries, which examples it keeps, and its counts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,22 +23,21 @@ from posttrain.store.errors import UserError
 WORDS = ["card", "cash", "loan", "rate", "late", "high", "lost", "blue"]
 
 
-def alike(text: str, others: Sequence[str]) -> np.ndarray:
+def character_overlap(text: str, others: Sequence[str]) -> np.ndarray:
     return np.array([sum(a == b for a, b in zip(text, other, strict=True)) / len(text) for other in others])
 
 
 class Judge:
-    """Right is what the model says of a record's own prompt; counts what it is asked."""
+    """Answers with the model; an answer equal to the record's completion is right."""
 
     def __init__(self, lm: LanguageModel) -> None:
-        self.lm, self.asked = lm, 0
+        self.lm = lm
 
     def answers(self, prompts: Sequence[Turns]) -> list[str]:
         labels = self.lm.task.label_set
         return [labels[row] for row in label_scores(self.lm, prompts, labels).log_probabilities.argmax(1)]
 
     def __call__(self, records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
-        self.asked += len(prompts)
         answers = self.answers(prompts)
         return JudgedAnswers(
             answers, [example == record.completion for example, record in zip(answers, records, strict=True)]
@@ -46,7 +45,7 @@ class Judge:
 
 
 def records_of(lm: LanguageModel, wrong: int = 0) -> list[LabelledPrompt]:
-    """16 records with the model's own answers; some with another one."""
+    """16 records with the model's own answers; the first ``wrong`` have another label."""
     texts = [f"my {first} is {other}" for first in WORDS[:4] for other in WORDS[4:]]
     prompts: list[Turns] = [[{"role": "user", "content": text}] for text in texts]
     answers = Judge(lm).answers(prompts)
@@ -58,10 +57,10 @@ def records_of(lm: LanguageModel, wrong: int = 0) -> list[LabelledPrompt]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ATTACKS)
-def test_kept_are_those_whose_answer_changes(labeller: LanguageModel, method: str) -> None:
+def test_examples_are_the_rewritings_whose_answer_changes(labeller: LanguageModel, method: str) -> None:
     records, judge = records_of(labeller, wrong=4), Judge(labeller)
     settings = SearchSettings(n=5, method=method, similarity=0.7, swaps=4, budget=4000)
-    outcome = search(labeller, records, judge, alike, settings)
+    outcome = search(labeller, records, judge, character_overlap, settings)
     assert outcome.examples
     by_id = {record.id: record for record in records}
     for example in outcome.examples:
@@ -70,7 +69,7 @@ def test_kept_are_those_whose_answer_changes(labeller: LanguageModel, method: st
         assert example.answer_before == original.completion == example.completion
         assert judge.answers([example.prompt]) == [example.answer] != [example.answer_before]
         assert example.prompt == [{"role": "user", "content": example.text}]
-        assert alike(example.text_before, [example.text])[0] == example.similarity >= 0.7
+        assert character_overlap(example.text_before, [example.text])[0] == example.similarity >= 0.7
         assert sum(a != b for a, b in zip(example.text_before, example.text, strict=True)) == example.swaps <= 4
         assert example.loss > example.loss_before
         column = labeller.task.label_set.index(example.completion)
@@ -82,43 +81,45 @@ def test_kept_are_those_whose_answer_changes(labeller: LanguageModel, method: st
     assert counts["kept"] == len(outcome.examples) <= 5
 
 
-def result(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) -> SearchOutcome:
-    return search(lm, records, Judge(lm), alike, SearchSettings(**{"n": 3, "swaps": 4, "budget": 4000, **settings}))
+def run_search(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) -> SearchOutcome:
+    return search(
+        lm, records, Judge(lm), character_overlap, SearchSettings(**{"n": 3, "swaps": 4, "budget": 4000, **settings})
+    )
 
 
 @pytest.mark.slow
-def test_the_order_of_the_records_changes_nothing_and_the_seed_does(labeller: LanguageModel) -> None:
+def test_the_result_depends_on_the_seed_and_not_on_the_order(labeller: LanguageModel) -> None:
     records = records_of(labeller)
-    first = result(labeller, records, n=2)
-    again = result(labeller, records[::-1], n=2)
+    first = run_search(labeller, records, n=2)
+    again = run_search(labeller, records[::-1], n=2)
     assert (again.examples, again.counts, again.passes) == (first.examples, first.counts, first.passes)
-    assert result(labeller, records, n=2, seed=1).examples != first.examples
+    assert run_search(labeller, records, n=2, seed=1).examples != first.examples
 
 
 def test_the_budget_ends_the_search(labeller: LanguageModel) -> None:
-    outcome = result(labeller, records_of(labeller), budget=60)
+    outcome = run_search(labeller, records_of(labeller), budget=60)
     assert outcome.passes <= 60 + 2 * (outcome.counts["kept"] + outcome.counts["unconfirmed"])
     assert outcome.counts["out_of_budget"] >= 1
-    assert result(labeller, records_of(labeller), budget=1).counts["records"] == 0
+    assert run_search(labeller, records_of(labeller), budget=1).counts["records"] == 0
 
 
-def test_a_close_call_that_goes_the_other_way_is_not_kept(labeller: LanguageModel) -> None:
-    class Wavering(Judge):
-        """Fooled only while the search looks: not by the prompts that it ends with."""
+def test_an_example_that_the_final_check_does_not_confirm_is_dropped(labeller: LanguageModel) -> None:
+    class UnconfirmingJudge(Judge):
+        """Answers wrongly during the search, but rightly in the final check."""
 
         def __call__(self, records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
             judged = super().__call__(records, prompts)
-            if len({record.id for record in records}) == len(records) == 2:  # the closing check
+            if len({record.id for record in records}) == len(records) == 2:  # the final check
                 return JudgedAnswers([record.completion for record in records], [True, True])
             return judged
 
     settings = SearchSettings(n=2, similarity=0.7, swaps=4, budget=4000)
-    outcome = search(labeller, records_of(labeller), Wavering(labeller), alike, settings)
+    outcome = search(labeller, records_of(labeller), UnconfirmingJudge(labeller), character_overlap, settings)
     assert (outcome.counts["unconfirmed"], outcome.counts["kept"], outcome.examples) == (2, 0, [])
 
 
 @pytest.mark.parametrize("method", ATTACKS)
-def test_written_answers_are_fooled_too(tiny_model: Path, method: str) -> None:
+def test_the_search_works_on_written_answers(tiny_model: Path, method: str) -> None:
     lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), dtype="float32")
 
     def answers(prompts: Sequence[Turns]) -> list[str]:
@@ -130,24 +131,26 @@ def test_written_answers_are_fooled_too(tiny_model: Path, method: str) -> None:
 
     prompts: list[Turns] = [[{"role": "user", "content": f"my {word} is late"}] for word in WORDS[:3]]
     records = [LabelledPrompt(answer, prompt, answer) for answer, prompt in zip(answers(prompts), prompts, strict=True)]
-    outcome = search(lm, records, judge, alike, SearchSettings(n=1, method=method, similarity=0.5, swaps=4, budget=600))
+    outcome = search(
+        lm, records, judge, character_overlap, SearchSettings(n=1, method=method, similarity=0.5, swaps=4, budget=600)
+    )
     [example] = outcome.examples
     assert answers([example.prompt]) == [example.answer] != [example.answer_before]
     sums, _ = answer_log_likelihoods(lm, [example.prompt], [example.answer_before])
     assert example.loss == pytest.approx(-sums[0], abs=1e-3)
 
 
-def test_nothing_to_fool_and_unknown_methods(labeller: LanguageModel) -> None:
+def test_records_without_right_answers_and_unknown_methods_are_refused(labeller: LanguageModel) -> None:
     records = records_of(labeller, wrong=16)
     with pytest.raises(UserError, match="the champion answers none of 16 records rightly"):
-        result(labeller, records)
+        run_search(labeller, records)
     with pytest.raises(UserError, match=r"^--method: no method `hotflp`; did you mean `hotflip`"):
-        search(labeller, records, Judge(labeller), alike, SearchSettings(n=1, method="hotflp"))
-    assert result(labeller, []).counts["records"] == 0
+        search(labeller, records, Judge(labeller), character_overlap, SearchSettings(n=1, method="hotflp"))
+    assert run_search(labeller, []).counts["records"] == 0
 
 
-def test_lines_have_the_columns_that_the_files_have(labeller: LanguageModel) -> None:
-    [example] = result(labeller, records_of(labeller), n=1).examples
+def test_lines_have_the_columns_of_the_data_files(labeller: LanguageModel) -> None:
+    [example] = run_search(labeller, records_of(labeller), n=1).examples
     line = to_json_row(example, "gcg", {"prompt": "text", "completion": "label"})
     assert (line["text"], line["label"], line["original"]) == (example.text, example.completion, example.original)
     assert to_json_row(example, "gcg", {})["prompt"] == example.text

@@ -1,13 +1,13 @@
-"""A scoring pass without a break, and one that is killed at several moments and then finished; a program of its own.
+"""Runs a scoring pass without interruption, and another that is killed at several moments and then finished.
 
     python killed_passes.py MODEL WHOLE KILLED MOMENT...
 
 Each writes its scores into a folder.
 
-A moment is ``score:N``, ``rename:N`` or ``kept:N``: inside the forward passes of the N-th chunk that this process
-works on, between writing that chunk and giving it its name, and after that. Each process forks from this one, kills
-itself there, and the last one runs through. ``scored.log`` has a line for each record of a chunk that was kept,
-``begun.log`` for each record of a chunk that was begun.
+A moment is ``score:N``, ``rename:N`` or ``write:N``: inside the forward passes of the N-th chunk that this process
+works on, between writing that chunk and renaming it to its final name, and after that. Each process forks from this
+one, kills itself there, and the last one runs through. ``scored.log`` has a line for each record of a chunk that was
+written, ``begun.log`` for each record of a chunk that was begun.
 """
 
 import os
@@ -34,8 +34,8 @@ AT_ONCE = 4
 
 def main(model: Path, whole: Path, killed: Path, moments: list[str]) -> None:
     labels._CHUNK = AT_ONCE
-    load_language_model(model, TaskConfig())  # what takes seconds to import is there for all
-    for folder, moment in [(whole, None), *((killed, item) for item in moments), (killed, None)]:
+    load_language_model(model, TaskConfig())  # imports before the forks: they take seconds
+    for folder, moment in [(whole, None), *((killed, moment) for moment in moments), (killed, None)]:
         child = os.fork()
         if child == 0:
             run(model, folder, moment)
@@ -45,7 +45,7 @@ def main(model: Path, whole: Path, killed: Path, moments: list[str]) -> None:
 
 
 def run(model: Path, folder: Path, moment: str | None) -> None:
-    watch(folder, moment)
+    instrument(folder, moment)
     task = TaskConfig(labels=LABELS)
     champion = ScoringModel("champion", task, lambda: load_language_model(model, task))
     scoring = ScoringContext(champion, LABELS, cache=ScoreCache(folder / "cache"))
@@ -63,49 +63,49 @@ def run(model: Path, folder: Path, moment: str | None) -> None:
     parquet.write_table(score_pool(scoring, pool, RECORDS, 0, ["perplexity"]), folder / "scores.parquet")
 
 
-def watch(folder: Path, moment: str | None) -> None:
-    """Note what is begun and kept, and die when the moment has come."""
-    where, _, number = (moment or ":0").partition(":")
-    seen = {"score": 0, "rename": 0, "kept": 0}
+def instrument(folder: Path, moment: str | None) -> None:
+    """Log which records are begun and written, and kill this process at the moment."""
+    kill_point, _, number = (moment or ":0").partition(":")
+    counts = {"score": 0, "rename": 0, "write": 0}
 
-    def passing(point: str) -> None:
-        seen[point] += 1
-        if point == where and seen[point] == int(number):
+    def count(point: str) -> None:
+        counts[point] += 1
+        if point == kill_point and counts[point] == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def note(name: str, keys: list[str]) -> None:
+    def log(name: str, keys: list[str]) -> None:
         with (folder / name).open("a") as file:
             file.writelines(f"{key}\n" for key in keys)
 
-    scored, write, replace = passes.cached_scores, CachePartition.write, os.replace
+    original_scores, write, replace = passes.cached_scores, CachePartition.write, os.replace
 
-    def watched(group, model, records, cache):  # type: ignore[no-untyped-def]
+    def scores_with_log(group, model, records, cache):  # type: ignore[no-untyped-def]
         score = group.score
 
-        def begun(lm, chunk):  # type: ignore[no-untyped-def]
-            note("begun.log", [f"{group.name} {item.key}" for item in chunk])
+        def score_with_log(lm, chunk):  # type: ignore[no-untyped-def]
+            log("begun.log", [f"{group.name} {item.key}" for item in chunk])
             table = score(lm, chunk)
-            passing("score")
+            count("score")
             return table
 
-        object.__setattr__(group, "score", begun)
-        return scored(group, model, records, cache)
+        object.__setattr__(group, "score", score_with_log)
+        return original_scores(group, model, records, cache)
 
-    def renamed(source: str, target: Path) -> None:
-        passing("rename")
+    def counted_replace(source: str, target: Path) -> None:
+        count("rename")
         replace(source, target)
 
-    def kept(partition: CachePartition, chunk: pa.Table) -> None:
-        os.replace = renamed
+    def write_with_log(partition: CachePartition, chunk: pa.Table) -> None:
+        os.replace = counted_replace
         write(partition, chunk)
         os.replace = replace
-        note("scored.log", [f"{partition.folder.name} {key}" for key in chunk["key"].to_pylist()])  # type: ignore[union-attr]
-        passing("kept")
+        log("scored.log", [f"{partition.folder.name} {key}" for key in chunk["key"].to_pylist()])  # type: ignore[union-attr]
+        count("write")
 
     from posttrain.select.scores import context
 
-    context.cached_scores = watched
-    CachePartition.write = kept  # type: ignore[method-assign]
+    context.cached_scores = scores_with_log
+    CachePartition.write = write_with_log  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -16,30 +16,30 @@ weights = arrays(
 ).filter(lambda w: bool((w.sum(axis=2) > 1e-3).all()))
 
 
-def test_sure_and_opposed_members_tell_one_bit() -> None:
+def test_certain_and_opposed_members_give_one_bit() -> None:
     p = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
     for score in (bald, vote_entropy, consensus_kl):
         assert score(p)[0] == pytest.approx(np.log(2))
 
 
-def test_members_that_doubt_alike_do_not_disagree() -> None:
+def test_members_with_equal_probabilities_do_not_disagree() -> None:
     p = np.full((4, 1, 3), 1 / 3)
     for score in (bald, vote_entropy, consensus_kl):
         assert score(p)[0] == pytest.approx(0.0, abs=1e-12)
         assert not np.signbit(score(p)[0])
 
 
-def test_by_hand() -> None:
+def test_an_example_computed_by_hand() -> None:
     p = np.array([[[0.9, 0.1]], [[0.5, 0.5]], [[0.2, 0.8]]])
     mean = np.array([1.6, 1.4]) / 3
     single = [-(0.9 * np.log(0.9) + 0.1 * np.log(0.1)), np.log(2), -(0.2 * np.log(0.2) + 0.8 * np.log(0.8))]
     assert bald(p)[0] == pytest.approx(-(mean * np.log(mean)).sum() - np.mean(single))
-    # The member in doubt votes for the first of its equals: two votes against one.
+    # The member with equal probabilities votes for the first label: two votes against one.
     assert vote_entropy(p)[0] == pytest.approx(-(2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3)))
 
 
 @given(weights)
-def test_against_definitions(raw: np.ndarray) -> None:
+def test_values_equal_the_definitions(raw: np.ndarray) -> None:
     p = raw / raw.sum(axis=2, keepdims=True)
     members, records, labels = p.shape
     mean = p.mean(axis=0)
@@ -57,7 +57,7 @@ def test_against_definitions(raw: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("score", [bald, vote_entropy, consensus_kl])
-def test_rejects_what_is_no_stack_of_matrices(score) -> None:  # type: ignore[no-untyped-def]
+def test_arrays_of_other_shapes_are_refused(score) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="shape"):
         score(np.ones((3, 2)))
     with pytest.raises(ValueError, match="shape"):

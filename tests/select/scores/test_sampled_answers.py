@@ -1,4 +1,4 @@
-"""How alike answers are, in words and in meaning."""
+"""Similarity of answers, in words and in meaning."""
 
 import math
 from itertools import combinations
@@ -12,7 +12,7 @@ from scipy.stats import entropy as scipy_entropy
 from posttrain.select.scores.sampled_answers import lexical_diversity, self_consistency
 from posttrain.select.scores.semantic_entropy import cluster_answers, discrete_semantic_entropy, semantic_entropy
 
-words = st.lists(st.sampled_from(["red", "blue", "green"]), max_size=4).map(" ".join)
+texts = st.lists(st.sampled_from(["red", "blue", "green"]), max_size=4).map(" ".join)
 
 
 def test_self_consistency_counts_the_most_frequent_answer() -> None:
@@ -29,18 +29,18 @@ def test_lexical_diversity_by_hand() -> None:
     assert lexical_diversity(["", ""]) == 0.0
 
 
-@given(st.lists(words, min_size=2, max_size=5))
+@given(st.lists(texts, min_size=2, max_size=5))
 def test_lexical_diversity_is_a_mean_over_pairs(answers: list[str]) -> None:
-    def f1(item: str, other: str) -> float:
-        left, right = item.split(), other.split()
-        if not left and not right:
+    def f1(first: str, second: str) -> float:
+        first_words, second_words = first.split(), second.split()
+        if not first_words and not second_words:
             return 1.0
-        rest, shared = list(right), 0
-        for word in left:
-            if word in rest:
-                rest.remove(word)
+        unmatched, shared = list(second_words), 0
+        for word in first_words:
+            if word in unmatched:
+                unmatched.remove(word)
                 shared += 1
-        precision, recall = shared / max(1, len(left)), shared / max(1, len(right))
+        precision, recall = shared / max(1, len(first_words)), shared / max(1, len(second_words))
         return 2 * precision * recall / (precision + recall) if shared else 0.0
 
     result = lexical_diversity(answers)
@@ -49,7 +49,7 @@ def test_lexical_diversity_is_a_mean_over_pairs(answers: list[str]) -> None:
 
 
 def test_an_answer_joins_the_first_group_that_means_the_same() -> None:
-    near = {(0, 2), (1, 3), (3, 4)}  # 4 is like 3, but not like 1, which stands for their group
+    near = {(0, 2), (1, 3), (3, 4)}  # 4 is similar to 3, but not to 1, which represents their group
     assert cluster_answers(5, lambda first, other: (first, other) in near) == [0, 1, 0, 1, 2]
     assert cluster_answers(3, lambda first, other: True) == [0, 0, 0]
     assert cluster_answers(0, lambda first, other: True) == []
@@ -65,9 +65,9 @@ def test_semantic_entropy_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-900, 0)), min_size=1, max_size=8))
-def test_semantic_entropy_against_its_definition(answers: list[tuple[int, float]]) -> None:
+def test_semantic_entropy_equals_its_definition(answers: list[tuple[int, float]]) -> None:
     groups, logs = [group for group, _ in answers], np.array([value for _, value in answers])
-    p = np.exp(logs - logs.max())  # any common factor falls out
+    p = np.exp(logs - logs.max())  # a common factor cancels out
     mass = [p[np.array(groups) == group].sum() for group in sorted(set(groups))]
     assert semantic_entropy(groups, logs) == pytest.approx(scipy_entropy(mass), abs=1e-9)
     assert discrete_semantic_entropy(groups) == pytest.approx(

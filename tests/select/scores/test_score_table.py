@@ -49,10 +49,10 @@ def pool(count: int) -> pa.Table:
 
 
 def context(model: LanguageModel, labels: Sequence[str] = LABELS) -> ScoringContext:
-    return ScoringContext(ScoringModel.of(model), labels)
+    return ScoringContext(ScoringModel.from_language_model(model), labels)
 
 
-def test_scores_are_the_models_label_probabilities(model: LanguageModel) -> None:
+def test_scores_are_those_of_the_models_label_probabilities(model: LanguageModel) -> None:
     scores = score_pool(context(model), pool(9), 2000, seed=0)
     prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(9).to_pylist()]
     direct = label_scores(model, prompts, LABELS, embeddings=True)

@@ -1,4 +1,4 @@
-"""What the config says of scores, before any work."""
+"""Checks of the configured scores before any work."""
 
 from importlib import import_module
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from posttrain.select.config import SelectConfig
-from posttrain.select.scores.registry import SCORES, UNCERTAINTY_SIGN
+from posttrain.select.scores.registry import BASE_MEASURES, SCORES, uncertainty_sign
 from posttrain.select.selectors.registry import select
 from posttrain.store.errors import UserError
 
 
-def test_only_what_is_needed_is_computed_by_default() -> None:
+def test_only_the_scores_that_the_strategy_needs_are_computed_by_default() -> None:
     assert SelectConfig().wanted_scores() == []
     assert SelectConfig(strategy="top", options={"by": "bald"}).wanted_scores() == ["bald"]
     by_both = SelectConfig(strategy="composite", options={"by": "bald", "hard": "perplexity"}, scores=["vote_entropy"])
@@ -40,33 +40,35 @@ def test_unknown_names_are_refused(section: dict[str, Any], message: str) -> Non
 def test_a_score_is_refused_on_the_other_kind_of_task(name: str) -> None:
     config = SelectConfig(scores=[name])
     for has_labels, refused in ((True, "text"), (False, "labels")):
-        if SCORES[name].of == refused:
+        if SCORES[name].task == refused:
             with pytest.raises(UserError, match=f"^select.scores: score `{name}`"):
                 config.check(has_labels)
         else:
             config.check(has_labels)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, one in SCORES.items() if one.of == "labelled"))
-def test_the_pool_is_not_chosen_from_by_what_needs_its_labels(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(name for name, spec in SCORES.items() if spec.task == "labelled"))
+def test_scores_that_need_labels_cannot_choose_from_the_pool(name: str) -> None:
     with pytest.raises(UserError, match=f"score `{name}` needs the right answer, which no pool record has"):
         SelectConfig(strategy="top", options={"by": name}).check(True)
 
 
 @pytest.mark.parametrize("strategy", ["top", "mmr", "composite", "density_weighted", "cost_aware", "uncertain_diverse"])
-@pytest.mark.parametrize("name", sorted(set(UNCERTAINTY_SIGN) - {"margin"}))
-def test_strategies_choose_by_every_score_of_the_pool(strategy: str, name: str) -> None:
-    of = SCORES[name].of if name in SCORES else "any"
-    SelectConfig(strategy=strategy, options={"by": name}).check(of != "text")
+@pytest.mark.parametrize(
+    "name", sorted(name for name in {*BASE_MEASURES, *SCORES} - {"margin"} if uncertainty_sign(name))
+)
+def test_strategies_may_choose_by_every_score_of_the_pool(strategy: str, name: str) -> None:
+    task_kind = SCORES[name].task if name in SCORES else "any"
+    SelectConfig(strategy=strategy, options={"by": name}).check(task_kind != "text")
 
 
 @pytest.mark.parametrize("name", SCORES)
 def test_every_score_has_a_scorer(name: str) -> None:
-    module, _, function = str(SCORES[name].scorer).partition(":")
+    module, _, function = str(SCORES[name].function).partition(":")
     assert callable(getattr(import_module(module), function))
 
 
-def test_doubt_is_great_where_the_model_is_unsure() -> None:
+def test_relevance_is_high_where_the_model_is_uncertain() -> None:
     scores = {"self_consistency": np.array([0.9, 0.2, 0.5]), "bald": np.array([0.1, 0.3, 0.2])}
     options = {"relevance": 1.0, "dimensions": None}
     table = {**scores, "embeddings": np.eye(3)}
@@ -76,8 +78,8 @@ def test_doubt_is_great_where_the_model_is_unsure() -> None:
         select("mmr", table, 3, by="perplexity", **options)
 
 
-def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
-    SelectConfig(scoring={"judge": "judge"}).check_models(tmp_path)  # nobody asks it
+def test_missing_models_are_named(tmp_path: Path) -> None:
+    SelectConfig(scoring={"judge": "judge"}).check_models(tmp_path)  # no score uses it
     with pytest.raises(UserError, match=r"judge: is no model: it holds no config\.json"):
         SelectConfig(scores=["entailment_entropy"], scoring={"judge": "judge"}).check_models(tmp_path)
     with pytest.raises(UserError, match=r"select\.scoring\.embedder: `nothing` is no embedder"):

@@ -1,4 +1,4 @@
-"""Scores as the loop computes and keeps them."""
+"""Scores that the loop computes and caches."""
 
 import os
 from collections.abc import Iterator
@@ -40,27 +40,27 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def opened() -> Iterator[Any]:
-    stores: list[Workspace] = []
+def run_loop() -> Iterator[Any]:
+    workspaces: list[Workspace] = []
 
     def run(root: Path, *arguments: Any, **options: Any) -> Workspace:
         config = load_config(root)
-        stores.append(Workspace.create(root, config.store))
-        Loop(stores[-1], config).run(*arguments, **options)
-        return stores[-1]
+        workspaces.append(Workspace.create(root, config.store))
+        Loop(workspaces[-1], config).run(*arguments, **options)
+        return workspaces[-1]
 
     yield run
-    for store in stores:
-        store.close()
+    for workspace in workspaces:
+        workspace.close()
 
 
-def scores_of(store: Workspace, round: int) -> tuple[Artifact, Path]:
-    (run,) = [item for item in store.metadata.runs(stage="score", status="done") if item.round == round][-1:]
+def scores_of(workspace: Workspace, round: int) -> tuple[Artifact, Path]:
+    (run,) = [item for item in workspace.metadata.runs(stage="score", status="done") if item.round == round][-1:]
     assert run.output is not None
-    return store.artifacts.get(run.output), store.artifacts.path(run.output)
+    return workspace.artifacts.get(run.output), workspace.artifacts.path(run.output)
 
 
-def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_label_set(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     labelled = ["loss", "gradient_norm", "instruction_difficulty", "forgetting_events"]
     choice = {
         "strategy": "top",
@@ -72,13 +72,13 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     }
     root = small(select={**choice, "scoring": {"passes": 3}}, rounds=3)
     small.write(root / "test.csv", small.rows()[60:120])
-    store = opened(root, until="select", rounds=3)  # round 0, and round 1 up to its batch, which is cold
-    cold = parquet.read_table(scores_of(store, 1)[1] / "scores.parquet")
+    workspace = run_loop(root, until="select", rounds=3)  # round 0, and round 1 up to its batch, which is cold
+    cold = parquet.read_table(scores_of(workspace, 1)[1] / "scores.parquet")
     assert np.isnan(cold["bald"].to_numpy()).all()
-    assert "temperature" not in scores_of(store, 1)[0].meta
+    assert "temperature" not in scores_of(workspace, 1)[0].meta
 
-    store = opened(root, rounds=2)
-    artifact, folder = scores_of(store, 2)
+    workspace = run_loop(root, rounds=2)
+    artifact, folder = scores_of(workspace, 2)
     table = parquet.read_table(folder / "scores.parquet")
     assert {*CLOSED} <= set(table.column_names)
     for name in ("bald", "vote_entropy", "consensus_kl"):
@@ -95,35 +95,35 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     p = np.array(table["probabilities"].to_pylist())
     np.testing.assert_allclose(table["confidence"], p.max(axis=1), atol=1e-6)
     np.testing.assert_allclose(table["entropy"], -(p * np.log(p)).sum(axis=1), atol=1e-5)
-    # What has a label has the other scores.
-    answered = parquet.read_table(folder / "labelled.parquet")
-    assert answered.column_names == ["id", "input_id", *labelled]
-    assert answered.num_rows == 12
-    assert (answered["loss"].to_numpy() > 0).all()
-    assert (answered["gradient_norm"].to_numpy() > 0).all()
-    assert (answered["instruction_difficulty"].to_numpy() > 0).all()
-    # The batch is what BALD holds to be worth most.
-    (chosen,) = [item for item in store.metadata.runs(stage="select", status="done") if item.round == 2]
-    batch = parquet.read_table(store.artifacts.path(str(chosen.output)) / "batch.parquet")
+    # Labelled records have the other scores.
+    labelled_scores = parquet.read_table(folder / "labelled.parquet")
+    assert labelled_scores.column_names == ["id", "input_id", *labelled]
+    assert labelled_scores.num_rows == 12
+    assert (labelled_scores["loss"].to_numpy() > 0).all()
+    assert (labelled_scores["gradient_norm"].to_numpy() > 0).all()
+    assert (labelled_scores["instruction_difficulty"].to_numpy() > 0).all()
+    # The batch has the highest BALD scores.
+    (select_run,) = [item for item in workspace.metadata.runs(stage="select", status="done") if item.round == 2]
+    batch = parquet.read_table(workspace.artifacts.path(str(select_run.output)) / "batch.parquet")
     order = np.argsort(-table["bald"].to_numpy(), kind="stable")[:12]
     assert batch["id"].to_pylist() == [table["id"][int(row)].as_py() for row in order]
 
-    # One score more: the others are there.
-    store = opened(root, rounds=3, until="score")
-    before = parquet.read_table(scores_of(store, 3)[1] / "scores.parquet")
+    # One more score: the others come from the cache.
+    workspace = run_loop(root, rounds=3, until="score")
+    before = parquet.read_table(scores_of(workspace, 3)[1] / "scores.parquet")
     assert {item.name for item in (root / ".posttrain" / "scores").iterdir()} <= {
-        entry.candidate for entry in store.metadata.rounds()
+        entry.candidate for entry in workspace.metadata.rounds()
     }
     small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": ["perplexity"]})
     monkeypatch.setattr(likelihood, "label_scores", None)
     monkeypatch.setattr(likelihood, "prompt_embeddings", None)
-    store = opened(root, rounds=3, until="score")
-    after = parquet.read_table(scores_of(store, 3)[1] / "scores.parquet")
+    workspace = run_loop(root, rounds=3, until="score")
+    after = parquet.read_table(scores_of(workspace, 3)[1] / "scores.parquet")
     assert set(after.column_names) == set(before.column_names) - set(CLOSED) | {"bald", "perplexity"}
     assert after.equals(before.select(after.column_names))
 
 
-def test_free_text(small: Any, opened: Any) -> None:
+def test_free_text(small: Any, run_loop: Any) -> None:
     root = small(
         task={"labels": None, "max_new_tokens": 5},
         select={"strategy": "top", "options": {"by": "semantic_entropy"}, "scores": FREE, "scoring": {"samples": 3}},
@@ -131,9 +131,9 @@ def test_free_text(small: Any, opened: Any) -> None:
     )
     small.write(root / "test.csv", small.rows()[60:100])
     for _ in range(2):
-        opened(root, until="deploy")
-    store = opened(root, until="select")
-    artifact, folder = scores_of(store, 2)
+        run_loop(root, until="deploy")
+    workspace = run_loop(root, until="select")
+    artifact, folder = scores_of(workspace, 2)
     table = parquet.read_table(folder / "scores.parquet")
     result = {name: table[name].to_numpy() for name in FREE}
     assert all(np.isfinite(values).all() for values in result.values())
@@ -142,7 +142,7 @@ def test_free_text(small: Any, opened: Any) -> None:
     assert ((result["self_consistency"] >= 1 / 3) & (result["self_consistency"] <= 1)).all()
     for name in ("semantic_entropy", "semantic_entropy_discrete", "entailment_entropy"):
         assert ((result[name] >= 0) & (result[name] <= np.log(3) + 1e-9)).all()
-    # The tiny model is never right, and its confidence falls to what that is worth.
+    # The tiny model is never right, and calibration lowers its confidence accordingly.
     meta = artifact.meta
     assert meta["calibrated_on"] == 40
     assert meta["ece_after"] < meta["ece_before"]
@@ -151,40 +151,38 @@ def test_free_text(small: Any, opened: Any) -> None:
     np.testing.assert_allclose(table["confidence"], np.exp(-nats / meta["temperature"]), rtol=1e-9)
 
 
-def test_a_wrong_score_is_refused_before_any_work(small: Any, opened: Any) -> None:
+def test_a_wrong_score_is_refused_before_any_work(small: Any, run_loop: Any) -> None:
     root = small(select={"scores": ["token_entropy"]})
     with pytest.raises(UserError, match="score `token_entropy` is for written answers"):
-        opened(root)
+        run_loop(root)
     assert not (root / ".posttrain").exists()
 
 
-def test_a_sentence_model_says_which_records_are_alike(
-    small: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(likelihood, "prompt_embeddings", None)  # the champion is not asked where records lie
+def test_embeddings_may_come_from_a_sentence_model(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "prompt_embeddings", None)  # the champion's embeddings are not used
     root = small(select={"scoring": {"embeddings": "minilm"}}, rounds=2)
-    store = opened(root)
-    sentences = Embedder.load("minilm")
+    workspace = run_loop(root)
+    embedder = Embedder.load("minilm")
     texts = {row["text"] for row in small.rows()[:60]}
     for round in (1, 2):
-        _, folder = scores_of(store, round)
+        _, folder = scores_of(workspace, round)
         table = parquet.read_table(folder / "scores.parquet")
-        assert table.schema.field("embedding").type.list_size == sentences.width
+        assert table.schema.field("embedding").type.list_size == embedder.width
         pool = parquet.read_table(
-            store.artifacts.path(store.metadata.rounds()[round].detail["asked"]) / "records.parquet"
+            workspace.artifacts.path(workspace.metadata.rounds()[round].detail["asked"]) / "records.parquet"
         )
         inputs = {row["id"]: row["prompt"][0]["content"] for row in pool.to_pylist()}
-        asked = [inputs[id] for id in table["id"].to_pylist()]
-        assert set(asked) <= texts
-        np.testing.assert_allclose(table["embedding"].to_pylist(), sentences.embed(asked), atol=1e-6)
-    labelled = np.load(scores_of(store, 2)[1] / "labelled.npy")
-    assert labelled.shape == (12, sentences.width)
-    kept = {item.name for item in (root / ".posttrain" / "scores").iterdir()}
-    assert sentences.key in kept, "its embeddings hold for every champion"
+        scored_texts = [inputs[id] for id in table["id"].to_pylist()]
+        assert set(scored_texts) <= texts
+        np.testing.assert_allclose(table["embedding"].to_pylist(), embedder.embed(scored_texts), atol=1e-6)
+    labelled = np.load(scores_of(workspace, 2)[1] / "labelled.npy")
+    assert labelled.shape == (12, embedder.width)
+    cached = {item.name for item in (root / ".posttrain" / "scores").iterdir()}
+    assert embedder.key in cached, "its embeddings hold for every champion"
 
 
-def test_a_sentence_model_that_is_not_there_is_missed_before_any_work(small: Any, opened: Any) -> None:
+def test_a_missing_sentence_model_is_refused_before_any_work(small: Any, run_loop: Any) -> None:
     root = small(select={"scoring": {"embeddings": "./nowhere"}})
     with pytest.raises(UserError, match="nowhere"):
-        opened(root)
+        run_loop(root)
     assert not (root / ".posttrain" / "artifacts").exists() or not any((root / ".posttrain" / "artifacts").iterdir())

@@ -36,7 +36,7 @@ def test_single_label_is_certain() -> None:
 
 
 @pytest.mark.parametrize("measure", [entropy, least_confidence, margin])
-def test_rejects_what_is_no_matrix(measure) -> None:  # type: ignore[no-untyped-def]
+def test_arrays_that_are_no_matrix_are_refused(measure) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="shape"):
         measure(np.array([0.5, 0.5]))
     with pytest.raises(ValueError, match="shape"):
@@ -44,7 +44,7 @@ def test_rejects_what_is_no_matrix(measure) -> None:  # type: ignore[no-untyped-
 
 
 @given(weights)
-def test_against_definitions_and_bounds(raw: np.ndarray) -> None:
+def test_measures_equal_their_definitions_and_stay_in_bounds(raw: np.ndarray) -> None:
     p = raw / raw.sum(axis=1, keepdims=True)
     labels = p.shape[1]
     np.testing.assert_allclose(entropy(p), scipy_entropy(p, axis=1), atol=1e-12)

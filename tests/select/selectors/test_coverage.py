@@ -1,4 +1,4 @@
-"""The lazy cover against the plain one, and against the best there is."""
+"""Lazy greedy coverage, against plain greedy and the optimum."""
 
 from itertools import combinations
 
@@ -11,7 +11,7 @@ from posttrain.select.selectors.coverage import greedy_cover
 from posttrain.select.selectors.registry import select
 
 
-def plain(similarity: np.ndarray, n: int, before: np.ndarray) -> list[int]:
+def plain_greedy(similarity: np.ndarray, n: int, before: np.ndarray) -> list[int]:
     covered, chosen = before.astype(np.float64), []
     for _ in range(min(n, len(similarity))):
         gains = np.maximum(similarity - covered, 0).sum(axis=1)
@@ -25,44 +25,44 @@ def plain(similarity: np.ndarray, n: int, before: np.ndarray) -> list[int]:
 
 @settings(max_examples=60)
 @given(rows=st.integers(1, 150), columns=st.integers(1, 40), n=st.integers(1, 40), seed=st.integers(0, 99))
-def test_it_is_the_greedy_choice(rows: int, columns: int, n: int, seed: int) -> None:
+def test_lazy_greedy_equals_plain_greedy(rows: int, columns: int, n: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     similarity = generator.integers(0, 8, (rows, columns)).astype(np.float32)  # sums are exact, and often the same
     before = generator.integers(0, 3, columns).astype(np.float32)
     chosen, gains = greedy_cover(similarity, n, before)
-    assert chosen.tolist() == plain(similarity, n, before)
+    assert chosen.tolist() == plain_greedy(similarity, n, before)
     total = np.maximum(before, similarity[chosen].max(axis=0, initial=0)).sum() - before.sum()
     assert gains.sum() == total
     assert (np.diff(gains) <= 0).all()
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_it_is_near_the_best(seed: int) -> None:
+def test_greedy_coverage_is_close_to_the_optimum(seed: int) -> None:
     similarity = np.random.default_rng(seed).random((12, 20)).astype(np.float32)
     _, gains = greedy_cover(similarity, 4, np.zeros(20, np.float32))
-    best = max(similarity[list(some)].max(axis=0).sum() for some in combinations(range(12), 4))
-    assert (1 - 1 / np.e) * best <= gains.sum() <= best * (1 + 1e-6)
-    assert gains.sum() > 0.9 * best  # what greedy covers is nearly always worth more than its bound
+    optimum = max(similarity[list(rows)].max(axis=0).sum() for rows in combinations(range(12), 4))
+    assert (1 - 1 / np.e) * optimum <= gains.sum() <= optimum * (1 + 1e-6)
+    assert gains.sum() > 0.9 * optimum  # greedy is nearly always much better than its bound
 
 
-def test_facility_location_of_few_rows_is_the_exact_cover() -> None:
+def test_facility_location_of_few_rows_is_exact() -> None:
     embeddings = np.random.default_rng(2).normal(size=(60, 5))
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     labelled = np.arange(60) < 4
     chosen = select("facility_location", {"embeddings": embeddings}, 10, 0, labelled, dimensions=None)
     similarity = (1 + unit @ unit.T) / 2
-    expected = plain(similarity[4:], 10, similarity[:4].max(axis=0))
+    expected = plain_greedy(similarity[4:], 10, similarity[:4].max(axis=0))
     assert chosen.tolist() == [row + 4 for row in expected]
 
 
-def test_facility_location_of_a_sample_covers_nearly_as_well() -> None:
+def test_facility_location_on_a_sample_covers_nearly_as_well() -> None:
     generator = np.random.default_rng(3)
     embeddings = generator.normal(size=(2000, 6)) + generator.normal(size=(25, 6))[generator.integers(0, 25, 2000)] * 3
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
-    def worth(rows: int) -> float:
+    def mean_similarity(rows: int) -> float:
         scores = {"embeddings": embeddings}
         chosen = select("facility_location", scores, 20, ground=rows, candidates=rows, dimensions=None)
         return float((unit @ unit[chosen].T).max(axis=1).mean())
 
-    assert worth(400) > 0.97 * worth(2000)
+    assert mean_similarity(400) > 0.97 * mean_similarity(2000)

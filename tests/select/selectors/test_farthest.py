@@ -1,4 +1,4 @@
-"""The lazy choice against one that looks at everything each time."""
+"""Lazy farthest-first selection, against one that recomputes everything at each step."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from posttrain.select.selectors.farthest_first import farthest_first
 from posttrain.select.selectors.similarity import Cosine, Euclidean
 
 
-def plain(
+def plain_farthest_first(
     similarity: np.ndarray,
     n: int,
     worth: np.ndarray,
@@ -21,27 +21,27 @@ def plain(
     groups: np.ndarray | None = None,
     quotas: np.ndarray | None = None,
 ) -> list[int]:
-    """What `farthest_first` promises, by the definition."""
-    worth, chosen, left = worth.astype(np.float64).copy(), list(before), None if quotas is None else quotas.copy()
+    """`farthest_first` by its definition."""
+    worth, chosen, remaining = worth.astype(np.float64).copy(), list(before), None if quotas is None else quotas.copy()
     result: list[int] = []
     while len(result) < n:
         values = worth - weight * similarity[:, chosen].max(axis=1) if chosen else worth.copy()
         values[result] = -np.inf
-        if left is not None and groups is not None:
-            values[left[groups] <= 0] = -np.inf
+        if remaining is not None and groups is not None:
+            values[remaining[groups] <= 0] = -np.inf
         row = int(np.argmax(values))
         if np.isneginf(values[row]):
             break
         chosen.append(row)
         result.append(row)
-        if left is not None and groups is not None:
-            left[groups[row]] -= 1
+        if remaining is not None and groups is not None:
+            remaining[groups[row]] -= 1
     return result
 
 
 @pytest.fixture(autouse=True)
-def small_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows at a time, so that the rest is really left for later."""
+def small_first_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows at a time, so that most rows are evaluated lazily."""
     monkeypatch.setattr(bounds, "_FIRST_SIZE", 4)
 
 
@@ -53,7 +53,7 @@ def small_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight=st.sampled_from([0.0, 0.25, 1.0]),
     seed=st.integers(0, 9),
 )
-def test_it_is_the_greedy_choice(rows: int, n: int, labelled: int, weight: float, seed: int) -> None:
+def test_lazy_farthest_first_equals_its_definition(rows: int, n: int, labelled: int, weight: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
     # Small whole numbers and halves of them: every value is exact, and many are the same.
     points = generator.integers(-4, 5, (rows, 3)).astype(np.float32)
@@ -63,7 +63,7 @@ def test_it_is_the_greedy_choice(rows: int, n: int, labelled: int, weight: float
     euclidean = Euclidean.from_rows(points)
     exact = euclidean.between(slice(None), slice(None)).astype(np.float64)
     result = farthest_first(euclidean, n, worth, weight, before)
-    assert result.tolist() == plain(exact, n, worth, float(np.float32(weight)), before.tolist())
+    assert result.tolist() == plain_farthest_first(exact, n, worth, float(np.float32(weight)), before.tolist())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -74,7 +74,7 @@ def test_quotas_bound_each_group(seed: int) -> None:
     euclidean = Euclidean.from_rows(points)
     result = farthest_first(euclidean, 30, worth, 0.5, np.array([], np.int64), groups, quotas)
     exact = euclidean.between(slice(None), slice(None))
-    assert result.tolist() == plain(exact, 30, worth, 0.5, [], groups, quotas)
+    assert result.tolist() == plain_farthest_first(exact, 30, worth, 0.5, [], groups, quotas)
     assert (np.bincount(groups[result], minlength=4) <= quotas).all()
     few = farthest_first(euclidean, 500, worth, 0.5, np.array([], np.int64), groups, np.array([0, 3, 4, 5]))
     assert len(few) == 12
@@ -87,22 +87,22 @@ def test_many_rows_of_real_numbers() -> None:
     worth = generator.random(3000).astype(np.float32)
     exact = cosine.between(slice(None), slice(None))
     result = farthest_first(cosine, 200, worth, 0.7, np.array([4]))
-    assert result.tolist() == plain(exact, 200, worth, float(np.float32(0.7)), [4])
+    assert result.tolist() == plain_farthest_first(exact, 200, worth, float(np.float32(0.7)), [4])
 
 
-def test_most_rows_are_left_alone() -> None:
-    """Of rows close to the chosen ones nobody asks again."""
-    looked_at: list[int] = []
+def test_most_similarities_are_never_computed() -> None:
+    """Rows close to the chosen ones are not evaluated again."""
+    sizes: list[int] = []
 
-    class Watched(Euclidean):
+    class CountingEuclidean(Euclidean):
         def between(self, rows, others):  # type: ignore[no-untyped-def]
             result = super().between(rows, others)
-            looked_at.append(result.size)
+            sizes.append(result.size)
             return result
 
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(50, 8)) * 10
     points = (centres[generator.integers(0, 50, 20_000)] + generator.normal(size=(20_000, 8)) * 0.1).astype(np.float32)
-    watched = Watched(points, Euclidean.from_rows(points).halves)
-    farthest_first(watched, 40, np.zeros(20_000), 1.0, np.array([0]))
-    assert sum(looked_at) < 0.5 * 20_000 * 40
+    euclidean = CountingEuclidean(points, Euclidean.from_rows(points).halves)
+    farthest_first(euclidean, 40, np.zeros(20_000), 1.0, np.array([0]))
+    assert sum(sizes) < 0.5 * 20_000 * 40

@@ -23,7 +23,7 @@ def inertia(points: np.ndarray, weights: np.ndarray, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_clusters_are_as_tight_as_the_library_makes_them(weighted: bool) -> None:
+def test_clusters_are_as_tight_as_those_of_scikit_learn(weighted: bool) -> None:
     points = cloud(2000, 0)
     weights = np.random.default_rng(1).exponential(size=2000) if weighted else np.ones(2000)
     actual = inertia(points, weights, 25)
@@ -33,14 +33,14 @@ def test_clusters_are_as_tight_as_the_library_makes_them(weighted: bool) -> None
     assert np.mean(actual) < 1.02 * np.mean(expected)
 
 
-def test_a_sample_does_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_of_a_sample_are_nearly_as_tight(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(4000, 2)
     whole = inertia(points, np.ones(4000), 20)
     monkeypatch.setattr(module, "_ROWS_A_CENTRE", 50)
     assert np.mean(inertia(points, np.ones(4000), 20)) < 1.03 * np.mean(whole)
 
 
-def test_each_row_is_with_its_nearest_centre() -> None:
+def test_each_row_belongs_to_its_nearest_centre() -> None:
     points, rows = cloud(500, 3), np.arange(0, 500, 2)
     result = k_means(points, rows, 12, 0)
     squares = ((points[rows][:, None] - result.centres) ** 2).sum(axis=-1)
@@ -55,7 +55,7 @@ def test_fewer_different_rows_than_centres() -> None:
     assert np.isfinite(result.centres).all()
 
 
-def test_rows_that_weigh_nothing_pull_no_centre() -> None:
+def test_rows_of_weight_zero_move_no_centre() -> None:
     points = np.array([[0.0], [1.0], [100.0], [101.0], [50.0]], np.float32)
     result = k_means(points, np.arange(5), 2, 0, np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
     assert sorted(result.centres.ravel().tolist()) == [0.5, 100.5]
@@ -63,7 +63,7 @@ def test_rows_that_weigh_nothing_pull_no_centre() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
-def test_mini_batches_come_near_to_it(weighted: bool) -> None:
+def test_mini_batch_clusters_are_nearly_as_tight(weighted: bool) -> None:
     points = cloud(6000, 4)
     weights = np.random.default_rng(1).exponential(size=6000) if weighted else np.ones(6000)
     rows = np.arange(6000)
@@ -80,25 +80,25 @@ def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: p
     """Sculley's algorithm 1 row by row, from the same first centres and batches."""
     points = cloud(400, 5)
     monkeypatch.setattr(module, "_MAX_BATCHES", 4)
-    started: list[np.ndarray] = []
-    first = module._first_centres
+    first_centres: list[np.ndarray] = []
+    original = module._first_centres
     monkeypatch.setattr(
         module,
         "_first_centres",
-        lambda *given: started.append(first(*given)) or started[-1],  # type: ignore[func-returns-value]
+        lambda *arguments: first_centres.append(original(*arguments)) or first_centres[-1],  # type: ignore[func-returns-value]
     )
     result = k_means(points, np.arange(400), 6, 0, mini_batch=100)
     sample = points[np.random.default_rng(0).permutation(400)].astype(np.float64)
-    centres, seen = started[0].astype(np.float64), np.zeros(6)
+    centres, counts = first_centres[0].astype(np.float64), np.zeros(6)
     for batch in np.split(sample, 4):
         nearest = ((batch[:, None] - centres) ** 2).sum(axis=-1).argmin(axis=1)
         for row, centre in zip(batch, nearest, strict=True):
-            seen[centre] += 1
-            centres[centre] += (row - centres[centre]) / seen[centre]
+            counts[centre] += 1
+            centres[centre] += (row - centres[centre]) / counts[centre]
     np.testing.assert_allclose(result.centres, centres, rtol=1e-4, atol=1e-5)
 
 
-def test_mini_batches_of_a_size_that_makes_no_sense() -> None:
+def test_a_mini_batch_of_size_zero_is_refused() -> None:
     with pytest.raises(UserError, match="`mini_batch` is 0, and must be a whole number, 1 or more"):
         select("diverse", {"embeddings": cloud(50, 6)}, 5, mini_batch=0)
     assert len(set(select("diverse", {"embeddings": cloud(50, 6)}, 50, mini_batch=7).tolist())) == 50

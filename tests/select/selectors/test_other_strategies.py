@@ -1,4 +1,4 @@
-"""What each strategy goes by, worked out directly."""
+"""Each strategy against a direct computation."""
 
 import numpy as np
 import pytest
@@ -22,13 +22,13 @@ def between_0_and_1(values: np.ndarray) -> np.ndarray:
     return scaled
 
 
-def test_top_goes_by_any_column() -> None:
+def test_top_ranks_by_any_column() -> None:
     scores = {"loss": np.array([3.0, np.nan, 5.0, 1.0])}
     assert select("top", scores, 3).tolist() == [2, 0, 3]
     assert select("top", scores, 2, by="loss", lowest=True).tolist() == [3, 0]
 
 
-def test_k_center_halves_the_radius_at_worst() -> None:
+def test_k_center_takes_the_farthest_row_each_time() -> None:
     chosen = select("k_center", SCORES, 6, dimensions=None)
     distances = np.linalg.norm(EMBEDDINGS[:, None] - EMBEDDINGS, axis=-1)
     assert chosen[0] == np.linalg.norm(EMBEDDINGS - EMBEDDINGS.mean(axis=0), axis=1).argmin()
@@ -36,7 +36,7 @@ def test_k_center_halves_the_radius_at_worst() -> None:
         assert chosen[count] == distances[:, chosen[:count]].min(axis=1).argmax()
 
 
-def test_k_center_starts_from_what_has_a_label() -> None:
+def test_k_center_starts_from_the_labelled_rows() -> None:
     labelled = np.zeros(80, bool)
     labelled[[3, 40]] = True
     chosen = select("k_center", SCORES, 1, 0, labelled, dimensions=None)
@@ -45,19 +45,19 @@ def test_k_center_starts_from_what_has_a_label() -> None:
 
 
 @pytest.mark.parametrize("relevance", [0.0, 0.3, 1.0])
-def test_mmr(relevance: float) -> None:
+def test_mmr_trades_uncertainty_against_similarity(relevance: float) -> None:
     chosen = select("mmr", SCORES, 8, relevance=relevance, dimensions=None)
-    doubt, cosine = between_0_and_1(ENTROPY), UNIT @ UNIT.T
+    uncertainty, cosine = between_0_and_1(ENTROPY), UNIT @ UNIT.T
     expected: list[int] = []
     for _ in range(8):
-        near = cosine[:, expected].max(axis=1) if expected else np.zeros(80)
-        values = relevance * doubt - (1 - relevance) * near
+        similarity = cosine[:, expected].max(axis=1) if expected else np.zeros(80)
+        values = relevance * uncertainty - (1 - relevance) * similarity
         values[expected] = -np.inf
         expected.append(int(values.argmax()))
     assert chosen.tolist() == expected
 
 
-def test_composite_weighs_doubt_distance_and_difficulty() -> None:
+def test_composite_weighs_uncertainty_diversity_and_difficulty() -> None:
     difficulty = np.random.default_rng(5).random(80)
     scores = {**SCORES, "difficulty": difficulty}
     chosen = select("composite", scores, 8, uncertainty=0.5, diversity=0.8, difficulty=0.3, dimensions=None)
@@ -70,15 +70,15 @@ def test_composite_weighs_doubt_distance_and_difficulty() -> None:
     assert chosen.tolist() == expected
 
 
-def test_composite_needs_nothing_that_weighs_nothing() -> None:
-    alone = select("composite", {"entropy": ENTROPY}, 5, diversity=0)
-    assert alone.tolist() == select("entropy", {"entropy": ENTROPY}, 5).tolist()
+def test_composite_needs_no_column_of_weight_zero() -> None:
+    chosen = select("composite", {"entropy": ENTROPY}, 5, diversity=0)
+    assert chosen.tolist() == select("entropy", {"entropy": ENTROPY}, 5).tolist()
 
 
 def test_composite_keeps_to_quotas() -> None:
     source = np.where(np.arange(80) < 60, "web", "forum")
-    doubt = np.where(np.arange(80) < 60, 1.0, 0.0) + np.arange(80) / 1000
-    scores = {"entropy": doubt, "source": source}
+    entropy = np.where(np.arange(80) < 60, 1.0, 0.0) + np.arange(80) / 1000
+    scores = {"entropy": entropy, "source": source}
     chosen = select("composite", scores, 10, diversity=0, quotas={"web": 0.3})
     assert (source[chosen] == "web").sum() == 3
     assert len(chosen) == 10
@@ -87,19 +87,21 @@ def test_composite_keeps_to_quotas() -> None:
         select("composite", scores, 3, diversity=0, quotas={"wep": 0.5})
 
 
-def test_density_weighted() -> None:
+def test_density_weighted_multiplies_uncertainty_by_density() -> None:
     density = (1 + (UNIT @ UNIT.T).mean(axis=1)) / 2
     expected = np.argsort(-between_0_and_1(ENTROPY) * density**2, kind="stable")[:9]
     assert select("density_weighted", SCORES, 9, weight=2.0, dimensions=None).tolist() == expected.tolist()
 
 
-def test_badge_wants_large_gradients_that_differ() -> None:
+def test_badge_chooses_large_and_different_gradients() -> None:
     probabilities = np.array([[0.98, 0.01, 0.01]] * 50 + [[0.4, 0.35, 0.25]] * 4)
     embeddings = np.concatenate([np.random.default_rng(0).normal(size=(50, 4)), np.eye(4) * 3])
-    drawn = [select("badge", {"probabilities": probabilities, "embeddings": embeddings}, 4, seed) for seed in range(50)]
-    # Gradients near zero are all alike: one of them stands for all.
-    assert np.mean([(rows >= 50).sum() for rows in drawn]) > 2.8
-    assert np.mean([rows[0] >= 50 for rows in drawn]) > 0.9
+    batches = [
+        select("badge", {"probabilities": probabilities, "embeddings": embeddings}, 4, seed) for seed in range(50)
+    ]
+    # Gradients near zero are all similar: one of them represents all.
+    assert np.mean([(rows >= 50).sum() for rows in batches]) > 2.8
+    assert np.mean([rows[0] >= 50 for rows in batches]) > 0.9
 
 
 def test_prob_cover_takes_the_fullest_balls_first() -> None:
@@ -115,20 +117,20 @@ def test_prob_cover_takes_the_fullest_balls_first() -> None:
     assert group[after].tolist() == [1, 2]
 
 
-def test_the_radius_is_the_greatest_pure_one() -> None:
+def test_the_radius_is_the_largest_pure_one() -> None:
     points = np.array([[0.0], [1.0], [2.0], [10.0], [11.0], [12.0]], np.float32)
     radius = pure_radius(points, 2, 0, np.random.default_rng(0))
     assert 8 <= radius < 8.5
 
 
-def test_typicality_is_by_the_neighbours_of_the_same_cluster() -> None:
+def test_typicality_uses_only_neighbours_of_the_same_cluster() -> None:
     points = np.random.default_rng(2).normal(size=(90, 3)).astype(np.float32)
     cluster = np.repeat([0, 1, 2], [50, 38, 2])
     result = typicality(points, cluster, np.random.default_rng(0))
-    for first, near in ((0, 20), (1, 20), (2, 1)):
-        members = points[cluster == first]
-        distances, _ = NearestNeighbors(n_neighbors=near + 1).fit(members).kneighbors(members)
-        np.testing.assert_allclose(result[cluster == first], 1 / distances[:, 1:].mean(axis=1), rtol=1e-3)
+    for number, neighbours in ((0, 20), (1, 20), (2, 1)):
+        members = points[cluster == number]
+        distances, _ = NearestNeighbors(n_neighbors=neighbours + 1).fit(members).kneighbors(members)
+        np.testing.assert_allclose(result[cluster == number], 1 / distances[:, 1:].mean(axis=1), rtol=1e-3)
 
 
 def test_typiclust_prefers_clusters_without_a_label() -> None:
@@ -151,7 +153,7 @@ def test_stratified_shares_are_those_of_the_pool() -> None:
     assert sorted(ranked.tolist()) == [45, 46, 47, 48, 49, 77, 78, 79, 98, 99]
 
 
-def test_cost_aware_buys_most_doubt() -> None:
+def test_cost_aware_buys_the_most_uncertainty_for_the_cost() -> None:
     scores = {"entropy": np.array([0.0, 1.0, 0.9, 0.5]), "cost": np.array([1.0, 10.0, 3.0, 1.0])}
     assert select("cost_aware", scores, 4).tolist() == [3, 2, 1, 0]
     assert select("cost_aware", scores, 4, budget=5).tolist() == [3, 2, 0]

@@ -1,4 +1,4 @@
-"""What every selector promises, whatever its strategy."""
+"""The contract of every selector."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.select.selectors.registry import SELECTORS, select
+from posttrain.select.selectors.registry import SELECTORS, select, selector_spec
 from posttrain.store.errors import UserError
 from posttrain.testing.selectors import SelectorContract
 from posttrain.testing.selectors import score_columns as pool
@@ -26,7 +26,7 @@ class TestEverySelector(SelectorContract):
 @settings(max_examples=15, deadline=None)
 @given(rows=st.integers(0, 40), n=st.integers(0, 50), seed=st.integers(0, 5), share=st.floats(0, 1))
 @pytest.mark.slow
-def test_returns_distinct_free_rows_and_as_many_as_wanted(
+def test_it_returns_the_requested_number_of_different_unlabelled_rows(
     strategy: str, rows: int, n: int, seed: int, share: float
 ) -> None:
     labelled = np.random.default_rng(seed).random(rows) < share
@@ -38,7 +38,7 @@ def test_returns_distinct_free_rows_and_as_many_as_wanted(
 
 
 @every_strategy
-def test_nothing_is_known_of_some_rows(strategy: str) -> None:
+def test_rows_with_missing_values_are_allowed(strategy: str) -> None:
     scores = pool(30)
     del scores["probabilities"]
     scores |= {name: np.where(np.arange(30) % 2, 0.3, np.nan) for name in ("entropy", "least_confidence", "margin")}
@@ -50,7 +50,7 @@ def test_nothing_is_known_of_some_rows(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["entropy", "least_confidence", "margin"])
-def test_ties_go_by_row_order_whatever_the_seed(strategy: str) -> None:
+def test_ties_are_broken_by_row_order_for_every_seed(strategy: str) -> None:
     probabilities = np.array([[0.9, 0.1], [0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.5, 0.5]])
     for seed in range(4):
         assert select(strategy, {"probabilities": probabilities}, 4, seed).tolist() == [1, 3, 4, 0]
@@ -71,10 +71,10 @@ def test_the_order_of_the_rows_does_not_matter(strategy: str, seed: int) -> None
 
 def test_random_is_uniform_and_seeded() -> None:
     rows = {"probabilities": np.ones((10, 1))}
-    drawn = np.bincount(
+    counts = np.bincount(
         np.concatenate([select("random", rows, 3, seed) for seed in range(2000)]), minlength=10
     )  # Each count is binomial(2000, 0.3): five standard deviations are 102.
-    assert np.abs(drawn - 600).max() < 103
+    assert np.abs(counts - 600).max() < 103
 
 
 def test_unknown_strategy_names_the_nearest() -> None:
@@ -106,18 +106,18 @@ def test_wrong_calls_are_user_errors() -> None:
 
 @every_strategy
 @pytest.mark.parametrize("value", [0, -1, 0.5, float("nan"), "x", True])
-def test_a_number_out_of_range_is_said_in_one_line(strategy: str, value: object) -> None:
-    """Each option that is a number is obeyed or refused; nothing breaks halfway, and no warning is left."""
-    for option in inspect.signature(SELECTORS[strategy]).parameters.values():
+def test_a_number_out_of_range_is_refused_in_one_line(strategy: str, value: object) -> None:
+    """Each numeric option is applied or refused, without another exception."""
+    for option in inspect.signature(selector_spec(strategy).load()).parameters.values():
         if option.default is option.empty or not {"int", "float"} & set(re.findall(r"\w+", str(option.annotation))):
             continue
-        error = ""
+        message = ""
         try:
             chosen = select(strategy, pool(60), 7, **{option.name: value})
-        except UserError as refused:
-            error = str(refused)
-        if error:
-            assert f"strategy `{strategy}`" in error
+        except UserError as exception:
+            message = str(exception)
+        if message:
+            assert f"strategy `{strategy}`" in message
         else:
             assert value in (0, 0.5)
             assert len(set(chosen.tolist())) == (7 if option.name != "budget" else 0)

@@ -7,7 +7,7 @@ from posttrain.select.selectors.similarity import whiten
 
 
 def blobs(clusters: int, size: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Well separated groups far from zero, with one more direction of huge and meaningless variance."""
+    """Well separated groups far from zero, with one more direction of large noise."""
     generator = np.random.default_rng(seed)
     centres = generator.normal(size=(clusters, width)) * 3
     group = np.repeat(np.arange(clusters), size)
@@ -30,11 +30,11 @@ def test_diverse_takes_the_row_nearest_the_centre_of_a_group() -> None:
     assert sorted(select("diverse", {"embeddings": embeddings}, 2)) == [0, 7]
 
 
-def test_a_direction_of_huge_variance_does_not_decide() -> None:
+def test_a_direction_of_large_noise_does_not_dominate() -> None:
     embeddings, group = blobs(6, 40)
-    covered = [len(set(group[select("diverse", {"embeddings": embeddings}, 12, seed)])) for seed in range(6)]
-    raw = [len(set(group[_raw_kmeans(embeddings, 12, seed)])) for seed in range(6)]
-    assert np.mean(covered) > np.mean(raw) + 0.4
+    group_counts = [len(set(group[select("diverse", {"embeddings": embeddings}, 12, seed)])) for seed in range(6)]
+    raw_group_counts = [len(set(group[_raw_kmeans(embeddings, 12, seed)])) for seed in range(6)]
+    assert np.mean(group_counts) > np.mean(raw_group_counts) + 0.4
 
 
 def _raw_kmeans(embeddings: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -52,12 +52,12 @@ def test_whitened_rows_have_unit_length_and_even_spread() -> None:
     assert spread.max() / spread.min() < 1.2
 
 
-def test_whitening_ignores_where_the_cloud_lies_and_which_way_it_turns() -> None:
+def test_whitening_is_invariant_to_translation_and_rotation() -> None:
     generator = np.random.default_rng(1)
     embeddings = generator.normal(size=(200, 6)) * [5, 4, 3, 2, 1, 0.5]
     rotation, _ = np.linalg.qr(generator.normal(size=(6, 6)))
-    actual, moved = whiten(embeddings), whiten(embeddings @ rotation + 30)
-    np.testing.assert_allclose(actual @ actual.T, moved @ moved.T, atol=1e-5)
+    actual, transformed = whiten(embeddings), whiten(embeddings @ rotation + 30)
+    np.testing.assert_allclose(actual @ actual.T, transformed @ transformed.T, atol=1e-5)
 
 
 def test_whitening_keeps_few_components_of_few_rows() -> None:
@@ -82,7 +82,7 @@ def test_uncertain_diverse_by_margin_takes_small_margins() -> None:
     assert chosen.max() < 10
 
 
-def test_measures_may_be_given_instead_of_probabilities() -> None:
+def test_measures_may_replace_probabilities() -> None:
     probabilities = np.random.default_rng(0).dirichlet(np.ones(4), 30)
     from posttrain.select.scores import uncertainty
 

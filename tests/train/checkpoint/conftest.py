@@ -1,4 +1,4 @@
-"""Checkpoints to save and compare, and processes that are killed while they save them."""
+"""Checkpoints to save and compare, and processes that are killed while saving them."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ from posttrain.train.checkpoint.format import Checkpoint
 _SAVER = Path(__file__).with_name("saver.py")
 
 
-def _saver() -> ModuleType:
+def _load_saver() -> ModuleType:
     spec = importlib.util.spec_from_file_location("posttrain_test_saver", _SAVER)
     assert spec is not None
     assert spec.loader is not None
@@ -32,24 +32,24 @@ def _saver() -> ModuleType:
     return module
 
 
-saver = _saver()
+saver = _load_saver()
 
 
 @pytest.fixture(autouse=True)
-def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill, unlike a power cut, loses nothing that was written."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
 def make() -> Callable[..., Checkpoint]:
-    """``make(step, version)``: what is saved at a step."""
+    """``make(step, version)``: the checkpoint of a step."""
     return saver.make
 
 
 @pytest.fixture
 def same() -> Callable[[Checkpoint | None, Checkpoint], bool]:
-    """Whether two checkpoints are the same to the bit, names, dtypes and shapes too."""
+    """Compares two checkpoints bit for bit, including names, dtypes and shapes."""
 
     def same(actual: Checkpoint | None, expected: Checkpoint) -> bool:
         if actual is None or (actual.state, actual.steps) != (expected.state, expected.steps):
@@ -71,35 +71,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def now(folder: Path) -> Checkpoints:
-    """Checkpoints that are written before ``save`` returns; the last two are kept."""
+def foreground(folder: Path) -> Checkpoints:
+    """Checkpoints that are written before ``save`` returns; keeps the last two."""
     return Checkpoints(folder, CheckpointConfig(background=False))
 
 
 @pytest.fixture
-def two(now: Checkpoints, make: Callable[..., Checkpoint]) -> Checkpoints:
+def two_checkpoints(foreground: Checkpoints, make: Callable[..., Checkpoint]) -> Checkpoints:
     """Checkpoints of steps 3 and 4."""
     for step in (3, 4):
-        now.save(step, make(step))
-    return now
+        foreground.save(step, make(step))
+    return foreground
 
 
 @pytest.fixture
 def background(folder: Path) -> Iterator[Callable[..., Checkpoints]]:
     """``background(when_busy="skip")``: checkpoints written in the background, closed after the test."""
-    opened = []
+    checkpoints_list = []
 
-    def open_one(**config: Any) -> Checkpoints:
-        opened.append(Checkpoints(folder, CheckpointConfig(**config)))
-        return opened[-1]
+    def open_checkpoints(**config: Any) -> Checkpoints:
+        checkpoints_list.append(Checkpoints(folder, CheckpointConfig(**config)))
+        return checkpoints_list[-1]
 
-    yield open_one
-    for item in opened:
-        item.close()
+    yield open_checkpoints
+    for checkpoints in checkpoints_list:
+        checkpoints.close()
 
 
 class Savers:
-    """Processes that save checkpoints, forked from one that is warm."""
+    """Processes that save checkpoints, forked from a process that has imported everything."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

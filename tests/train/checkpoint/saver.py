@@ -1,6 +1,6 @@
 """Forks processes that save checkpoints and can be killed at any call that changes the disk.
 
-Run as a script it imports what takes seconds once, then reads one request a line (`Request` as JSON, a list of them for
+Run as a script it does the slow imports once, then reads one request a line (`Request` as JSON, a list of them for
 processes at the same time), answers with the ids of the processes it forked and, once they have ended, with their exit
 codes.
 """
@@ -27,7 +27,7 @@ from posttrain.train.monitor.metrics import StepValues
 
 
 def make(step: int, version: int = 0, size: int = 50) -> Checkpoint:
-    """What is saved at a step; no two steps or versions share a tensor."""
+    """The checkpoint of a step; no two steps or versions share a tensor."""
     generator = torch.Generator().manual_seed(1000 * version + step)
     tensors = {
         "master.w": torch.randn(size, 7, generator=generator),
@@ -36,11 +36,11 @@ def make(step: int, version: int = 0, size: int = 50) -> Checkpoint:
         "bytes": torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8),
         "count": torch.tensor([step, version]),
     }
-    return Checkpoint(tensors, {"step": step, "version": version}, [measured(n, version) for n in range(step)])
+    return Checkpoint(tensors, {"step": step, "version": version}, [step_values(n, version) for n in range(step)])
 
 
-def measured(step: int, version: int = 0) -> StepValues:
-    """What a step measured; no two versions measure the same."""
+def step_values(step: int, version: int = 0) -> StepValues:
+    """The values of a step; no two versions have equal ones."""
     return StepValues(
         step=step,
         loss=0.1 * step,
@@ -59,7 +59,7 @@ def measured(step: int, version: int = 0) -> StepValues:
 
 @dataclass(frozen=True)
 class Request:
-    """What one process does: ``actions`` are ``[name, arguments...]``; see `_act`."""
+    """The work of one process: ``actions`` are ``[name, arguments...]``; see `_act`."""
 
     folder: str
     trace: str
@@ -71,15 +71,15 @@ class Request:
 
 
 class Events:
-    """Writes down each call that changes the disk, before and after it, and kills the process at one of them."""
+    """Logs each call that changes the disk, before and after it, and kills the process at event ``kill_at``."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.count = 0
         self.file = os.open(request.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def __call__(self, what: str) -> None:
-        os.write(self.file, f"{what}\n".encode())
+    def __call__(self, event: str) -> None:
+        os.write(self.file, f"{event}\n".encode())
         if self.request.kill_at == self.count:
             os.kill(os.getpid(), signal.SIGKILL)
         self.count += 1
@@ -94,60 +94,60 @@ class Events:
             return Path(path).name
         return "/".join(["tmp", "*", *parts[2:]] if parts[:1] == ("tmp",) and len(parts) > 1 else parts) or "."
 
-    def watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            words = " ".join([name, *map(self.name, arguments[: 2 if name in ("rename", "replace", "link") else 1])])
-            self(f"before {words}")
+            event = " ".join([name, *map(self.name, arguments[: 2 if name in ("rename", "replace", "link") else 1])])
+            self(f"before {event}")
             # A kill, unlike a power cut, loses nothing that was written.
             result = None if name == "fsync" else function(*arguments, **options)
-            self(f"after {words}")
+            self(f"after {event}")
             return result
 
         return call
 
-    def halved(self, name: str, function: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """A function that writes a file, stopping once on half of the way."""
+    def written_twice(self, name: str, function: Callable[..., Any], index: int) -> Callable[..., Any]:
+        """A function that writes a file, with one event when half of it is written."""
 
         def call(*arguments: Any, **options: Any) -> Any:
-            path = Path(arguments[place])
-            words = f"{name} {self.name(path)}"
-            self(f"before {words}")
+            path = Path(arguments[index])
+            event = f"{name} {self.name(path)}"
+            self(f"before {event}")
             if self.request.hang:
                 threading.Event().wait()
             result = function(*arguments, **options)
             os.truncate(path, path.stat().st_size // 2)
-            self(f"during {words}")
+            self(f"during {event}")
             result = function(*arguments, **options)
-            self(f"after {words}")
+            self(f"after {event}")
             return result
 
         return call
 
-    def in_halves(self, name: str, function: Callable[[Path, bytes], Any]) -> Callable[[Path, bytes], Any]:
-        """A function that adds to a file, stopping once on half of the way."""
+    def appended_in_halves(self, name: str, function: Callable[[Path, bytes], Any]) -> Callable[[Path, bytes], Any]:
+        """A function that appends to a file, with one event when half of it is written."""
 
         def call(path: Path, content: bytes) -> None:
-            words = f"{name} {self.name(path)}"
-            self(f"before {words}")
+            event = f"{name} {self.name(path)}"
+            self(f"before {event}")
             function(path, content[: len(content) // 2])
-            self(f"during {words}")
+            self(f"during {event}")
             function(path, content[len(content) // 2 :])
-            self(f"after {words}")
+            self(f"after {event}")
 
         return call
 
 
-def _watch(events: Events) -> None:
+def _trace_disk_calls(events: Events) -> None:
     for name in ("mkdir", "rename", "replace", "link", "fsync", "unlink", "rmdir"):
-        setattr(os, name, events.watched(name, getattr(os, name)))
-    writer.write_tensors = events.halved("write_tensors", writer.write_tensors, 0)
-    steps_file.append = events.in_halves("append", steps_file.append)
-    Path.write_bytes = events.halved("write_bytes", Path.write_bytes, 0)  # type: ignore[method-assign]
+        setattr(os, name, events.traced(name, getattr(os, name)))
+    writer.write_tensors = events.written_twice("write_tensors", writer.write_tensors, 0)
+    steps_file.append = events.appended_in_halves("append", steps_file.append)
+    Path.write_bytes = events.written_twice("write_bytes", Path.write_bytes, 0)  # type: ignore[method-assign]
 
 
 def _act(request: Request) -> None:
     events = Events(request)
-    _watch(events)
+    _trace_disk_calls(events)
     with Checkpoints(Path(request.folder), CheckpointConfig(**request.config)) as checkpoints:
         for name, *arguments in request.actions:
             match name:
@@ -160,7 +160,7 @@ def _act(request: Request) -> None:
                     checkpoints.latest()
                 case "rewind":
                     checkpoints.rewind(*arguments)
-                case "go on":  # as a training does that is killed again and again
+                case "resume":  # as a training does that is killed repeatedly
                     result = checkpoints.latest()
                     step = result.state["step"] if result else 0
                     while True:
@@ -175,7 +175,7 @@ def _fork(request: Request) -> int:
         try:
             _act(request)
             code = 0
-        except BaseException:  # noqa: BLE001 - said, and told by the exit code
+        except BaseException:  # noqa: BLE001 - printed, and reported by the exit code
             traceback.print_exc()
         finally:
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Saving while training goes on: the moment of the call is what counts, and no error is lost."""
+"""Saving during training: a checkpoint holds the values at the time of the call, and no error is lost."""
 
 import errno
 import logging
@@ -26,7 +26,7 @@ Background = Callable[..., Checkpoints]
 
 
 class Slow:
-    """A disk that writes nothing until it is let go."""
+    """A disk that blocks every write until ``go`` is set."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
@@ -50,7 +50,7 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch, background: Background) -> Iterator[Slow]:
     slow = Slow(monkeypatch)
     yield slow
-    slow.go.set()  # before ``background`` closes what waits for it
+    slow.go.set()  # before ``background`` closes the checkpoints that wait for it
 
 
 def test_save_returns_before_anything_is_written(
@@ -65,25 +65,25 @@ def test_save_returns_before_anything_is_written(
     assert same(Checkpoints(folder).latest(), make(1))
 
 
-def test_what_is_changed_afterwards_is_not_saved(background: Background, slow: Slow, make: Make, same: Same) -> None:
+def test_changes_after_save_are_not_saved(background: Background, slow: Slow, make: Make, same: Same) -> None:
     checkpoints = background()
-    changed = make(1)
-    changed.tensors["turned"] = torch.arange(6.0).reshape(2, 3).T
+    checkpoint = make(1)
+    checkpoint.tensors["turned"] = torch.arange(6.0).reshape(2, 3).T
     expected = Checkpoint(
-        {name: tensor.clone() for name, tensor in changed.tensors.items()}, make(1).state, make(1).steps
+        {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}, make(1).state, make(1).steps
     )
-    checkpoints.save(1, changed)
-    for tensor in changed.tensors.values():
+    checkpoints.save(1, checkpoint)
+    for tensor in checkpoint.tensors.values():
         tensor.zero_()
-    changed.tensors.clear()
-    changed.state["more"] = 1
-    changed.steps.append(make(2).steps[1])
+    checkpoint.tensors.clear()
+    checkpoint.state["more"] = 1
+    checkpoint.steps.append(make(2).steps[1])
     slow.go.set()
     assert same(checkpoints.latest(), expected)
 
 
-def test_the_buffers_are_used_again(background: Background, make: Make, same: Same) -> None:
-    """Also when tensors come, go, and change their shape and dtype under the same name."""
+def test_the_buffers_are_reused(background: Background, make: Make, same: Same) -> None:
+    """Also when tensors appear, disappear, or change shape and dtype under the same name."""
     checkpoints = background(keep_last=9)
     saved = {step: make(step) for step in range(1, 6)}
     saved[2].tensors["half"] = torch.ones(3, 3)
@@ -97,10 +97,10 @@ def test_the_buffers_are_used_again(background: Background, make: Make, same: Sa
         assert same(checkpoints.at(step), checkpoint)
 
 
-def test_the_memory_is_found_ahead(
+def test_prepare_allocates_the_memory_ahead(
     background: Background, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it is, saving takes no more of it; what was prepared for need not be what comes."""
+    """After ``prepare``, ``save`` allocates nothing; the saved tensors may differ from the prepared ones."""
     checkpoints = background()
     checkpoints.prepare(make(1).tensors)
     checkpoints.save(1, make(1))
@@ -113,16 +113,16 @@ def test_the_memory_is_found_ahead(
     checkpoints.prepare(make(3).tensors)
     checkpoints._snapshots._ready.result()
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", broken)
+        patch.setattr(torch, "empty", raise_error)
         checkpoints.save(3, make(3))
         checkpoints._writing.result()
     assert same(checkpoints.at(3), make(3))
 
 
-def test_no_memory_to_find_ahead(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_prepare_surfaces_at_save(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = background()
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", broken)
+        patch.setattr(torch, "empty", raise_error)
         checkpoints.prepare(make(1).tensors)
         with pytest.raises(ZeroDivisionError):
             checkpoints.save(1, make(1))
@@ -130,17 +130,17 @@ def test_no_memory_to_find_ahead(background: Background, make: Make, monkeypatch
     assert checkpoints.steps() == [2]
 
 
-def test_one_at_a_time(background: Background, slow: Slow, make: Make, same: Same) -> None:
+def test_saves_do_not_overlap(background: Background, slow: Slow, make: Make, same: Same) -> None:
     checkpoints = background(keep_last=9)
     checkpoints.save(1, make(1))
     assert slow.reached.wait(60)
     done = threading.Event()
 
-    def second() -> None:
+    def save_second() -> None:
         checkpoints.save(2, make(2))
         done.set()
 
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=save_second)
     thread.start()
     assert not done.wait(0.2), "the second waits for the first"
     slow.go.set()
@@ -167,7 +167,7 @@ def test_a_busy_writer_is_skipped(
     assert checkpoints.steps() == [1, 3]
 
 
-def test_reading_waits_for_what_is_being_written(background: Background, slow: Slow, make: Make, same: Same) -> None:
+def test_reading_waits_for_the_writer(background: Background, slow: Slow, make: Make, same: Same) -> None:
     checkpoints = background()
     checkpoints.save(1, make(1))
     assert slow.reached.wait(60)
@@ -175,86 +175,86 @@ def test_reading_waits_for_what_is_being_written(background: Background, slow: S
     assert same(checkpoints.latest(), make(1))
 
 
-def no_space(*_: object, **__: object) -> None:
+def raise_no_space(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def broken(*_: object, **__: object) -> None:
+def raise_error(*_: object, **__: object) -> None:
     raise ZeroDivisionError("boom")
 
 
-def part_then_no_space(path: Path, _: object) -> None:
+def write_part_then_raise(path: Path, _: object) -> None:
     path.write_bytes(b"half")
-    no_space()
+    raise_no_space()
 
 
-def half_then_no_space(path: Path, lines: bytes) -> None:
+def append_half_then_raise(path: Path, lines: bytes) -> None:
     with path.open("ab") as file:
         file.write(lines[: len(lines) // 2])
-    no_space()
+    raise_no_space()
 
 
 FULL = {
-    "tensors": (write_module, "write_tensors", no_space),
-    "half of the tensors": (write_module, "write_tensors", part_then_no_space),
-    "steps": (writer, "append", no_space),
-    "half of the steps": (writer, "append", half_then_no_space),
-    "files": (Path, "write_bytes", no_space),
-    "sync of a file": (write_module, "sync_file", no_space),
-    "sync of the folder": (write_module, "sync_folder", no_space),
-    "rename": (Path, "rename", no_space),
-    "sync after the rename": (folder_module, "sync_folder", no_space),
-    "temporary folder": (folder_module, "temporary_folder", no_space),
+    "tensors": (write_module, "write_tensors", raise_no_space),
+    "half of the tensors": (write_module, "write_tensors", write_part_then_raise),
+    "steps": (writer, "append", raise_no_space),
+    "half of the steps": (writer, "append", append_half_then_raise),
+    "files": (Path, "write_bytes", raise_no_space),
+    "sync of a file": (write_module, "sync_file", raise_no_space),
+    "sync of the folder": (write_module, "sync_folder", raise_no_space),
+    "rename": (Path, "rename", raise_no_space),
+    "sync after the rename": (folder_module, "sync_folder", raise_no_space),
+    "temporary folder": (folder_module, "temporary_folder", raise_no_space),
 }
 
 
-@pytest.mark.parametrize("where", FULL)
-@pytest.mark.parametrize("asked", ["save", "close"])
-def test_a_full_disk_costs_checkpoints_and_not_the_training(
+@pytest.mark.parametrize("fault", FULL)
+@pytest.mark.parametrize("trigger", ["save", "close"])
+def test_a_full_disk_does_not_stop_the_training(
     background: Background,
     make: Make,
     same: Same,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     folder: Path,
-    where: str,
-    asked: str,
+    fault: str,
+    trigger: str,
 ) -> None:
     checkpoints = background(keep_last=9)
     for step in (1, 2):
         checkpoints.save(step, make(step))
     checkpoints.close()
     with monkeypatch.context() as patch:
-        patch.setattr(*FULL[where])
+        patch.setattr(*FULL[fault])
         assert checkpoints.save(3, make(3))
-        checkpoints.close() if asked == "close" else checkpoints.save(4, make(4))
+        checkpoints.close() if trigger == "close" else checkpoints.save(4, make(4))
         checkpoints.close()
-    failed = [3] if asked == "close" else [3, 4]
-    assert len(caplog.messages) == len(failed), "each is said, once"
-    for step, said in zip(failed, caplog.messages, strict=True):
-        assert said.startswith(f"no checkpoint of step {step} (")
-        assert said.endswith(": no space left on device): training continues without it")
-    assert list((folder / "tmp").iterdir()) == [], "what was not finished is removed"
+    failed_steps = [3] if trigger == "close" else [3, 4]
+    assert len(caplog.messages) == len(failed_steps), "each is reported once"
+    for step, message in zip(failed_steps, caplog.messages, strict=True):
+        assert message.startswith(f"no checkpoint of step {step} (")
+        assert message.endswith(": no space left on device): training continues without it")
+    assert list((folder / "tmp").iterdir()) == [], "unfinished files are removed"
     assert checkpoints.steps()[:2] == [1, 2]
     for step in checkpoints.steps():
-        assert same(checkpoints.at(step), make(step)), "what is there is whole"
-    # With space again all is well.
+        assert same(checkpoints.at(step), make(step)), "the remaining checkpoints are complete"
+    # With space again, saving works.
     checkpoints.save(5, make(5))
     checkpoints.close()
     assert same(checkpoints.latest(), make(5))
 
 
-def test_a_full_disk_in_the_foreground(
-    now: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_in_the_foreground_is_an_error(
+    foreground: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now.save(1, make(1))
+    foreground.save(1, make(1))
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "write_tensors", no_space)
+        patch.setattr(write_module, "write_tensors", raise_no_space)
         with pytest.raises(UserError, match="no space left on device"):
-            now.save(2, make(2))
-    assert now.steps() == [1]
-    assert same(now.latest(), make(1))
-    now.close()
+            foreground.save(2, make(2))
+    assert foreground.steps() == [1]
+    assert same(foreground.latest(), make(1))
+    foreground.close()
 
 
 def test_any_error_surfaces(
@@ -262,9 +262,9 @@ def test_any_error_surfaces(
 ) -> None:
     checkpoints = background()
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "sync_file", broken)
+        patch.setattr(write_module, "sync_file", raise_error)
         checkpoints.save(1, make(1))
-        assert checkpoints.latest() is None, "reading does not take the error away"
+        assert checkpoints.latest() is None, "reading does not clear the error"
         with pytest.raises(ZeroDivisionError, match="boom"):
             checkpoints.save(2, make(2))
     assert "saving the checkpoint of step 1 failed: boom" in caplog.text
@@ -274,7 +274,7 @@ def test_any_error_surfaces(
 def test_an_error_while_hashing_surfaces(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = background()
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "xxh3_128", broken)
+        patch.setattr(writer, "xxh3_128", raise_error)
         checkpoints.save(1, make(1))
         with pytest.raises(ZeroDivisionError):
             checkpoints.close()
@@ -284,7 +284,7 @@ def test_leaving_the_context_closes(folder: Path, make: Make, same: Same, monkey
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(1, make(1))
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "write_tensors", broken)
+        patch.setattr(write_module, "write_tensors", raise_error)
         with pytest.raises(ZeroDivisionError), Checkpoints(folder) as checkpoints:
             checkpoints.save(2, make(2))
     assert same(Checkpoints(folder).latest(), make(1))
@@ -297,46 +297,46 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "steps.jsonl", "manifest.json"])
-def test_a_disk_that_lies_is_caught_before_the_rename(
-    now: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_corrupted_file_is_detected_before_the_rename(
+    foreground: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What is read back is compared with what was in memory, before any older checkpoint is given up."""
-    now.save(1, make(1))
+    """The files are read back and compared with memory before any older checkpoint is removed."""
+    foreground.save(1, make(1))
     forget = write_module._drop_page_cache
 
-    def lying(path: Path) -> None:
+    def flip_and_forget(path: Path) -> None:
         if path.name == name:
             flip(path)
         forget(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "_drop_page_cache", lying)
+        patch.setattr(write_module, "_drop_page_cache", flip_and_forget)
         with pytest.raises(WorkError, match=rf"read back after writing, {name} .*; check the disk and the memory"):
-            now.save(2, make(2))
-    assert now.steps() == [1]
-    assert same(now.latest(), make(1))
+            foreground.save(2, make(2))
+    assert foreground.steps() == [1]
+    assert same(foreground.latest(), make(1))
 
 
-def test_memory_that_changes_while_it_is_written_is_caught(
-    now: Checkpoints, make: Make, monkeypatch: pytest.MonkeyPatch
+def test_tensors_that_change_during_the_write_are_detected(
+    foreground: Checkpoints, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checksums are of the tensors as they were handed over, not of what arrived on the disk."""
+    """The checksums are those of the tensors passed to ``save``, not of the bytes on the disk."""
     write_tensors = write_module.write_tensors
 
-    def changing(path: Path, tensors: dict[str, torch.Tensor]) -> Any:
+    def write_twice(path: Path, tensors: dict[str, torch.Tensor]) -> Any:
         result = write_tensors(path, tensors)
         write_tensors(path, {**tensors, "half": tensors["half"] + 1})
         return result
 
-    monkeypatch.setattr(write_module, "write_tensors", changing)
+    monkeypatch.setattr(write_module, "write_tensors", write_twice)
     with pytest.raises(WorkError, match="does not match its checksums in `half`"):
-        now.save(1, make(1))
-    assert now.steps() == []
+        foreground.save(1, make(1))
+    assert foreground.steps() == []
 
 
 @pytest.mark.slow
 def test_an_exit_without_close_waits(folder: Path) -> None:
-    """A script that ends while its last checkpoint is being written has that checkpoint."""
+    """A script that ends while its last checkpoint is being written still gets that checkpoint."""
     code = f"""
 import time
 from pathlib import Path
@@ -352,19 +352,21 @@ def slow(*arguments):
 writer.write_tensors = slow
 Checkpoints(Path({str(folder)!r}), CheckpointConfig()).save(1, Checkpoint({{"x": torch.ones(3)}}, {{}}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
     result = Checkpoints(folder).latest()
     assert result is not None
     assert torch.equal(result.tensors["x"], torch.ones(3))
 
 
-def test_what_a_killed_process_left_is_removed(now: Checkpoints, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_leftovers_of_a_killed_process_are_removed(
+    foreground: Checkpoints, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    left = now.folder / "tmp" / "0123"
-    left.mkdir(parents=True)
-    (left / "tensors.safetensors").write_bytes(b"half")
-    (now.folder / "tmp" / "0123.lock").touch()
-    assert now.latest() is None
-    now.save(1, make(1))
-    assert list((now.folder / "tmp").iterdir()) == []
+    leftover = foreground.folder / "tmp" / "0123"
+    leftover.mkdir(parents=True)
+    (leftover / "tensors.safetensors").write_bytes(b"half")
+    (foreground.folder / "tmp" / "0123.lock").touch()
+    assert foreground.latest() is None
+    foreground.save(1, make(1))
+    assert list((foreground.folder / "tmp").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What is saved is what is found, to the bit."""
+"""A checkpoint loads as it was saved, bit for bit."""
 
 import json
 import math
@@ -54,7 +54,7 @@ TENSORS: dict[str, dict[str, Tensor]] = {
 
 @pytest.mark.parametrize("in_background", [True, False])
 @pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_come_back(folder: Path, same: Same, kind: str, in_background: bool) -> None:
+def test_tensors_load_as_saved(folder: Path, same: Same, kind: str, in_background: bool) -> None:
     expected = Checkpoint(TENSORS[kind], {"kind": kind})
     with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
         checkpoints.save(1, expected)
@@ -64,7 +64,7 @@ def test_tensors_come_back(folder: Path, same: Same, kind: str, in_background: b
         actual = checkpoints.latest()
         assert same(actual, expected)
         assert actual is not None
-        for tensor in actual.tensors.values():  # nothing on the disk, and nobody else's memory
+        for tensor in actual.tensors.values():  # must change neither the disk nor anybody else's memory
             tensor.zero_()
         assert same(checkpoints.latest(), expected)
         assert same(Checkpoints(folder).latest(), expected)
@@ -78,7 +78,9 @@ DTYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.int64, torch.uint
 @given(
     tensors=st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8), st.tuples(SHAPES, DTYPES), max_size=6)
 )
-def test_any_tensors_come_back(tmp_path: Path, same: Same, tensors: dict[str, tuple[list[int], torch.dtype]]) -> None:
+def test_any_tensors_load_as_saved(
+    tmp_path: Path, same: Same, tensors: dict[str, tuple[list[int], torch.dtype]]
+) -> None:
     tensors.pop("__metadata__", None)
     expected = Checkpoint({name: torch.randint(0, 2, shape).to(dtype) for name, (shape, dtype) in tensors.items()}, {})
     with Checkpoints(tmp_path / "any", CheckpointConfig()) as checkpoints:
@@ -97,24 +99,24 @@ STATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_the_state_comes_back(now: Checkpoints, name: str) -> None:
-    now.save(1, Checkpoint({}, STATES[name]))
-    result = now.latest()
+def test_the_state_loads_as_saved(foreground: Checkpoints, name: str) -> None:
+    foreground.save(1, Checkpoint({}, STATES[name]))
+    result = foreground.latest()
     assert result is not None
     assert result.state == STATES[name]
     assert list(result.state) == list(STATES[name])
 
 
-def test_a_state_with_nan(now: Checkpoints) -> None:
-    now.save(1, Checkpoint({}, {"loss": math.nan}))
-    result = now.latest()
+def test_a_state_may_hold_nan(foreground: Checkpoints) -> None:
+    foreground.save(1, Checkpoint({}, {"loss": math.nan}))
+    result = foreground.latest()
     assert result is not None
     assert math.isnan(result.state["loss"])
 
 
 @pytest.mark.parametrize("state", [{"a": {1: 2}}, {"a": [{None: 2}]}, {"a": {1, 2}}, {"a": torch.ones(1)}])
 @pytest.mark.parametrize("in_background", [True, False])
-def test_a_state_that_would_not_come_back(folder: Path, state: Any, in_background: bool) -> None:
+def test_a_state_that_json_would_change_is_refused(folder: Path, state: Any, in_background: bool) -> None:
     with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
         with pytest.raises(TypeError):
             checkpoints.save(1, Checkpoint({}, state))
@@ -130,23 +132,23 @@ def test_a_sparse_tensor_is_named(folder: Path, in_background: bool) -> None:
         assert checkpoints.steps() == []
 
 
-def test_a_negative_step(now: Checkpoints, make: Make) -> None:
+def test_a_negative_step_is_refused(foreground: Checkpoints, make: Make) -> None:
     with pytest.raises(ValueError, match="step -1 is negative"):
-        now.save(-1, make(1))
+        foreground.save(-1, make(1))
 
 
-def test_the_manifest_says_what_is_there(now: Checkpoints, make: Make) -> None:
+def test_the_manifest_describes_the_files(foreground: Checkpoints, make: Make) -> None:
     expected = make(7)
-    now.save(7, expected, metric=0.25)
-    place = now.folder / "step-000000007"
+    foreground.save(7, expected, metric=0.25)
+    folder = foreground.folder / "step-000000007"
     names = {"manifest.json", "state.json", "steps.jsonl", "tensors.safetensors"}
-    assert {path.name for path in place.iterdir()} == names
-    manifest = json.loads((place / "manifest.json").read_bytes())
+    assert {path.name for path in folder.iterdir()} == names
+    manifest = json.loads((folder / "manifest.json").read_bytes())
     assert (manifest["format"], manifest["step"], manifest["metric"]) == (2, 7, 0.25)
-    content = (place / "tensors.safetensors").read_bytes()
+    content = (folder / "tensors.safetensors").read_bytes()
     assert manifest["tensors_size"] == len(content)
     for name in ("state", "steps"):
-        file = (place / ("state.json" if name == "state" else "steps.jsonl")).read_bytes()
+        file = (folder / ("state.json" if name == "state" else "steps.jsonl")).read_bytes()
         assert (manifest[f"{name}_size"], manifest[f"{name}_checksum"]) == (len(file), checksum(file))
     assert manifest["tensors"].keys() == expected.tensors.keys()
     for name, tensor in expected.tensors.items():
@@ -160,19 +162,19 @@ def test_the_manifest_says_what_is_there(now: Checkpoints, make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", TENSORS)
-def test_others_can_read_the_tensors(now: Checkpoints, same: Same, kind: str) -> None:
+def test_safetensors_reads_the_tensors(foreground: Checkpoints, same: Same, kind: str) -> None:
     tensors = {name: tensor.detach().resolve_conj() for name, tensor in TENSORS[kind].items()}
-    now.save(7, Checkpoint(tensors, {}))
-    place = now.folder / "step-000000007"
-    result = load_file(place / "tensors.safetensors")
+    foreground.save(7, Checkpoint(tensors, {}))
+    folder = foreground.folder / "step-000000007"
+    result = load_file(folder / "tensors.safetensors")
     assert result.keys() == tensors.keys()
-    entries = json.loads((place / "manifest.json").read_bytes())["tensors"]
+    entries = json.loads((folder / "manifest.json").read_bytes())["tensors"]
     assert all(entries[name]["start"] % tensor.element_size() == 0 for name, tensor in tensors.items()), "aligned"
     assert same(Checkpoint({name: result[name] for name in tensors}, {}), Checkpoint(tensors, {}))
 
 
 @pytest.mark.parametrize("in_background", [True, False])
-def test_a_dtype_that_the_file_has_no_form_for_is_named(folder: Path, in_background: bool) -> None:
+def test_an_unsupported_dtype_is_named(folder: Path, in_background: bool) -> None:
     tensors = {"a": torch.ones(1), "b": torch.ones(1, dtype=torch.complex128)}
     with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
         with pytest.raises(ValueError, match=r"tensor `b` is of torch\.complex128, which a checkpoint cannot hold"):
@@ -180,14 +182,14 @@ def test_a_dtype_that_the_file_has_no_form_for_is_named(folder: Path, in_backgro
         assert checkpoints.steps() == []
 
 
-def test_a_large_tensor(now: Checkpoints, same: Same) -> None:
-    """Larger than what is hashed at a time."""
+def test_a_large_tensor_loads_as_saved(foreground: Checkpoints, same: Same) -> None:
+    """Larger than the chunk that is hashed at a time."""
     expected = Checkpoint({"x": torch.randn(700_001), "y": torch.arange(300_000)}, {})
-    now.save(1, expected)
-    assert same(now.latest(), expected)
+    foreground.save(1, expected)
+    assert same(foreground.latest(), expected)
 
 
-def test_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "never" / "made", CheckpointConfig())
     assert checkpoints.latest() is None
     assert checkpoints.best() is None
@@ -200,12 +202,5 @@ def test_nothing_to_go_on_from(tmp_path: Path) -> None:
 
 def test_the_config_needs_no_torch() -> None:
     code = "import sys; from posttrain.train.checkpoint.config import CheckpointConfig; print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert said == "False\n"
-
-
-def test_the_package_knows_nothing_else() -> None:
-    from posttrain.train import checkpoint
-
-    with pytest.raises(AttributeError, match="no attribute 'Checkpointer'"):
-        checkpoint.Checkpointer  # noqa: B018
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert output == "False\n"

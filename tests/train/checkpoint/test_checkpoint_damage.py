@@ -1,4 +1,4 @@
-"""Damage of any kind is found, named and stepped over."""
+"""Damage of any kind is detected and named, and an earlier checkpoint is used instead."""
 
 import errno
 import json
@@ -67,82 +67,86 @@ HOWS = [
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [(name, how) for name in FILES for how in HOWS if (name, how) != (STEPS, "longer")],  # which others make it
+    [
+        (name, how) for name in FILES for how in HOWS if (name, how) != (STEPS, "longer")
+    ],  # another checkpoint that shares the file makes it longer
 )
-def test_a_damaged_checkpoint_is_named_and_stepped_over(
-    two: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture, name: str, how: str
+def test_a_damaged_checkpoint_is_named_and_skipped(
+    two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture, name: str, how: str
 ) -> None:
-    damage(two.folder / NEWEST / name, how)
-    assert same(two.latest(), make(3))
-    said, going_back = caplog.messages
-    assert f"{NEWEST} is damaged (" in said
-    assert name in said
-    assert "put aside as damaged-000000004" in said
-    assert "\n" not in said
-    assert going_back == "using the checkpoint of step 3 instead"
-    assert two.steps() == [3]
-    # What was damaged does not push a good checkpoint out.
-    two.save(5, make(5))
-    damage(two.folder / "step-000000005" / name, how)
-    assert same(two.latest(), make(3))
+    damage(two_checkpoints.folder / NEWEST / name, how)
+    assert same(two_checkpoints.latest(), make(3))
+    message, fallback_message = caplog.messages
+    assert f"{NEWEST} is damaged (" in message
+    assert name in message
+    assert "put aside as damaged-000000004" in message
+    assert "\n" not in message
+    assert fallback_message == "using the checkpoint of step 3 instead"
+    assert two_checkpoints.steps() == [3]
+    # A damaged checkpoint does not count when old ones are pruned.
+    two_checkpoints.save(5, make(5))
+    damage(two_checkpoints.folder / "step-000000005" / name, how)
+    assert same(two_checkpoints.latest(), make(3))
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.slow
-def test_every_byte_counts(two: Checkpoints, make: Make, same: Same, name: str) -> None:
-    folder = two.folder / NEWEST
+def test_every_flipped_bit_is_detected(two_checkpoints: Checkpoints, make: Make, same: Same, name: str) -> None:
+    folder = two_checkpoints.folder / NEWEST
     file = folder / name
-    whole = file.read_bytes()
-    for position in range(len(whole)):
-        flipped = bytearray(whole)
+    content = file.read_bytes()
+    for position in range(len(content)):
+        flipped = bytearray(content)
         flipped[position] ^= 1 << position % 8
         file.write_bytes(flipped)
         with pytest.raises(DamagedCheckpoint, match=name):
             read_checkpoint(folder, 4)
-    file.write_bytes(whole)
+    file.write_bytes(content)
     assert same(read_checkpoint(folder, 4), make(4))
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_change_of_any_file(two: Checkpoints, data: st.DataObject) -> None:
-    file = two.folder / NEWEST / data.draw(st.sampled_from(FILES))
-    whole = file.read_bytes()
-    start = data.draw(st.integers(0, len(whole)))
-    end = data.draw(st.integers(start, len(whole)))
-    changed = whole[:start] + data.draw(st.binary(max_size=8)) + whole[end:]
+def test_any_change_of_any_file_is_detected(two_checkpoints: Checkpoints, data: st.DataObject) -> None:
+    file = two_checkpoints.folder / NEWEST / data.draw(st.sampled_from(FILES))
+    content = file.read_bytes()
+    start = data.draw(st.integers(0, len(content)))
+    end = data.draw(st.integers(start, len(content)))
+    changed = content[:start] + data.draw(st.binary(max_size=8)) + content[end:]
     file.write_bytes(changed)
     try:
-        if changed == whole or (file.name == STEPS and changed.startswith(whole)):
+        if changed == content or (file.name == STEPS and changed.startswith(content)):
             read_checkpoint(file.parent, 4)
         else:
             with pytest.raises(DamagedCheckpoint):
                 read_checkpoint(file.parent, 4)
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(content)
 
 
-def test_the_damaged_tensor_is_named(two: Checkpoints, make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    file = two.folder / NEWEST / TENSORS
-    entries = json.loads((two.folder / NEWEST / MANIFEST).read_bytes())["tensors"]
-    whole = file.read_bytes()
+def test_the_damaged_tensor_is_named(
+    two_checkpoints: Checkpoints, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = two_checkpoints.folder / NEWEST / TENSORS
+    entries = json.loads((two_checkpoints.folder / NEWEST / MANIFEST).read_bytes())["tensors"]
+    content = file.read_bytes()
     for name, entry in entries.items():
         for position in (entry["start"], entry["start"] + entry["size"] - 1):
-            flipped = bytearray(whole)
+            flipped = bytearray(content)
             flipped[position] ^= 4
             file.write_bytes(flipped)
             with pytest.raises(DamagedCheckpoint) as caught:
                 read_checkpoint(file.parent, 4)
             assert str(caught.value) == f"{TENSORS} does not match its checksums in `{name}`"
-    file.write_bytes(whole[:-1])
+    file.write_bytes(content[:-1])
     last = max(entries, key=lambda name: entries[name]["start"])
-    assert two.at(4) is None
-    assert f"has {len(whole) - 1} bytes instead of {len(whole)}: `{last}` cut off" in caplog.text
+    assert two_checkpoints.at(4) is None
+    assert f"has {len(content) - 1} bytes instead of {len(content)}: `{last}` cut off" in caplog.text
 
 
-def test_many_damaged_tensors_are_one_line(two: Checkpoints) -> None:
-    file = two.folder / NEWEST / TENSORS
-    entries = json.loads((two.folder / NEWEST / MANIFEST).read_bytes())["tensors"]
+def test_many_damaged_tensors_are_named_in_one_line(two_checkpoints: Checkpoints) -> None:
+    file = two_checkpoints.folder / NEWEST / TENSORS
+    entries = json.loads((two_checkpoints.folder / NEWEST / MANIFEST).read_bytes())["tensors"]
     start = min(entry["start"] for entry in entries.values())
     file.write_bytes(file.read_bytes()[:start] + bytes(255 - byte for byte in file.read_bytes()[start:]))
     with pytest.raises(DamagedCheckpoint, match=r"in `master.w`, `half`, `step` and 2 more$"):
@@ -153,80 +157,84 @@ def test_many_damaged_tensors_are_one_line(two: Checkpoints) -> None:
     "content",
     ["null", "[]", "3", '"x"', "{}", '{"format": 1}', '{"format": "2"}', '{"state.json": null}', "\xff", "[" * 100_000],
 )
-def test_a_manifest_that_is_none(two: Checkpoints, make: Make, same: Same, content: str) -> None:
-    (two.folder / NEWEST / MANIFEST).write_text(content, encoding="latin-1")
-    assert same(two.latest(), make(3))
+def test_an_invalid_manifest_is_damage(two_checkpoints: Checkpoints, make: Make, same: Same, content: str) -> None:
+    (two_checkpoints.folder / NEWEST / MANIFEST).write_text(content, encoding="latin-1")
+    assert same(two_checkpoints.latest(), make(3))
 
 
-def test_a_manifest_of_another_step(two: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture) -> None:
-    (two.folder / NEWEST).rename(two.folder / "step-000000009")
-    assert same(two.latest(), make(3))
+def test_a_manifest_of_another_step_is_damage(
+    two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture
+) -> None:
+    (two_checkpoints.folder / NEWEST).rename(two_checkpoints.folder / "step-000000009")
+    assert same(two_checkpoints.latest(), make(3))
     assert "manifest.json is of step 4" in caplog.text
 
 
-def test_a_folder_of_the_old_format(two: Checkpoints, make: Make, same: Same) -> None:
-    old = two.folder / "step-000000009"
+def test_a_folder_of_the_old_format_is_ignored(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
+    old = two_checkpoints.folder / "step-000000009"
     old.mkdir()
     (old / "sha256.json").write_text("{}")
-    assert same(two.latest(), make(4))
+    assert same(two_checkpoints.latest(), make(4))
 
 
-@pytest.mark.parametrize("other", [1, 3])
-def test_another_format_is_left_alone(
-    two: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture, other: int
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_checkpoint_of_another_format_is_not_touched(
+    two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    """Only this version cannot read it: it is neither used nor removed, however many are saved afterwards."""
-    manifest = two.folder / NEWEST / MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_bytes()), "format": other, "new": "thing"}))
-    assert same(two.latest(), make(3))
-    said = f"{NEWEST} cannot be used ({MANIFEST} has format {other}, and this version of posttrain reads 2)"
-    assert said in caplog.text
+    """Another version may read it: it is neither used nor removed, however many checkpoints follow."""
+    manifest = two_checkpoints.folder / NEWEST / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_bytes()), "format": number, "new": "thing"}))
+    assert same(two_checkpoints.latest(), make(3))
+    message = f"{NEWEST} cannot be used ({MANIFEST} has format {number}, and this version of posttrain reads 2)"
+    assert message in caplog.text
     for step in range(5, 9):
-        two.save(step, make(step))
-    assert (two.folder / "other-format-000000004" / TENSORS).is_file()
-    assert two.steps() == [7, 8]
+        two_checkpoints.save(step, make(step))
+    assert (two_checkpoints.folder / "other-format-000000004" / TENSORS).is_file()
+    assert two_checkpoints.steps() == [7, 8]
 
 
-def test_all_are_damaged(two: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_an_intact_checkpoint_there_is_none(
+    two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in (3, 4):
-        damage(two.folder / f"step-{step:09d}" / STATE, "half")
-    assert two.latest() is None
+        damage(two_checkpoints.folder / f"step-{step:09d}" / STATE, "half")
+    assert two_checkpoints.latest() is None
     assert len(caplog.messages) == 3
     assert caplog.messages[-1] == "no other checkpoint to start from"
-    two.save(5, make(5))
-    assert same(two.latest(), make(5))
+    two_checkpoints.save(5, make(5))
+    assert same(two_checkpoints.latest(), make(5))
 
 
-def test_the_newest_damaged_one_stays_for_a_look(two: Checkpoints, make: Make) -> None:
+def test_only_the_newest_damaged_checkpoint_is_kept(two_checkpoints: Checkpoints, make: Make) -> None:
     for step in range(5, 12):
-        two.save(step, make(step))
-        damage(two.folder / f"step-{step:09d}" / STATE, "last byte")
-        two.latest()
-    two.save(20, make(20))
-    assert sorted(path.name for path in two.folder.glob("damaged-*")) == ["damaged-000000011"]
+        two_checkpoints.save(step, make(step))
+        damage(two_checkpoints.folder / f"step-{step:09d}" / STATE, "last byte")
+        two_checkpoints.latest()
+    two_checkpoints.save(20, make(20))
+    assert sorted(path.name for path in two_checkpoints.folder.glob("damaged-*")) == ["damaged-000000011"]
 
 
-def test_the_same_step_damaged_twice(two: Checkpoints, make: Make, same: Same) -> None:
+def test_a_step_may_be_damaged_repeatedly(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
     for _ in range(3):
-        damage(two.folder / NEWEST / STATE, "last byte")
-        assert same(two.latest(), make(3))
-        two.save(4, make(4))
-    assert same(two.latest(), make(4))
+        damage(two_checkpoints.folder / NEWEST / STATE, "last byte")
+        assert same(two_checkpoints.latest(), make(3))
+        two_checkpoints.save(4, make(4))
+    assert same(two_checkpoints.latest(), make(4))
 
 
-def test_pruning_does_not_count_what_is_damaged(
-    two: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture
+def test_pruning_does_not_count_damaged_checkpoints(
+    two_checkpoints: Checkpoints, make: Make, same: Same, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file is gone from the newest; without a look at it, the next save would remove the older, good one."""
-    (two.folder / NEWEST / TENSORS).unlink()
-    two.save(5, make(5))
+    """The newest lacks a file; if the next save did not check that, it would remove the older, good one."""
+    (two_checkpoints.folder / NEWEST / TENSORS).unlink()
+    two_checkpoints.save(5, make(5))
     assert f"{NEWEST} is damaged ({TENSORS} is missing)" in caplog.text
-    assert two.steps() == [3, 5]
-    damage(two.folder / "step-000000005" / TENSORS, "last byte")
-    assert same(two.latest(), make(3))
+    assert two_checkpoints.steps() == [3, 5]
+    damage(two_checkpoints.folder / "step-000000005" / TENSORS, "last byte")
+    assert same(two_checkpoints.latest(), make(3))
 
 
-def test_damage_of_the_best(folder: Path, make: Make, same: Same) -> None:
+def test_a_damaged_best_gives_the_next_best(folder: Path, make: Make, same: Same) -> None:
     checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
     for step, metric in ((1, 0.3), (2, 0.1), (3, 0.2)):
         checkpoints.save(step, make(step), metric=metric)
@@ -237,49 +245,55 @@ def test_damage_of_the_best(folder: Path, make: Make, same: Same) -> None:
     assert same(checkpoints.best(), make(1))
 
 
-def test_a_disk_that_cannot_read(
-    two: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_read_error_is_damage(
+    two_checkpoints: Checkpoints,
+    make: Make,
+    same: Same,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     read_bytes = Path.read_bytes
 
-    def failing(self: Path) -> bytes:
+    def fail(self: Path) -> bytes:
         if self.name == STATE and NEWEST in str(self):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read_bytes(self)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
-    assert same(two.latest(), make(3))
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    assert same(two_checkpoints.latest(), make(3))
     assert f"{STATE} cannot be read: Input/output error" in caplog.text
 
 
-def test_missing_permissions_are_no_damage(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is put aside because this user may not read it."""
+def test_a_permission_error_is_not_damage(two_checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that this user may not read is not put aside."""
 
-    def refused(self: Path) -> bytes:
+    def deny(self: Path) -> bytes:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refused)
+        patch.setattr(Path, "read_bytes", deny)
         with pytest.raises(UserError, match="permission denied"):
-            two.latest()
-    assert two.steps() == [3, 4]
+            two_checkpoints.latest()
+    assert two_checkpoints.steps() == [3, 4]
 
 
-def test_a_damaged_state_is_not_half_a_checkpoint(two: Checkpoints, make: Make, same: Same) -> None:
-    """Files of two checkpoints, each whole, are none together."""
+def test_files_of_two_checkpoints_are_damage(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
+    """Intact files of two checkpoints do not make one checkpoint."""
     for name in (STATE, STEPS, TENSORS):
-        file = two.folder / NEWEST / name
-        file.write_bytes((two.folder / "step-000000003" / name).read_bytes())
-        assert same(two.latest(), make(3))
-        two.save(4, make(4))
+        file = two_checkpoints.folder / NEWEST / name
+        file.write_bytes((two_checkpoints.folder / "step-000000003" / name).read_bytes())
+        assert same(two_checkpoints.latest(), make(3))
+        two_checkpoints.save(4, make(4))
 
 
-def test_strangers_in_the_folder(two: Checkpoints, make: Make, same: Same) -> None:
-    """What is no checkpoint is left as it is."""
-    strangers: dict[str, Any] = {"step-12": None, "step-abc": None, "notes.txt": "x", "tmp-000000009": None}
-    for name, content in strangers.items():
-        (two.folder / name).mkdir() if content is None else (two.folder / name).write_text(content)
-    two.save(5, make(5))
-    assert same(two.latest(), make(5))
-    assert two.steps() == [4, 5]
-    assert all((two.folder / name).exists() for name in strangers)
+def test_other_files_in_the_folder_are_not_touched(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
+    """Files and folders that are no checkpoints stay untouched."""
+    others: dict[str, Any] = {"step-12": None, "step-abc": None, "notes.txt": "x", "tmp-000000009": None}
+    for name, content in others.items():
+        (two_checkpoints.folder / name).mkdir() if content is None else (two_checkpoints.folder / name).write_text(
+            content
+        )
+    two_checkpoints.save(5, make(5))
+    assert same(two_checkpoints.latest(), make(5))
+    assert two_checkpoints.steps() == [4, 5]
+    assert all((two_checkpoints.folder / name).exists() for name in others)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and when one is due."""
+"""Retention of checkpoints, and when a checkpoint is due."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from posttrain.train.checkpoint.format import Checkpoint
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
 
-# config, metric by step, steps that stay when they were saved one after the other
+# config, metric by step, steps that remain after saving all of them in order
 TABLE: list[tuple[dict[str, Any], dict[int, float | None], list[int]]] = [
     ({}, {1: None, 2: None, 3: None}, [2, 3]),
     ({}, {7: None}, [7]),
@@ -41,7 +41,7 @@ TABLE: list[tuple[dict[str, Any], dict[int, float | None], list[int]]] = [
 
 
 @pytest.mark.parametrize(("config", "metrics", "expected"), TABLE)
-def test_what_stays(
+def test_retention_by_config(
     folder: Path, make: Make, config: dict[str, Any], metrics: dict[int, float | None], expected: list[int]
 ) -> None:
     checkpoints = Checkpoints(folder, CheckpointConfig(background=False, **config))
@@ -52,7 +52,7 @@ def test_what_stays(
     assert checkpoints.steps() == expected
 
 
-def test_the_best_is_found(folder: Path, make: Make, same: Same) -> None:
+def test_best_is_the_lowest_or_highest_metric(folder: Path, make: Make, same: Same) -> None:
     for mode, best in (("min", 2), ("max", 1)):
         config = CheckpointConfig(background=False, keep_last=1, keep_best=True, mode=mode)
         checkpoints = Checkpoints(folder / mode, config)
@@ -64,8 +64,8 @@ def test_the_best_is_found(folder: Path, make: Make, same: Same) -> None:
         assert checkpoints.at(3) is None
 
 
-def test_none_is_the_best_without_a_metric(two: Checkpoints) -> None:
-    assert two.best() is None
+def test_without_a_metric_there_is_no_best(two_checkpoints: Checkpoints) -> None:
+    assert two_checkpoints.best() is None
 
 
 METRICS = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-10, 10))
@@ -80,40 +80,47 @@ RUNS = st.dictionaries(st.integers(0, 60), METRICS, min_size=1, max_size=30)
 
 
 @given(config=CONFIGS, run=RUNS)
-def test_a_run_keeps_what_the_rules_say(config: CheckpointConfig, run: dict[int, float | None]) -> None:
-    """Pruned after every save, as if the rules had been applied once to all that was ever saved."""
-    there: list[SavedCheckpoint] = []
+def test_pruning_after_every_save_equals_pruning_once(config: CheckpointConfig, run: dict[int, float | None]) -> None:
+    """Pruning after every save equals applying the rules once to everything that was ever saved."""
+    saved: list[SavedCheckpoint] = []
     for step in sorted(run):
-        there.append(SavedCheckpoint(step, run[step]))
-        there = [item for item in there if item.step in steps_to_keep(there, config)]
-        assert there[-1].step == step, "the newest is never removed"
-    steps = [item.step for item in there]
+        saved.append(SavedCheckpoint(step, run[step]))
+        saved = [item for item in saved if item.step in steps_to_keep(saved, config)]
+        assert saved[-1].step == step, "the newest is never removed"
+    steps = [item.step for item in saved]
     newest = sorted(run)[-config.keep_last :]
-    every = [step for step in run if config.keep_every and step % config.keep_every == 0]
-    measured = {step: metric for step, metric in run.items() if metric is not None}
+    periodic = [step for step in run if config.keep_every and step % config.keep_every == 0]
+    metrics = {step: metric for step, metric in run.items() if metric is not None}
     best = []
-    if config.keep_best and measured:
-        limit = (min if config.mode == "min" else max)(measured.values())
-        best = [min(step for step, metric in measured.items() if metric == limit)]
-        assert rank_by_metric(there, config)[0] == best[0]
-    assert set(steps) == {*newest, *every, *best}
+    if config.keep_best and metrics:
+        limit = (min if config.mode == "min" else max)(metrics.values())
+        best = [min(step for step, metric in metrics.items() if metric == limit)]
+        assert rank_by_metric(saved, config)[0] == best[0]
+    assert set(steps) == {*newest, *periodic, *best}
 
 
-def test_a_step_saved_again_is_replaced(two: Checkpoints, make: Make, same: Same) -> None:
-    two.save(4, make(4, version=1))
-    assert same(two.latest(), make(4, version=1))
-    assert two.steps() == [3, 4]
-    assert sorted(path.name for path in two.folder.iterdir()) == [".lock", "step-000000003", "step-000000004", "tmp"]
+def test_a_step_saved_again_is_replaced(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
+    two_checkpoints.save(4, make(4, version=1))
+    assert same(two_checkpoints.latest(), make(4, version=1))
+    assert two_checkpoints.steps() == [3, 4]
+    assert sorted(path.name for path in two_checkpoints.folder.iterdir()) == [
+        ".lock",
+        "step-000000003",
+        "step-000000004",
+        "tmp",
+    ]
 
 
-def test_an_earlier_step_than_those_there_is_kept(two: Checkpoints, make: Make, same: Same) -> None:
-    two.save(1, make(1))
-    assert same(two.at(1), make(1))
-    assert two.steps() == [1, 3, 4]
+def test_saving_an_earlier_step_keeps_it(two_checkpoints: Checkpoints, make: Make, same: Same) -> None:
+    two_checkpoints.save(1, make(1))
+    assert same(two_checkpoints.at(1), make(1))
+    assert two_checkpoints.steps() == [1, 3, 4]
 
 
-def test_going_back(folder: Path, make: Make, same: Same, caplog: pytest.LogCaptureFixture) -> None:
-    """What came later is gone, also for a process that starts after a kill."""
+def test_rewind_removes_later_checkpoints(
+    folder: Path, make: Make, same: Same, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later checkpoints are removed, also for a process that starts after a kill."""
     checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
     for step in (2, 4, 6, 8):
         checkpoints.save(step, make(step))
@@ -127,7 +134,7 @@ def test_going_back(folder: Path, make: Make, same: Same, caplog: pytest.LogCapt
     assert same(Checkpoints(folder).latest(), make(4))
 
 
-def test_when_one_is_due(folder: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_due_by_time_or_by_steps(folder: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     by_clock = Checkpoints(folder)
@@ -149,7 +156,7 @@ def test_when_one_is_due(folder: Path, make: Make, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"keep_last": 0}, "`keep_last`"),
         ({"keep_every": 0}, "`keep_every`"),
@@ -160,6 +167,6 @@ def test_when_one_is_due(folder: Path, make: Make, monkeypatch: pytest.MonkeyPat
         ({"keep_lats": 3}, "keep_last"),
     ],
 )
-def test_a_config_that_does_not_fit(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_invalid_config_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         CheckpointConfig.read(values, "posttrain.yaml")

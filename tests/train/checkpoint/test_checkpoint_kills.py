@@ -1,4 +1,4 @@
-"""``kill -9`` at every call that changes the disk: the last committed checkpoint is found, bit for bit."""
+"""``kill -9`` at every call that changes the disk: the last committed checkpoint loads, bit for bit."""
 
 import os
 import random
@@ -22,8 +22,8 @@ Same = Callable[[Checkpoint | None, Checkpoint], bool]
 
 COMMITTED = "after rename tmp/* step-{:09d}"
 BACKGROUND = {"background": True}
-# name: what is saved before, what is done in the process that dies, its config, and which checkpoint (step, version)
-# must be found before and from the moment that the event is seen.
+# name: the actions of the process that dies, its config, the checkpoint (step, version) found before the event, the
+# event, and the checkpoint found from the event on.
 SCENARIOS: dict[str, tuple[list[list[Any]], dict[str, Any], tuple[int, int], str, tuple[int, int]]] = {
     "first": ([["save", 1, 0]], BACKGROUND, (0, 0), COMMITTED.format(1), (1, 0)),
     "next": ([["save", 3, 0]], BACKGROUND, (2, 0), COMMITTED.format(3), (3, 0)),
@@ -40,15 +40,15 @@ def trace(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_killed_at_every_call(
+def test_a_kill_at_any_call_loses_no_committed_checkpoint(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same, scenario: str
 ) -> None:
     actions, config, before, event, after = SCENARIOS[scenario]
     base = tmp_path / "base"
     if before[0]:
-        saved = Checkpoints(base)
+        base_checkpoints = Checkpoints(base)
         for step in (1, 2):
-            saved.save(step, make(step), metric=float(step))
+            base_checkpoints.save(step, make(step), metric=float(step))
 
     def run(kill_at: int | None) -> tuple[int, list[str]]:
         for old in (folder, tmp_path / "trace"):
@@ -62,32 +62,32 @@ def test_killed_at_every_call(
     assert code == 0
     assert event in events
     for number in range(len(events)):
-        code, seen = run(number)
+        code, reached = run(number)
         assert code == savers.killed
-        assert seen == events[: number + 1], "the process did something else this time"
-        step, version = after if event in seen else before
+        assert reached == events[: number + 1], "the process behaves differently this time"
+        step, version = after if event in reached else before
         checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=2))
         result = checkpoints.latest()
-        assert same(result, make(step, version)) if step else result is None, seen[-1]
-        # A new process goes on as if nothing had been: nothing is in its way, and nothing is left lying about.
+        assert same(result, make(step, version)) if step else result is None, reached[-1]
+        # A new process resumes normally: nothing is in its way, and no leftovers remain.
         for later in (4, 5):
             checkpoints.save(later, make(later))
-        assert same(checkpoints.latest(), make(5)), seen[-1]
+        assert same(checkpoints.latest(), make(5)), reached[-1]
         names = sorted(path.name for path in folder.iterdir())
-        assert names == [".lock", "step-000000004", "step-000000005", "tmp"], seen[-1]
-        assert list((folder / "tmp").iterdir()) == [], seen[-1]
+        assert names == [".lock", "step-000000004", "step-000000005", "tmp"], reached[-1]
+        assert list((folder / "tmp").iterdir()) == [], reached[-1]
 
 
-def test_the_phases_are_all_there(
+def test_the_events_follow_the_commit_protocol(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make
 ) -> None:
-    """What the test above kills at: otherwise it would prove nothing."""
-    saved = Checkpoints(folder)
+    """The events that the test above kills at; without them it would prove nothing."""
+    checkpoints = Checkpoints(folder)
     for step in (1, 2):
-        saved.save(step, make(step))
+        checkpoints.save(step, make(step))
     savers.run(request_of([["save", 3, 0]], config=BACKGROUND))
     events = trace(tmp_path / "trace")
-    wanted = [
+    expected = [
         "before write_tensors tmp/*/tensors.safetensors",
         "during write_tensors tmp/*/tensors.safetensors",
         "after write_tensors tmp/*/tensors.safetensors",
@@ -105,14 +105,14 @@ def test_the_phases_are_all_there(
         "before rename step-000000001 tmp/*/step-000000001",
         "after rename step-000000001 tmp/*/step-000000001",
     ]
-    places = [events.index(event) for event in wanted]
-    assert places == sorted(places), "files, then their folder, then the name, then its folder, and only then pruning"
-    assert any("unlink" in event for event in events[places[-1] :])
+    positions = [events.index(event) for event in expected]
+    assert positions == sorted(positions), (
+        "files, then their folder, then the name, then its folder, and only then pruning"
+    )
+    assert any("unlink" in event for event in events[positions[-1] :])
 
 
-def test_the_manifest_is_written_when_the_rest_is_on_the_disk(
-    savers: Any, request_of: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_manifest_is_written_last(savers: Any, request_of: Callable[..., Any], tmp_path: Path) -> None:
     savers.run(request_of([["save", 3, 0]]))
     events = trace(tmp_path / "trace")
     start = events.index("before write_bytes tmp/*/manifest.json")
@@ -120,7 +120,7 @@ def test_the_manifest_is_written_when_the_rest_is_on_the_disk(
     assert {f"after fsync tmp/*/{file}" for file in files} <= set(events[:start])
 
 
-def test_killed_after_the_snapshot(
+def test_a_kill_after_the_snapshot_keeps_the_previous_checkpoint(
     savers: Any, request_of: Callable[..., Any], folder: Path, make: Make, same: Same
 ) -> None:
     Checkpoints(folder).save(1, make(1))
@@ -129,38 +129,38 @@ def test_killed_after_the_snapshot(
     assert same(Checkpoints(folder).latest(), make(1))
 
 
-def test_killed_while_a_damaged_one_is_put_aside(
+def test_a_kill_while_putting_a_damaged_checkpoint_aside(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
-    saved = Checkpoints(folder)
+    checkpoints = Checkpoints(folder)
     for number in range(100):
         shutil.rmtree(folder, ignore_errors=True)
         (tmp_path / "trace").unlink(missing_ok=True)
         for step in (1, 2):
-            saved.save(step, make(step))
+            checkpoints.save(step, make(step))
         (folder / "step-000000002" / "state.json").write_bytes(b"{}")
         (code,) = savers.run(request_of([["latest"]], kill_at=number))
-        assert same(saved.latest(), make(1))
+        assert same(checkpoints.latest(), make(1))
         if code == 0:
             break
     assert number > 3
 
 
-def test_killed_at_any_time_again_and_again(
+def test_repeated_kills_at_random_times(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
-    """As a training is, by a process outside: what it had committed is found, or what came right after."""
+    """Killed from outside, as a training is: the last committed checkpoint is found, or the next one."""
     generator = random.Random(0)
     reached = 0
     size = 100_000  # 2.8 MB, so that many kills fall into writing, hashing and reading back
 
-    def committed() -> int:
+    def last_committed() -> int:
         renamed = [line for line in trace(tmp_path / "trace") if line.startswith("after rename tmp/* step-")]
         return int(renamed[-1].removeprefix("after rename tmp/* step-")) if renamed else 0
 
     for _ in range(12):
-        (process,) = savers.start(request_of([["go on"]], config=BACKGROUND, size=size))
-        while committed() <= reached:
+        (process,) = savers.start(request_of([["resume"]], config=BACKGROUND, size=size))
+        while last_committed() <= reached:
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.1))
         os.kill(process, signal.SIGKILL)
@@ -168,16 +168,16 @@ def test_killed_at_any_time_again_and_again(
         result = Checkpoints(folder).latest()
         assert result is not None
         step = result.state["step"]
-        assert committed() <= step <= committed() + 1
+        assert last_committed() <= step <= last_committed() + 1
         assert same(result, make(step, 0, size))
         assert step > reached
         reached = step
 
 
-def test_two_processes_in_one_folder(
+def test_two_processes_may_share_a_folder(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
-    """They may take each other's place, but every checkpoint is one process's, whole."""
+    """They may replace each other's checkpoints, but each checkpoint is complete and from one process."""
     requests = [
         request_of(
             [["save", step, version] for step in range(1, 61)],
@@ -197,11 +197,11 @@ def test_two_processes_in_one_folder(
     assert list(folder.glob("damaged-*")) == []
 
 
-def test_a_process_goes_on_beside_one_that_was_killed(
+def test_a_process_continues_when_another_is_killed(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
     traces = [tmp_path / "trace0", tmp_path / "trace1"]
-    ids = savers.start(*(request_of([["go on"]], config=BACKGROUND, trace=str(trace)) for trace in traces))
+    ids = savers.start(*(request_of([["resume"]], config=BACKGROUND, trace=str(trace)) for trace in traces))
 
     def commits(number: int) -> int:
         return sum(line.startswith("after rename tmp/* step-") for line in trace(traces[number]))
@@ -209,7 +209,7 @@ def test_a_process_goes_on_beside_one_that_was_killed(
     def wait_for(number: int, count: int) -> None:
         end = time.monotonic() + 240
         while commits(number) < count:
-            assert time.monotonic() < end, "it does not go on"
+            assert time.monotonic() < end, "it makes no progress"
             time.sleep(0.002)
 
     wait_for(0, 3)

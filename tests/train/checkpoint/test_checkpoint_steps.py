@@ -1,4 +1,4 @@
-"""What the steps measured is written once, or twice, and not into every checkpoint; and comes back all the same."""
+"""Step values are written once or twice, not into every checkpoint, and load unchanged."""
 
 import math
 import os
@@ -25,16 +25,16 @@ Same = Callable[[Checkpoint | None, Checkpoint], bool]
 
 
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def line_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many lines each checkpoint wrote."""
     counts: list[int] = []
     append = writer.append
 
-    def counted(path: Path, lines: bytes) -> None:
+    def count_lines(path: Path, lines: bytes) -> None:
         counts.append(lines.count(b"\n"))
         append(path, lines)
 
-    monkeypatch.setattr(writer, "append", counted)
+    monkeypatch.setattr(writer, "append", count_lines)
     return counts
 
 
@@ -43,84 +43,82 @@ def inode(checkpoints: Checkpoints, step: int) -> int:
 
 
 def contents(folder: Path, step: int) -> list[bytes]:
-    """What the file holds that a step's checkpoint had or has, wherever it was put."""
+    """The contents of the step file that belongs to a step's checkpoint, wherever it was moved."""
     return [file.read_bytes() for file in folder.glob(f"*-{step:09d}/{STEPS}") if file.is_file()]
 
 
-def test_only_what_is_new_is_written(now: Checkpoints, make: Make, same: Same, added: list[int]) -> None:
+def test_only_new_steps_are_written(foreground: Checkpoints, make: Make, same: Same, line_counts: list[int]) -> None:
     for step in range(1, 40):
-        now.save(step, make(step))
-    assert added[:2] == [1, 2], "two files, each whole at first"
-    assert added[2:] == [2] * 37, "then each is behind by the steps of two checkpoints"
-    assert same(now.latest(), make(39))
-    assert same(now.at(38), make(38))
-    assert now.steps() == [38, 39]
+        foreground.save(step, make(step))
+    assert line_counts[:2] == [1, 2], "two files, each complete at first"
+    assert line_counts[2:] == [2] * 37, "then each lacks the steps of two checkpoints"
+    assert same(foreground.latest(), make(39))
+    assert same(foreground.at(38), make(38))
+    assert foreground.steps() == [38, 39]
 
 
-def test_what_does_not_grow_is_of_one_size(now: Checkpoints, make: Make) -> None:
+def test_files_other_than_the_steps_do_not_grow(foreground: Checkpoints, make: Make) -> None:
     sizes = set()
     for step in (10, 50, 90):
-        now.save(step, make(step))
-        folder = now.folder / f"step-{step:09d}"
+        foreground.save(step, make(step))
+        folder = foreground.folder / f"step-{step:09d}"
         sizes.add(sum(file.stat().st_size for file in folder.iterdir() if file.name not in (STEPS, "manifest.json")))
     assert len(sizes) == 1
 
 
-def test_neighbours_never_share_a_file(now: Checkpoints, make: Make, same: Same) -> None:
-    """So damage of any byte of the newest one's leaves the one before whole."""
+def test_neighbours_never_share_a_file(foreground: Checkpoints, make: Make, same: Same) -> None:
+    """So damage of the newest file leaves the previous checkpoint intact."""
     for step in range(1, 9):
-        now.save(step, make(step))
+        foreground.save(step, make(step))
         if step > 1:
-            assert inode(now, step) != inode(now, step - 1)
-    file = now.folder / "step-000000008" / STEPS
+            assert inode(foreground, step) != inode(foreground, step - 1)
+    file = foreground.folder / "step-000000008" / STEPS
     file.write_bytes(b"x" + file.read_bytes()[1:])
-    assert same(now.latest(), make(7))
-    now.save(9, make(9))
-    file = now.folder / "step-000000009" / STEPS
+    assert same(foreground.latest(), make(7))
+    foreground.save(9, make(9))
+    file = foreground.folder / "step-000000009" / STEPS
     file.write_bytes(file.read_bytes()[:-1])
-    assert same(now.latest(), make(7)), "with its neighbour gone, a file of its own was begun"
+    assert same(foreground.latest(), make(7)), "without a neighbour, the checkpoint starts its own file"
 
 
-def test_the_only_one_that_is_kept_goes_on_with_its_file(
-    folder: Path, make: Make, same: Same, added: list[int]
-) -> None:
-    item = Checkpoints(folder, CheckpointConfig(background=False, keep_last=1))
+def test_a_single_checkpoint_extends_its_own_file(folder: Path, make: Make, same: Same, line_counts: list[int]) -> None:
+    checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=1))
     for step in range(1, 10):
-        item.save(step, make(step))
-    assert added == [1] * 9
-    assert same(item.latest(), make(9))
+        checkpoints.save(step, make(step))
+    assert line_counts == [1] * 9
+    assert same(checkpoints.latest(), make(9))
 
 
-def test_going_back_and_another_course(now: Checkpoints, make: Make, same: Same) -> None:
+def test_rewind_and_different_values(foreground: Checkpoints, make: Make, same: Same) -> None:
     for step in range(1, 6):
-        now.save(step, make(step))
-    assert same(now.rewind(4), make(4))
+        foreground.save(step, make(step))
+    assert same(foreground.rewind(4), make(4))
     other = make(7)
     other.steps[4:] = make(7, version=1).steps[4:]
-    now.save(7, other)
-    now.save(8, replace(make(8), steps=[*other.steps, make(8).steps[7]]))
-    assert same(now.at(7), other)
-    assert same(now.latest(), replace(make(8), steps=[*other.steps, make(8).steps[7]]))
-    now.save(3, make(3, version=2))
-    assert same(now.at(3), make(3, version=2)), "fewer steps than the file holds"
-    assert same(now.at(8), replace(make(8), steps=[*other.steps, make(8).steps[7]]))
+    foreground.save(7, other)
+    foreground.save(8, replace(make(8), steps=[*other.steps, make(8).steps[7]]))
+    assert same(foreground.at(7), other)
+    assert same(foreground.latest(), replace(make(8), steps=[*other.steps, make(8).steps[7]]))
+    foreground.save(3, make(3, version=2))
+    assert same(foreground.at(3), make(3, version=2)), "fewer steps than the file holds"
+    assert same(foreground.at(8), replace(make(8), steps=[*other.steps, make(8).steps[7]]))
 
 
-@pytest.mark.parametrize("what", ["removed", "another's", "longer", "shorter", "a folder"])
-def test_a_file_that_is_not_what_it_was_is_not_gone_on_with(
-    folder: Path, make: Make, same: Same, added: list[int], what: str
+@pytest.mark.parametrize("change", ["removed", "another's", "longer", "shorter", "a folder"])
+def test_a_changed_file_is_not_extended(
+    folder: Path, make: Make, same: Same, line_counts: list[int], change: str
 ) -> None:
     checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
     for step in (1, 2):
         checkpoints.save(step, make(step))
     file = folder / "step-000000001" / STEPS
-    match what:
+    match change:
         case "removed":
             shutil.rmtree(file.parent)
         case "another's":
             shutil.rmtree(file.parent)
             Checkpoints(folder, CheckpointConfig(background=False, keep_last=9)).save(1, make(1, version=5))
-            added.pop()
+            line_counts.pop()
         case "longer":
             file.write_bytes(file.read_bytes() + b"{")
         case "shorter":
@@ -130,42 +128,44 @@ def test_a_file_that_is_not_what_it_was_is_not_gone_on_with(
             file.mkdir()
     before = contents(folder, 1)
     checkpoints.save(3, make(3))
-    assert added == [1, 2, 3]
+    assert line_counts == [1, 2, 3]
     assert same(checkpoints.at(3), make(3))
     assert contents(folder, 1) == before
 
 
-def test_without_second_names(now: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+def test_without_hard_links_files_are_copied(
+    foreground: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError("no hard links here")
 
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", refuse)
     for step in range(1, 6):
-        now.save(step, make(step))
-        assert same(now.latest(), make(step))
+        foreground.save(step, make(step))
+        assert same(foreground.latest(), make(step))
 
 
-def test_a_new_process_begins_files_of_its_own(
-    folder: Path, now: Checkpoints, make: Make, same: Same, added: list[int]
+def test_a_new_process_starts_its_own_files(
+    folder: Path, foreground: Checkpoints, make: Make, same: Same, line_counts: list[int]
 ) -> None:
-    """What another one may still add to its own is nobody else's."""
+    """Another process may still append to its own files."""
     for step in range(1, 4):
-        now.save(step, make(step))
-    added.clear()
-    again = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
+        foreground.save(step, make(step))
+    line_counts.clear()
+    checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
     for step in range(4, 8):
-        again.save(step, make(step))
-    assert added == [4, 5, 2, 2]
-    assert same(now.at(3), make(3))
-    assert same(now.latest(), make(7))
+        checkpoints.save(step, make(step))
+    assert line_counts == [4, 5, 2, 2]
+    assert same(foreground.at(3), make(3))
+    assert same(foreground.latest(), make(7))
 
 
-def test_no_number(now: Checkpoints, make: Make) -> None:
+def test_nan_and_infinite_values_load_unchanged(foreground: Checkpoints, make: Make) -> None:
     steps = make(3).steps
     steps[1] = replace(steps[1], loss=math.nan, group_norms={"head": math.inf})
     for step in (1, 2, 3):
-        now.save(step, Checkpoint({}, {}, steps))
-    result = now.latest()
+        foreground.save(step, Checkpoint({}, {}, steps))
+    result = foreground.latest()
     assert result is not None
     assert math.isnan(result.steps[1].loss)
     assert [result.steps[0], result.steps[2]] == [steps[0], steps[2]]
@@ -174,7 +174,7 @@ def test_no_number(now: Checkpoints, make: Make) -> None:
 def test_killed_at_every_call_while_a_file_grows(
     savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
 ) -> None:
-    """The checkpoint whose file it is must stay whole, and so must the newest."""
+    """The checkpoint that owns the file must stay intact, and so must the newest."""
     actions = [["save", step, 0] for step in (3, 4, 5)]
 
     def run(kill_at: int | None) -> list[str]:
@@ -187,16 +187,16 @@ def test_killed_at_every_call_while_a_file_grows(
     start = events.index("before link step-000000003/steps.jsonl tmp/*/steps.jsonl")
     assert "during append tmp/*/steps.jsonl" in events[start:]
     for number in range(start, len(events)):
-        seen = run(number)
-        assert seen == events[: number + 1]
+        reached = run(number)
+        assert reached == events[: number + 1]
         checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
-        there = [3, 4, 5] if "after rename tmp/* step-000000005" in seen else [3, 4]
-        assert checkpoints.steps() == there
-        for step in there:
-            assert same(checkpoints.at(step), make(step)), seen[-1]
+        steps = [3, 4, 5] if "after rename tmp/* step-000000005" in reached else [3, 4]
+        assert checkpoints.steps() == steps
+        for step in steps:
+            assert same(checkpoints.at(step), make(step)), reached[-1]
 
 
-def test_the_writer_leaves_the_cores_to_the_training(
+def test_the_writer_has_low_priority(
     background: Callable[..., Checkpoints], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def priority() -> int:
@@ -205,14 +205,16 @@ def test_the_writer_leaves_the_cores_to_the_training(
     result = []
     write_tensors = write_module.write_tensors
 
-    def noted(*arguments: Any) -> Any:
+    def record_priority(*arguments: Any) -> Any:
         result.append(priority())
         return write_tensors(*arguments)
 
-    monkeypatch.setattr(write_module, "write_tensors", noted)
-    mine = priority()
+    monkeypatch.setattr(write_module, "write_tensors", record_priority)
+    own_priority = priority()
     checkpoints = background()
     checkpoints.save(1, make(1))
     checkpoints.close()
-    assert result == [10 if sys.platform == "linux" else mine]  # elsewhere a priority is the whole process's
-    assert priority() == mine
+    assert result == [
+        10 if sys.platform == "linux" else own_priority
+    ]  # elsewhere the priority belongs to the whole process
+    assert priority() == own_priority

@@ -1,4 +1,4 @@
-"""Batches packed ahead are those that the training would have packed itself."""
+"""Batches packed ahead equal those that the training would pack itself."""
 
 import threading
 import time
@@ -27,8 +27,8 @@ WAYS = [(0, 1), (1, 1), (1, 2), (2, 3), (3, 8)]
 """Threads, and steps ahead."""
 
 
-def order(stages: Sequence[PhaseConfig] = (PhaseConfig(epochs=3),), **known: Any) -> BatchSampler:
-    return BatchSampler(10, 4, 3, stages, **known)
+def build_sampler(phases: Sequence[PhaseConfig] = (PhaseConfig(epochs=3),), **options: Any) -> BatchSampler:
+    return BatchSampler(10, 4, 3, phases, **options)
 
 
 def content(batch: Batch) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def units(records: pa.Table, tmp_path: Path) -> Sequence[Unit]:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
+def _no_thread_remains() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) == before
@@ -61,18 +61,20 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize(("workers", "prefetch"), WAYS)
 @pytest.mark.parametrize("padded", [False, True])
-def test_it_loads_what_no_loader_would(units: Sequence[Unit], workers: int, prefetch: int, padded: bool) -> None:
+def test_batches_are_those_packed_without_a_loader(
+    units: Sequence[Unit], workers: int, prefetch: int, padded: bool
+) -> None:
     config = LoaderConfig(workers=workers, prefetch=prefetch)
-    with BatchLoader(units, order(), 130, padded=padded, config=config) as loader:
+    with BatchLoader(units, build_sampler(), 130, padded=padded, config=config) as loader:
         actual = [content(batch) for batch in loader]
     expected = []
     for step in range(9):
-        epoch, rows = step // 3, order().rows(step)
+        epoch, rows = step // 3, build_sampler().rows(step)
         parts = list(micro_batches([units[row] for row in rows], 130))
-        left = iter(rows)
-        groups = [[next(left) for _ in part] for part in parts]
+        remaining = iter(rows)
+        groups = [[next(remaining) for _ in part] for part in parts]
         packed = [pack(part, padded=padded) for part in parts]
-        lengths = BatchLengths.of([units[row] for row in rows], packed)
+        lengths = BatchLengths.from_packed([units[row] for row in rows], packed)
         assert lengths.sequences == [len(units[row][0].ids) for row in rows]
         expected.append(content(Batch(step, epoch, groups, packed, lengths)))
     assert actual == expected
@@ -81,32 +83,35 @@ def test_it_loads_what_no_loader_would(units: Sequence[Unit], workers: int, pref
 
 @pytest.mark.parametrize("step", range(10))
 @pytest.mark.parametrize(("workers", "prefetch"), [(0, 1), (1, 2)])
-def test_it_starts_at_any_step(units: Sequence[Unit], workers: int, prefetch: int, step: int) -> None:
-    with BatchLoader(units, order(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
-        whole = [content(batch) for batch in loader]
+def test_a_loader_seeks_to_any_step(units: Sequence[Unit], workers: int, prefetch: int, step: int) -> None:
+    with BatchLoader(units, build_sampler(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
+        batches = [content(batch) for batch in loader]
         loader.seek(step)
-        assert [content(batch) for batch in loader] == whole[step:]
+        assert [content(batch) for batch in loader] == batches[step:]
         loader.seek(0)
-        assert content(next(loader)) == whole[0]
+        assert content(next(loader)) == batches[0]
         loader.seek(0)
-        assert content(next(loader)) == whole[0]
+        assert content(next(loader)) == batches[0]
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), WAYS)
-def test_a_new_budget_holds_from_the_next_batch_on(units: Sequence[Unit], workers: int, prefetch: int) -> None:
+def test_a_new_budget_applies_from_the_next_batch(units: Sequence[Unit], workers: int, prefetch: int) -> None:
     config = LoaderConfig(workers=workers, prefetch=prefetch)
-    with BatchLoader(units, order(), 10_000, config=config) as loader, BatchLoader(units, order(), 1) as single:
-        one_by_one = [content(batch) for batch in single]
+    with (
+        BatchLoader(units, build_sampler(), 10_000, config=config) as loader,
+        BatchLoader(units, build_sampler(), 1) as single,
+    ):
+        expected = [content(batch) for batch in single]
         first = next(loader)
         assert (loader.budget, len(first.packed)) == (10_000, 1)
         loader.budget = 1
-        assert content(next(loader)) == one_by_one[1]
+        assert content(next(loader)) == expected[1]
         loader.seek(0)  # as after an out-of-memory error in step 0
-        assert [content(batch) for batch in loader] == one_by_one
+        assert [content(batch) for batch in loader] == expected
 
 
-class Slow(Sequence[Unit]):
-    """Units that take a while to read, or cannot be."""
+class SlowUnits(Sequence[Unit]):
+    """Units that are slow to read, or raise an error."""
 
     def __init__(self, units: Sequence[Unit], seconds: float = 0.0, broken: int | None = None) -> None:
         self.units, self.seconds, self.broken = units, seconds, broken
@@ -122,23 +127,27 @@ class Slow(Sequence[Unit]):
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), WAYS)
-def test_what_goes_wrong_in_a_thread_is_raised(units: Sequence[Unit], workers: int, prefetch: int) -> None:
-    spoilt = Slow(units, broken=7)
-    place = next(step for step in range(3) if 7 in order().rows(step))
-    with BatchLoader(spoilt, order(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
-        for step in range(place):
+def test_an_error_in_a_thread_is_raised(units: Sequence[Unit], workers: int, prefetch: int) -> None:
+    broken_units = SlowUnits(units, broken=7)
+    failing_step = next(step for step in range(3) if 7 in build_sampler().rows(step))
+    with BatchLoader(
+        broken_units, build_sampler(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)
+    ) as loader:
+        for step in range(failing_step):
             assert next(loader).step == step
         for _ in range(2):
             with pytest.raises(OSError, match="the disk is gone"):
                 next(loader)
-        spoilt.broken = None
-        assert next(loader).step == place, "nothing was left out"
+        broken_units.broken = None
+        assert next(loader).step == failing_step, "no step is skipped"
 
 
 @pytest.mark.slow
 def test_waiting_is_measured(units: Sequence[Unit]) -> None:
     for workers in (0, 1):
-        with BatchLoader(Slow(units, seconds=0.1), order(), 130, config=LoaderConfig(workers=workers)) as loader:
+        with BatchLoader(
+            SlowUnits(units, seconds=0.1), build_sampler(), 130, config=LoaderConfig(workers=workers)
+        ) as loader:
             next(loader)
             assert loader.waited >= 0.4
             wait(loader._prefetched)
@@ -146,63 +155,65 @@ def test_waiting_is_measured(units: Sequence[Unit]) -> None:
             assert (loader.waited < 0.4) == bool(workers), "it was packed meanwhile"
 
 
-def test_it_goes_no_further_ahead_than_it_may(units: Sequence[Unit]) -> None:
-    read: list[int] = []
+def test_prefetch_limits_the_steps_ahead(units: Sequence[Unit]) -> None:
+    rows_read: list[int] = []
 
-    class Counted(Slow):
+    class CountingUnits(SlowUnits):
         def __getitem__(self, row: Any) -> Any:
-            read.append(row)
+            rows_read.append(row)
             return self.units[row]
 
-    with BatchLoader(Counted(units), order(), 130, config=LoaderConfig(workers=2, prefetch=3)) as loader:
-        assert not read, "nothing is loaded before it is asked for"
+    with BatchLoader(CountingUnits(units), build_sampler(), 130, config=LoaderConfig(workers=2, prefetch=3)) as loader:
+        assert not rows_read, "nothing is loaded before it is requested"
         next(loader)
         time.sleep(0.2)
-        assert len(read) <= 4 * 4
+        assert len(rows_read) <= 4 * 4
 
 
 def test_an_interrupted_training_leaves_no_thread(units: Sequence[Unit]) -> None:
-    def work() -> None:
-        with BatchLoader(Slow(units, seconds=0.01), order(), 130, config=LoaderConfig(workers=2, prefetch=8)) as loader:
+    def train() -> None:
+        with BatchLoader(
+            SlowUnits(units, seconds=0.01), build_sampler(), 130, config=LoaderConfig(workers=2, prefetch=8)
+        ) as loader:
             next(loader)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work()
+        train()
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), WAYS)
-def test_an_adaptive_order_is_told_of_losses_in_time(units: Sequence[Unit], workers: int, prefetch: int) -> None:
+def test_an_adaptive_sampler_observes_losses_in_time(units: Sequence[Unit], workers: int, prefetch: int) -> None:
     curriculum = CurriculumConfig(name="adaptive", start=0.4, every=2, duration=0.9)
 
-    def build_sampler() -> BatchSampler:
-        return order([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
+    def adaptive_sampler() -> BatchSampler:
+        return build_sampler([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
 
-    alone, ours = build_sampler(), build_sampler()
-    with BatchLoader(units, ours, 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
+    reference, sampler = adaptive_sampler(), adaptive_sampler()
+    with BatchLoader(units, sampler, 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
         for batch in loader:
-            assert [row for rows in batch.rows for row in rows] == alone.rows(batch.step)
-            for item in (alone, ours):
-                item.observe(batch.step, 4.0 - batch.step / 3)
-    assert ours.seen().tolist() == alone.seen().tolist()
+            assert [row for rows in batch.rows for row in rows] == reference.rows(batch.step)
+            for observer in (reference, sampler):
+                observer.observe(batch.step, 4.0 - batch.step / 3)
+    assert sampler.seen().tolist() == reference.seen().tolist()
 
 
-def test_a_step_whose_rows_are_not_known_cannot_be_loaded(units: Sequence[Unit]) -> None:
+def test_a_step_with_undecided_rows_cannot_be_loaded(units: Sequence[Unit]) -> None:
     curriculum = CurriculumConfig(name="adaptive", every=2)
-    waiting = order([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
-    with BatchLoader(units, waiting, 130) as loader:
+    sampler = build_sampler([PhaseConfig(steps=10, curriculum=curriculum)], difficulties=np.arange(10))
+    with BatchLoader(units, sampler, 130) as loader:
         next(loader), next(loader)
         with pytest.raises(IndexError, match="the rows of step 2 are not decided"):
             next(loader)
 
 
-def test_units_need_not_lie_on_a_disk(examples: list[TokenizedExample]) -> None:
-    with BatchLoader([[example] for example in examples], order(), 130) as loader:
+def test_units_may_be_a_list(examples: list[TokenizedExample]) -> None:
+    with BatchLoader([[example] for example in examples], build_sampler(), 130) as loader:
         assert sum(len(batch.lengths.sequences) for batch in loader) == 30
 
 
-class Computing(TorchDispatchMode):
-    """Notes what PyTorch computes meanwhile; a view of what is there is nothing."""
+class ComputeRecorder(TorchDispatchMode):
+    """Records the functions that PyTorch computes meanwhile, views excluded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,8 +227,8 @@ class Computing(TorchDispatchMode):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_packing_has_pytorch_compute_nothing(padded: bool) -> None:
-    # OpenMP would start threads for the loader's own, and with more than there are cores let the model's sleep.
-    units = [[TokenizedExample(list(range(50 + more)), [True] * (50 + more))] for more in range(4)]
-    with Computing() as computing:
+    # OpenMP would start threads for the loader's threads too, and with more threads than cores the model's would sleep.
+    units = [[TokenizedExample(list(range(50 + extra)), [True] * (50 + extra))] for extra in range(4)]
+    with ComputeRecorder() as recorder:
         pack(units, padded=padded)
-    assert not computing.seen
+    assert not recorder.seen

@@ -36,13 +36,13 @@ CHATML = (
 
 
 @pytest.mark.parametrize("end", ["'<|end|>'", "eos_token", "''", "'\n\n'"])
-def test_templates_that_fit(end: str) -> None:
+def test_compatible_templates_pass(end: str) -> None:
     check_template(chat())
     check_template(chat(CHATML.replace("END", end)))
 
 
 @pytest.mark.parametrize("end", ["'<|im_end|>'", "'<|im_end|>' + eos_token", "' </s>'"])
-def test_a_turns_end_that_is_no_token(end: str) -> None:
+def test_an_end_of_turn_must_be_a_token(end: str) -> None:
     mark = "</s>" if "</s>" in end else "<|im_end|>"
     with pytest.raises(UserError) as caught:
         check_template(chat(CHATML.replace("END", end)))
@@ -54,12 +54,12 @@ def test_a_turns_end_that_is_no_token(end: str) -> None:
     check_template(chat(CHATML.replace("END", end), tokenizer))
 
 
-def test_a_mark_that_the_tokenizer_has_no_token_for() -> None:
+def test_a_template_mark_needs_a_token() -> None:
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<unk>", "</s>", "user", "assistant", "posttrain"]
-    inner = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
+    vocabulary = ["<unk>", "</s>", "user", "assistant", "posttrain"]
+    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens([AddedToken("</s>", special=True)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
@@ -71,29 +71,31 @@ def test_a_mark_that_the_tokenizer_has_no_token_for() -> None:
         check_template(chat(template.replace("MARK", "'<|turn|> '"), tokenizer))
 
 
-def test_a_tokenizer_of_another_model(fresh: Fresh, make_records: MakeRecords, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(fresh: Fresh, make_records: MakeRecords, tmp_path: Path) -> None:
     lm = fresh()
     records = make_records([("my card", "gone")])
     check(lm, records, 100, tmp_path)
     lm.tokenizer.add_tokens(["card"])
-    says = "model: the tokenizer does not fit the model: `card` is token 261, and the model has 261"
-    with pytest.raises(UserError, match=says):
+    message = "model: the tokenizer does not fit the model: `card` is token 261, and the model has 261"
+    with pytest.raises(UserError, match=message):
         check(lm, records, 100, tmp_path)
 
 
-def test_a_sequence_longer_than_the_model_reads(fresh: Fresh, make_records: MakeRecords, tmp_path: Path) -> None:
+def test_a_sequence_longer_than_the_models_context_is_refused(
+    fresh: Fresh, make_records: MakeRecords, tmp_path: Path
+) -> None:
     lm = fresh()
     records = make_records([("my card", "gone"), ("long " * 200, "gone"), (None, "text " * 250)])
-    says = rf"^f:3: record {3:020x}: it has 1251 tokens, and the model reads 1024 at most; set train\.max_length to"
-    with pytest.raises(UserError, match=says):
+    message = rf"^f:3: record {3:020x}: it has 1251 tokens, and the model reads 1024 at most; set train\.max_length to"
+    with pytest.raises(UserError, match=message):
         check(lm, records, 2000, tmp_path)
     check(lm, records, 1024, tmp_path)
 
 
-def test_the_template_is_looked_at_before_the_records(make_records: MakeRecords, tmp_path: Path) -> None:
+def test_the_template_is_checked_before_the_records(make_records: MakeRecords, tmp_path: Path) -> None:
     from posttrain.models.task import TaskConfig
     from posttrain.train.data.encoding import Encoder
 
-    unfit = Encoder(chat(CHATML.replace("END", "'<|im_end|>'")), TaskConfig())
+    encoder = Encoder(chat(CHATML.replace("END", "'<|im_end|>'")), TaskConfig())
     with pytest.raises(UserError, match="the chat template ends turns"):
-        tokenise(unfit, make_records([("hi", None)]), 100, "completion", tmp_path)
+        tokenise(encoder, make_records([("hi", None)]), 100, "completion", tmp_path)

@@ -1,4 +1,4 @@
-"""How fast curricula open the harder records."""
+"""The pace at which curricula open the harder records."""
 
 import math
 
@@ -9,7 +9,7 @@ from posttrain.train.data.curriculum import AdaptiveCurriculum, competence, full
 
 
 @pytest.mark.parametrize(("pacing", "power"), [("linear", 2.0), ("root", 2.0), ("root", 5.0)])
-def test_the_competence_of_the_paper(pacing: str, power: float) -> None:
+def test_competence_follows_the_paper(pacing: str, power: float) -> None:
     """c(t) = min(1, (t (1 - c0^p) / T + c0^p)^(1/p)), Platanios et al. 2019; T is 40 of 100 steps."""
     settings = {"name": "fixed", "start": 0.01, "duration": 0.4, "pacing": pacing, "power": power}
     config = CurriculumConfig.read(settings, "here")
@@ -20,20 +20,20 @@ def test_the_competence_of_the_paper(pacing: str, power: float) -> None:
     assert competence(config, 39, 100) < 1 == competence(config, 40, 100)
 
 
-def test_steps_are_equal() -> None:
+def test_step_pacing_has_equal_stairs() -> None:
     config = CurriculumConfig(name="fixed", start=0.2, duration=0.8, pacing="step", stairs=4)
     result = [competence(config, step, 10) for step in range(10)]
     assert result == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8, 1, 1])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_short_trainings_open_all(steps: int) -> None:
+def test_a_short_training_opens_all_records_after_one_step(steps: int) -> None:
     config = CurriculumConfig(name="fixed", duration=0.1)
     assert fully_open_step(config, steps) == 1
     assert competence(config, 1, steps) == 1
 
 
-def observed(losses: list[float], **settings: float) -> AdaptiveCurriculum:
+def curriculum_after(losses: list[float], **settings: float) -> AdaptiveCurriculum:
     curriculum = AdaptiveCurriculum(
         CurriculumConfig.read({"name": "adaptive", "every": 2, "start": 0.2, **settings}, ""), 100
     )
@@ -42,30 +42,32 @@ def observed(losses: list[float], **settings: float) -> AdaptiveCurriculum:
     return curriculum
 
 
-def test_it_opens_what_the_loss_has_earned() -> None:
-    """From a first loss of 4 to the target of 2: half way there, half of what was closed is open."""
-    assert observed([4, 4, 3, 3, 2, 2, 3.9, 4.1]).shares == pytest.approx([0.2, 0.2, 0.6, 1.0, 1.0])
-    assert observed([4, 4, 5, 5, 3.5, 3.5], target=0.0).shares == pytest.approx([0.2, 0.2, 0.2, 0.3])
+def test_an_adaptive_share_follows_the_loss() -> None:
+    """The loss goes from 4 to the target of 2: halfway, half of the closed records are open."""
+    assert curriculum_after([4, 4, 3, 3, 2, 2, 3.9, 4.1]).shares == pytest.approx([0.2, 0.2, 0.6, 1.0, 1.0])
+    assert curriculum_after([4, 4, 5, 5, 3.5, 3.5], target=0.0).shares == pytest.approx([0.2, 0.2, 0.2, 0.3])
 
 
-def test_a_loss_that_is_no_number_counts_for_nothing() -> None:
-    assert observed([4, math.nan, math.inf, 3, math.nan, math.nan]).shares == pytest.approx([0.2, 0.2, 0.6, 0.6])
-    assert observed([math.nan, math.nan, 4, 4, 2, 2]).shares == pytest.approx([0.2, 0.2, 0.2, 1.0])
+def test_nan_and_infinite_losses_are_ignored() -> None:
+    assert curriculum_after([4, math.nan, math.inf, 3, math.nan, math.nan]).shares == pytest.approx(
+        [0.2, 0.2, 0.6, 0.6]
+    )
+    assert curriculum_after([math.nan, math.nan, 4, 4, 2, 2]).shares == pytest.approx([0.2, 0.2, 0.2, 1.0])
 
 
-@pytest.mark.parametrize("kept", range(8))
-def test_it_goes_on_from_its_state(kept: int) -> None:
+@pytest.mark.parametrize("observed_steps", range(8))
+def test_a_curriculum_resumes_from_its_state(observed_steps: int) -> None:
     losses = [4, 3.9, 3, 3.2, 3.5, 2.5, 2.4, 1.9]
-    whole, part = observed(losses), observed(losses[:kept])
-    again = AdaptiveCurriculum(whole.config, 100)
-    again.load_state(part.state())
-    for step in range(kept, 8):
-        again.observe(step, losses[step])
-    assert again.state() == whole.state()
+    uninterrupted, interrupted = curriculum_after(losses), curriculum_after(losses[:observed_steps])
+    resumed = AdaptiveCurriculum(uninterrupted.config, 100)
+    resumed.load_state(interrupted.state())
+    for step in range(observed_steps, 8):
+        resumed.observe(step, losses[step])
+    assert resumed.state() == uninterrupted.state()
 
 
-def test_steps_are_told_of_in_order() -> None:
-    curriculum = observed([4, 4, 4])
+def test_steps_must_be_observed_in_order() -> None:
+    curriculum = curriculum_after([4, 4, 4])
     for step in (2, 4):
         with pytest.raises(ValueError, match=f"step {step} does not follow 3 observed steps"):
             curriculum.observe(step, 1.0)

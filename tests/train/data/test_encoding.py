@@ -26,31 +26,32 @@ def encoder(**task: Any) -> Encoder:
 
 def record(**values: Any) -> dict[str, Any]:
     empty = dict.fromkeys(("prompt", "completion", "rejected", "text"))
-    given = {"id": "r", "prompt": [{"role": "user", "content": "hi"}], "meta": json.dumps(values.pop("meta", {}))}
-    return {**empty, **given, **values}
+    defaults = {"id": "r", "prompt": [{"role": "user", "content": "hi"}], "meta": json.dumps(values.pop("meta", {}))}
+    return {**empty, **defaults, **values}
 
 
-def said(sequence: Any) -> tuple[str, str]:
-    """What is read and what is learned."""
+def decode_parts(sequence: Any) -> tuple[str, str]:
+    """The text that is only read, and the text that is learned."""
     decode = byte_tokenizer().decode
-    read = [token for token, on in zip(sequence.ids, sequence.supervised, strict=True) if not on]
-    learned = [token for token, on in zip(sequence.ids, sequence.supervised, strict=True) if on]
-    return decode(read), decode(learned)
+    unsupervised = [token for token, on in zip(sequence.ids, sequence.supervised, strict=True) if not on]
+    supervised = [token for token, on in zip(sequence.ids, sequence.supervised, strict=True) if on]
+    return decode(unsupervised), decode(supervised)
 
 
-def test_records_become_examples_in_their_order(fresh: Fresh, make_records: MakeRecords) -> None:
+def test_records_are_encoded_in_order(fresh: Fresh, make_records: MakeRecords) -> None:
     lm = fresh()
     result, cut = encode(lm, make_records([("hi", "x"), (None, "plain text"), ("card", "refund")]), 1024)
     assert cut == []
     assert [result[0], result[2]] == [
-        [lm.encode([{"role": "user", "content": asked}], said)] for asked, said in (("hi", "x"), ("card", "refund"))
+        [lm.encode([{"role": "user", "content": prompt}], answer)]
+        for prompt, answer in (("hi", "x"), ("card", "refund"))
     ]
     assert lm.tokenizer.decode(result[1][0].ids) == "plain text<|end|>"
     assert all(result[1][0].supervised)
 
 
-def test_a_labelled_text_is_learned_as_it_is_asked(fresh: Fresh, make_records: MakeRecords) -> None:
-    """What people answered to a plain text is the answer to a question, as in scoring and evaluation."""
+def test_a_labelled_text_becomes_a_prompt(fresh: Fresh, make_records: MakeRecords) -> None:
+    """A label that people gave to a plain text is the answer to that text, as in scoring and evaluation."""
     lm = fresh()
     (row,) = make_records([(None, "my card is gone")]).to_pylist()
     labelled = pa.Table.from_pylist([{**row, "completion": "card"}], schema=RECORD)
@@ -58,24 +59,24 @@ def test_a_labelled_text_is_learned_as_it_is_asked(fresh: Fresh, make_records: M
     assert result == lm.encode([{"role": "user", "content": "my card is gone"}], "card")
 
 
-def test_an_encoder_does_what_its_model_does(fresh: Fresh, records: pa.Table) -> None:
+def test_an_encoder_encodes_as_its_model_does(fresh: Fresh, records: pa.Table) -> None:
     lm = fresh()
     assert encode(Encoder(lm.chat, lm.task), records, 60) == encode(lm, records, 60)
 
 
-def test_long_records_are_cut_at_their_beginning_and_counted(fresh: Fresh, make_records: MakeRecords) -> None:
+def test_long_records_are_truncated_at_the_start(fresh: Fresh, make_records: MakeRecords) -> None:
     lm = fresh()
     rows = make_records([("short", "x"), ("long " * 30, "refund"), (None, "plain " * 30)])
-    whole, none = encode(lm, rows, 1024)
+    uncut, no_cut = encode(lm, rows, 1024)
     result, cut = encode(lm, rows, 60)
-    assert (none, cut) == ([], [rows["id"][1].as_py(), rows["id"][2].as_py()])
-    assert result[0] == whole[0]
-    for (short,), (long,) in zip(result[1:], whole[1:], strict=True):
+    assert (no_cut, cut) == ([], [rows["id"][1].as_py(), rows["id"][2].as_py()])
+    assert result[0] == uncut[0]
+    for (short,), (long,) in zip(result[1:], uncut[1:], strict=True):
         assert (short.ids, short.supervised) == (long.ids[-60:], long.supervised[-60:])
-    assert sum(result[1][0].supervised) == len("refund") + 1, "the answer is whole"
+    assert sum(result[1][0].supervised) == len("refund") + 1, "the answer is complete"
 
 
-def test_an_answer_that_leaves_no_room_for_its_prompt(fresh: Fresh, make_records: MakeRecords) -> None:
+def test_an_answer_without_room_for_its_prompt_is_refused(fresh: Fresh, make_records: MakeRecords) -> None:
     rows = make_records([("hi", "x"), ("hi", "an answer of some length")])
     with pytest.raises(
         UserError, match=f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens"
@@ -90,14 +91,14 @@ def test_records_that_are_too_long_are_counted(fresh: Fresh, make_records: MakeR
     long = ("hi", "an answer of some length")
     with pytest.raises(UserError) as caught:
         encode(fresh(), make_records([("hi", "x"), long, ("hi", "x"), long, ("hi", None), long]), 25)
-    says = f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens, and 2 more like it; raise"
-    assert says in str(caught.value)
+    message = f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens, and 2 more like it; raise"
+    assert message in str(caught.value)
     with pytest.raises(UserError, match=f"record {1:020x}: it has no answer"):
         encode(fresh(), make_records([("hi", None), long, long]), 25)
 
 
 @pytest.mark.parametrize("row", [("hi", None), (None, None), (None, "")])
-def test_a_record_without_an_answer(
+def test_a_record_without_an_answer_is_refused(
     fresh: Fresh, make_records: MakeRecords, row: tuple[str | None, str | None]
 ) -> None:
     with pytest.raises(UserError, match=f"record {2:020x}: it has no answer"):
@@ -109,29 +110,29 @@ def test_only_the_answers_of_a_pair_are_learned() -> None:
     result = build_example(
         encoder(), record(prompt=turns, completion="x", rejected="y", meta={"margin": 2}), 99, "pair"
     )
-    asked = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
-    assert [said(sequence) for sequence in result.unit] == [(asked, "x<|end|>"), (asked, "y<|end|>")]
+    prompt = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
+    assert [decode_parts(sequence) for sequence in result.unit] == [(prompt, "x<|end|>"), (prompt, "y<|end|>")]
     assert (result.margin, result.target, result.cut) == (2.0, -1, False)
-    odd = build_example(encoder(), record(completion="x", rejected="y", meta={"margin": "much"}), 99, "pair")
-    assert odd.margin != odd.margin
+    without_margin = build_example(encoder(), record(completion="x", rejected="y", meta={"margin": "much"}), 99, "pair")
+    assert without_margin.margin != without_margin.margin
 
 
 @pytest.mark.parametrize("label", [True, False])
-def test_an_answer_with_a_label(label: bool) -> None:
+def test_the_label_of_an_answer_is_the_target(label: bool) -> None:
     result = build_example(encoder(), record(completion="x", meta={"label": label}), 99, "labelled")
-    assert (said(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), int(label))
+    assert (decode_parts(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), int(label))
 
 
 @pytest.mark.parametrize("values", [{"completion": "b"}, {"meta": {"label": 1}}])
-def test_a_class_is_read_off_where_the_prompt_ends(values: dict[str, Any]) -> None:
+def test_a_class_is_predicted_at_the_end_of_the_prompt(values: dict[str, Any]) -> None:
     result = build_example(encoder(labels=["a", "b"]), record(**values), 99, "class")
-    assert (said(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "<|end|>"), 1)
+    assert (decode_parts(*result.unit), result.target) == (("<|user|>hi<|end|><|assistant|>", "<|end|>"), 1)
     short = build_example(encoder(labels=["a", "b"]), record(**values), 4, "class")
     assert (short.unit, short.cut) == ([TokenizedExample(result.unit[0].ids[-4:], [False] * 3 + [True])], True)
 
 
 @pytest.mark.parametrize(
-    ("values", "shape", "says"),
+    ("values", "shape", "message"),
     [
         ({"completion": "x"}, "pair", "it is no pair of a chosen and a rejected answer"),
         ({"completion": "x", "rejected": "x"}, "pair", "its chosen and its rejected answer are the same"),
@@ -147,18 +148,18 @@ def test_a_class_is_read_off_where_the_prompt_ends(values: dict[str, Any]) -> No
         ({"prompt": None, "text": "\u0000"}, "completion", "none of its tokens is learned"),
     ],
 )
-def test_records_that_cannot_be_used(values: dict[str, Any], shape: Any, says: str) -> None:
-    speaker = encoder(labels=["loan", "card"])
+def test_unusable_records_are_refused(values: dict[str, Any], shape: Any, message: str) -> None:
+    record_encoder = encoder(labels=["loan", "card"])
     if "text" in values:  # some tokenizers drop such characters
         from tokenizers import normalizers
 
-        speaker.chat.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u0000", "")
+        record_encoder.chat.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u0000", "")
     with pytest.raises(UserError) as caught:
-        build_example(speaker, record(**values), 99, shape)
-    assert says in str(caught.value)
+        build_example(record_encoder, record(**values), 99, shape)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("record r: ")
 
 
-def test_a_classifier_without_labels() -> None:
+def test_a_classifier_needs_labels() -> None:
     with pytest.raises(UserError, match=r"task\.labels: a classifier needs the closed set of its labels"):
         build_example(encoder(), record(completion="x"), 99, "class")

@@ -12,7 +12,7 @@ from posttrain.train.data.token_set import Tokens
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=60), budget=st.integers(1, 120))
-def test_rows_are_cut_where_micro_batches_are(lengths: list[int], budget: int) -> None:
+def test_row_boundaries_are_those_of_micro_batches(lengths: list[int], budget: int) -> None:
     units = [[TokenizedExample([0] * length, [True] * length)] for length in lengths]
     expected = np.cumsum([0, *(len(part) for part in micro_batches(units, budget))]).tolist()
     assert row_boundaries(np.array(lengths, np.int64), budget).tolist() == expected
@@ -20,7 +20,7 @@ def test_rows_are_cut_where_micro_batches_are(lengths: list[int], budget: int) -
 
 @given(sizes=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), max_size=25), budget=st.integers(1, 120))
 @pytest.mark.parametrize("seed", [0])
-def test_rows_are_what_one_would_write_by_hand(seed: int, sizes: list[list[int]], budget: int) -> None:
+def test_packed_rows_match_a_plain_loop(seed: int, sizes: list[list[int]], budget: int) -> None:
     draws = np.random.default_rng(seed)
     units = [
         [
@@ -34,7 +34,7 @@ def test_rows_are_what_one_would_write_by_hand(seed: int, sizes: list[list[int]]
         row: dict[str, list[int]] = {"ids": [], "labels": [], "positions": [], "segments": []}
         for number, sequence in enumerate(sequence for unit in part for sequence in unit):
             row["ids"] += sequence.ids
-            row["labels"] += [id if own else -100 for id, own in zip(sequence.ids, sequence.supervised, strict=True)]
+            row["labels"] += [id if on else -100 for id, on in zip(sequence.ids, sequence.supervised, strict=True)]
             row["positions"] += range(len(sequence.ids))
             row["segments"] += [number] * len(sequence.ids)
         expected.append(row)

@@ -1,4 +1,4 @@
-"""Shares of several processes: every sample once, about as many tokens each, dealt anew when their number changes."""
+"""Partition by process: each sample once, about equal tokens, and repartitioned when the number changes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from posttrain.train.data.config import PhaseConfig
 from posttrain.train.data.rank_partition import RankPartition, partition_samples
 
 
-def skewed(count: int, spread: float, seed: int) -> np.ndarray:
+def skewed_lengths(count: int, spread: float, seed: int) -> np.ndarray:
     """int64: lengths of a log-normal distribution, up to 4096."""
     draws = np.random.default_rng(seed)
     return np.clip(draws.lognormal(4, spread, count), 1, 4096).astype(np.int64)
@@ -30,15 +30,15 @@ def test_every_sample_is_in_one_shard(lengths: list[int], world_size: int) -> No
     assert len(shards) == world_size
     assert sorted(np.concatenate(shards).tolist()) == list(range(len(lengths)))
     assert all((np.diff(shard) > 0).all() for shard in shards)
-    check_sizes([sum(lengths[place] for place in shard) for shard in shards], max(lengths, default=0))
-    again = partition_samples(np.array(lengths, np.int64), world_size)
-    assert all((first == other).all() for first, other in zip(shards, again, strict=True))
+    check_sizes([sum(lengths[index] for index in shard) for shard in shards], max(lengths, default=0))
+    repeated = partition_samples(np.array(lengths, np.int64), world_size)
+    assert all((first == other).all() for first, other in zip(shards, repeated, strict=True))
 
 
 @pytest.mark.parametrize("world_size", range(1, 17))
 @pytest.mark.parametrize("spread", [0.1, 1.0, 2.0])
 def test_shards_are_within_five_percent(world_size: int, spread: float) -> None:
-    lengths = skewed(3000, spread, world_size)
+    lengths = skewed_lengths(3000, spread, world_size)
     sizes = [int(lengths[shard].sum()) for shard in partition_samples(lengths, world_size)]
     assert max(sizes) <= 1.05 * min(sizes)
 
@@ -50,44 +50,46 @@ def test_shards_are_within_five_percent(world_size: int, spread: float) -> None:
     stops=st.lists(st.integers(0, 999), min_size=2, max_size=2),
     batch_size=st.integers(1, 70),
 )
-def test_what_is_left_is_dealt_anew(seed: int, sizes: list[int], stops: list[int], batch_size: int) -> None:
-    """One epoch, met by a changing number of processes: nothing is lost or repeated, and each stretch is balanced."""
-    lengths = skewed(1000, 1.0, seed)
-    order = BatchSampler(1000, batch_size, seed, [PhaseConfig(epochs=1)])
+def test_the_remaining_samples_are_repartitioned(
+    seed: int, sizes: list[int], stops: list[int], batch_size: int
+) -> None:
+    """One epoch with a changing number of processes: nothing is lost or repeated, and each stretch is balanced."""
+    lengths = skewed_lengths(1000, 1.0, seed)
+    sampler = BatchSampler(1000, batch_size, seed, [PhaseConfig(epochs=1)])
     bounds = [0, *sorted(stops[: len(sizes) - 1]), 1000]
-    met: list[int] = []
+    used_rows: list[int] = []
     for size, first, last in zip(sizes, bounds, bounds[1:], strict=False):
-        world = RankPartition(order, lengths, size, divmod(first, batch_size))
+        partition = RankPartition(sampler, lengths, size, divmod(first, batch_size))
         tokens = [0] * size
         for step in range(first // batch_size, -(-last // batch_size)):
-            rows, ranks = order.rows(step), world.ranks(step)
-            for place, (row, rank) in enumerate(zip(rows, ranks.tolist(), strict=True)):
-                sample = step * batch_size + place
+            rows, ranks = sampler.rows(step), partition.ranks(step)
+            for index, (row, rank) in enumerate(zip(rows, ranks.tolist(), strict=True)):
+                sample = step * batch_size + index
                 assert (rank < 0) == (sample < first)
                 if first <= sample < last:
-                    met.append(row)
+                    used_rows.append(row)
                     tokens[rank] += int(lengths[row])
         if last == 1000:
             check_sizes(tokens, int(lengths.max()))
-    assert sorted(met) == list(range(1000))
+    assert sorted(used_rows) == list(range(1000))
 
 
 @pytest.mark.parametrize("since", [(0, 0), (2, 3), (13, 0)])
-def test_shares_do_not_depend_on_what_was_asked_for_before(since: tuple[int, int]) -> None:
-    order = BatchSampler(50, 8, 0, [PhaseConfig(epochs=3)])
-    lengths = skewed(50, 1.0, 0)
-    first, other = RankPartition(order, lengths, 3, since), RankPartition(order, lengths, 3, since)
-    forwards = [first.ranks(step).tolist() for step in range(order.steps)]
-    assert [other.ranks(step).tolist() for step in reversed(range(order.steps))] == forwards[::-1]
+def test_ranks_do_not_depend_on_earlier_queries(since: tuple[int, int]) -> None:
+    sampler = BatchSampler(50, 8, 0, [PhaseConfig(epochs=3)])
+    lengths = skewed_lengths(50, 1.0, 0)
+    first, other = RankPartition(sampler, lengths, 3, since), RankPartition(sampler, lengths, 3, since)
+    forwards = [first.ranks(step).tolist() for step in range(sampler.steps)]
+    assert [other.ranks(step).tolist() for step in reversed(range(sampler.steps))] == forwards[::-1]
     assert [other.ranks(step).tolist() for step in (5, 5, 6, 4)] == [forwards[step] for step in (5, 5, 6, 4)]
 
 
-def test_each_epoch_begins_evenly() -> None:
-    order = BatchSampler(50, 8, 0, [PhaseConfig(epochs=2)])
-    lengths = skewed(50, 1.0, 0)
-    world = RankPartition(order, lengths, 4)
+def test_each_epoch_is_balanced_from_its_start() -> None:
+    sampler = BatchSampler(50, 8, 0, [PhaseConfig(epochs=2)])
+    lengths = skewed_lengths(50, 1.0, 0)
+    partition = RankPartition(sampler, lengths, 4)
     for epoch in range(2):
         tokens = np.zeros(4, np.int64)
         for step in range(7 * epoch, 7 * epoch + 7):
-            np.add.at(tokens, world.ranks(step), lengths[order.rows(step)])
+            np.add.at(tokens, partition.ranks(step), lengths[sampler.rows(step)])
             assert np.ptp(tokens) <= lengths.max()

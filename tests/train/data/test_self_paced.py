@@ -1,4 +1,4 @@
-"""Self-paced learning: which records are open is what the losses that were told make it."""
+"""Self-paced learning: the observed losses decide which records are open."""
 
 import json
 from collections.abc import Callable
@@ -20,68 +20,68 @@ FIRST = np.random.default_rng(0).permutation(COUNT).astype(np.float32) / 10 + 1
 MakeUnits = Callable[..., list[Unit]]
 
 
-def paced(**settings: Any) -> CurriculumConfig:
+def self_paced(**settings: Any) -> CurriculumConfig:
     values = {"name": "self_paced", "start": 0.2, "every": 5, "growth": 1.25, "duration": 0.75}
     return CurriculumConfig.read(values | settings, "here")
 
 
-def order(*stages: PhaseConfig, batch_size: int = BATCH, first: np.ndarray = FIRST) -> BatchSampler:
-    stages = stages or (PhaseConfig(steps=STEPS, curriculum=paced()),)
-    return BatchSampler(len(first), batch_size, 3, stages, difficulties=first, lengths=np.arange(len(first)))
+def build_sampler(*phases: PhaseConfig, batch_size: int = BATCH, first: np.ndarray = FIRST) -> BatchSampler:
+    phases = phases or (PhaseConfig(steps=STEPS, curriculum=self_paced()),)
+    return BatchSampler(len(first), batch_size, 3, phases, difficulties=first, lengths=np.arange(len(first)))
 
 
 def losses(step: int, rows: list[int]) -> np.ndarray:
-    """What a step measures: anything that hangs on both."""
+    """Losses that depend on the step and its rows."""
     return np.random.default_rng([step, *rows]).uniform(0.5, 8, len(rows)).astype(np.float32)
 
 
-def tell(one: BatchSampler, step: int) -> None:
-    one.observe(step, 1.0, losses(step, one.rows(step)) if one.wants_unit_losses(step) else None)
+def observe(sampler: BatchSampler, step: int) -> None:
+    sampler.observe(step, 1.0, losses(step, sampler.rows(step)) if sampler.wants_unit_losses(step) else None)
 
 
-def paced_order(steps: int, **given: Any) -> BatchSampler:
-    sampler = order(**given)
+def observed_sampler(steps: int, **options: Any) -> BatchSampler:
+    sampler = build_sampler(**options)
     for step in range(steps):
-        tell(sampler, step)
+        observe(sampler, step)
     return sampler
 
 
-def test_open_are_the_records_whose_latest_loss_is_low_enough() -> None:
-    """Against the definition, v_i = 1 where L_i <= threshold, from all that was told."""
-    sampler, known = order(), FIRST.astype(float)
-    threshold = np.sort(known)[11]  # of the 60 records the 12 easiest are open
-    met: list[set[int]] = []
+def test_records_with_a_low_latest_loss_are_open() -> None:
+    """Against the definition, v_i = 1 where L_i <= threshold, from all observed losses."""
+    sampler, latest_losses = build_sampler(), FIRST.astype(float)
+    threshold = np.sort(latest_losses)[11]  # of the 60 records the 12 easiest are open
+    harder_rows: list[set[int]] = []
     for step in range(30):
         if step % 5 == 0:
-            opened = set(np.flatnonzero(known <= threshold * 1.25 ** (step // 5)).tolist())
+            open_rows = set(np.flatnonzero(latest_losses <= threshold * 1.25 ** (step // 5)).tolist())
             assert sampler.decided >= step + 5
         rows = sampler.rows(step)
         assert len(set(rows)) == BATCH
-        assert set(rows) <= opened
-        met.append(set(rows) - set(np.flatnonzero(threshold >= FIRST).tolist()))
-        measured = losses(step, rows)
-        sampler.observe(step, 1.0, measured)
-        known[rows] = measured
-    assert any(met[5:]), "harder ones came in"
-    assert not any(met[:5])
+        assert set(rows) <= open_rows
+        harder_rows.append(set(rows) - set(np.flatnonzero(threshold >= FIRST).tolist()))
+        step_losses = losses(step, rows)
+        sampler.observe(step, 1.0, step_losses)
+        latest_losses[rows] = step_losses
+    assert any(harder_rows[5:]), "harder records are opened"
+    assert not any(harder_rows[:5])
     assert sampler.decided == STEPS
     assert sorted(row for step in range(30, 40) for row in sampler.rows(step)) == sorted(
         {row for step in range(30, 40) for row in sampler.rows(step)}
-    ), "then all come in passes"
+    ), "then come passes over all"
 
 
-def test_records_that_the_model_forgets_leave() -> None:
-    sampler = order()
+def test_records_with_a_risen_loss_are_closed() -> None:
+    sampler = build_sampler()
     for step in range(5):
         sampler.observe(step, 1.0, np.full(BATCH, 100.0, np.float32))
     removed = {row for step in range(5) for row in sampler.rows(step)}
     assert not removed & {row for step in range(5, 10) for row in sampler.rows(step)}
 
 
-def test_a_batch_is_open_at_least() -> None:
-    """The easiest by their latest losses, where no record's is low enough."""
+def test_at_least_a_batch_is_open() -> None:
+    """If no record's loss is low enough, the easiest by their latest losses are open."""
     first = np.arange(1, 9, dtype=np.float32)
-    sampler = order(PhaseConfig(steps=8, curriculum=paced(every=2, duration=1.0)), first=first)
+    sampler = build_sampler(PhaseConfig(steps=8, curriculum=self_paced(every=2, duration=1.0)), first=first)
     for step in range(2):
         sampler.observe(
             step, 1.0, np.array([100, 101, 102, 103], np.float32)[np.argsort(np.argsort(sampler.rows(step)))]
@@ -89,111 +89,115 @@ def test_a_batch_is_open_at_least() -> None:
     assert sorted(sampler.rows(2)) == [4, 5, 6, 7]
 
 
-def test_what_is_no_number_changes_nothing() -> None:
-    plain, lost = order(), order()
+def test_nan_losses_change_nothing() -> None:
+    reference, sampler = build_sampler(), build_sampler()
     for step in range(5):
-        plain.observe(step, 1.0, FIRST[plain.rows(step)])
-        lost.observe(step, float("nan"), np.full(BATCH, np.nan, np.float32))
-    assert [plain.rows(step) for step in range(10)] == [lost.rows(step) for step in range(10)]
+        reference.observe(step, 1.0, FIRST[reference.rows(step)])
+        sampler.observe(step, float("nan"), np.full(BATCH, np.nan, np.float32))
+    assert [reference.rows(step) for step in range(10)] == [sampler.rows(step) for step in range(10)]
 
 
-@pytest.mark.parametrize("kept", [0, 1, 4, 5, 6, 17, 29, 30, 33, 40])
-def test_it_goes_on_from_any_step(kept: int) -> None:
-    whole = paced_order(STEPS)
-    again = order()
-    again.load_state(json.loads(json.dumps(paced_order(kept).state())))
-    for step in range(kept, STEPS):
-        tell(again, step)
-    assert [again.rows(step) for step in range(STEPS)] == [whole.rows(step) for step in range(STEPS)]
-    assert again.state() == whole.state()
+@pytest.mark.parametrize("observed_steps", [0, 1, 4, 5, 6, 17, 29, 30, 33, 40])
+def test_self_paced_sampling_resumes_at_any_step(observed_steps: int) -> None:
+    uninterrupted = observed_sampler(STEPS)
+    resumed = build_sampler()
+    resumed.load_state(json.loads(json.dumps(observed_sampler(observed_steps).state())))
+    for step in range(observed_steps, STEPS):
+        observe(resumed, step)
+    assert [resumed.rows(step) for step in range(STEPS)] == [uninterrupted.rows(step) for step in range(STEPS)]
+    assert resumed.state() == uninterrupted.state()
 
 
-def test_it_goes_back_in_its_own_training() -> None:
-    """As after a step that went wrong: what was told since is forgotten."""
-    sampler = paced_order(12)
+def test_an_earlier_state_of_the_same_training_loads() -> None:
+    """As after a failed step: the losses observed since then are forgotten."""
+    sampler = observed_sampler(12)
     state = json.loads(json.dumps(sampler.state()))
     for step in range(12, 27):
-        tell(sampler, step)
+        observe(sampler, step)
     sampler.load_state(state)
     assert sampler.state() == state
     for step in range(12, STEPS):
-        tell(sampler, step)
-    assert sampler.state() == paced_order(STEPS).state()
+        observe(sampler, step)
+    assert sampler.state() == observed_sampler(STEPS).state()
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "message"),
     [
         ({"batch_size": 5}, "another size or number"),
         ({"first": FIRST[:30]}, "opened other records"),
-        ({"stages": [PhaseConfig(steps=STEPS, curriculum=paced(every=6))]}, "another size or number"),
-        ({"stages": [PhaseConfig(steps=STEPS, curriculum=paced(duration=1.0))]}, "another size or number"),
-        ({"stages": [PhaseConfig(steps=STEPS, curriculum=paced(every=3))]}, "looked at them 4 times"),
-        ({"stages": [PhaseConfig(steps=STEPS, curriculum=paced(name="adaptive"))]}, "is of another curriculum"),
+        ({"phases": [PhaseConfig(steps=STEPS, curriculum=self_paced(every=6))]}, "another size or number"),
+        ({"phases": [PhaseConfig(steps=STEPS, curriculum=self_paced(duration=1.0))]}, "another size or number"),
+        ({"phases": [PhaseConfig(steps=STEPS, curriculum=self_paced(every=3))]}, "looked at them 4 times"),
+        ({"phases": [PhaseConfig(steps=STEPS, curriculum=self_paced(name="adaptive"))]}, "is of another curriculum"),
     ],
 )
-def test_it_does_not_go_on_from_another_one(given: dict[str, Any], says: str) -> None:
-    now = order(*given.pop("stages", []), **given)
-    with pytest.raises(UserError, match=rf"train\.stages\.0: .*{says}"):
-        now.load_state(paced_order(12).state())
+def test_another_self_paced_curriculum_does_not_resume(options: dict[str, Any], message: str) -> None:
+    sampler = build_sampler(*options.pop("phases", []), **options)
+    with pytest.raises(UserError, match=rf"train\.phases\.0: .*{message}"):
+        sampler.load_state(observed_sampler(12).state())
 
 
-def test_another_growth_holds_from_the_next_look_on() -> None:
-    before = paced_order(12)
-    now = order(PhaseConfig(steps=STEPS, curriculum=paced(growth=4.0)))
-    now.load_state(before.state())
-    assert [now.rows(step) for step in range(15)] == [before.rows(step) for step in range(15)]
+def test_a_new_growth_applies_from_the_next_update() -> None:
+    before = observed_sampler(12)
+    resumed = build_sampler(PhaseConfig(steps=STEPS, curriculum=self_paced(growth=4.0)))
+    resumed.load_state(before.state())
+    assert [resumed.rows(step) for step in range(15)] == [before.rows(step) for step in range(15)]
     for step in range(12, 20):
-        tell(now, step)
-    assert max(FIRST[row] for row in now.rows(16)) > 4
+        observe(resumed, step)
+    assert max(FIRST[row] for row in resumed.rows(16)) > 4
 
 
-def test_losses_must_be_told() -> None:
-    sampler = order()
+def test_losses_must_be_observed() -> None:
+    sampler = build_sampler()
     for wrong in (None, np.zeros(3, np.float32)):
         with pytest.raises(ValueError, match="step 0 has 4 records"):
-            order().observe(0, 1.0, wrong)
-    tell(sampler, 0)
+            build_sampler().observe(0, 1.0, wrong)
+    observe(sampler, 0)
     with pytest.raises(ValueError, match="step 0 does not follow 1 observed steps"):
-        tell(sampler, 0)
+        observe(sampler, 0)
 
 
-def test_it_has_no_other_difficulty() -> None:
+def test_self_paced_refuses_a_difficulty() -> None:
     with pytest.raises(UserError, match="self_paced uses the records' own losses"):
-        paced(difficulty="score")
+        self_paced(difficulty="score")
 
 
 @pytest.mark.parametrize(
-    ("objective", "says"),
+    ("objective", "message"),
     [
         ("distill", r"train\.curriculum\.name: distill measures no likelihood of single records"),
         ("reward", "reward has no loss before training"),
     ],
 )
-def test_objectives_that_measure_no_likelihood(objective: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        training_phases(TrainConfig(objective=objective, curriculum=paced()))
+def test_objectives_without_a_likelihood_are_refused(objective: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        training_phases(TrainConfig(objective=objective, curriculum=self_paced()))
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_that_are_told_the_same_decide_the_same(size: int) -> None:
+def test_processes_with_the_same_losses_sample_the_same(size: int) -> None:
     lengths = np.random.default_rng(1).integers(5, 50, COUNT)
-    whole = paced_order(STEPS)
-    orders = [order() for _ in range(size)]
-    worlds = [RankPartition(item, lengths, size) for item in orders]
+    reference = observed_sampler(STEPS)
+    samplers = [build_sampler() for _ in range(size)]
+    partitions = [RankPartition(sampler, lengths, size) for sampler in samplers]
     for step in range(STEPS):
-        met = []
-        for rank, (item, world) in enumerate(zip(orders, worlds, strict=True)):
-            met += [row for row, its in zip(item.rows(step), world.ranks(step), strict=True) if its == rank]
-            tell(item, step)
-        assert sorted(met) == sorted(whole.rows(step))
+        rows = []
+        for rank, (sampler, partition) in enumerate(zip(samplers, partitions, strict=True)):
+            rows += [
+                row
+                for row, sample_rank in zip(sampler.rows(step), partition.ranks(step), strict=True)
+                if sample_rank == rank
+            ]
+            observe(sampler, step)
+        assert sorted(rows) == sorted(reference.rows(step))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("prefetch", [1, 8])
-def test_steps_that_are_made_ahead_wait_for_the_losses(make_units: MakeUnits, workers: int, prefetch: int) -> None:
-    units, sampler, whole = make_units([6] * COUNT), order(), paced_order(STEPS)
+def test_prefetched_steps_wait_for_the_losses(make_units: MakeUnits, workers: int, prefetch: int) -> None:
+    units, sampler, reference = make_units([6] * COUNT), build_sampler(), observed_sampler(STEPS)
     with BatchLoader(units, sampler, 100, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
         for batch in loader:
-            assert [row for rows in batch.rows for row in rows] == whole.rows(batch.step)
-            tell(sampler, batch.step)
+            assert [row for rows in batch.rows for row in rows] == reference.rows(batch.step)
+            observe(sampler, batch.step)

@@ -1,4 +1,4 @@
-"""Shards of a tokenised set: whole records, up to so many tokens, each of use alone, and read in any order."""
+"""Shards of a tokenised set: complete records up to a number of tokens, each usable alone, read in any order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.models.chat import TokenizedExample
-from posttrain.store.errors import DamagedArtifactError
-from posttrain.train.data.token_set import TokenSet, concat_ranges, gather, open_shard, segment_sums
+from posttrain.train.data.token_set import TokenSet, concat_ranges, gather, segment_sums
 
 MakeUnits = Callable[..., list[list[TokenizedExample]]]
 MakeSet = Callable[..., TokenSet]
@@ -25,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     ("shard_tokens", "records"),
     [(1, [1] * 10), (40, [3, 2, 1, 2, 1, 1]), (45, [4, 1, 1, 2, 1, 1]), (54, [5, 1, 3, 1]), (1000, [10])],
 )
-def test_a_shard_has_as_many_whole_records_as_fit(
+def test_a_shard_holds_as_many_records_as_fit(
     make_units: MakeUnits, make_set: MakeSet, shard_tokens: int, records: list[int]
 ) -> None:
     units = make_units(LENGTHS)
@@ -38,13 +37,13 @@ def test_a_shard_has_as_many_whole_records_as_fit(
     assert result.targets.tolist() == [unit[0].ids[0] for unit in units]
     assert result.longest.tolist() == result.sequence_lengths.tolist() == result.unit_lengths.tolist() == LENGTHS
     for block in (1, 3, 7):
-        again = make_set(units, shard_tokens, block)
-        assert (again.id, contents(again.folder)) == (result.id, contents(result.folder))
+        other_blocks = make_set(units, shard_tokens, block)
+        assert (other_blocks.id, contents(other_blocks.folder)) == (result.id, contents(result.folder))
 
 
 @pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize("shard_tokens", [60, 1000])
-def test_units_are_taken_in_any_order(
+def test_take_returns_units_in_any_order(
     make_units: MakeUnits, make_set: MakeSet, sequences: int, shard_tokens: int
 ) -> None:
     units = make_units(LENGTHS, 0, sequences)
@@ -64,40 +63,12 @@ def test_units_are_taken_in_any_order(
             result.take([row])
 
 
-def test_a_shard_is_opened_alone(make_units: MakeUnits, make_set: MakeSet) -> None:
-    units = make_units(LENGTHS)
-    result = make_set(units, 45)
-    for number in (0, 1, 2, 4, 5):
-        for file in (result.folder / f"shard-{number:05d}").iterdir():
-            file.unlink()
-    assert list(open_shard(result.folder, 3)) == units[6:8]
-    with pytest.raises(IndexError, match="the set has 6 shards"):
-        open_shard(result.folder, 6)
-
-
-@pytest.mark.parametrize("name", ["ids", "supervised", "offsets", "units", "records.arrow"])
-def test_a_damaged_shard_is_named(make_units: MakeUnits, make_set: MakeSet, name: str) -> None:
-    result = make_set(make_units(LENGTHS), 45)
-    file = result.folder / "shard-00001" / name
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(bytes(content))
-    assert len(open_shard(result.folder, 0)) == 4
-    with pytest.raises(DamagedArtifactError, match=f"shard-00001/{name} differs"):
-        open_shard(result.folder, 1)
-    file.unlink()
-    with pytest.raises(DamagedArtifactError, match=f"shard-00001/{name} is missing"):
-        open_shard(result.folder, 1)
-
-
 @given(
     sizes=st.lists(st.integers(0, 50), min_size=1, max_size=4),
     parts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=40),
     dtype=st.sampled_from([np.int32, np.bool_]),
 )
-def test_what_is_gathered_is_what_slices_give(
-    sizes: list[int], parts: list[tuple[int, int, int]], dtype: type[np.generic]
-) -> None:
+def test_gather_equals_slicing(sizes: list[int], parts: list[tuple[int, int, int]], dtype: type[np.generic]) -> None:
     draws = np.random.default_rng(0)
     sources = [draws.integers(-(2**31), 2**31, size).astype(dtype) for size in sizes]
     numbers, spans = [part[0] % len(sizes) for part in parts], [slice(*sorted(part[1:])) for part in parts]
@@ -109,12 +80,12 @@ def test_what_is_gathered_is_what_slices_give(
 
 
 @given(counts=st.lists(st.integers(1, 4), max_size=20), seed=st.integers(0, 9))
-def test_ranges_stand_one_after_another(counts: list[int], seed: int) -> None:
+def test_concat_ranges_equals_a_plain_loop(counts: list[int], seed: int) -> None:
     starts = np.random.default_rng(seed).integers(0, 100, len(counts))
     expected = [number for start, count in zip(starts, counts, strict=True) for number in range(start, start + count)]
     assert concat_ranges(starts, np.array(counts, np.int64)).tolist() == expected
 
 
-def test_sums_of_runs() -> None:
+def test_segment_sums() -> None:
     assert segment_sums(np.array([1, 2, 3, 4, 5, 6]), np.array([3, 1, 2])).tolist() == [6, 4, 11]
     assert segment_sums(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []

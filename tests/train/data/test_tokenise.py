@@ -1,4 +1,4 @@
-"""A tokenised training set: what was encoded, the same bytes whoever makes it, made once, and damage found."""
+"""A tokenised training set: the encoded units, deterministic bytes, reuse, and detection of damage."""
 
 import json
 import logging
@@ -33,8 +33,8 @@ def encoder(task: TaskConfig = TASK, template: str | None = None) -> Encoder:
 
 
 def with_column(records: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
-    place = records.schema.get_field_index(name)
-    return records.set_column(place, records.schema.field(name), pa.array(values, records.schema.field(name).type))
+    index = records.schema.get_field_index(name)
+    return records.set_column(index, records.schema.field(name), pa.array(values, records.schema.field(name).type))
 
 
 @pytest.fixture
@@ -48,21 +48,23 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of the records whenever some are tokenised."""
+def record_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of records of each call that tokenises."""
     result: list[int] = []
 
-    usual = blocks.tokenise_blocks
+    original = blocks.tokenise_blocks
 
-    def counted(encoder: Encoder, records: pa.Table, *given: Any) -> Any:
+    def count_records(encoder: Encoder, records: pa.Table, *arguments: Any) -> Any:
         result.append(len(records))
-        return usual(encoder, records, *given)
+        return original(encoder, records, *arguments)
 
-    monkeypatch.setattr("posttrain.train.data.tokenise.tokenise_blocks", counted)
+    monkeypatch.setattr("posttrain.train.data.tokenise.tokenise_blocks", count_records)
     return result
 
 
-def test_it_holds_what_was_encoded(fresh: Callable[..., LanguageModel], records: pa.Table, tmp_path: Path) -> None:
+def test_a_token_set_holds_the_encoded_units(
+    fresh: Callable[..., LanguageModel], records: pa.Table, tmp_path: Path
+) -> None:
     lm = fresh()
     result = tokenise(lm, records, 50, "completion", tmp_path)
     units, cut = encode(lm, records, 50)
@@ -86,10 +88,12 @@ def test_pairs_are_units_of_two(pairs: pa.Table, tmp_path: Path) -> None:
     assert result.margins.tolist() == [0, 1, 2, 0, 4, 5, 0, 7, 8, 0]
 
 
-def test_labels_stand_beside(records: pa.Table, tmp_path: Path) -> None:
-    good = [row % 2 == 0 for row in range(10)]
-    labelled = with_column(records, "meta", [json.dumps({"label": item}) for item in good])
-    assert tokenise(encoder(), labelled, 100, "labelled", tmp_path).targets.tolist() == [int(item) for item in good]
+def test_labels_are_the_targets(records: pa.Table, tmp_path: Path) -> None:
+    labels_by_row = [row % 2 == 0 for row in range(10)]
+    labelled = with_column(records, "meta", [json.dumps({"label": label}) for label in labels_by_row])
+    assert tokenise(encoder(), labelled, 100, "labelled", tmp_path).targets.tolist() == [
+        int(label) for label in labels_by_row
+    ]
     labels = ["top up", "refund", "card lost", "card stolen", "x"]
     result = tokenise(encoder(TaskConfig(labels=labels)), records, 100, "class", tmp_path)
     assert [labels[target] for target in result.targets] == records["completion"].to_pylist()
@@ -103,12 +107,12 @@ def test_tokens_stay_on_the_disk(records: pa.Table, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_bytes_do_not_depend_on_who_makes_them(
+def test_the_bytes_do_not_depend_on_the_processes(
     pairs: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tokenise(encoder(), pairs, 60, "pair", tmp_path / "whole", 1)
+    reference = tokenise(encoder(), pairs, 60, "pair", tmp_path / "whole", 1)
     monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
-    expected = contents(whole.folder)
+    expected = contents(reference.folder)
     assert len(expected) == 6
     for processes in (1, 2, 3):
         actual = tokenise(encoder(), pairs, 60, "pair", tmp_path / str(processes), processes)
@@ -116,9 +120,7 @@ def test_the_bytes_do_not_depend_on_who_makes_them(
 
 
 @pytest.mark.slow
-def test_the_first_bad_record_is_named_whoever_finds_it(
-    records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_bad_record_is_named(records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
     answers = [None if row in (4, 9) else "x" for row in range(10)]
     for processes in (1, 2):
@@ -145,36 +147,38 @@ def test_all_records_that_are_too_long_are_counted(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_spoken_of(
-    records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_is_reported(records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
-    monkeypatch.setattr(blocks, "_in_process", lambda *given: os._exit(9))
+    monkeypatch.setattr(blocks, "_in_process", lambda *arguments: os._exit(9))
     with pytest.raises(WorkError, match=r"a process that tokenised was killed: set train\.loader\.processes to 1"):
         tokenise(encoder(), records, 100, "completion", tmp_path, 2)
 
 
-def test_it_is_made_once(records: pa.Table, tmp_path: Path, times: list[int]) -> None:
+def test_a_token_set_is_reused(records: pa.Table, tmp_path: Path, record_counts: list[int]) -> None:
     first = tokenise(encoder(), records, 100, "completion", tmp_path)
-    again = tokenise(encoder(), records, 100, "completion", tmp_path)
-    assert times == [10]
-    assert (again.folder, list(again)) == (first.folder, list(first))
+    repeated = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert record_counts == [10]
+    assert (repeated.folder, list(repeated)) == (first.folder, list(first))
 
 
-def test_calling_a_tokenizer_does_not_change_the_key(records: pa.Table, tmp_path: Path, times: list[int]) -> None:
+def test_calling_a_tokenizer_does_not_change_the_key(
+    records: pa.Table, tmp_path: Path, record_counts: list[int]
+) -> None:
     tokenise(encoder(), records, 100, "completion", tmp_path)
     used = encoder()
     used.chat.tokenizer("some words", truncation=True, max_length=2)
     tokenise(used, records, 100, "completion", tmp_path)
-    assert times == [10]
+    assert record_counts == [10]
 
 
-def test_how_a_table_is_cut_does_not_change_the_key(records: pa.Table, tmp_path: Path, times: list[int]) -> None:
+def test_the_chunks_of_a_table_do_not_change_the_key(
+    records: pa.Table, tmp_path: Path, record_counts: list[int]
+) -> None:
     tokenise(encoder(), records, 100, "completion", tmp_path)
     tokenise(encoder(), pa.concat_tables([records.slice(0, 3), records.slice(3)]), 100, "completion", tmp_path)
     tokenise(encoder(), pa.Table.from_pylist(records.to_pylist(), records.schema), 100, "completion", tmp_path)
     tokenise(encoder(), pa.concat_tables([records, records]).slice(10), 100, "completion", tmp_path)
-    assert times == [10]
+    assert record_counts == [10]
 
 
 TEMPLATE = byte_tokenizer().chat_template
@@ -196,11 +200,11 @@ TEMPLATE = byte_tokenizer().chat_template
     ],
     ids=str,
 )
-def test_what_decides_the_tokens_is_in_the_key(
-    records: pa.Table, tmp_path: Path, times: list[int], change: dict[str, Any]
+def test_the_key_holds_everything_that_changes_the_tokens(
+    records: pa.Table, tmp_path: Path, record_counts: list[int], change: dict[str, Any]
 ) -> None:
-    given = {"encoder": encoder(), "records": records, "max_length": 100, "shape": "completion"}
-    first = tokenise(*given.values(), tmp_path)
+    arguments = {"encoder": encoder(), "records": records, "max_length": 100, "shape": "completion"}
+    first = tokenise(*arguments.values(), tmp_path)
     if change == {"encoder": "stop"}:
         change = {"encoder": Encoder(ChatTemplate(byte_tokenizer(), frozenset([256, 257])), TASK)}
     if change == {"encoder": "token"}:
@@ -208,25 +212,25 @@ def test_what_decides_the_tokens_is_in_the_key(
         change["encoder"].chat.tokenizer.add_tokens(["card"])
     if change == {"records": "order"}:
         change = {"records": records.take(list(reversed(range(10))))}
-    if change == {"records": "space"}:  # an id is that of a text with its white space folded
-        spaced = [f"{said} " for said in records["completion"].to_pylist()]
-        change = {"records": with_column(records, "completion", spaced)}
+    if change == {"records": "space"}:  # an id ignores differences in white space
+        padded_answers = [f"{answer} " for answer in records["completion"].to_pylist()]
+        change = {"records": with_column(records, "completion", padded_answers)}
     if change == {"records": "meta"}:
         change = {"records": with_column(records, "meta", ['{"label": true}'] * 10)}
-    second = tokenise(*(given | change).values(), tmp_path)
-    assert times == [10, 10]
+    second = tokenise(*(arguments | change).values(), tmp_path)
+    assert record_counts == [10, 10]
     assert second.folder != first.folder
-    assert list(tokenise(*given.values(), tmp_path)) == list(first)
-    assert times == [10, 10]
+    assert list(tokenise(*arguments.values(), tmp_path)) == list(first)
+    assert record_counts == [10, 10]
 
 
 @pytest.mark.parametrize("how", ["flip", "cut", "remove"])
 @pytest.mark.parametrize("name", [*(f"shard-00000/{name}" for name in (*DTYPES, RECORDS)), "manifest.json"])
-def test_damage_is_found_and_mended(
-    records: pa.Table, tmp_path: Path, times: list[int], caplog: pytest.LogCaptureFixture, name: str, how: str
+def test_a_damaged_set_is_rebuilt(
+    records: pa.Table, tmp_path: Path, record_counts: list[int], caplog: pytest.LogCaptureFixture, name: str, how: str
 ) -> None:
     first = tokenise(encoder(), records, 100, "completion", tmp_path)
-    before, file = contents(first.folder), first.folder / name
+    original, file = contents(first.folder), first.folder / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     if how == "remove":
@@ -234,9 +238,9 @@ def test_damage_is_found_and_mended(
     else:
         file.write_bytes(bytes(content) if how == "flip" else bytes(content[:-1]))
     with caplog.at_level(logging.WARNING, "posttrain"):
-        again = tokenise(encoder(), records, 100, "completion", tmp_path)
-    assert times == [10, 10]
-    assert contents(again.folder) == before
+        repaired = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert record_counts == [10, 10]
+    assert contents(repaired.folder) == original
     if (name, how) != ("manifest.json", "remove"):  # without it there is no set
         assert f"{name} " in caplog.text
         assert "tokenised data are thrown away" in caplog.text

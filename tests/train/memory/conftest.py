@@ -1,4 +1,4 @@
-"""Small models of known families, micro-batches, and what autograd keeps of them."""
+"""Small models of known families, micro-batches, and the bytes that autograd saves for them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +18,7 @@ from posttrain.train.lora import add_adapter
 
 
 def packed_row(lengths: Sequence[int], vocabulary: int, supervised: int = 10) -> Packed:
-    """Sequences that share no beginning, the last ``supervised`` tokens of each learned."""
+    """Sequences without a shared prefix; the last ``supervised`` tokens of each are learned."""
     units = [
         [
             TokenizedExample(
@@ -38,7 +38,7 @@ def row() -> Callable[..., Packed]:
 
 @pytest.fixture
 def model(fresh: Callable[..., LanguageModel]) -> Callable[..., LanguageModel]:
-    """``model(kind, config, layers=2)``: a random model of a family as the config has it trained."""
+    """``model(kind, config, layers=2)``: a random model of a family, prepared for training with the config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     def make(kind: str, config: TrainConfig, layers: int = 2, **settings: Any) -> LanguageModel:
@@ -58,8 +58,8 @@ def model(fresh: Callable[..., LanguageModel]) -> Callable[..., LanguageModel]:
         tiny = fresh()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(common | settings)))
-            lm = LanguageModel(made.to(DTYPES[config.dtype]), tiny.tokenizer, tiny.task)
+            network = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(common | settings)))
+            lm = LanguageModel(network.to(DTYPES[config.dtype]), tiny.tokenizer, tiny.task)
             if config.method == "lora":
                 lm = add_adapter(lm, config.lora)
         lm.model.train()
@@ -69,40 +69,42 @@ def model(fresh: Callable[..., LanguageModel]) -> Callable[..., LanguageModel]:
 
 
 @contextmanager
-def counted(lm: LanguageModel) -> Iterator[dict[int, int]]:
-    """Bytes of each storage that autograd keeps meanwhile, by place; weights and buffers are left out."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*lm.model.parameters(), *lm.model.buffers())}
-    kept: dict[int, int] = {}
-    held: list[Tensor] = []  # so that no place is used twice
+def count_saved_bytes(lm: LanguageModel) -> Iterator[dict[int, int]]:
+    """Bytes of each storage that autograd saves meanwhile, by address; weights and buffers are excluded."""
+    parameter_storages = {
+        tensor.untyped_storage().data_ptr() for tensor in (*lm.model.parameters(), *lm.model.buffers())
+    }
+    storage_bytes: dict[int, int] = {}
+    tensors: list[Tensor] = []  # so that no address is reused
 
     def pack_hook(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            held.append(tensor)
+        if storage.data_ptr() not in parameter_storages:
+            storage_bytes[storage.data_ptr()] = storage.nbytes()
+            tensors.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack_hook, lambda tensor: tensor):
-        yield kept
+        yield storage_bytes
 
 
 @pytest.fixture
 def kept_bytes() -> Callable[..., int]:
-    """``kept_bytes(lm, packed, config, condition)``: what a forward pass leaves for the backward pass."""
+    """``kept_bytes(lm, packed, config, condition)``: bytes that a forward pass saves for the backward pass."""
 
     def measure(
         lm: LanguageModel, packed: Packed, config: TrainConfig, condition: AbstractContextManager[Any] | None = None
     ) -> int:
-        with fuse_layers(lm), packed_attention(lm, 500) as packs, counted(lm) as kept:
+        with fuse_layers(lm), packed_attention(lm, 500) as packs, count_saved_bytes(lm) as storage_bytes:
             assert packs
-            kept.clear()
+            storage_bytes.clear()
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "autocast"):
                 if condition is None:
                     token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
                 else:
                     with condition:
                         token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
-            return sum(kept.values())
+            return sum(storage_bytes.values())
 
     return measure
 
@@ -122,6 +124,6 @@ CONFIGS = {
 
 
 @pytest.fixture(params=list(CONFIGS))
-def trained(request: pytest.FixtureRequest) -> TrainConfig:
-    """One way to train after the other."""
+def train_config(request: pytest.FixtureRequest) -> TrainConfig:
+    """Each kind of training in turn."""
     return CONFIGS[request.param]

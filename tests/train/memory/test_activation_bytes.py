@@ -1,4 +1,4 @@
-"""The formulas of activations against what autograd keeps."""
+"""The formulas of activations against the bytes that autograd saves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,35 +22,37 @@ LENGTHS = (60, 58, 33, 31)
 
 Row = Callable[..., Packed]
 Model = Callable[..., LanguageModel]
-Kept = Callable[..., int]
+KeptBytes = Callable[..., int]
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [("llama", {}), ("qwen2", {}), ("qwen3", {"head_dim": 32}), ("llama", {"tie_word_embeddings": False})],
 )
-def test_a_layer_to_the_byte(
-    trained: TrainConfig, kind: str, settings: dict[str, Any], model: Model, row: Row, kept_bytes: Kept
+def test_layer_costs_are_exact(
+    train_config: TrainConfig, kind: str, settings: dict[str, Any], model: Model, row: Row, kept_bytes: KeptBytes
 ) -> None:
     packed = row(LENGTHS, 300)
-    batch = MicroBatch.of(packed)
-    two, three = (model(kind, trained, layers, **settings) for layers in (2, 3))
-    costs = layer_costs(ModelSpec.of_model(two.model), trained, batch)
+    batch = MicroBatch.from_packed(packed)
+    two_layers, three_layers = (model(kind, train_config, layers, **settings) for layers in (2, 3))
+    costs = layer_costs(ModelSpec.from_model(two_layers.model), train_config, batch)
     weights = 0
-    if trained.precision == "autocast":  # copies in bfloat16, of which the estimate counts all layers' together
-        per_layer = [w for w in ModelSpec.of_model(three.model).weights if w.depth == 2 and len(w.shape) == 2]
+    if train_config.precision == "autocast":  # bfloat16 copies, which the estimate counts for all layers together
+        per_layer = [w for w in ModelSpec.from_model(three_layers.model).weights if w.depth == 2 and len(w.shape) == 2]
         weights = sum(2 * weight.count for weight in per_layer)
-    measured = kept_bytes(three, packed, trained) - kept_bytes(two, packed, trained)
-    assert measured == costs.whole.kept + weights
+    measured = kept_bytes(three_layers, packed, train_config) - kept_bytes(two_layers, packed, train_config)
+    assert measured == costs.whole.stored + weights
 
 
-def test_a_whole_model(trained: TrainConfig, model: Model, row: Row, kept_bytes: Kept) -> None:
+def test_activations_of_the_whole_model(
+    train_config: TrainConfig, model: Model, row: Row, kept_bytes: KeptBytes
+) -> None:
     packed = row(LENGTHS, 300)
-    lm = model("llama", trained, 4)
-    result = estimate_memory(ModelSpec.of_model(lm.model), trained, MicroBatch.of(packed))
+    lm = model("llama", train_config, 4)
+    result = estimate_memory(ModelSpec.from_model(lm.model), train_config, MicroBatch.from_packed(packed))
     # The masks of the first layer's dropout are not kept, as its input needs no gradient.
     assert result.activations == pytest.approx(
-        kept_bytes(lm, packed, trained), rel=0.04 if trained.lora.dropout else 0.01
+        kept_bytes(lm, packed, train_config), rel=0.04 if train_config.lora.dropout else 0.01
     )
 
 
@@ -62,52 +64,56 @@ def test_a_whole_model(trained: TrainConfig, model: Model, row: Row, kept_bytes:
         (LENGTHS, {"neftune": 5.0}),
     ],
 )
-def test_attention_and_noise(
-    lengths: tuple[int, ...], noise: dict[str, Any], model: Model, row: Row, kept_bytes: Kept
+def test_activations_with_attention_scores_and_noise(
+    lengths: tuple[int, ...], noise: dict[str, Any], model: Model, row: Row, kept_bytes: KeptBytes
 ) -> None:
     config = TrainConfig.read({"noise": noise}, "train")
     packed = row(lengths, 300)
     lm = model("llama", config, 4)
-    result = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
+    result = estimate_memory(ModelSpec.from_model(lm.model), config, MicroBatch.from_packed(packed))
     with dropout.apply_noise(lm, config.noise):
         assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_perturbed_embeddings(method: Any, model: Model, row: Row) -> None:
-    """The perturbations are kept in float32, and with them what leads back to them."""
-    plain = TrainConfig(method=method)
-    attacked = plain.model_copy(update={"noise": NoiseConfig.read({"adversarial": {"method": "fgm"}}, "noise")})
-    blueprint = ModelSpec.of_model(model("llama", plain, 4).model)
-    batch = MicroBatch.of(row(LENGTHS, 300))
-    more, less = (estimate_memory(blueprint, config, batch).activations for config in (attacked, plain))
+def test_perturbed_embeddings_are_counted(method: Any, model: Model, row: Row) -> None:
+    """The perturbations are kept in float32, and so is what their gradients need."""
+    plain_config = TrainConfig(method=method)
+    perturbed_config = plain_config.model_copy(
+        update={"noise": NoiseConfig.read({"adversarial": {"method": "fgm"}}, "noise")}
+    )
+    spec = ModelSpec.from_model(model("llama", plain_config, 4).model)
+    batch = MicroBatch.from_packed(row(LENGTHS, 300))
+    perturbed, unperturbed = (
+        estimate_memory(spec, config, batch).activations for config in (perturbed_config, plain_config)
+    )
     first_norm = batch.tokens * (4 * 64 + 4) if method == "lora" else 0
-    assert more == less + batch.tokens * 4 * 64 + first_norm
+    assert perturbed == unperturbed + batch.tokens * 4 * 64 + first_norm
 
 
-def test_other_families_are_near(model: Model, row: Row, kept_bytes: Kept) -> None:
+def test_other_families_are_approximate(model: Model, row: Row, kept_bytes: KeptBytes) -> None:
     config = TrainConfig()
     packed = row(LENGTHS, 300)
     settings = {"n_embd": 64, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     lm = model("gpt2", config, 4, activation_function="gelu", **settings)
     assert not model_shape(lm.model).gated
-    result = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
+    result = estimate_memory(ModelSpec.from_model(lm.model), config, MicroBatch.from_packed(packed))
     assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.1)
 
 
-def test_what_sequences_share_is_counted(model: Model, kept_bytes: Kept) -> None:
+def test_shared_prefixes_are_counted_once(model: Model, kept_bytes: KeptBytes) -> None:
     from posttrain.models.chat import TokenizedExample
     from posttrain.models.packing import pack
 
     config = TrainConfig()
     sequences = [TokenizedExample([5] * 40 + [9 + at] * (8 + at), [False] * 40 + [True] * (8 + at)) for at in range(12)]
     packed = pack([[sequence] for sequence in sequences])
-    batch = MicroBatch.of(packed)
+    batch = MicroBatch.from_packed(packed)
     assert batch.tokens < sum(len(item.ids) for item in sequences) / 3
     assert batch.queries > batch.tokens  # sequences side by side are padded
-    assert batch.keys >= 12 * 39  # each has a copy of what is shared, but for the last token, which each reads itself
+    assert batch.keys >= 12 * 39  # each copies the shared prefix without its last token
     lm = model("llama", config, 4)
-    result = estimate_memory(ModelSpec.of_model(lm.model), config, batch)
+    result = estimate_memory(ModelSpec.from_model(lm.model), config, batch)
     assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.05)
 
 
@@ -121,8 +127,8 @@ def test_a_full_micro_batch_is_the_largest(row: Row) -> None:
     assert MicroBatch.full(8, config, longest=20).tokens == 20
     assert MicroBatch.full(256, config.model_copy(update={"objective": "dpo"})).tokens == 256
     assert MicroBatch.full(8, config.model_copy(update={"objective": "dpo"})).tokens == 128
-    real = MicroBatch.of(row((40, 40), 300))
-    whole = {"scores": 2 * 39 * 39, "longest": 39}
-    assert real == MicroBatch(tokens=78, supervised=20, pairs=2 * 39 * 40 // 2, queries=78, keys=78, **whole)
-    both = [MicroBatch(1, 5, 1, 1, 0, 2, 9), MicroBatch(4, 2, 3, 4, 7, 5, 8)]
-    assert elementwise_max(both) == MicroBatch(4, 5, 3, 4, 7, 5, 9)
+    real = MicroBatch.from_packed(row((40, 40), 300))
+    attention = {"scores": 2 * 39 * 39, "longest": 39}
+    assert real == MicroBatch(tokens=78, supervised=20, pairs=2 * 39 * 40 // 2, queries=78, keys=78, **attention)
+    batches = [MicroBatch(1, 5, 1, 1, 0, 2, 9), MicroBatch(4, 2, 3, 4, 7, 5, 8)]
+    assert elementwise_max(batches) == MicroBatch(4, 5, 3, 4, 7, 5, 9)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same gradients, less kept, the model as it was."""
+"""Activation checkpointing: equal gradients, fewer saved bytes, and a model that is restored afterwards."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ def read_config(mode: dict[str, str], **settings: Any) -> TrainConfig:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects() -> Iterator[None]:
-    """What is there already is passed over when objects are listed, or it takes seconds in a long run of tests."""
+    """Hides existing objects from ``gc.get_objects``, which otherwise takes seconds in a long run of tests."""
     gc.collect()
     gc.freeze()
     yield
@@ -54,117 +54,117 @@ def gradients(lm: LanguageModel, packed: Packed) -> dict[str, torch.Tensor]:
     return {name: item.grad.clone() for name, item in lm.model.named_parameters() if item.grad is not None}
 
 
-def kept(lm: LanguageModel, packed: Packed) -> int:
-    """Bytes that a forward pass leaves: what autograd keeps, and what functions hold that are to run again."""
+def saved_bytes(lm: LanguageModel, packed: Packed) -> int:
+    """Bytes that a forward pass holds: tensors that autograd saves, and those held for the recomputation."""
 
-    def alive() -> dict[int, torch.UntypedStorage]:
+    def live_storages() -> dict[int, torch.UntypedStorage]:
         tensors = (item.untyped_storage() for item in gc.get_objects() if type(item) in (torch.Tensor, nn.Parameter))
         return {storage.data_ptr(): storage for storage in tensors}
 
-    actual: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        actual.setdefault(storage.data_ptr(), storage)
+        storages.setdefault(storage.data_ptr(), storage)
         return tensor
 
     with packed_attention(lm, 500):
         gc.collect()
-        before = alive()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        before = live_storages()
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
             result = token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
-        actual |= alive()
+        storages |= live_storages()
         del result
-    return sum(storage.nbytes() for place, storage in actual.items() if place not in before)
+    return sum(storage.nbytes() for address, storage in storages.items() if address not in before)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("adapted", [False, True])
-def test_gradients_are_the_same_to_the_bit(
-    fresh: Callable[..., LanguageModel], packed: Packed, mode: dict[str, str], adapted: bool
+@pytest.mark.parametrize("with_adapter", [False, True])
+def test_gradients_are_equal_bit_for_bit(
+    fresh: Callable[..., LanguageModel], packed: Packed, mode: dict[str, str], with_adapter: bool
 ) -> None:
     lm = fresh()
-    if adapted:  # its dropout draws random numbers in every layer
+    if with_adapter:  # its dropout draws random numbers in every layer
         lm = add_adapter(lm, LoraConfig(rank=4, dropout=0.3))
         lm.model.train()
         for name, weight in lm.model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(weight, std=0.02)
-    config = read_config(mode, method="lora" if adapted else "full")
-    plain = gradients(lm, packed)
-    assert any(bool(gradient.any()) for gradient in plain.values())
-    before = kept(lm, packed)
-    with recompute(lm, config, MicroBatch.of(packed)) as chosen:
-        assert any(way.parts for way in chosen)
-        again = gradients(lm, packed)
-        less = kept(lm, packed)
-    assert plain.keys() == again.keys()
-    for name, gradient in plain.items():
-        assert torch.equal(gradient, again[name]), name
-    assert less < before
+    config = read_config(mode, method="lora" if with_adapter else "full")
+    expected = gradients(lm, packed)
+    assert any(bool(gradient.any()) for gradient in expected.values())
+    full_bytes = saved_bytes(lm, packed)
+    with recompute(lm, config, MicroBatch.from_packed(packed)) as policies:
+        assert any(policy.parts for policy in policies)
+        actual = gradients(lm, packed)
+        reduced_bytes = saved_bytes(lm, packed)
+    assert expected.keys() == actual.keys()
+    for name, gradient in expected.items():
+        assert torch.equal(gradient, actual[name]), name
+    assert reduced_bytes < full_bytes
 
 
-def test_attention_dropout_is_drawn_again(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
+def test_attention_dropout_repeats_its_random_numbers(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
     lm = fresh()
     layers = decoder_layers(lm.model)
     assert layers is not None
     for layer in layers:
         layer.self_attn.attention_dropout = 0.5
-    plain = gradients(lm, packed)
-    with recompute(lm, read_config({"mode": "full"}), MicroBatch.of(packed)):
-        again = gradients(lm, packed)
-    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    expected = gradients(lm, packed)
+    with recompute(lm, read_config({"mode": "full"}), MicroBatch.from_packed(packed)):
+        actual = gradients(lm, packed)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
     lm.model.eval()
-    assert any(not torch.equal(plain[name], item) for name, item in gradients(lm, packed).items())
+    assert any(not torch.equal(expected[name], item) for name, item in gradients(lm, packed).items())
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_kept_is_what_was_said(
+def test_saved_bytes_are_those_of_the_policies(
     fresh: Callable[..., LanguageModel], packed: Packed, mode: dict[str, str]
 ) -> None:
     lm, config = fresh(), read_config(mode)
-    batch = MicroBatch.of(packed)
-    costs = layer_costs(ModelSpec.of_model(lm.model), config, batch)
+    batch = MicroBatch.from_packed(packed)
+    costs = layer_costs(ModelSpec.from_model(lm.model), config, batch)
     with fuse_layers(lm):
-        before = kept(lm, packed)
-        with recompute(lm, config, batch) as chosen:
-            less = kept(lm, packed)
-    assert chosen == layer_policies(config, costs, 2)
-    saved = sum(way.saved for way in chosen)
-    assert before - less == pytest.approx(saved, rel=0.02)
+        full_bytes = saved_bytes(lm, packed)
+        with recompute(lm, config, batch) as policies:
+            reduced_bytes = saved_bytes(lm, packed)
+    assert policies == layer_policies(config, costs, 2)
+    saving = sum(policy.saved for policy in policies)
+    assert full_bytes - reduced_bytes == pytest.approx(saving, rel=0.02)
     if mode["mode"] == "selective":
-        left = 2 * costs.whole.kept - saved
-        assert left <= config.recompute.allowed(2 * costs.whole.kept) or all(w.parts == {"layer"} for w in chosen)
+        remaining = 2 * costs.whole.stored - saving
+        assert remaining <= config.recompute.allowed(2 * costs.whole.stored) or all(
+            policy.parts == {"layer"} for policy in policies
+        )
 
 
-def test_the_model_is_left_as_it_was(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
+def test_the_model_is_restored(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
     lm = fresh()
     layers = decoder_layers(lm.model)
     assert layers is not None
-    own = layers[0].forward
+    original = layers[0].forward
 
-    def mine(*arguments: Any, **options: Any) -> Any:
-        return own(*arguments, **options)
+    def custom_forward(*arguments: Any, **options: Any) -> Any:
+        return original(*arguments, **options)
 
-    layers[0].forward = mine
+    layers[0].forward = custom_forward
 
     def fail() -> None:
-        with recompute(lm, read_config({"mode": "full"}), MicroBatch.of(packed)):
-            assert layers[0].forward is not mine
+        with recompute(lm, read_config({"mode": "full"}), MicroBatch.from_packed(packed)):
+            assert layers[0].forward is not custom_forward
             raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"):
         fail()
-    assert layers[0].forward is mine
+    assert layers[0].forward is custom_forward
     assert not any("forward" in vars(module) for module in lm.model.modules() if module is not layers[0])
-    with recompute(lm, TrainConfig(), MicroBatch.of(packed)) as chosen:
-        assert chosen == []
+    with recompute(lm, TrainConfig(), MicroBatch.from_packed(packed)) as policies:
+        assert policies == []
         assert "forward" not in vars(layers[1])
 
 
-def test_a_feed_forward_block_of_another_kind_is_computed_again_whole(
-    fresh: Callable[..., LanguageModel], packed: Packed
-) -> None:
+def test_an_unknown_feed_forward_block_is_recomputed_whole(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
     lm = fresh()
     layers = decoder_layers(lm.model)
     assert layers is not None
@@ -175,14 +175,14 @@ def test_a_feed_forward_block_of_another_kind_is_computed_again_whole(
 
     for layer in layers:
         layer.mlp.__class__ = Doubled
-    plain = gradients(lm, packed)
-    with recompute(lm, read_config({"mode": "selective", "budget": "60%"}), MicroBatch.of(packed)) as chosen:
-        assert any("activation" in way.parts for way in chosen)
-        again = gradients(lm, packed)
-    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    expected = gradients(lm, packed)
+    with recompute(lm, read_config({"mode": "selective", "budget": "60%"}), MicroBatch.from_packed(packed)) as policies:
+        assert any("activation" in policy.parts for policy in policies)
+        actual = gradients(lm, packed)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
-def test_layers_without_known_parts(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
+def test_layers_without_known_parts_are_refused(fresh: Callable[..., LanguageModel], packed: Packed) -> None:
     lm = fresh()
     layers = decoder_layers(lm.model)
     assert layers is not None
@@ -192,16 +192,16 @@ def test_layers_without_known_parts(fresh: Callable[..., LanguageModel], packed:
     config = read_config({"mode": "selective", "budget": "20%"})
     with (
         pytest.raises(UserError, match=r"train\.recompute\.mode: LlamaDecoderLayer has no module .* use full or none"),
-        recompute(lm, config, MicroBatch.of(packed)),
+        recompute(lm, config, MicroBatch.from_packed(packed)),
     ):
         pass
 
 
-def test_a_whole_training_is_the_same(
+def test_a_training_with_recomputation_is_the_same(
     fresh: Callable[..., LanguageModel], examples: list[TokenizedExample], config: TrainConfig, fit: Any, tmp_path: Path
 ) -> None:
-    """Needs the trainer to enter `recompute`."""
-    plain = [step.loss for step in fit(fresh(), examples, config, 5, tmp_path / "a")]
+    """The trainer enters `recompute`."""
+    expected = [step.loss for step in fit(fresh(), examples, config, 5, tmp_path / "a")]
     for number, mode in enumerate(({"mode": "full"}, {"mode": "selective", "budget": "40%"})):
-        changed = config.model_copy(update={"recompute": read_config(mode).recompute})
-        assert [step.loss for step in fit(fresh(), examples, changed, 5, tmp_path / str(number))] == plain
+        changed_config = config.model_copy(update={"recompute": read_config(mode).recompute})
+        assert [step.loss for step in fit(fresh(), examples, changed_config, 5, tmp_path / str(number))] == expected

@@ -1,11 +1,11 @@
-"""Which activations are computed again, against all that could have been chosen."""
+"""The choice of recomputed activations, against all possible choices."""
 
 from itertools import combinations_with_replacement
 from math import isclose
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from posttrain.store.errors import UserError
@@ -28,55 +28,65 @@ COSTS = LayerCosts(
 )
 
 
-def best(every: list[RecomputePolicy], layers: int, needed: int) -> float:
+def best(policies: list[RecomputePolicy], layers: int, needed: int) -> float:
     """The fewest FLOPs of all combinations that save enough."""
-    result = combinations_with_replacement(every, layers)
-    return min(sum(w.flops for w in ones) for ones in result if sum(w.saved for w in ones) >= needed)
+    combinations = combinations_with_replacement(policies, layers)
+    return min(
+        sum(policy.flops for policy in combination)
+        for combination in combinations
+        if sum(policy.saved for policy in combination) >= needed
+    )
 
 
-def test_the_ways_of_a_layer() -> None:
-    every = recompute_policies(COSTS)
-    assert every[0] == KEEP_ALL
-    assert len(every) == 2 * 2 * 3 + 1
-    assert RecomputePolicy(frozenset({"norms", "activation"}), 50, 10.0) in every
-    assert every[-1] == RecomputePolicy(frozenset({"layer"}), 150, 300.0)
+def test_the_policies_of_a_layer() -> None:
+    policies = recompute_policies(COSTS)
+    assert policies[0] == KEEP_ALL
+    assert len(policies) == 2 * 2 * 3 + 1
+    assert RecomputePolicy(frozenset({"norms", "activation"}), 50, 10.0) in policies
+    assert policies[-1] == RecomputePolicy(frozenset({"layer"}), 150, 300.0)
 
 
-def test_what_saves_most_for_least_comes_first() -> None:
-    every = recompute_policies(COSTS)
-    assert choose_policies(every, 3, 0) == [KEEP_ALL] * 3
-    assert [set(way.parts) for way in choose_policies(every, 3, 45)] == [{"norms", "activation"}, set(), set()]
-    # Of the last layer as little as is enough.
-    assert [set(way.parts) for way in choose_policies(every, 3, 65)] == [{"norms", "activation"}, {"norms"}, set()]
-    assert sum(way.saved for way in choose_policies(every, 3, 10_000)) == 3 * 150
+def test_the_cheapest_savings_come_first() -> None:
+    policies = recompute_policies(COSTS)
+    assert choose_policies(policies, 3, 0) == [KEEP_ALL] * 3
+    assert [set(policy.parts) for policy in choose_policies(policies, 3, 45)] == [{"norms", "activation"}, set(), set()]
+    # The last layer recomputes only as much as needed.
+    assert [set(policy.parts) for policy in choose_policies(policies, 3, 65)] == [
+        {"norms", "activation"},
+        {"norms"},
+        set(),
+    ]
+    assert sum(policy.saved for policy in choose_policies(policies, 3, 10_000)) == 3 * 150
 
 
 @pytest.mark.parametrize("needed", range(0, 451, 25))
-def test_near_the_best_of_all(needed: int) -> None:
-    every = recompute_policies(COSTS)
-    result = choose_policies(every, 3, needed)
-    assert sum(way.saved for way in result) >= needed
-    # A greedy choice does at most one layer's way too much.
-    assert sum(way.flops for way in result) <= best(every, 3, needed) + max(way.flops for way in every)
+def test_the_choice_is_near_the_optimum(needed: int) -> None:
+    policies = recompute_policies(COSTS)
+    result = choose_policies(policies, 3, needed)
+    assert sum(policy.saved for policy in result) >= needed
+    # A greedy choice costs at most one policy more than the best.
+    assert sum(policy.flops for policy in result) <= best(policies, 3, needed) + max(
+        policy.flops for policy in policies
+    )
 
 
 @given(
-    some.lists(some.tuples(some.integers(1, 60), some.floats(0.1, 50)), min_size=1, max_size=5),
-    some.integers(1, 4),
-    some.integers(0, 200),
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0.1, 50)), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.integers(0, 200),
 )
-def test_any_ways(pairs: list[tuple[int, float]], layers: int, needed: int) -> None:
-    every = [KEEP_ALL, *(RecomputePolicy(frozenset({str(at)}), *pair) for at, pair in enumerate(pairs))]
-    needed = min(needed, layers * max(way.saved for way in every))
-    result = choose_policies(every, layers, needed)
+def test_the_choice_is_near_the_optimum_for_any_costs(pairs: list[tuple[int, float]], layers: int, needed: int) -> None:
+    policies = [KEEP_ALL, *(RecomputePolicy(frozenset({str(at)}), *pair) for at, pair in enumerate(pairs))]
+    needed = min(needed, layers * max(policy.saved for policy in policies))
+    result = choose_policies(policies, layers, needed)
     assert len(result) == layers
-    assert sum(way.saved for way in result) >= needed
-    flops = sum(way.flops for way in result)
-    least = best(every, layers, needed)
-    assert flops <= least + max(way.flops for way in every) or isclose(flops, least)
+    assert sum(policy.saved for policy in result) >= needed
+    flops = sum(policy.flops for policy in result)
+    fewest = best(policies, layers, needed)
+    assert flops <= fewest + max(policy.flops for policy in policies) or isclose(flops, fewest)
 
 
-def test_the_budget() -> None:
+def test_a_budget_has_a_unit() -> None:
     assert RecomputeConfig(budget="25%").allowed(1000) == 250
     assert RecomputeConfig(budget="1.5 GiB").allowed(1) == 3 * 2**29
     assert RecomputeConfig(budget="800MB").allowed(1) == 800 * 10**6
@@ -85,7 +95,7 @@ def test_the_budget() -> None:
             RecomputeConfig(budget=wrong)
 
 
-def test_the_config() -> None:
+def test_recompute_is_a_mode_or_a_section() -> None:
     assert TrainConfig().recompute.mode == "none"
     assert TrainConfig.read({"recompute": "full"}, "x").recompute == RecomputeConfig(mode="full")
     assert TrainConfig.read({"recompute": {"mode": "selective"}}, "x").recompute.budget == "50%"
@@ -93,12 +103,12 @@ def test_the_config() -> None:
         TrainConfig.read({"recompute": "some"}, "x")
 
 
-def test_what_the_config_asks_for() -> None:
-    def chosen(**settings: str) -> list[RecomputePolicy]:
+def test_policies_follow_the_config() -> None:
+    def policies_for(**settings: str) -> list[RecomputePolicy]:
         return layer_policies(TrainConfig.read({"recompute": settings}, "x"), COSTS, 4)
 
-    assert chosen(mode="none") == [KEEP_ALL] * 4
-    assert [way.parts for way in chosen(mode="full")] == [{"layer"}] * 4
-    assert sum(way.saved for way in chosen(mode="selective", budget="50%")) >= 320
-    assert sum(way.saved for way in chosen(mode="selective", budget="100%")) == 0
-    assert sum(way.saved for way in chosen(mode="selective", budget="600B")) >= 40
+    assert policies_for(mode="none") == [KEEP_ALL] * 4
+    assert [way.parts for way in policies_for(mode="full")] == [{"layer"}] * 4
+    assert sum(way.saved for way in policies_for(mode="selective", budget="50%")) >= 320
+    assert sum(way.saved for way in policies_for(mode="selective", budget="100%")) == 0
+    assert sum(way.saved for way in policies_for(mode="selective", budget="600B")) >= 40

@@ -1,4 +1,4 @@
-"""Weights, masters, gradients, optimisers' state and checkpoints against those of a real training."""
+"""Bytes of weights, masters, gradients, optimizer state and snapshots against a real training."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,83 +28,83 @@ def bytes_of(tensors: Iterable[Any]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def test_weights_masters_and_sums(trained: TrainConfig, model: Model) -> None:
-    lm = model("llama", trained)
-    blueprint = ModelSpec.of_model(lm.model)
-    masters = MasterWeights(lm.model, trained.optimizer)
-    assert parameter_bytes(blueprint, trained) == bytes_of(lm.model.parameters())
+def test_bytes_of_weights_masters_and_gradients(train_config: TrainConfig, model: Model) -> None:
+    lm = model("llama", train_config)
+    spec = ModelSpec.from_model(lm.model)
+    masters = MasterWeights(lm.model, train_config.optimizer)
+    assert parameter_bytes(spec, train_config) == bytes_of(lm.model.parameters())
     copies = [master for weight, master in zip(masters.weights, masters.masters, strict=True) if weight is not master]
-    assert master_bytes(blueprint, trained) == bytes_of(copies)
-    assert gradient_bytes(blueprint) == bytes_of(master.grad for master in masters.masters)
+    assert master_bytes(spec, train_config) == bytes_of(copies)
+    assert gradient_bytes(spec) == bytes_of(master.grad for master in masters.masters)
     masters.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "sgd", "plain sgd", "adam8bit"])
-def test_what_optimisers_remember(name: str, model: Model) -> None:
+def test_bytes_of_the_optimizer_state(name: str, model: Model) -> None:
     optimizer = OptimizerConfig(name="sgd", momentum=0.0) if name == "plain sgd" else OptimizerConfig(name=name)  # type: ignore[arg-type]
     config = TrainConfig(optimizer=optimizer)
     lm = model("llama", config, intermediate_size=192)
-    blueprint = ModelSpec.of_model(lm.model)
+    spec = ModelSpec.from_model(lm.model)
     masters = MasterWeights(lm.model, optimizer)
     for master in masters.masters:
         assert master.grad is not None
         master.grad.fill_(0.1)
     masters.step(1e-3)
-    held = {key: value for key, value in masters.tensors().items() if not key.startswith("master.")}
-    # Step counters, and torchao's tables of the 256 values that a byte stands for, are of no weight.
-    state = [value for key, value in held.items() if value.ndim and ":qmap" not in key]
-    assert optimizer_state_bytes(blueprint, optimizer) == bytes_of(state)
-    assert snapshot_bytes(blueprint, config) == bytes_of(state) + bytes_of(masters.masters)
+    saved_tensors = {key: value for key, value in masters.tensors().items() if not key.startswith("master.")}
+    # Step counters and torchao's tables of the 256 values of a byte are negligible.
+    state = [value for key, value in saved_tensors.items() if value.ndim and ":qmap" not in key]
+    assert optimizer_state_bytes(spec, optimizer) == bytes_of(state)
+    assert snapshot_bytes(spec, config) == bytes_of(state) + bytes_of(masters.masters)
     masters.close()
 
 
-def test_only_checkpoints_in_the_background_are_copied(model: Model) -> None:
-    blueprint = ModelSpec.of_model(model("llama", TrainConfig()).model)
+def test_only_background_checkpoints_need_a_snapshot(model: Model) -> None:
+    spec = ModelSpec.from_model(model("llama", TrainConfig()).model)
     for checkpoint in (CheckpointConfig(background=False), CheckpointConfig(every_seconds=None)):
-        assert snapshot_bytes(blueprint, TrainConfig(checkpoint=checkpoint)) == 0
-    assert snapshot_bytes(blueprint, TrainConfig()) == 12 * blueprint.count()
+        assert snapshot_bytes(spec, TrainConfig(checkpoint=checkpoint)) == 0
+    assert snapshot_bytes(spec, TrainConfig()) == 12 * spec.count()
 
 
 @pytest.mark.parametrize(("name", "numbers"), [("adamw", 0), ("adafactor", 4), ("sgd", 8)])
-def test_what_a_step_works_with(name: str, numbers: int, model: Model) -> None:
+def test_bytes_of_an_optimizer_step(name: str, numbers: int, model: Model) -> None:
     optimizer = OptimizerConfig(name=name)  # type: ignore[arg-type]
-    blueprint = ModelSpec.of_model(model("llama", TrainConfig(optimizer=optimizer)).model)
-    assert step_bytes(blueprint, optimizer) == numbers * 300 * 64  # the largest weight is the embedding
+    spec = ModelSpec.from_model(model("llama", TrainConfig(optimizer=optimizer)).model)
+    assert step_bytes(spec, optimizer) == numbers * 300 * 64  # the largest weight is the embedding
 
 
-def test_the_table_of_weights(model: Model) -> None:
-    full = ModelSpec.of_model(model("llama", TrainConfig(), tie_word_embeddings=False).model)
-    a_layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160
-    assert full.table() == {
+def test_the_table_counts_weights_by_kind(model: Model) -> None:
+    full_spec = ModelSpec.from_model(model("llama", TrainConfig(), tie_word_embeddings=False).model)
+    layer_count = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160
+    assert full_spec.table() == {
         "embedding": 300 * 64,
-        "matrix": 2 * a_layer,
+        "matrix": 2 * layer_count,
         "norm": 5 * 64,
         "head": 300 * 64,
         "adapter": 0,
-        "trained": full.count(),
+        "trained": full_spec.count(),
     }
-    assert full.count("matrix", "norm") == 2 * a_layer + 5 * 64
+    assert full_spec.count("matrix", "norm") == 2 * layer_count + 5 * 64
     lora = TrainConfig(method="lora", lora=LoraConfig(rank=4))
-    adapted = model("llama", lora)
-    table = ModelSpec.of_model(adapted.model).table()
-    ends = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 160), (64, 160), (160, 64)]
-    assert table["adapter"] == table["trained"] == 2 * sum(4 * (into + out) for into, out in ends)
-    assert table["matrix"] == 2 * a_layer
+    adapted_lm = model("llama", lora)
+    table = ModelSpec.from_model(adapted_lm.model).table()
+    shapes = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 160), (64, 160), (160, 64)]
+    assert table["adapter"] == table["trained"] == 2 * sum(4 * (inputs + outputs) for inputs, outputs in shapes)
+    assert table["matrix"] == 2 * layer_count
 
 
-def test_a_config_says_the_same_as_the_model(trained: TrainConfig, model: Model) -> None:
-    lm = model("llama", trained)
+def test_the_spec_of_a_config_is_that_of_the_model(train_config: TrainConfig, model: Model) -> None:
+    lm = model("llama", train_config)
     config: Any = lm.model.config
     before = torch.get_rng_state()
-    assert ModelSpec.of(config, trained) == ModelSpec.of_model(lm.model)
+    assert ModelSpec.from_config(config, train_config) == ModelSpec.from_model(lm.model)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_adapters_that_fit_nothing_are_one_line(model: Model) -> None:
+def test_lora_targets_that_match_nothing_are_refused(model: Model) -> None:
     from posttrain.store.errors import UserError
 
     lm = model("llama", TrainConfig())
     lora = TrainConfig(method="lora", lora=LoraConfig(targets=["nowhere"]))
     with pytest.raises(UserError, match=r"train\.lora\.targets"):
-        ModelSpec.of(lm.model.config, lora)
+        ModelSpec.from_config(lm.model.config, lora)

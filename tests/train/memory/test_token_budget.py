@@ -1,4 +1,4 @@
-"""The estimate as a whole, and the token budget that it leads to."""
+"""The memory estimate, and the token budget that follows from it."""
 
 from dataclasses import replace
 
@@ -29,10 +29,10 @@ def smollm2() -> ModelSpec:
         num_key_value_heads=3,
         tie_word_embeddings=True,
     )
-    return ModelSpec.of(config, CONFIG)
+    return ModelSpec.from_config(config, CONFIG)
 
 
-def test_parts_add_up(smollm2: ModelSpec) -> None:
+def test_the_parts_of_the_estimate_add_up(smollm2: ModelSpec) -> None:
     result = estimate_memory(smollm2, CONFIG, MicroBatch.full(4096, CONFIG), process=GIB)
     count = 134_515_008
     assert (result.parameters, result.masters, result.gradients) == (2 * count, 4 * count, 4 * count)
@@ -42,70 +42,70 @@ def test_parts_add_up(smollm2: ModelSpec) -> None:
     assert result.total == sum(result.parts.values()) == result.phases["backward"]
     assert result.phases["step"] == result.static
     # 22.3 kB a token and layer in bfloat16: 12 d + 4 (q + k) + 8 f.
-    a_token = 12 * 576 + 4 * (576 + 192) + 8 * 1536
-    assert result.activations == pytest.approx(30 * 4096 * a_token, rel=0.02)
+    per_token = 12 * 576 + 4 * (576 + 192) + 8 * 1536
+    assert result.activations == pytest.approx(30 * 4096 * per_token, rel=0.02)
     assert result.recomputed == 0
 
 
-def test_what_makes_it_smaller(smollm2: ModelSpec) -> None:
+def test_settings_that_reduce_the_estimate(smollm2: ModelSpec) -> None:
     batch = MicroBatch.full(4096, CONFIG)
 
     def total(**changes: object) -> int:
         return estimate_memory(smollm2, CONFIG.model_copy(update=changes), batch).total
 
-    full, half, none = (
+    full_recompute, half_recompute, no_recompute = (
         TrainConfig.read({"recompute": mode}, "x").recompute
         for mode in ("full", {"mode": "selective", "budget": "50%"}, "none")
     )
-    assert total(recompute=full) < total(recompute=half) < total(recompute=none)
+    assert total(recompute=full_recompute) < total(recompute=half_recompute) < total(recompute=no_recompute)
     assert total(optimizer=OptimizerConfig(name="adafactor")) < total()
     assert total() < total(checkpoint=CheckpointConfig())
-    averaged = CONFIG.ema.model_copy(update={"decay": 0.99})
-    assert total(ema=averaged) == total() + 4 * smollm2.count()
-    for smaller in (replace(batch, tokens=2048), replace(batch, supervised=1), replace(batch, queries=1)):
-        assert estimate_memory(smollm2, CONFIG, smaller).total < estimate_memory(smollm2, CONFIG, batch).total
+    ema = CONFIG.ema.model_copy(update={"decay": 0.99})
+    assert total(ema=ema) == total() + 4 * smollm2.count()
+    for smaller_batch in (replace(batch, tokens=2048), replace(batch, supervised=1), replace(batch, queries=1)):
+        assert estimate_memory(smollm2, CONFIG, smaller_batch).total < estimate_memory(smollm2, CONFIG, batch).total
 
 
-def test_recomputing_all_keeps_a_layer_and_the_layers_inputs(smollm2: ModelSpec) -> None:
+def test_full_recomputation_keeps_one_layer_and_the_layer_inputs(smollm2: ModelSpec) -> None:
     config = TrainConfig.read({"recompute": "full", "checkpoint": {"every_seconds": None}}, "x")
     batch = MicroBatch.full(4096, config)
-    plain, again = estimate_memory(smollm2, CONFIG, batch), estimate_memory(smollm2, config, batch)
-    assert again.activations < plain.activations / 9
-    assert again.recomputed > 0
-    assert again.working["backward"] >= plain.activations / 30
+    without, recomputing = estimate_memory(smollm2, CONFIG, batch), estimate_memory(smollm2, config, batch)
+    assert recomputing.activations < without.activations / 9
+    assert recomputing.recomputed > 0
+    assert recomputing.working["backward"] >= without.activations / 30
 
 
-def test_an_accelerator(smollm2: ModelSpec) -> None:
+def test_an_accelerator_moves_state_to_the_host(smollm2: ModelSpec) -> None:
     config = TrainConfig()
     batch = MicroBatch.full(4096, config)
-    here, there = (estimate_memory(smollm2, config, batch, device=device, process=GIB) for device in ("cpu", "cuda"))
-    assert here.host == 0
-    assert there.host == GIB + here.snapshot
-    assert (there.process, there.snapshot) == (0, 0)
-    moved = config.model_copy(update={"optimizer": OptimizerConfig(offload=True)})
-    offloaded = estimate_memory(smollm2, moved, batch, device="cuda", process=GIB)
+    cpu, cuda = (estimate_memory(smollm2, config, batch, device=device, process=GIB) for device in ("cpu", "cuda"))
+    assert cpu.host == 0
+    assert cuda.host == GIB + cpu.snapshot
+    assert (cuda.process, cuda.snapshot) == (0, 0)
+    offload_config = config.model_copy(update={"optimizer": OptimizerConfig(offload=True)})
+    offloaded = estimate_memory(smollm2, offload_config, batch, device="cuda", process=GIB)
     assert offloaded.static == offloaded.parameters
-    assert offloaded.host == there.host + (8 + 8 + 2) * smollm2.count()
-    assert estimate_memory(smollm2, moved, batch, process=GIB) == here  # there is nowhere to move it
+    assert offloaded.host == cuda.host + (8 + 8 + 2) * smollm2.count()
+    assert estimate_memory(smollm2, offload_config, batch, process=GIB) == cpu  # a CPU has nowhere to offload to
 
 
 def test_the_largest_budget_that_fits(smollm2: ModelSpec) -> None:
-    chosen = {room: choose_budget(smollm2, CONFIG, room * GIB) for room in (1, 4, 5, 6, 60)}
-    assert not chosen[1].fits
-    assert all(chosen[room].fits for room in (4, 5, 6, 60))
-    budgets = [result.tokens for result in chosen.values()]
+    choices = {room: choose_budget(smollm2, CONFIG, room * GIB) for room in (1, 4, 5, 6, 60)}
+    assert not choices[1].fits
+    assert all(choices[room].fits for room in (4, 5, 6, 60))
+    budgets = [result.tokens for result in choices.values()]
     assert budgets == sorted(budgets)
     assert (budgets[0], budgets[-1]) == (256, 4096)
     assert all(tokens & (tokens - 1) == 0 for tokens in budgets)
-    for room, result in chosen.items():
+    for room, result in choices.items():
         if result.tokens < 4096 and result.fits:
-            twice = estimate_memory(smollm2, CONFIG, MicroBatch.full(2 * result.tokens, CONFIG))
-            assert not fits(twice, room * GIB)
+            doubled = estimate_memory(smollm2, CONFIG, MicroBatch.full(2 * result.tokens, CONFIG))
+            assert not fits(doubled, room * GIB)
     assert choose_budget(smollm2, CONFIG, None).tokens == 4096
     assert choose_budget(smollm2, CONFIG, None, device="cuda").tokens == 32768
 
 
-def test_the_longest_sequence_sets_the_least(smollm2: ModelSpec) -> None:
+def test_the_longest_sequence_sets_the_minimum(smollm2: ModelSpec) -> None:
     config = CONFIG.model_copy(update={"max_length": 8192})
     short, long = (choose_budget(smollm2, config, 4 * GIB, longest) for longest in (128, 8192))
     assert short.fits

@@ -1,4 +1,4 @@
-"""Simulated trainings: what their steps measure, without a model."""
+"""Simulated trainings: values of their steps, without a model."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.monitor import Monitor
 
 MakeValues = Callable[..., StepValues]
 Simulate = Callable[..., list[StepValues]]
-Follow = Callable[[Monitor, list[StepValues]], list[Decision]]
+Follow = Callable[[Monitor, list[StepValues]], list[MonitorDecision]]
 
 GROUPS = ("embedding", "layers.0", "layers.1", "layers.2", "norm")
 
 
 def step_values(step: int = 0, **changes: Any) -> StepValues:
-    usual = StepValues(
+    defaults = StepValues(
         step=step,
         epoch=0,
         loss=1.5,
@@ -36,20 +36,20 @@ def step_values(step: int = 0, **changes: Any) -> StepValues:
         data_wait=0.01,
         mfu=0.5,
     )
-    return replace(usual, **changes)
+    return replace(defaults, **changes)
 
 
 def clean_run(seed: int, steps: int = 2000, noise: float = 0.05, spread: float = 0.25) -> list[StepValues]:
-    """A run that goes on learning: a power law with noise, gradient norms that settle, with heavier tails than normal.
+    """A run that keeps learning: the loss is a noisy power law, the gradient norms settle and have heavy tails.
 
     Args:
         noise: deviation of the logarithm of a step's loss.
         spread: scale of the logarithm of the gradient norm, Student's t with 8 degrees of freedom.
     """
     rng = np.random.default_rng(seed)
-    at = np.arange(steps)
-    losses = 3 * (1 + at / 50) ** -0.25 * np.exp(noise * rng.standard_normal(steps))
-    norms = (0.7 + 4 * np.exp(-at / 60)) * np.exp(spread * rng.standard_t(8, steps))
+    step_numbers = np.arange(steps)
+    losses = 3 * (1 + step_numbers / 50) ** -0.25 * np.exp(noise * rng.standard_normal(steps))
+    norms = (0.7 + 4 * np.exp(-step_numbers / 60)) * np.exp(spread * rng.standard_t(8, steps))
     shares = np.exp(0.5 * rng.standard_normal((steps, len(GROUPS)))) * (0.5, 0.6, 0.4, 0.3, 0.01)
     return [
         step_values(
@@ -62,15 +62,15 @@ def clean_run(seed: int, steps: int = 2000, noise: float = 0.05, spread: float =
     ]
 
 
-def follow_run(watch: Monitor, run: list[StepValues]) -> list[Decision]:
-    """Show a watch every step of a run as a trainer does, whatever it decides; its decisions in order."""
+def follow_run(monitor: Monitor, run: list[StepValues]) -> list[MonitorDecision]:
+    """Show a monitor every step of a run as a trainer does, whatever it decides; returns its decisions in order."""
 
-    def decisions() -> Iterator[Decision]:
+    def decisions() -> Iterator[MonitorDecision]:
         for values in run:
-            before = watch.before_step(values.loss, values.grad_norm, values.supervised_tokens, values.step)
+            before = monitor.before_step(values.loss, values.grad_norm, values.supervised_tokens, values.step)
             if before is not None:
                 yield before
-            yield from watch.observe(values)
+            yield from monitor.observe(values)
 
     return list(decisions())
 

@@ -1,4 +1,4 @@
-"""Planted faults are found, at once or within the patience that is promised; clean runs are left alone."""
+"""Planted faults are detected at once or within the configured patience; clean runs raise nothing."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from posttrain.train.monitor.config import DeadLayersConfig, ExplosionConfig, MonitorConfig, PlateauConfig
-from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.monitor import DeadLayers, Explosion, Monitor, Plateau
 
@@ -16,88 +16,86 @@ pytestmark = pytest.mark.slow
 
 MakeValues = Callable[..., StepValues]
 Simulate = Callable[..., list[StepValues]]
-Follow = Callable[[Monitor, list[StepValues]], list[Decision]]
+Follow = Callable[[Monitor, list[StepValues]], list[MonitorDecision]]
 
 
 @pytest.mark.parametrize(("noise", "spread"), [(0.0, 0.0), (0.02, 0.1), (0.05, 0.25), (0.1, 0.35), (0.15, 0.45)])
 @pytest.mark.parametrize("first", [0, 6])
 def test_clean_runs_raise_nothing(simulate: Simulate, follow: Follow, noise: float, spread: float, first: int) -> None:
     for seed in range(first, first + 6):
-        watch = Monitor(MonitorConfig())
-        follow(watch, simulate(seed, noise=noise, spread=spread))
-        assert watch.report() == []
+        monitor = Monitor(MonitorConfig())
+        follow(monitor, simulate(seed, noise=noise, spread=spread))
+        assert monitor.report() == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_hundredfold_gradient_is_found_at_that_very_step(simulate: Simulate, follow: Follow, seed: int) -> None:
+def test_an_explosion_is_detected_at_its_step(simulate: Simulate, follow: Follow, seed: int) -> None:
     run = simulate(seed, steps=400)
-    planted = int(np.random.default_rng(seed).integers(20, 400))
-    run[planted] = replace(run[planted], grad_norm=100 * run[planted].grad_norm)
+    fault_step = int(np.random.default_rng(seed).integers(20, 400))
+    run[fault_step] = replace(run[fault_step], grad_norm=100 * run[fault_step].grad_norm)
     (decision,) = follow(Monitor(MonitorConfig()), run)
-    assert (decision.finding.kind, decision.finding.step, decision.action) == ("explosion", planted, "skip")
-    assert decision.finding.since == planted
-    assert decision.finding.value == run[planted].grad_norm
+    assert (decision.finding.kind, decision.finding.step, decision.action) == ("explosion", fault_step, "skip")
+    assert decision.finding.since == fault_step
+    assert decision.finding.value == run[fault_step].grad_norm
     assert decision.finding.limit is not None
-    assert decision.finding.limit < run[planted].grad_norm
+    assert decision.finding.limit < run[fault_step].grad_norm
 
 
-def test_constant_norms_do_not_make_an_outlier_of_everything(make_values: MakeValues) -> None:
-    explosion = Explosion(ExplosionConfig())
+def test_constant_norms_have_a_floor_for_outliers(make_values: MakeValues) -> None:
+    detector = Explosion(ExplosionConfig())
     for step in range(100):
-        assert explosion.observe(make_values(step, grad_norm=1.0)) is None
-    assert explosion.observe(make_values(100, grad_norm=4.0)) is None, "below exp(7 * 0.25)"
-    assert explosion.observe(make_values(101, grad_norm=0.001)) is None, "small is no explosion"
-    assert explosion.observe(make_values(102, grad_norm=8.0)) is not None
+        assert detector.observe(make_values(step, grad_norm=1.0)) is None
+    assert detector.observe(make_values(100, grad_norm=4.0)) is None, "below exp(7 * 0.25)"
+    assert detector.observe(make_values(101, grad_norm=0.001)) is None, "small is no explosion"
+    assert detector.observe(make_values(102, grad_norm=8.0)) is not None
 
 
 def test_a_new_level_of_norms_is_learned(make_values: MakeValues) -> None:
-    explosion = Explosion(ExplosionConfig())
+    detector = Explosion(ExplosionConfig())
     norms = [1.0] * 100 + [50.0] * 100
-    result = [step for step, norm in enumerate(norms) if explosion.observe(make_values(step, grad_norm=norm))]
+    result = [step for step, norm in enumerate(norms) if detector.observe(make_values(step, grad_norm=norm))]
     assert result[0] == 100
     assert result[-1] < 100 + 40
 
 
 @pytest.mark.parametrize("norm", [math.inf, math.nan, 0.0])
-def test_norms_without_a_logarithm_are_no_business_of_the_explosion_detector(
-    make_values: MakeValues, norm: float
-) -> None:
-    explosion = Explosion(ExplosionConfig())
+def test_the_explosion_detector_ignores_norms_without_a_logarithm(make_values: MakeValues, norm: float) -> None:
+    detector = Explosion(ExplosionConfig())
     for step in range(20):
-        assert explosion.observe(make_values(step, grad_norm=norm)) is None
-    assert explosion.state() == {"logs": []}
+        assert detector.observe(make_values(step, grad_norm=norm)) is None
+    assert detector.state() == {"logs": []}
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("planted", [0, 1, 250])
-def test_what_is_no_number_is_found_at_once(
-    simulate: Simulate, follow: Follow, name: str, value: float, planted: int
+@pytest.mark.parametrize("fault_step", [0, 1, 250])
+def test_nan_and_infinite_values_are_detected_at_once(
+    simulate: Simulate, follow: Follow, name: str, value: float, fault_step: int
 ) -> None:
     run = simulate(1, steps=300)
-    run[planted] = replace(run[planted], **{name: value})
+    run[fault_step] = replace(run[fault_step], **{name: value})
     (decision,) = follow(Monitor(MonitorConfig()), run)
-    assert (decision.finding.kind, decision.finding.step, decision.action) == ("nan", planted, "rollback")
+    assert (decision.finding.kind, decision.finding.step, decision.action) == ("nan", fault_step, "rollback")
     assert str(value) in decision.finding.what
     assert decision.finding.value is None
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_divergence_is_found_within_its_patience(simulate: Simulate, follow: Follow, seed: int) -> None:
+def test_divergence_is_detected_within_its_patience(simulate: Simulate, follow: Follow, seed: int) -> None:
     run = simulate(seed, steps=800, noise=0.1)
-    planted = int(np.random.default_rng(seed).integers(100, 700))
-    run = [replace(values, loss=values.loss * (3 if values.step >= planted else 1)) for values in run]
+    fault_step = int(np.random.default_rng(seed).integers(100, 700))
+    run = [replace(values, loss=values.loss * (3 if values.step >= fault_step else 1)) for values in run]
     result = follow(Monitor(MonitorConfig()), run)
     first = next(decision for decision in result if decision.finding.kind == "divergence")
     limits = MonitorConfig().divergence
     assert first.action == "rollback"
-    assert planted - 2 <= first.finding.since <= planted + 1, "to the step, but for noise"
-    assert planted + limits.patience <= first.finding.step <= planted + limits.window // 2 + limits.patience
+    assert fault_step - 2 <= first.finding.since <= fault_step + 1, "to the step, but for noise"
+    assert fault_step + limits.patience <= first.finding.step <= fault_step + limits.window // 2 + limits.patience
 
 
 @pytest.mark.parametrize("lowest", [0.01, 1.0])
-def test_divergence_by_and_by(simulate: Simulate, follow: Follow, lowest: float) -> None:
-    """A loss that climbs e-fold in 60 steps up to chance, from a small and from a usual minimum."""
+def test_slow_divergence_is_detected(simulate: Simulate, follow: Follow, lowest: float) -> None:
+    """A loss that grows e-fold in 60 steps up to chance, from a small and from a usual minimum."""
     run = simulate(0, steps=600)
     losses = [lowest * values.loss / 3 * math.exp(max(values.step - 300, 0) / 60) for values in run]
     run = [replace(values, loss=min(loss, 11.0)) for values, loss in zip(run, losses, strict=True)]
@@ -109,15 +107,15 @@ def test_single_bad_batches_are_no_divergence(simulate: Simulate, follow: Follow
     assert follow(Monitor(MonitorConfig()), run) == []
 
 
-def test_a_loss_that_was_learned_by_heart_may_rise_a_little(simulate: Simulate, follow: Follow) -> None:
-    """From 3 to 0.01, then back to 0.1: ten times the lowest, and nothing beside what was gained."""
+def test_a_memorised_loss_may_rise_a_little(simulate: Simulate, follow: Follow) -> None:
+    """From 3 to 0.01, then up to 0.1: ten times the lowest loss, but little against the improvement."""
     run = simulate(0, steps=600)
     levels = [3 * math.exp(-values.step / 50) + 0.01 if values.step < 400 else 0.1 for values in run]
     run = [replace(values, loss=level) for values, level in zip(run, levels, strict=True)]
     assert [decision.finding.kind for decision in follow(Monitor(MonitorConfig()), run)] == []
 
 
-def losses(seed: int, steps: int, gain: float, noise: float) -> list[float]:
+def noisy_losses(seed: int, steps: int, gain: float, noise: float) -> list[float]:
     """A loss of 1.5 that improves by the share ``gain`` in 500 steps."""
     draws = np.random.default_rng(seed).standard_normal(steps)
     return list(1.5 * (1 - gain) ** (np.arange(steps) / 500) * (1 + noise * draws))
@@ -125,9 +123,11 @@ def losses(seed: int, steps: int, gain: float, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-def test_a_plateau_is_found_on_a_flat_loss(make_values: MakeValues, seed: int, noise: float) -> None:
-    plateau = Plateau(PlateauConfig())
-    result = [plateau.observe(make_values(step, loss=loss)) for step, loss in enumerate(losses(seed, 2000, 0, noise))]
+def test_a_flat_loss_is_a_plateau(make_values: MakeValues, seed: int, noise: float) -> None:
+    detector = Plateau(PlateauConfig())
+    result = [
+        detector.observe(make_values(step, loss=loss)) for step, loss in enumerate(noisy_losses(seed, 2000, 0, noise))
+    ]
     first = next(finding for finding in result if finding is not None)
     assert first.step >= 499
     assert "over the last 500 steps" in first.what
@@ -137,23 +137,23 @@ def test_a_plateau_is_found_on_a_flat_loss(make_values: MakeValues, seed: int, n
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-def test_no_plateau_is_found_on_a_loss_that_improves_slowly(make_values: MakeValues, seed: int, noise: float) -> None:
-    plateau = Plateau(PlateauConfig())
-    for step, loss in enumerate(losses(seed, 3000, 0.06, noise)):
-        assert plateau.observe(make_values(step, loss=loss)) is None
+def test_a_slow_improvement_is_no_plateau(make_values: MakeValues, seed: int, noise: float) -> None:
+    detector = Plateau(PlateauConfig())
+    for step, loss in enumerate(noisy_losses(seed, 3000, 0.06, noise)):
+        assert detector.observe(make_values(step, loss=loss)) is None
 
 
 def test_the_improvement_of_a_line_is_exact(make_values: MakeValues) -> None:
     """A loss on a line from 1 down to 1 - 0.009 has improved by 0.01 (ten steps' worth) of its mean."""
-    plateau = Plateau(PlateauConfig(window=10, improvement=0.5))
-    result = [plateau.observe(make_values(step, loss=1 - 0.001 * step)) for step in range(10)]
+    detector = Plateau(PlateauConfig(window=10, improvement=0.5))
+    result = [detector.observe(make_values(step, loss=1 - 0.001 * step)) for step in range(10)]
     assert result[:9] == [None] * 9
     assert result[9] is not None
     assert result[9].value == pytest.approx(0.01 / 0.9955, rel=1e-6)
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-6])
-def test_a_dead_layer_is_found_within_its_patience(simulate: Simulate, follow: Follow, norm: float) -> None:
+def test_a_dead_layer_is_detected_within_its_patience(simulate: Simulate, follow: Follow, norm: float) -> None:
     run = [
         replace(values, group_norms=values.group_norms | ({"layers.1": norm} if values.step >= 50 else {}))
         for values in simulate(0, steps=200)
@@ -165,24 +165,24 @@ def test_a_dead_layer_is_found_within_its_patience(simulate: Simulate, follow: F
     assert decision.finding.value == norm
 
 
-def test_a_layer_that_comes_back_is_not_dead_and_may_die_again(make_values: MakeValues) -> None:
-    dead = DeadLayers(DeadLayersConfig(patience=3))
+def test_a_recovered_layer_may_die_again(make_values: MakeValues) -> None:
+    detector = DeadLayers(DeadLayersConfig(patience=3))
     norms = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     values = [make_values(step, group_norms={"a": norm, "b": 1.0, "c": 2.0}) for step, norm in enumerate(norms)]
-    assert [step for step, item in enumerate(values) if dead.observe(item)] == [5, 11]
+    assert [step for step, item in enumerate(values) if detector.observe(item)] == [5, 11]
 
 
-def test_steps_whose_norms_are_no_numbers_say_nothing_of_layers(make_values: MakeValues) -> None:
-    dead = DeadLayers(DeadLayersConfig(patience=2))
+def test_dead_layers_ignore_steps_with_nan_norms(make_values: MakeValues) -> None:
+    detector = DeadLayers(DeadLayersConfig(patience=2))
     for step, norm in enumerate([0.0, math.nan, math.inf]):
-        assert dead.observe(make_values(step, group_norms={"a": 0.0, "b": 1.0, "c": norm})) is None
-    assert dead.observe(make_values(3, group_norms={"a": 0.0, "b": 1.0, "c": 1.0})) is not None
-    assert dead.observe(make_values(4, group_norms={})) is None
+        assert detector.observe(make_values(step, group_norms={"a": 0.0, "b": 1.0, "c": norm})) is None
+    assert detector.observe(make_values(3, group_norms={"a": 0.0, "b": 1.0, "c": 1.0})) is not None
+    assert detector.observe(make_values(4, group_norms={})) is None
 
 
-def test_a_batch_without_a_supervised_token(simulate: Simulate, follow: Follow) -> None:
+def test_a_batch_without_a_supervised_token_is_skipped(simulate: Simulate, follow: Follow) -> None:
     run = simulate(0, steps=60)
-    # Its mean loss is 0 / 0 in some trainers; that is the same fault, not a second one.
+    # Its mean loss is 0 / 0 in some trainers; that is the same fault, not another.
     run[33] = replace(run[33], supervised_tokens=0, grad_norm=0.0, loss=math.nan)
     (decision,) = follow(Monitor(MonitorConfig()), run)
     assert (decision.finding.kind, decision.finding.step, decision.action) == ("no_supervised", 33, "skip")

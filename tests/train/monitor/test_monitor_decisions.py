@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.store.errors import UserError, WorkError
 from posttrain.train.monitor.config import MonitorConfig
-from posttrain.train.monitor.decisions import ACTIONS, KINDS, Action, Decision, Finding, Kind, decide, stop_error
+from posttrain.train.monitor.decisions import ACTIONS, KINDS, Action, Finding, Kind, MonitorDecision, decide, stop_error
 
 DEFAULTS: dict[Kind, Action] = {
     "nan": "rollback",
@@ -23,22 +23,22 @@ def config(**changes: Any) -> MonitorConfig:
     return MonitorConfig.read(changes, "test")
 
 
-def actions(watch_config: MonitorConfig, found: Sequence[tuple[Kind, int]]) -> list[Action]:
-    """What is done about findings, one after the other."""
-    taken: list[Decision] = []
-    for kind, step in found:
-        taken.append(decide(Finding(kind, step, "it went wrong"), watch_config, taken))
-    return [decision.action for decision in taken]
+def actions(monitor_config: MonitorConfig, findings: Sequence[tuple[Kind, int]]) -> list[Action]:
+    """The actions for consecutive findings."""
+    decisions: list[MonitorDecision] = []
+    for kind, step in findings:
+        decisions.append(decide(Finding(kind, step, "it went wrong"), monitor_config, decisions))
+    return [decision.action for decision in decisions]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_time_it_is_the_configured_action(kind: Kind) -> None:
+def test_a_first_finding_gets_the_configured_action(kind: Kind) -> None:
     assert actions(MonitorConfig(), [(kind, 10)]) == [DEFAULTS[kind]]
     assert actions(config(**{kind: {"action": "stop"}}), [(kind, 10)]) == ["stop"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "found", "expected"),
+    ("changes", "findings", "expected"),
     [
         ({}, [("nan", 10), ("nan", 210), ("nan", 220)], ["rollback", "lower_rate", "stop"]),
         ({}, [("nan", 10), ("nan", 211)], ["rollback", "rollback"]),
@@ -72,11 +72,11 @@ def test_the_first_time_it_is_the_configured_action(kind: Kind) -> None:
         ({"dead_layers": {"action": "rollback"}}, [("dead_layers", s) for s in range(4)], ["rollback"] * 3 + ["stop"]),
     ],
 )
-def test_escalation(changes: dict[str, Any], found: list[tuple[Kind, int]], expected: list[Action]) -> None:
-    assert actions(config(**changes), found) == expected
+def test_escalation(changes: dict[str, Any], findings: list[tuple[Kind, int]], expected: list[Action]) -> None:
+    assert actions(config(**changes), findings) == expected
 
 
-def test_what_an_action_means() -> None:
+def test_actions_that_restore_or_drop_gradients() -> None:
     restores = {(kind, action) for kind in KINDS for action in ACTIONS if decision(kind, action).restores}
     faults = ("nan", "explosion", "divergence")
     assert restores == {(kind, "rollback") for kind in KINDS} | {(kind, "lower_rate") for kind in faults}
@@ -85,19 +85,19 @@ def test_what_an_action_means() -> None:
     assert not decision("plateau", "lower_rate").drops_gradient
 
 
-def decision(kind: Kind, action: Action) -> Decision:
-    return Decision(Finding(kind, 3, "it went wrong"), action)
+def decision(kind: Kind, action: Action) -> MonitorDecision:
+    return MonitorDecision(Finding(kind, 3, "it went wrong"), action)
 
 
-def test_a_stop_is_one_line_that_says_why() -> None:
-    taken: list[Decision] = []
+def test_a_stop_error_gives_the_reason() -> None:
+    decisions: list[MonitorDecision] = []
     for step in (10, 20, 30):
-        taken.append(decide(Finding("nan", step, "loss is nan"), MonitorConfig(), taken))
-    error = stop_error(taken[-1])
+        decisions.append(decide(Finding("nan", step, "loss is nan"), MonitorConfig(), decisions))
+    error = stop_error(decisions[-1])
     assert isinstance(error, WorkError)
     assert str(error) == "training stopped at step 30: loss is nan (lower rate at step 20 did not help)"
-    limited = decide(Finding("nan", 900, "loss is nan"), config(max_rollbacks=1), taken[:2])
-    assert str(stop_error(limited)).endswith("loss is nan (rolled back 2 times, and max_rollbacks is 1)")
+    final_decision = decide(Finding("nan", 900, "loss is nan"), config(max_rollbacks=1), decisions[:2])
+    assert str(stop_error(final_decision)).endswith("loss is nan (rolled back 2 times, and max_rollbacks is 1)")
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_a_stop_is_one_line_that_says_why() -> None:
         ({"rate_factor": 1.0}, "rate_factor"),
     ],
 )
-def test_what_a_config_must_not_say(changes: dict[str, Any], key: str) -> None:
+def test_invalid_actions_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError, match=key) as error:
         config(**changes)
     assert "\n" not in str(error.value)
 
 
-def test_only_what_went_back_counts_as_a_rollback() -> None:
-    taken: list[Decision] = []
+def test_only_a_restore_counts_as_a_rollback() -> None:
+    decisions: list[MonitorDecision] = []
     for step in range(0, 4000, 500):
-        result = Finding("divergence", step, "the loss has risen")
-        taken.append(decide(result, MonitorConfig(), taken, can_go_back=False))
-    assert {(item.action, item.restores, item.drops_gradient) for item in taken} == {("lower_rate", False, True)}
-    assert [Decision.from_json(item.to_json()) for item in taken] == taken
+        finding = Finding("divergence", step, "the loss has risen")
+        decisions.append(decide(finding, MonitorConfig(), decisions, can_go_back=False))
+    assert {(item.action, item.restores, item.drops_gradient) for item in decisions} == {("lower_rate", False, True)}
+    assert [MonitorDecision.from_json(item.to_json()) for item in decisions] == decisions

@@ -1,4 +1,4 @@
-"""A watch over whole runs: what it says before and after a step, and how it is resumed and rolled back."""
+"""A monitor over complete runs: its decisions before and after a step, its resumption and rollback."""
 
 import json
 import logging
@@ -13,42 +13,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.train.monitor.config import MonitorConfig
-from posttrain.train.monitor.decisions import ACTIONS, KINDS, Decision
+from posttrain.train.monitor.decisions import ACTIONS, KINDS, MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.monitor import Monitor
 
 MakeValues = Callable[..., StepValues]
 Simulate = Callable[..., list[StepValues]]
-Follow = Callable[[Monitor, list[StepValues]], list[Decision]]
+Follow = Callable[[Monitor, list[StepValues]], list[MonitorDecision]]
 
 
 def config(**changes: Any) -> MonitorConfig:
     return MonitorConfig.read(changes, "test")
 
 
-def test_only_the_first_finding_above_a_warning_counts_before_a_step(make_values: MakeValues) -> None:
-    watch = Monitor(config(no_supervised={"action": "warn"}, explosion={"action": "warn", "warmup": 3}))
+def test_before_a_step_the_first_finding_above_a_warning_decides(make_values: MakeValues) -> None:
+    monitor = Monitor(config(no_supervised={"action": "warn"}, explosion={"action": "warn", "warmup": 3}))
     for step in range(10):
-        assert watch.before_step(1.0, 1.0, 5, step) is None
-    warned = watch.before_step(1.0, 1e6, 0, 10)
-    assert warned is not None
-    assert warned.finding.kind == "no_supervised"
-    assert [decision.finding.kind for decision in watch.decisions] == ["no_supervised", "explosion"]
-    gone = watch.before_step(math.nan, math.nan, 0, 11)
-    assert gone is not None
-    assert (gone.finding.kind, gone.action) == ("nan", "rollback")
+        assert monitor.before_step(1.0, 1.0, 5, step) is None
+    warning = monitor.before_step(1.0, 1e6, 0, 10)
+    assert warning is not None
+    assert warning.finding.kind == "no_supervised"
+    assert [decision.finding.kind for decision in monitor.decisions] == ["no_supervised", "explosion"]
+    rollback = monitor.before_step(math.nan, math.nan, 0, 11)
+    assert rollback is not None
+    assert (rollback.finding.kind, rollback.action) == ("nan", "rollback")
 
 
-def test_after_a_step_the_gravest_comes_first(make_values: MakeValues) -> None:
-    watch = Monitor(config(divergence={"window": 3, "patience": 1}, dead_layers={"patience": 5}))
+def test_after_a_step_the_gravest_decision_comes_first(make_values: MakeValues) -> None:
+    monitor = Monitor(config(divergence={"window": 3, "patience": 1}, dead_layers={"patience": 5}))
     for step in range(4):
-        assert watch.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0})) == []
+        assert monitor.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0})) == []
     for step in range(4, 8):
-        watch.observe(make_values(step, loss=1.0, group_norms={"a": 1.0, "b": 1.0, "c": 1.0}))
+        monitor.observe(make_values(step, loss=1.0, group_norms={"a": 1.0, "b": 1.0, "c": 1.0}))
     for step in range(8, 11):
-        watch.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
-    watch.observe(make_values(11, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
-    result = watch.observe(make_values(12, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
+        monitor.observe(make_values(step, loss=1.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
+    monitor.observe(make_values(11, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
+    result = monitor.observe(make_values(12, loss=9.0, group_norms={"a": 0.0, "b": 1.0, "c": 1.0}))
     assert [(decision.finding.kind, decision.action) for decision in result] == [
         ("divergence", "rollback"),
         ("dead_layers", "warn"),
@@ -57,16 +57,16 @@ def test_after_a_step_the_gravest_comes_first(make_values: MakeValues) -> None:
 
 def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="posttrain")
-    watch = Monitor(MonitorConfig())
-    watch.before_step(math.inf, 1.0, 5, 7)
-    watch.before_step(1.0, 1.0, 0, 8)
-    watch.before_step(1.0, math.nan, 5, 9)
+    monitor = Monitor(MonitorConfig())
+    monitor.before_step(math.inf, 1.0, 5, 7)
+    monitor.before_step(1.0, 1.0, 0, 8)
+    monitor.before_step(1.0, math.nan, 5, 9)
     assert caplog.messages == [
         "step 7: loss is inf: rollback",
         "step 8: the batch has no supervised token: skip",
         "step 9: gradient norm is nan: lower rate (rollback at step 7 did not help)",
     ]
-    assert json.loads(json.dumps(watch.report(), allow_nan=False))[2] == {
+    assert json.loads(json.dumps(monitor.report(), allow_nan=False))[2] == {
         "kind": "nan",
         "step": 9,
         "what": "gradient norm is nan",
@@ -79,50 +79,50 @@ def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
     }
 
 
-def test_going_back_forgets_what_was_measured_and_not_what_was_decided(simulate: Simulate, follow: Follow) -> None:
+def test_a_rollback_keeps_the_decisions(simulate: Simulate, follow: Follow) -> None:
     run = simulate(0, steps=60)
-    watch = Monitor(MonitorConfig())
-    follow(watch, run[:40])
-    kept = watch.state()
+    monitor = Monitor(MonitorConfig())
+    follow(monitor, run[:40])
+    state = monitor.state()
     run[50] = replace(run[50], loss=math.nan)
-    follow(watch, run[40:])
-    watch.roll_back(kept)
-    assert watch.state()["detectors"] == kept["detectors"]
-    assert len(watch.decisions) == 1
-    again = watch.before_step(math.nan, 1.0, 5, 45)
-    assert again is not None
-    assert again.action == "lower_rate"
+    follow(monitor, run[40:])
+    monitor.roll_back(state)
+    assert monitor.state()["detectors"] == state["detectors"]
+    assert len(monitor.decisions) == 1
+    decision = monitor.before_step(math.nan, 1.0, 5, 45)
+    assert decision is not None
+    assert decision.action == "lower_rate"
 
 
-def test_what_was_told_goes_with_what_was_measured() -> None:
-    watch = Monitor(MonitorConfig())
-    skipped = watch.before_step(1.0, 1.0, 0, 2)
-    assert skipped is not None
-    watch.record(2, [skipped])
-    watch.record(3, [])
-    kept = json.loads(json.dumps(watch.state()))
-    watch.record(5, [skipped, skipped])
-    watch.roll_back(kept)
+def test_a_rollback_drops_later_reports() -> None:
+    monitor = Monitor(MonitorConfig())
+    skip = monitor.before_step(1.0, 1.0, 0, 2)
+    assert skip is not None
+    monitor.record(2, [skip])
+    monitor.record(3, [])
+    state = json.loads(json.dumps(monitor.state()))
+    monitor.record(5, [skip, skip])
+    monitor.roll_back(state)
     resumed = Monitor(MonitorConfig())
-    resumed.load(kept)
-    assert watch.reported == resumed.reported == {2: [skipped]}
+    resumed.load(state)
+    assert monitor.reported == resumed.reported == {2: [skip]}
 
 
-def test_a_new_stage_may_have_another_loss(simulate: Simulate, follow: Follow) -> None:
-    easy, hard = simulate(0, steps=300), simulate(1, steps=600)[300:]
-    hard = [replace(values, loss=4 * values.loss, grad_norm=100 * values.grad_norm) for values in hard]
-    informed, uninformed = Monitor(MonitorConfig()), Monitor(MonitorConfig())
-    follow(informed, easy)
-    informed.before_step(math.nan, 1.0, 5, 299)
-    informed.reset()
-    follow(informed, hard)
-    assert [decision.finding.kind for decision in informed.decisions] == ["nan"]
-    follow(uninformed, easy + hard)
-    assert {"explosion", "divergence"} <= {decision.finding.kind for decision in uninformed.decisions}
+def test_a_reset_allows_another_loss(simulate: Simulate, follow: Follow) -> None:
+    first_run, second_run = simulate(0, steps=300), simulate(1, steps=600)[300:]
+    second_run = [replace(values, loss=4 * values.loss, grad_norm=100 * values.grad_norm) for values in second_run]
+    reset_monitor, plain_monitor = Monitor(MonitorConfig()), Monitor(MonitorConfig())
+    follow(reset_monitor, first_run)
+    reset_monitor.before_step(math.nan, 1.0, 5, 299)
+    reset_monitor.reset()
+    follow(reset_monitor, second_run)
+    assert [decision.finding.kind for decision in reset_monitor.decisions] == ["nan"]
+    follow(plain_monitor, first_run + second_run)
+    assert {"explosion", "divergence"} <= {decision.finding.kind for decision in plain_monitor.decisions}
 
 
-# Short windows, so that every detector has something to say in 200 steps.
-NERVOUS = MonitorConfig.read(
+# Short windows, so that every detector has findings within 200 steps.
+SENSITIVE = MonitorConfig.read(
     {
         "explosion": {"z": 3.0, "window": 12, "warmup": 3, "floor": 0.05},
         "divergence": {"rise": 0.05, "z": 1.0, "window": 5, "patience": 2},
@@ -135,8 +135,8 @@ NERVOUS = MonitorConfig.read(
 )
 
 
-def troubled(run: list[StepValues], seed: int) -> list[StepValues]:
-    """A run with faults of all kinds strewn in."""
+def with_faults(run: list[StepValues], seed: int) -> list[StepValues]:
+    """A run with random faults of all kinds."""
     rng = np.random.default_rng(seed)
     faults = [
         {"loss": math.nan},
@@ -153,26 +153,24 @@ def troubled(run: list[StepValues], seed: int) -> list[StepValues]:
 @pytest.mark.slow
 @given(seed=st.integers(0, 1000), split=st.integers(0, 200))
 @settings(max_examples=60)
-def test_a_watch_that_is_resumed_goes_on_as_if_it_had_never_stopped(
-    simulate: Simulate, follow: Follow, seed: int, split: int
-) -> None:
-    run = troubled(simulate(seed, steps=200, noise=0.3, spread=0.5), seed)
-    whole = Monitor(NERVOUS)
-    follow(whole, run)
-    first = Monitor(NERVOUS)
-    follow(first, run[:split])
-    second = Monitor(NERVOUS)
-    second.load(json.loads(json.dumps(first.state(), allow_nan=False)))
-    follow(second, run[split:])
-    assert second.decisions == whole.decisions
-    assert second.state() == whole.state()
+def test_a_resumed_monitor_decides_the_same(simulate: Simulate, follow: Follow, seed: int, split: int) -> None:
+    run = with_faults(simulate(seed, steps=200, noise=0.3, spread=0.5), seed)
+    uninterrupted = Monitor(SENSITIVE)
+    follow(uninterrupted, run)
+    interrupted = Monitor(SENSITIVE)
+    follow(interrupted, run[:split])
+    resumed = Monitor(SENSITIVE)
+    resumed.load(json.loads(json.dumps(interrupted.state(), allow_nan=False)))
+    follow(resumed, run[split:])
+    assert resumed.decisions == uninterrupted.decisions
+    assert resumed.state() == uninterrupted.state()
 
 
-def test_the_troubled_runs_have_findings_of_every_kind(simulate: Simulate, follow: Follow) -> None:
-    """Else the test above would prove little."""
-    watch = Monitor(NERVOUS)
+def test_the_faults_cause_every_kind_of_finding(simulate: Simulate, follow: Follow) -> None:
+    """Otherwise the test above would prove little."""
+    monitor = Monitor(SENSITIVE)
     for seed in range(5):
-        follow(watch, troubled(simulate(seed, steps=200, noise=0.3, spread=0.5), seed))
-        watch.reset()
-    assert {decision.finding.kind for decision in watch.decisions} == set(KINDS)
-    assert {decision.action for decision in watch.decisions} == set(ACTIONS)
+        follow(monitor, with_faults(simulate(seed, steps=200, noise=0.3, spread=0.5), seed))
+        monitor.reset()
+    assert {decision.finding.kind for decision in monitor.decisions} == set(KINDS)
+    assert {decision.action for decision in monitor.decisions} == set(ACTIONS)

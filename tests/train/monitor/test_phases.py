@@ -1,4 +1,4 @@
-"""Time by phase: what is within another phase counts once, and what runs elsewhere not at all."""
+"""Time by phase: nested phases count once, and other threads not at all."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return now
 
 
-def test_phases_add_up_and_what_is_within_counts_once(clock: Clock) -> None:
+def test_nested_phases_count_once(clock: Clock) -> None:
     before = meter.phase_seconds()
     for _ in range(2):
         with phase("forward"):
@@ -36,7 +36,7 @@ def test_phases_add_up_and_what_is_within_counts_once(clock: Clock) -> None:
     assert meter.phase_seconds_since(meter.phase_seconds()) == {}
 
 
-def test_a_phase_that_fails_is_counted_and_left(clock: Clock) -> None:
+def test_a_failing_phase_is_counted_and_closed(clock: Clock) -> None:
     before = meter.phase_seconds()
 
     def fail() -> None:
@@ -51,7 +51,7 @@ def test_a_phase_that_fails_is_counted_and_left(clock: Clock) -> None:
     assert meter.phase_seconds_since(before) == {"head": 1, "forward": 1}
 
 
-def test_another_thread_has_phases_of_its_own(clock: Clock) -> None:
+def test_each_thread_has_its_own_phases(clock: Clock) -> None:
     before, result = meter.phase_seconds(), {}
 
     def save() -> None:
@@ -68,13 +68,13 @@ def test_another_thread_has_phases_of_its_own(clock: Clock) -> None:
 
 
 def test_marks_are_opened_and_closed_with_the_phases(clock: Clock) -> None:
-    seen: list[str] = []
+    marks: list[str] = []
 
     @contextmanager
     def mark(name: str) -> Iterator[None]:
-        seen.append(f"+{name}")
+        marks.append(f"+{name}")
         yield
-        seen.append(f"-{name}")
+        marks.append(f"-{name}")
 
     def wait() -> None:
         clock[0] += 4  # an accelerator that is not done yet
@@ -84,5 +84,5 @@ def test_marks_are_opened_and_closed_with_the_phases(clock: Clock) -> None:
         pass
     with phase("backward"):
         pass
-    assert seen == ["+forward", "+head", "-head", "-forward"]
+    assert marks == ["+forward", "+head", "-head", "-forward"]
     assert meter.phase_seconds_since(before) == {"head": 4, "forward": 4}

@@ -1,4 +1,4 @@
-"""A profile of real steps: planted slowness is found where it was planted, forwards and backwards."""
+"""A profile of real steps: planted delays are attributed to the right part, forward and backward."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 PAUSE = 0.1
 
 
-class _SlowBack(torch.autograd.Function):
+class _SlowBackward(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, states: torch.Tensor) -> torch.Tensor:
         return states.clone()
@@ -54,52 +54,52 @@ def lm(fresh: Callable[..., LanguageModel]) -> LanguageModel:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
-    """The parts that the last profile found."""
+def profile_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
+    """The shares of the parts in the last profile."""
     result: dict[str, dict[str, float]] = {}
 
-    def kept(events: Any, *, on_accelerator: bool) -> dict[str, dict[str, float]]:
+    def record_parts(events: Any, *, on_accelerator: bool) -> dict[str, dict[str, float]]:
         result.update(attribute_time(events, on_accelerator=on_accelerator))
         return result
 
-    monkeypatch.setattr("posttrain.train.monitor.profile.attribute_time", kept)
+    monkeypatch.setattr("posttrain.train.monitor.profile.attribute_time", record_parts)
     return result
 
 
 def profile(lm: LanguageModel, folder: Path, steps: int = 1, wait: float = 0.0) -> str:
-    with profile_steps(lm, ProfileConfig(steps=steps, after=1), folder, steps + 2) as step_done:
+    with profile_steps(lm, ProfileConfig(steps=steps), folder, steps + 3) as step_done:
         assert step_done is not None
-        for _ in range(steps + 2):
+        for _ in range(steps + 3):
             step(lm, wait)
             step_done()
     return (folder / TABLE).read_text()
 
 
 @contextmanager
-def slow(module: Any, change: Callable[[Any], Any]) -> Iterator[None]:
-    """The module's forward, with something done to what it gives."""
-    before = module.forward
+def change_output(module: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Applies ``change`` to the output of the module's forward."""
+    original = module.forward
 
-    def forward(*arguments: Any, **named: Any) -> Any:
-        return change(before(*arguments, **named))
+    def forward(*arguments: Any, **options: Any) -> Any:
+        return change(original(*arguments, **options))
 
     module.forward = forward
     yield
     del module.forward
 
 
-def paused(output: Any) -> Any:
+def pause(output: Any) -> Any:
     time.sleep(PAUSE)
     return output
 
 
-def slow_back(output: Any) -> Any:
+def pause_backward(output: Any) -> Any:
     if isinstance(output, tuple):
-        return _SlowBack.apply(output[0]), *output[1:]
-    return _SlowBack.apply(output)
+        return _SlowBackward.apply(output[0]), *output[1:]
+    return _SlowBackward.apply(output)
 
 
-def place(lm: LanguageModel, part: str) -> Any:
+def module_of(lm: LanguageModel, part: str) -> Any:
     layer = lm.decoder.layers[0]
     return {
         "attention": layer.self_attn,
@@ -110,52 +110,52 @@ def place(lm: LanguageModel, part: str) -> Any:
 
 
 @pytest.mark.parametrize("part", ["attention", "linear", "rest", "embedding"])
-def test_what_is_slow_forwards_is_told(
-    lm: LanguageModel, tmp_path: Path, seen: dict[str, dict[str, float]], part: str
+def test_a_slow_forward_is_attributed_to_its_part(
+    lm: LanguageModel, tmp_path: Path, profile_parts: dict[str, dict[str, float]], part: str
 ) -> None:
-    with slow(place(lm, part), paused):
+    with change_output(module_of(lm, part), pause):
         profile(lm, tmp_path)
-    assert seen["forward"][part] > 0.7
-    assert sum(seen["forward"].values()) == pytest.approx(1)
+    assert profile_parts["forward"][part] > 0.7
+    assert sum(profile_parts["forward"].values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("part", ["attention", "linear", "rest", "embedding"])
-def test_what_is_slow_backwards_is_told(
-    lm: LanguageModel, tmp_path: Path, seen: dict[str, dict[str, float]], part: str
+def test_a_slow_backward_is_attributed_to_its_part(
+    lm: LanguageModel, tmp_path: Path, profile_parts: dict[str, dict[str, float]], part: str
 ) -> None:
-    with slow(place(lm, part), slow_back):
+    with change_output(module_of(lm, part), pause_backward):
         profile(lm, tmp_path)
-    assert seen["backward"][part] > 0.7
-    assert sum(seen["backward"].values()) == pytest.approx(1)
+    assert profile_parts["backward"][part] > 0.7
+    assert sum(profile_parts["backward"].values()) == pytest.approx(1)
 
 
-def test_the_head_and_the_sums_are_told_apart(
-    lm: LanguageModel, tmp_path: Path, seen: dict[str, dict[str, float]]
+def test_the_head_and_the_gradient_sums_are_separate(
+    lm: LanguageModel, tmp_path: Path, profile_parts: dict[str, dict[str, float]]
 ) -> None:
-    with slow(lm.model.get_output_embeddings(), slow_back):
+    with change_output(lm.model.get_output_embeddings(), pause_backward):
         profile(lm, tmp_path)
-    assert seen["backward"]["head"] > 0.7
+    assert profile_parts["backward"]["head"] > 0.7
     weight = lm.decoder.layers[0].mlp.up_proj.weight
     hook = weight.register_post_accumulate_grad_hook(lambda weight: time.sleep(PAUSE))
     profile(lm, tmp_path)
     hook.remove()
-    assert seen["backward"]["sums"] > 0.7
+    assert profile_parts["backward"]["sums"] > 0.7
 
 
-def test_what_is_computed_again_is_told(lm: LanguageModel, tmp_path: Path, seen: dict[str, dict[str, float]]) -> None:
+def test_recomputation_is_a_separate_part(
+    lm: LanguageModel, tmp_path: Path, profile_parts: dict[str, dict[str, float]]
+) -> None:
     mlp = lm.decoder.layers[1].mlp
-    inner = mlp.forward
-    mlp.forward = lambda states: checkpoint(inner, states, use_reentrant=False)
-    with slow(mlp.up_proj, paused):  # what follows the last thing that is kept is not computed again
+    original = mlp.forward
+    mlp.forward = lambda states: checkpoint(original, states, use_reentrant=False)
+    with change_output(mlp.up_proj, pause):  # what follows the last saved tensor is not recomputed
         profile(lm, tmp_path)
     del mlp.forward
-    assert seen["forward"]["linear"] > 0.7
-    assert seen["backward"]["again"] > 0.7
+    assert profile_parts["forward"]["linear"] > 0.7
+    assert profile_parts["backward"]["again"] > 0.7
 
 
-def test_a_trace_and_a_table_are_written_and_nothing_stays_behind(
-    lm: LanguageModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trace_and_a_table_are_written(lm: LanguageModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="posttrain"):
         text = profile(lm, tmp_path / "profile", steps=2, wait=0.05)
     assert text.startswith("Where the time of a step went (2 steps of ")
@@ -168,24 +168,23 @@ def test_a_trace_and_a_table_are_written_and_nothing_stays_behind(
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in lm.model.modules())
 
 
-@pytest.mark.parametrize(("steps", "done"), [(1, "one step"), (2, "2 steps"), (9, "3 steps")])
-def test_a_training_shorter_than_what_was_asked_for_is_profiled_all_the_same(
-    lm: LanguageModel, tmp_path: Path, steps: int, done: str
-) -> None:
-    with profile_steps(lm, ProfileConfig(steps=3, after=2), tmp_path, steps) as step_done:
+@pytest.mark.parametrize(("steps", "text"), [(1, "one step"), (2, "2 steps"), (9, "3 steps")])
+def test_a_shorter_training_is_profiled_too(lm: LanguageModel, tmp_path: Path, steps: int, text: str) -> None:
+    with profile_steps(lm, ProfileConfig(steps=3), tmp_path, steps) as step_done:
         assert step_done is not None
         for _ in range(steps):
             step(lm)
             step_done()
-    assert f"({done} of" in (tmp_path / TABLE).read_text()
+    assert f"({text} of" in (tmp_path / TABLE).read_text()
 
 
-def test_a_training_that_fails_amid_leaves_what_was_seen(lm: LanguageModel, tmp_path: Path) -> None:
+def test_a_failing_training_still_writes_its_profile(lm: LanguageModel, tmp_path: Path) -> None:
     def fail() -> None:
-        with profile_steps(lm, ProfileConfig(steps=5, after=0), tmp_path, 9) as step_done:
+        with profile_steps(lm, ProfileConfig(steps=5), tmp_path, 9) as step_done:
             assert step_done is not None
-            step(lm)
-            step_done()
+            for _ in range(3):
+                step(lm)
+                step_done()
             raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
@@ -193,7 +192,7 @@ def test_a_training_that_fails_amid_leaves_what_was_seen(lm: LanguageModel, tmp_
     assert "(one step of" in (tmp_path / TABLE).read_text()
 
 
-def test_nothing_is_written_unless_asked_for(lm: LanguageModel, tmp_path: Path) -> None:
+def test_without_a_profile_config_nothing_is_written(lm: LanguageModel, tmp_path: Path) -> None:
     with profile_steps(lm, ProfileConfig(), tmp_path / "profile", 3) as step_done:
         assert step_done is None
         step(lm)

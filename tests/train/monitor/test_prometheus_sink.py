@@ -1,4 +1,4 @@
-"""What a Prometheus server reads, over HTTP."""
+"""The metrics that a Prometheus server reads over HTTP."""
 
 import math
 import urllib.error
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.train.monitor.decisions import Decision, Finding
+from posttrain.train.monitor.decisions import Finding, MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.sinks import PrometheusSink
 
 MakeValues = Callable[..., StepValues]
 
-SKIPPED = Decision(Finding("explosion", 4, "gradient norm 90 is 100 times the median", 90.0, 5.0), "skip")
+SKIPPED = MonitorDecision(Finding("explosion", 4, "gradient norm 90 is 100 times the median", 90.0, 5.0), "skip")
 
-NAMED = {"metrics": {"rewards/margins": 0.5}, "phases": {"forward": 1.25}}
+METRICS_AND_PHASES = {"metrics": {"rewards/margins": 0.5}, "phases": {"forward": 1.25}}
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def samples(text: str) -> dict[str, float]:
 def test_prometheus_reads_the_metrics_over_http(prometheus: PrometheusSink, make_values: MakeValues) -> None:
     prometheus.write(make_values(3, loss=1.2), [])
     prometheus.write(
-        make_values(4, loss=1.4, seconds=4.0, group_norms={"layers.0": 0.25}, mfu=None, **NAMED), [SKIPPED]
+        make_values(4, loss=1.4, seconds=4.0, group_norms={"layers.0": 0.25}, mfu=None, **METRICS_AND_PHASES), [SKIPPED]
     )
     text = get(prometheus.port)
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
     names = {name for name in types if not name.endswith("_created")}
-    assert len(names) >= 20, "what is promised"
+    assert len(names) >= 20, "as many as documented"
     assert f"Serves {len(names)} metrics" in str(PrometheusSink.__doc__)
     assert all(name.startswith("posttrain_train_") for name in names)
     assert set(types.values()) == {"gauge", "counter", "histogram"}
@@ -79,7 +79,7 @@ def test_prometheus_reads_the_metrics_over_http(prometheus: PrometheusSink, make
     assert math.isnan(actual["posttrain_train_mfu_ratio"])
 
 
-def test_two_endpoints_do_not_meet(prometheus: PrometheusSink, make_values: MakeValues) -> None:
+def test_two_endpoints_are_independent(prometheus: PrometheusSink, make_values: MakeValues) -> None:
     other = PrometheusSink(0)
     other.write(make_values(9), [])
     assert samples(get(other.port))["posttrain_train_steps_total"] == 1
@@ -90,6 +90,6 @@ def test_two_endpoints_do_not_meet(prometheus: PrometheusSink, make_values: Make
     PrometheusSink(other.port).close()
 
 
-def test_a_port_that_is_taken(prometheus: PrometheusSink) -> None:
+def test_an_occupied_port_is_a_user_error(prometheus: PrometheusSink) -> None:
     with pytest.raises(UserError, match=rf"train.sinks.prometheus: 127.0.0.1:{prometheus.port} cannot be served"):
         PrometheusSink(prometheus.port)

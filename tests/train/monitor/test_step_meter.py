@@ -1,4 +1,4 @@
-"""What a step is said to have used of the machine."""
+"""The work and the tokens that the meter reports for a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,26 +15,26 @@ PROMPT = list(range(5, 25))
 PAIR: Unit = [
     TokenizedExample([*PROMPT, *answer], [False] * 20 + [True] * 4) for answer in ([30, 31, 32, 9], [40, 41, 42, 9])
 ]
-APART: list[Unit] = [[one] for one in PAIR]
+SEPARATE_UNITS: list[Unit] = [[sequence] for sequence in PAIR]
 
 
 def test_a_shared_prompt_counts_once(fresh: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens are those of both sequences all the same."""
+    """The number of tokens still counts both sequences."""
     packed = pack([PAIR])
-    lengths = BatchLengths.of([PAIR], [packed])
+    lengths = BatchLengths.from_packed([PAIR], [packed])
     # 19 tokens of the prompt are shared; its last one predicts, and the last of an answer is not read.
     assert lengths == BatchLengths([24, 24], 19 + 2 * 4, 19 * 20 // 2 + 2 * (20 + 21 + 22 + 23))
-    alone = [pack([unit]) for unit in APART]
-    assert BatchLengths.of(APART, alone) == BatchLengths([24, 24], 2 * 23, 2 * (23 * 24 // 2))
+    separate_rows = [pack([unit]) for unit in SEPARATE_UNITS]
+    assert BatchLengths.from_packed(SEPARATE_UNITS, separate_rows) == BatchLengths([24, 24], 2 * 23, 2 * (23 * 24 // 2))
     monkeypatch.setattr(meter, "matmul_peak", lambda *_: 1e12)
     monkeypatch.setattr(meter, "mfu", lambda flops, seconds, peak: flops)
     step_meter = meter.StepMeter(fresh(), "bfloat16", classifier=False, weights_frozen=False)
 
-    def measured(lengths: BatchLengths) -> dict[str, Any]:
+    def read_meter(lengths: BatchLengths) -> dict[str, Any]:
         return step_meter.read(
             tokens=sum(lengths.sequences), computed=lengths.computed, pairs=lengths.pairs, supervised=8, waited=0.0
         )
 
-    together, apart = measured(lengths), measured(BatchLengths.of(APART, alone))
-    assert together["tokens"] == apart["tokens"] == 48
-    assert together["mfu"] < 0.75 * apart["mfu"]
+    shared, separate = read_meter(lengths), read_meter(BatchLengths.from_packed(SEPARATE_UNITS, separate_rows))
+    assert shared["tokens"] == separate["tokens"] == 48
+    assert shared["mfu"] < 0.75 * separate["mfu"]

@@ -1,4 +1,4 @@
-"""The work of a training against hand-computed numbers, torch's own count and a fake clock."""
+"""The FLOPs of a training against hand-computed numbers, torch's own count and a fake clock."""
 
 import subprocess
 import sys
@@ -31,9 +31,9 @@ LLAMA = LlamaConfig(
 )
 
 
-def test_the_work_of_a_tiny_llama_by_hand() -> None:
+def test_the_flops_of_a_tiny_llama_by_hand() -> None:
     """A head is 4 wide. A layer: queries and output 2 * 64, keys and values 2 * 32, feed-forward 3 * 128; makes 576."""
-    decoder = DecoderSize.of(LLAMA)
+    decoder = DecoderSize.from_config(LLAMA)
     assert decoder == DecoderSize(matrices=1152, head=256, attention=16)
     # Sequences of 3 and 2 tokens have 6 and 3 pairs; 2 tokens are supervised.
     assert training_flops(decoder, 5, 9, 2) == 6 * (5 * 1152 + 2 * 256) + 12 * 16 * 9 == 39360
@@ -43,9 +43,9 @@ def test_the_work_of_a_tiny_llama_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("classifier", "outputs"), [(False, 32), (True, 3)])
-def test_a_classifiers_head_has_an_output_a_label(classifier: bool, outputs: int) -> None:
+def test_a_classifiers_head_has_one_output_per_label(classifier: bool, outputs: int) -> None:
     config = LLAMA.__class__.from_dict(LLAMA.to_dict() | {"num_labels": 3})
-    decoder = DecoderSize.of(config, classifier=classifier)
+    decoder = DecoderSize.from_config(config, classifier=classifier)
     assert decoder is not None
     assert decoder.head == 8 * outputs
 
@@ -74,26 +74,26 @@ def test_a_classifiers_head_has_an_output_a_label(classifier: bool, outputs: int
     ],
     ids=["llama", "qwen3", "gpt2"],
 )
-def test_the_work_is_what_torch_counts(config: PreTrainedConfig) -> None:
+def test_the_flops_are_those_that_torch_counts(config: PreTrainedConfig) -> None:
     """Torch counts every logit and, in plain attention, the pairs that causality hides as well."""
     length = 24
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     ids = torch.arange(length)[None]
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
-    decoder = DecoderSize.of(config)
+    decoder = DecoderSize.from_config(config)
     assert decoder is not None
     result = training_flops(decoder, length, length * length, length)
     assert counter.get_total_flops() == pytest.approx(result, rel=1e-3)
 
 
 @pytest.mark.parametrize("config", [MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()])
-def test_work_that_is_not_known(config: Any) -> None:
-    assert DecoderSize.of(config) is None
+def test_an_unknown_architecture_has_no_flops(config: Any) -> None:
+    assert DecoderSize.from_config(config) is None
 
 
 @pytest.fixture
-def cold() -> Iterator[None]:
+def empty_cache() -> Iterator[None]:
     matmul_peak.cache_clear()
     yield
     matmul_peak.cache_clear()
@@ -107,11 +107,11 @@ def cold() -> Iterator[None]:
         ({512: 0.4}, 2 * 512**3 / 0.4),  # the others would take too long
     ],
 )
-@pytest.mark.usefixtures("cold")
-def test_the_peak_is_that_of_the_best_size(
+@pytest.mark.usefixtures("empty_cache")
+def test_the_peak_is_the_best_of_the_matrix_sizes(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], expected: float
 ) -> None:
-    """With a clock that only products move on."""
+    """With a clock that only matrix products advance."""
     clock = [0.0]
 
     def product(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -125,7 +125,7 @@ def test_the_peak_is_that_of_the_best_size(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.usefixtures("cold")
+@pytest.mark.usefixtures("empty_cache")
 def test_the_peak_is_measured_once(dtype: torch.dtype) -> None:
     peak = matmul_peak("cpu", dtype)
     assert 1e8 < peak < 1e16
@@ -133,7 +133,7 @@ def test_the_peak_is_measured_once(dtype: torch.dtype) -> None:
     assert matmul_peak.cache_info().misses == 1
 
 
-def test_watching_needs_no_torch() -> None:
+def test_the_monitor_imports_no_torch() -> None:
     modules = ("monitor", "decisions", "meter", "metrics", "sinks")
     imports = "; ".join(f"import posttrain.train.monitor.{module}" for module in modules)
     check = f"import sys; {imports}; sys.exit('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""TensorBoard, MLflow and Weights & Biases, by stand-ins that hold what their libraries are given."""
+"""TensorBoard, MLflow and Weights & Biases, by stand-ins that record the calls to their libraries."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.train.monitor.decisions import Decision, Finding
+from posttrain.train.monitor.decisions import Finding, MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.sinks import MLflowSink, TensorBoardSink, WandbSink
 
 MakeValues = Callable[..., StepValues]
 
-STOPPED = Decision(Finding("nan", 4, "loss is nan"), "stop", "nothing helped")
+STOPPED = MonitorDecision(Finding("nan", 4, "loss is nan"), "stop", "nothing helped")
 
 
 class Writer:
@@ -29,7 +29,7 @@ class Writer:
         self.scalars: dict[tuple[str, int], float] = {}
         self.texts: dict[tuple[str, int], str] = {}
         self.open = True
-        self.made.append(self)
+        self.created.append(self)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.scalars[name, step] = value
@@ -41,15 +41,17 @@ class Writer:
         self.open = False
 
 
-def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_values: MakeValues) -> None:
-    Writer.made = []
+def test_tensorboard_gets_values_and_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_values: MakeValues
+) -> None:
+    Writer.created = []
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
     sink = TensorBoardSink(tmp_path / "events")
     sink.write(make_values(4, loss=float("nan")), [STOPPED])
     sink.rewind([make_values(0), make_values(1)], {})
     sink.write(make_values(2), [])
     sink.close()
-    first, second = Writer.made
+    first, second = Writer.created
     assert (first.folder, first.purge_step, first.open) == (str(tmp_path / "events"), None, False)
     assert (second.purge_step, second.open) == (2, False)
     assert first.scalars["grad_norm/layers.0", 4] == 0.5
@@ -63,17 +65,17 @@ class Client:
 
     def __init__(self, tracking_uri: str) -> None:
         if tracking_uri == "away":
-            raise Refused("cannot connect\nafter 2 tries")
+            raise ConnectionFailure("cannot connect\nafter 2 tries")
         self.uri = tracking_uri
         self.experiments: dict[str, str] = {}
         self.runs: list[SimpleNamespace] = []
         self.batches: list[list[Any]] = []
         self.tags: dict[str, str] = {}
-        self.ended: list[str] = []
+        self.ended_runs: list[str] = []
 
     def get_experiment_by_name(self, name: str) -> Any:
         if self.uri == "away later":
-            raise Refused("cannot connect\nafter 2 tries")
+            raise ConnectionFailure("cannot connect\nafter 2 tries")
         result = self.experiments.get(name)
         return result and SimpleNamespace(experiment_id=result)
 
@@ -89,7 +91,7 @@ class Client:
         return run
 
     def update_run(self, run_id: str, status: str) -> None:
-        self.ended.remove(run_id)
+        self.ended_runs.remove(run_id)
 
     def log_batch(self, run_id: str, metrics: list[Any]) -> None:
         assert len(metrics) <= 1000
@@ -99,10 +101,10 @@ class Client:
         self.tags[name] = value
 
     def set_terminated(self, run_id: str) -> None:
-        self.ended.append(run_id)
+        self.ended_runs.append(run_id)
 
 
-class Refused(Exception):
+class ConnectionFailure(Exception):
     pass
 
 
@@ -118,7 +120,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Client:
 
     entities = SimpleNamespace(Metric=metric)
     library = SimpleNamespace(
-        entities=entities, MlflowClient=client, exceptions=SimpleNamespace(MlflowException=Refused)
+        entities=entities, MlflowClient=client, exceptions=SimpleNamespace(MlflowException=ConnectionFailure)
     )
     monkeypatch.setitem(sys.modules, "mlflow", library)
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
@@ -127,36 +129,36 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Client:
     return server
 
 
-def test_mlflow(mlflow: Client, make_values: MakeValues) -> None:
+def test_mlflow_gets_values_and_resumes_a_run(mlflow: Client, make_values: MakeValues) -> None:
     sink = MLflowSink("here", "posttrain", "it's mine")
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     for step in range(300):
         sink.write(make_values(step), [STOPPED] if step == 4 else [])
     sink.close()
-    sent = [metric for batch in mlflow.batches for metric in batch]
-    assert len(sent) == len(set(sent)) == 300 * len(make_values(0).numbers())
-    assert ("loss", 1.5, 299) in sent
+    metrics_sent = [metric for batch in mlflow.batches for metric in batch]
+    assert len(metrics_sent) == len(set(metrics_sent)) == 300 * len(make_values(0).numbers())
+    assert ("loss", 1.5, 299) in metrics_sent
     assert len(mlflow.batches) < 20, "not one request a step"
     assert mlflow.tags == {"decision.4.nan": STOPPED.line()}
-    assert mlflow.ended == ["7-0"]
+    assert mlflow.ended_runs == ["7-0"]
     MLflowSink("here", "posttrain", "it's mine").close()
-    assert len(mlflow.runs) == 1, "the same name goes on with the same run"
+    assert len(mlflow.runs) == 1, "the same name resumes the same run"
     MLflowSink("here", "posttrain", "another").close()
-    assert mlflow.ended == ["7-0", "7-1"]
+    assert mlflow.ended_runs == ["7-0", "7-1"]
 
 
 @pytest.mark.parametrize("uri", ["away later", "away"])
-def test_mlflow_that_is_away(mlflow: Client, uri: str) -> None:
+def test_an_unreachable_mlflow_is_a_user_error(mlflow: Client, uri: str) -> None:
     with pytest.raises(UserError) as error:
         MLflowSink(uri, "posttrain", "r")
     assert str(error.value) == f"train.sinks.mlflow: {uri} cannot be used (cannot connect); check the tracking URI"
 
 
-def test_wandb(monkeypatch: pytest.MonkeyPatch, make_values: MakeValues) -> None:
+def test_wandb_gets_values_and_resumes_a_run(monkeypatch: pytest.MonkeyPatch, make_values: MakeValues) -> None:
     logged: list[dict[str, Any]] = []
     axes: list[tuple[str, str]] = []
-    ended: list[bool] = []
-    given: dict[str, Any] = {}
+    finish_calls: list[bool] = []
+    init_arguments: dict[str, Any] = {}
 
     class Problem(Exception):
         pass
@@ -164,11 +166,11 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, make_values: MakeValues) -> None
     def init(**arguments: Any) -> Any:
         if arguments["project"] == "nobody's":
             raise Problem("no API key\nsee the manual")
-        given.update(arguments)
+        init_arguments.update(arguments)
         return SimpleNamespace(
             log=logged.append,
             define_metric=lambda name, step_metric: axes.append((name, step_metric)),
-            finish=lambda: ended.append(True),
+            finish=lambda: finish_calls.append(True),
         )
 
     library = SimpleNamespace(Settings=lambda **settings: settings, init=init, Error=Problem)
@@ -180,17 +182,17 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, make_values: MakeValues) -> None
     sink.write(make_values(4), [STOPPED])
     sink.close()
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
-    assert given["settings"]["console"] == "off"
-    assert given["settings"]["disable_code"] is True
-    assert given["resume"] == "allow"
+    assert init_arguments["settings"]["console"] == "off"
+    assert init_arguments["settings"]["disable_code"] is True
+    assert init_arguments["resume"] == "allow"
     assert logged[0] == {"step": 3, **make_values(3).numbers()}
     assert logged[1]["decisions"] == STOPPED.line()
     assert axes == [("*", "step")]
-    assert ended == [True]
-    first = given["id"]
+    assert finish_calls == [True]
+    first = init_arguments["id"]
     WandbSink("project", "my run")
-    assert given["id"] == first, "the same name goes on with the same run"
+    assert init_arguments["id"] == first, "the same name resumes the same run"
     WandbSink("project", "another")
-    assert given["id"] != first
+    assert init_arguments["id"] != first
     with pytest.raises(UserError, match=r"^train.sinks.wandb: no API key; see `wandb login`$"):
         WandbSink("nobody's", "r")

@@ -1,4 +1,4 @@
-"""Rows of everything that a formula may read, and objectives over the same few records."""
+"""Rows with all inputs of the formulas, and objectives over the same few records."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from posttrain.models.tiny import write_tiny_model
 from posttrain.testing.objectives import PreparedObjective, prepare_objective, records_of
-from posttrain.train.data.config import Shape
+from posttrain.train.data.config import RecordShape
 
 VOCABULARY, WIDTH, TEACHER_WIDTH = 7, 5, 6
 
 
 def rows(seed: int, n: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> dict[str, Tensor]:
-    """N rows; ``scale`` is how far log-probabilities, logits and hidden states are from 0."""
+    """N rows; ``scale`` is the distance of log-probabilities, logits and hidden states from 0."""
     rng = np.random.default_rng(seed)
     columns: dict[str, Tensor] = {}
     for name in ("chosen", "rejected", "reference_chosen", "reference_rejected"):
@@ -36,7 +36,7 @@ def rows(seed: int, n: int, dtype: torch.dtype = torch.float64, scale: float = 1
 
 
 @pytest.fixture(scope="session")
-def make() -> Callable[..., dict[str, Tensor]]:
+def make_rows() -> Callable[..., dict[str, Tensor]]:
     return rows
 
 
@@ -68,6 +68,6 @@ def prepare(tiny_model: Path, other_model: Path, tmp_path: Path) -> Iterator[Cal
 
 
 @pytest.fixture
-def shaped() -> Callable[[Shape], pa.Table]:
-    """``shaped("pair")``: eight records in that shape."""
+def records_of_shape() -> Callable[[RecordShape], pa.Table]:
+    """``records_of_shape("pair")``: eight records in that shape."""
     return records_of

@@ -23,7 +23,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"objective": "distill", "distill": {"top_k": 5, "divergence": "reverse", "hard_weight": 0.3}},
     {
         "objective": "distill",
-        "distill": {"temperature": 2.0, "hidden": {"layers": [(1, 1), (-1, -1)], "weight": 0.5}},
+        "distill": {"temperature": 2.0, "hidden_weight": 0.5},
+        "distill_hidden": {"layers": [(1, 1), (-1, -1)]},
     },
     {"objective": "distill_hidden", "distill_hidden": {"distance": "cosine", "layers": [(0, 0), (2, 3)]}},
 ]

@@ -24,8 +24,10 @@ batches = st.tuples(st.integers(1, 6), st.integers(2, 5)).flatmap(
 
 
 @given(batches, st.floats(0, 0.9), st.booleans())
-def test_against_the_definition(drawn: tuple[Array, Array, Array], smoothing: float, weighted: bool) -> None:
-    logits, targets, weights = drawn
+def test_classification_matches_its_definition(
+    batch: tuple[Array, Array, Array], smoothing: float, weighted: bool
+) -> None:
+    logits, targets, weights = batch
     labels = logits.shape[1]
     if not weighted:
         weights = np.ones(labels)
@@ -35,35 +37,35 @@ def test_against_the_definition(drawn: tuple[Array, Array, Array], smoothing: fl
         ClassificationConfig(label_smoothing=smoothing),
         weights=torch.from_numpy(weights) if weighted else None,
     )
-    aim = (1 - smoothing) * np.eye(labels)[targets] + smoothing / labels
-    expected = -(weights * aim * log_softmax(logits, axis=1)).sum()
+    target_distribution = (1 - smoothing) * np.eye(labels)[targets] + smoothing / labels
+    expected = -(weights * target_distribution * log_softmax(logits, axis=1)).sum()
     assert actual.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert actual.count == pytest.approx(weights[targets].sum())
     assert mean_metrics(actual.metrics)["accuracy"] == pytest.approx((logits.argmax(1) == targets).mean())
 
 
 @given(batches)
-def test_a_weight_of_two_is_the_row_twice(drawn: tuple[Array, Array, Array]) -> None:
-    logits, targets = torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
+def test_a_label_weight_of_two_repeats_the_row(batch: tuple[Array, Array, Array]) -> None:
+    logits, targets = torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
     weights = torch.ones(logits.shape[1])
     weights[0] = 2
     result = classification(logits, targets, ClassificationConfig(), weights=weights)
-    twice = targets == 0
+    weighted_rows = targets == 0
     repeated = classification(
-        torch.cat([logits, logits[twice]]), torch.cat([targets, targets[twice]]), ClassificationConfig()
+        torch.cat([logits, logits[weighted_rows]]), torch.cat([targets, targets[weighted_rows]]), ClassificationConfig()
     )
     assert result.count == repeated.count
     assert result.sum.item() == pytest.approx(repeated.sum.item(), rel=1e-9, abs=1e-9)
 
 
-def test_an_example() -> None:
+def test_classification_of_an_example() -> None:
     logits = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
     result = classification(logits, torch.tensor([0, 1]), ClassificationConfig())
     assert result.sum.item() == pytest.approx(math.log(4 / 3) + math.log(2))
     assert mean_metrics(result.metrics) == {"accuracy": 0.5}
 
 
-def test_weights_by_label() -> None:
+def test_label_weights_follow_the_labels() -> None:
     config = ClassificationConfig(label_weights={"loan": 3.0})
     weights = label_weights(["card", "loan"], config)
     assert weights is not None
@@ -71,7 +73,7 @@ def test_weights_by_label() -> None:
     assert label_weights(["card", "loan"], ClassificationConfig()) is None
 
 
-def test_a_weight_of_no_label() -> None:
+def test_a_weight_of_an_unknown_label_is_refused() -> None:
     with pytest.raises(UserError, match="no label `laon` to weigh; did you mean `loan`") as caught:
         label_weights(["card", "loan"], ClassificationConfig(label_weights={"laon": 3.0}), "train.label_weights")
     assert caught.value.where == "train.label_weights"

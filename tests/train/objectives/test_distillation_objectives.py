@@ -27,11 +27,11 @@ DIVERGENCES = ("forward", "reverse", "jensen_shannon")
 each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES)
 
 
-def total(student: Array, teacher: Array, config: DistillationConfig) -> float:
+def loss_sum(student: Array, teacher: Array, config: DistillationConfig) -> float:
     return distill(torch.from_numpy(student), torch.from_numpy(teacher), config).sum.item()
 
 
-def formula(student: Array, teacher: Array, divergence: str, beta: float) -> Array:
+def divergence_formula(student: Array, teacher: Array, divergence: str, beta: float) -> Array:
     """Divergences of probabilities [N, C]."""
     if divergence == "forward":
         return rel_entr(teacher, student).sum(1)
@@ -43,24 +43,26 @@ def formula(student: Array, teacher: Array, divergence: str, beta: float) -> Arr
 
 @each_divergence
 @given(logit_pairs, st.floats(0.02, 0.98), st.floats(0.5, 4))
-def test_against_the_papers_formula(divergence: str, logits: Array, beta: float, temperature: float) -> None:
+def test_distillation_matches_the_papers_formula(
+    divergence: str, logits: Array, beta: float, temperature: float
+) -> None:
     config = DistillationConfig(divergence=divergence, beta=beta, temperature=temperature)
     probabilities = softmax(logits / temperature, axis=-1)
-    expected = formula(*probabilities, divergence, beta).sum()
-    assert total(*logits, config) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    expected = divergence_formula(*probabilities, divergence, beta).sum()
+    assert loss_sum(*logits, config) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 @given(logit_pairs)
 def test_the_even_mixture_is_scipys_jensen_shannon(logits: Array) -> None:
     distance = jensenshannon(*softmax(logits, axis=-1), axis=1)
     expected = (np.nan_to_num(distance) ** 2).sum()  # SciPy's root of -1e-17 is NaN
-    assert total(*logits, DistillationConfig()) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert loss_sum(*logits, DistillationConfig()) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 @given(logit_pairs, st.floats(0.02, 0.98))
 def test_jensen_shannon_lies_between_0_and_the_entropy_of_its_mixture(logits: Array, beta: float) -> None:
     for student, teacher in zip(*logits, strict=True):
-        result = total(student[None], teacher[None], DistillationConfig(beta=beta))
+        result = loss_sum(student[None], teacher[None], DistillationConfig(beta=beta))
         assert -1e-12 <= result <= entropy([beta, 1 - beta]) + 1e-12
 
 
@@ -68,8 +70,8 @@ def test_jensen_shannon_lies_between_0_and_the_entropy_of_its_mixture(logits: Ar
 def test_jensen_shannon_tends_to_either_direction(logits: Array) -> None:
     logits = logits / 8  # so that the limit is reached
     student, teacher = logits
-    low, high = (total(student, teacher, DistillationConfig(beta=beta)) for beta in (1e-6, 1 - 1e-6))
-    forward, reverse = (total(student, teacher, DistillationConfig(divergence=name)) for name in DIVERGENCES[:2])
+    low, high = (loss_sum(student, teacher, DistillationConfig(beta=beta)) for beta in (1e-6, 1 - 1e-6))
+    forward, reverse = (loss_sum(student, teacher, DistillationConfig(divergence=name)) for name in DIVERGENCES[:2])
     assert low / 1e-6 == pytest.approx(forward, rel=1e-3, abs=1e-6)
     assert high / 1e-6 == pytest.approx(reverse, rel=1e-3, abs=1e-6)
 
@@ -77,7 +79,7 @@ def test_jensen_shannon_tends_to_either_direction(logits: Array) -> None:
 @each_divergence
 @pytest.mark.parametrize("top_k", [None, 1, 3])
 @given(logit_pairs)
-def test_there_is_nothing_to_learn_from_oneself(divergence: str, top_k: int | None, logits: Array) -> None:
+def test_self_distillation_has_no_loss_and_no_gradient(divergence: str, top_k: int | None, logits: Array) -> None:
     student = torch.from_numpy(logits[0].copy()).requires_grad_()
     config = DistillationConfig(divergence=divergence, top_k=top_k, temperature=1.5)
     result = distill(student, torch.from_numpy(logits[0]), config)
@@ -85,7 +87,7 @@ def test_there_is_nothing_to_learn_from_oneself(divergence: str, top_k: int | No
     assert result.sum.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
     assert student.grad.abs().max().item() == pytest.approx(0, abs=1e-9)
-    assert top_k or mean_metrics(result.metrics)["agreement"] == 1  # of equally probable tokens any may be kept
+    assert top_k or mean_metrics(result.metrics)["agreement"] == 1  # among equally probable tokens any may be chosen
 
 
 @given(logit_pairs, st.floats(0, 1), st.integers(0, 2**32 - 1))
@@ -103,36 +105,36 @@ def test_soft_and_hard_targets(logits: Array, weight: float, seed: int) -> None:
 
 @each_divergence
 @given(logit_pairs, st.integers(1, 10))
-def test_a_truncated_teacher(divergence: str, logits: Array, k: int) -> None:
+def test_a_truncated_teacher_matches_the_formula(divergence: str, logits: Array, k: int) -> None:
     student, teacher = logits
     config = DistillationConfig(divergence=divergence, beta=0.3, temperature=1.5)
-    kept = top_tokens(torch.from_numpy(teacher), k, temperature=1.5)
-    actual = distill(torch.from_numpy(student), kept, config).sum.item()
-    cut = total(student, teacher, config.model_copy(update={"top_k": k}))
-    assert actual == cut
+    top = top_tokens(torch.from_numpy(teacher), k, temperature=1.5)
+    actual = distill(torch.from_numpy(student), top, config).sum.item()
+    truncated = loss_sum(student, teacher, config.model_copy(update={"top_k": k}))
+    assert actual == truncated
     # By hand: the k best tokens, and all others as one event.
     expected = 0.0
-    for row, ids in enumerate(kept.ids.numpy()):
+    for row, ids in enumerate(top.ids.numpy()):
         events = []
         for logits_of in (student, teacher):
             probabilities = softmax(logits_of[row] / 1.5)
-            rest = np.delete(probabilities, ids).sum()
-            events.append(np.append(probabilities[ids], rest)[None])
-        expected += formula(*events, divergence, 0.3).sum()
+            remainder = np.delete(probabilities, ids).sum()
+            events.append(np.append(probabilities[ids], remainder)[None])
+        expected += divergence_formula(*events, divergence, 0.3).sum()
     assert actual == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    whole = total(student, teacher, config)
-    assert actual <= whole + 1e-6
-    if k >= student.shape[1] - 1:  # the rest is one token or none
-        assert actual == pytest.approx(whole, rel=1e-4, abs=1e-6)
+    full = loss_sum(student, teacher, config)
+    assert actual <= full + 1e-6
+    if k >= student.shape[1] - 1:  # the remainder is one token or none
+        assert actual == pytest.approx(full, rel=1e-4, abs=1e-6)
 
 
-def test_top_tokens() -> None:
-    kept = top_tokens(torch.tensor([[0.0, math.log(6), math.log(3)]]), 2)
-    assert kept.ids.tolist() == [[1, 2]]
-    torch.testing.assert_close(kept.log_probabilities, torch.tensor([[0.6, 0.3]]).log())
+def test_top_tokens_are_the_most_probable() -> None:
+    top = top_tokens(torch.tensor([[0.0, math.log(6), math.log(3)]]), 2)
+    assert top.ids.tolist() == [[1, 2]]
+    torch.testing.assert_close(top.log_probabilities, torch.tensor([[0.6, 0.3]]).log())
 
 
-def test_an_example() -> None:
+def test_distillation_of_an_example() -> None:
     teacher, student = torch.tensor([[math.log(3), 0.0]]), torch.tensor([[0.0, 0.0]])
     forward = distill(student, teacher, DistillationConfig(divergence="forward"))
     assert forward.sum.item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
@@ -143,28 +145,28 @@ def test_an_example() -> None:
 @each_divergence
 @pytest.mark.parametrize("top_k", [None, 1, 2])
 def test_impossible_tokens_stay_finite(divergence: str, top_k: int | None) -> None:
-    masked = torch.tensor([[1.0, 0.0, -torch.inf]])
-    student = masked.clone().requires_grad_()
-    result = distill(student, masked, DistillationConfig(divergence=divergence, top_k=top_k))
+    teacher = torch.tensor([[1.0, 0.0, -torch.inf]])
+    student = teacher.clone().requires_grad_()
+    result = distill(student, teacher, DistillationConfig(divergence=divergence, top_k=top_k))
     result.sum.backward()
     assert result.sum.item() == pytest.approx(0, abs=1e-6)
     assert student.grad is not None
     assert student.grad.isfinite().all()
 
 
-def test_a_teacher_of_another_vocabulary() -> None:
+def test_a_teacher_with_another_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="vocabulary has 5 tokens, the student's 4"):
         distill(torch.zeros(2, 4), torch.zeros(2, 5), DistillationConfig(top_k=2))
 
 
-def test_hard_targets_that_are_missing() -> None:
+def test_hard_targets_are_required() -> None:
     with pytest.raises(ValueError, match="needs targets"):
         distill(torch.zeros(2, 4), torch.zeros(2, 4), DistillationConfig(hard_weight=0.5))
 
 
 @each_divergence
-def test_a_rest_below_float32_pulls_at_nothing(divergence: str) -> None:
-    # Both leave 2e-9 to the other tokens, which 1 less the kept tokens' mass cannot show.
+def test_a_remainder_below_float32_has_no_gradient(divergence: str) -> None:
+    # Both leave 2e-9 to the other tokens, which 1 minus the top tokens' mass cannot show.
     logits = torch.tensor([[20.0, 19.0, -1.0, -1.0]], requires_grad=True)
     config = DistillationConfig(divergence=divergence)
     result = distill(logits, top_tokens(logits, 2), config)
@@ -174,7 +176,7 @@ def test_a_rest_below_float32_pulls_at_nothing(divergence: str) -> None:
     assert logits.grad.abs().max().item() == pytest.approx(0, abs=1e-6)
 
 
-def test_the_most_probable_kept_token_may_lie_anywhere() -> None:
-    kept = TopTokens(torch.tensor([[0, 2]]), torch.tensor([[0.2, 0.7]]).log())
-    result = distill(torch.tensor([[0.0, 0.0, 1.0]]), kept, DistillationConfig())
+def test_top_tokens_may_be_in_any_order() -> None:
+    top = TopTokens(torch.tensor([[0, 2]]), torch.tensor([[0.2, 0.7]]).log())
+    result = distill(torch.tensor([[0.0, 0.0, 1.0]]), top, DistillationConfig())
     assert mean_metrics(result.metrics)["agreement"] == 1

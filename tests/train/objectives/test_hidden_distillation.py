@@ -17,19 +17,19 @@ hidden_pairs = st.tuples(st.integers(1, 4), st.integers(2, 6)).flatmap(
 
 
 @given(hidden_pairs)
-def test_hidden_states_against_their_definition(states: Array) -> None:
+def test_hidden_losses_match_their_definition(states: Array) -> None:
     student, teacher = map(torch.from_numpy, states)
-    square = distill_hidden(student, teacher, HiddenConfig())
-    assert square.sum.item() == pytest.approx(((states[0] - states[1]) ** 2).mean(1).sum(), rel=1e-9)
-    assert square.count == len(student)
-    angle = distill_hidden(student, teacher, HiddenConfig(distance="cosine"))
-    assert angle.sum.item() == pytest.approx(sum(cosine(*row) for row in zip(*states, strict=True)), abs=1e-9)
+    mse = distill_hidden(student, teacher, HiddenConfig())
+    assert mse.sum.item() == pytest.approx(((states[0] - states[1]) ** 2).mean(1).sum(), rel=1e-9)
+    assert mse.count == len(student)
+    cosine_loss = distill_hidden(student, teacher, HiddenConfig(distance="cosine"))
+    assert cosine_loss.sum.item() == pytest.approx(sum(cosine(*row) for row in zip(*states, strict=True)), abs=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distance", ["mse", "cosine"])
 @given(hidden_pairs)
-def test_ones_own_hidden_states(distance: str, states: Array) -> None:
+def test_equal_hidden_states_have_no_loss_and_no_gradient(distance: str, states: Array) -> None:
     student = torch.from_numpy(states[0].copy()).requires_grad_()
     result = distill_hidden(student, torch.from_numpy(states[0]), HiddenConfig(distance=distance))
     result.sum.backward()
@@ -51,9 +51,9 @@ def test_a_projection_between_widths_is_learned() -> None:
         distill_hidden(student, teacher, HiddenConfig())
 
 
-def test_logits_and_hidden_states_together() -> None:
+def test_logit_and_hidden_losses_combine() -> None:
     logits, states = torch.zeros(2, 3), torch.ones(2, 4)
-    soft = distill(logits, logits + torch.tensor([1.0, 0, 0]), DistillationConfig())
-    both = soft.plus(distill_hidden(states, 3 * states, HiddenConfig()), 0.25)
-    assert both.sum.item() == pytest.approx(soft.sum.item() + 0.25 * 2 * 4)
-    assert both.metrics.keys() == {"divergence", "agreement", "hidden"}
+    logit_loss = distill(logits, logits + torch.tensor([1.0, 0, 0]), DistillationConfig())
+    combined = logit_loss.plus(distill_hidden(states, 3 * states, HiddenConfig()), 0.25)
+    assert combined.sum.item() == pytest.approx(logit_loss.sum.item() + 0.25 * 2 * 4)
+    assert combined.metrics.keys() == {"divergence", "agreement", "hidden"}

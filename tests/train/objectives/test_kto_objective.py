@@ -31,29 +31,33 @@ def sequences(sums: Array | list[float]) -> SequenceLogProbs:
     st.floats(0, 3),
     st.floats(0, 3),
 )
-def test_against_the_papers_formula(
-    drawn: tuple[Array, Array], kl: float, beta: float, desirable: float, undesirable: float
+def test_kto_matches_the_papers_formula(
+    batch: tuple[Array, Array], kl: float, beta: float, desirable: float, undesirable: float
 ) -> None:
-    (policy, reference), good = drawn
+    (policy, reference), desirable_rows = batch
     config = KtoConfig(beta=beta, desirable_weight=desirable, undesirable_weight=undesirable)
     actual = kto(
-        sequences(policy), sequences(reference), torch.from_numpy(good), torch.tensor(kl, dtype=torch.float64), config
+        sequences(policy),
+        sequences(reference),
+        torch.from_numpy(desirable_rows),
+        torch.tensor(kl, dtype=torch.float64),
+        config,
     )
     expected = 0.0
-    for ratio, is_good in zip(policy - reference, good, strict=True):
+    for ratio, is_good in zip(policy - reference, desirable_rows, strict=True):
         z0 = max(kl, 0)
         weight = desirable if is_good else undesirable
         value = weight * expit(beta * (ratio - z0) if is_good else beta * (z0 - ratio))
         expected += weight - value
     assert actual.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert actual.count == len(good)
+    assert actual.count == len(desirable_rows)
 
 
-def test_an_example() -> None:
+def test_kto_of_an_example() -> None:
     # Log-ratios 2 and -1 desirable, 3 undesirable; kl 1 nat.
-    good = torch.tensor([True, True, False])
+    desirable_rows = torch.tensor([True, True, False])
     config = KtoConfig(desirable_weight=2, undesirable_weight=0.5)
-    actual = kto(sequences([-3.0, -5, -4]), sequences([-5.0, -4, -7]), good, torch.tensor(1.0), config)
+    actual = kto(sequences([-3.0, -5, -4]), sequences([-5.0, -4, -7]), desirable_rows, torch.tensor(1.0), config)
     expected = 2 * expit(-0.1) + 2 * expit(0.2) + 0.5 * expit(0.2)
     assert actual.sum.item() == pytest.approx(expected)
     assert {name: count for name, (_, count) in actual.metrics.items()} == {
@@ -75,17 +79,17 @@ def test_an_example() -> None:
     )
 
 
-@pytest.mark.parametrize("good", [True, False])
-def test_answers_of_one_kind(good: bool) -> None:
+@pytest.mark.parametrize("desirable", [True, False])
+def test_kto_with_answers_of_one_kind(desirable: bool) -> None:
     config = KtoConfig()
-    result = kto(sequences([-3.0]), sequences([-3.0]), torch.tensor([good]), torch.tensor(0.0), config)
+    result = kto(sequences([-3.0]), sequences([-3.0]), torch.tensor([desirable]), torch.tensor(0.0), config)
     assert result.sum.item() == pytest.approx(0.5)
-    assert ("rewards/rejected" in mean_metrics(result.metrics)) is not good
+    assert ("rewards/rejected" in mean_metrics(result.metrics)) is not desirable
 
 
-def test_the_estimate_is_a_clamped_mean_without_graph() -> None:
-    learned = torch.tensor([-1.0, -2.0, -6.0], requires_grad=True)
-    policy = SequenceLogProbs(learned, torch.ones(3, dtype=torch.long))
+def test_the_kl_estimate_is_a_clamped_mean_without_graph() -> None:
+    log_probs = torch.tensor([-1.0, -2.0, -6.0], requires_grad=True)
+    policy = SequenceLogProbs(log_probs, torch.ones(3, dtype=torch.long))
     estimate = kl_estimate(policy, sequences([-4.0, -4, -4]))
     assert estimate.item() == pytest.approx(1)
     assert not estimate.requires_grad
@@ -93,22 +97,22 @@ def test_the_estimate_is_a_clamped_mean_without_graph() -> None:
     assert kl_estimate(policy[:0], sequences([])).item() == 0
 
 
-def test_the_estimate_teaches_nothing() -> None:
+def test_the_kl_estimate_gets_no_gradient() -> None:
     kl = torch.tensor(0.5, requires_grad=True)
-    learned = torch.tensor([-1.0], requires_grad=True)
-    policy = SequenceLogProbs(learned, torch.ones(1, dtype=torch.long))
+    log_probs = torch.tensor([-1.0], requires_grad=True)
+    policy = SequenceLogProbs(log_probs, torch.ones(1, dtype=torch.long))
     kto(policy, sequences([-2.0]), torch.tensor([True]), kl, KtoConfig()).sum.backward()
     assert kl.grad is None
     slope = expit(0.05) * expit(-0.05)
-    assert learned.grad is not None
-    assert learned.grad.item() == pytest.approx(-0.1 * slope)
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(-0.1 * slope)
 
 
-def test_saturated_answers_keep_their_digits() -> None:
+def test_saturated_answers_keep_their_precision() -> None:
     result = kto(sequences([0.0]), sequences([-30.0]), torch.tensor([True]), torch.tensor(0.0), KtoConfig(beta=1))
     assert result.sum.item() == pytest.approx(math.exp(-30), rel=1e-4, abs=0)
 
 
-def test_marks_that_are_too_few() -> None:
+def test_the_number_of_marks_must_match() -> None:
     with pytest.raises(ValueError, match="marks"):
         kto(sequences([-1.0, -2]), sequences([-1.0, -2]), torch.tensor([True]), torch.tensor(0.0), KtoConfig())

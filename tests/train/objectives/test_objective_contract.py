@@ -1,4 +1,4 @@
-"""What every objective promises, whatever its formula."""
+"""The contract of every objective, whatever its formula."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ Make = Callable[..., dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """One setting of an objective, how it is called on rows, and those of them that it gives gradients to."""
+    """One setting of an objective, its call on rows, and the names of the inputs that get gradients."""
 
     name: str
     config: Section
     call: Callable[[Callable[..., Loss], Rows, Section], Loss]
-    learned: tuple[str, ...]
+    inputs: tuple[str, ...]
 
     def loss(self, rows: Rows) -> Loss:
         return self.call(objective_class(self.name).formula, rows, self.config)
@@ -71,7 +71,7 @@ def teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
     return f(rows["student"], rows["teacher"], config, targets=rows["targets"])
 
 
-def kept_teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+def truncated_teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
     return f(rows["student"], top_tokens(rows["teacher"], 3), config)
 
 
@@ -89,7 +89,6 @@ CASES = [
         for name, config in (
             ("dpo", settings.DpoConfig()),
             ("dpo", settings.DpoConfig(beta=0.5, label_smoothing=0.3)),
-            ("cdpo", settings.CdpoConfig()),
             ("robust_dpo", settings.RobustDpoConfig()),
             ("ipo", settings.IpoConfig()),
             ("hinge", settings.HingeConfig()),
@@ -104,23 +103,23 @@ CASES = [
     Case("reward", settings.RewardConfig(centring=0.01), rewards, PAIR),
     Case("classification", settings.ClassificationConfig(label_smoothing=0.1), classes, ("student",)),
     *(
-        Case("distill", settings.DistillationConfig(**chosen), teacher, ("student",))
-        for chosen in (
+        Case("distill", settings.DistillationConfig(**options), teacher, ("student",))
+        for options in (
             {"divergence": "forward"},
             {"divergence": "reverse", "temperature": 2.0, "scale_by_temperature": True},
             {"beta": 0.2, "hard_weight": 0.4},
             {"divergence": "reverse", "top_k": 3},
         )
     ),
-    Case("distill", settings.DistillationConfig(), kept_teacher, ("student",)),
+    Case("distill", settings.DistillationConfig(), truncated_teacher, ("student",)),
     Case("distill_hidden", settings.HiddenConfig(), hidden, ("hidden",)),
     Case("distill_hidden", settings.HiddenConfig(distance="cosine"), hidden, ("hidden",)),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def part(rows: Rows, which: slice | Tensor) -> dict[str, Tensor]:
-    return {name: value[which] for name, value in rows.items()}
+def select_rows(rows: Rows, selection: slice | Tensor) -> dict[str, Tensor]:
+    return {name: value[selection] for name, value in rows.items()}
 
 
 def test_every_objective_has_a_case() -> None:
@@ -129,74 +128,74 @@ def test_every_objective_has_a_case() -> None:
 
 
 @every_case
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 7), cut=st.floats(0, 1))
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 7), position=st.floats(0, 1))
 @pytest.mark.slow
-def test_parts_of_a_batch_add_up_to_it(case: Case, make: Make, seed: int, n: int, cut: float) -> None:
-    rows, middle = make(seed, n), min(n - 1, 1 + int(cut * (n - 1)))
-    whole = case.loss(rows)
-    parts = [case.loss(part(rows, slice(0, middle))), case.loss(part(rows, slice(middle, None)))]
-    assert sum(entry.sum.item() for entry in parts) == pytest.approx(whole.sum.item(), rel=1e-9, abs=1e-12)
-    assert sum(entry.count for entry in parts) == pytest.approx(whole.count)
-    together = merge_metrics(entry.metrics for entry in parts)
-    assert together.keys() == whole.metrics.keys()
-    for name, (value, count) in whole.metrics.items():
-        assert together[name][0].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
-        assert together[name][1] == pytest.approx(count), name
+def test_parts_of_a_batch_add_up(case: Case, make_rows: Make, seed: int, n: int, position: float) -> None:
+    rows, middle = make_rows(seed, n), min(n - 1, 1 + int(position * (n - 1)))
+    total = case.loss(rows)
+    parts = [case.loss(select_rows(rows, slice(0, middle))), case.loss(select_rows(rows, slice(middle, None)))]
+    assert sum(entry.sum.item() for entry in parts) == pytest.approx(total.sum.item(), rel=1e-9, abs=1e-12)
+    assert sum(entry.count for entry in parts) == pytest.approx(total.count)
+    merged = merge_metrics(entry.metrics for entry in parts)
+    assert merged.keys() == total.metrics.keys()
+    for name, (value, count) in total.metrics.items():
+        assert merged[name][0].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
+        assert merged[name][1] == pytest.approx(count), name
 
 
 @every_case
 @given(seed=st.integers(0, 2**32 - 1))
 @pytest.mark.slow
-def test_the_order_of_rows_does_not_matter(case: Case, make: Make, seed: int) -> None:
-    rows = make(seed, 5)
-    shuffled = part(rows, torch.from_numpy(np.random.default_rng(seed).permutation(5)))
-    assert case.loss(shuffled).sum.item() == pytest.approx(case.loss(rows).sum.item(), rel=1e-9, abs=1e-12)
+def test_the_order_of_rows_does_not_matter(case: Case, make_rows: Make, seed: int) -> None:
+    rows = make_rows(seed, 5)
+    shuffled_rows = select_rows(rows, torch.from_numpy(np.random.default_rng(seed).permutation(5)))
+    assert case.loss(shuffled_rows).sum.item() == pytest.approx(case.loss(rows).sum.item(), rel=1e-9, abs=1e-12)
 
 
 @every_case
 @pytest.mark.parametrize("seed", range(5))
-def test_gradients_are_those_of_finite_differences(case: Case, make: Make, seed: int) -> None:
-    rows = make(seed, 3)
+def test_gradients_match_finite_differences(case: Case, make_rows: Make, seed: int) -> None:
+    rows = make_rows(seed, 3)
 
-    def total(*learned: Tensor) -> Tensor:
-        return case.loss({**rows, **dict(zip(case.learned, learned, strict=True))}).sum
+    def total(*inputs: Tensor) -> Tensor:
+        return case.loss({**rows, **dict(zip(case.inputs, inputs, strict=True))}).sum
 
-    assert torch.autograd.gradcheck(total, [rows[name].requires_grad_() for name in case.learned])
+    assert torch.autograd.gradcheck(total, [rows[name].requires_grad_() for name in case.inputs])
 
 
 @every_case
-def test_only_the_policy_gets_gradients(case: Case, make: Make) -> None:
-    rows = make(1, 6)
-    fixed = [name for name in rows if name.startswith(("reference", "teacher")) and not name.endswith("counts")]
-    for name in (*case.learned, *fixed):
+def test_only_the_policy_gets_gradients(case: Case, make_rows: Make) -> None:
+    rows = make_rows(1, 6)
+    constants = [name for name in rows if name.startswith(("reference", "teacher")) and not name.endswith("counts")]
+    for name in (*case.inputs, *constants):
         rows[name].requires_grad_()
     loss = case.loss(rows)
     loss.sum.backward()
-    for name in case.learned:
+    for name in case.inputs:
         assert rows[name].grad is not None
         assert rows[name].grad.abs().sum() > 0, name
-    assert all(rows[name].grad is None for name in fixed)
+    assert all(rows[name].grad is None for name in constants)
     assert all(value.ndim == 0 and not value.requires_grad for value, _ in loss.metrics.values())
 
 
 @every_case
-def test_float32_is_near_float64(case: Case, make: Make) -> None:
-    single, double = case.loss(make(3, 6, torch.float32)), case.loss(make(3, 6))
-    assert single.sum.dtype == torch.float32
-    assert single.sum.item() == pytest.approx(double.sum.item(), rel=1e-5, abs=1e-5)
+def test_float32_is_near_float64(case: Case, make_rows: Make) -> None:
+    float32_loss, float64_loss = case.loss(make_rows(3, 6, torch.float32)), case.loss(make_rows(3, 6))
+    assert float32_loss.sum.dtype == torch.float32
+    assert float32_loss.sum.item() == pytest.approx(float64_loss.sum.item(), rel=1e-5, abs=1e-5)
 
 
 @every_case
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1e3])
-def test_extreme_inputs_stay_finite(case: Case, make: Make, scale: float) -> None:
-    rows = make(4, 6, torch.float32, scale)
-    for name in case.learned:
+def test_extreme_inputs_stay_finite(case: Case, make_rows: Make, scale: float) -> None:
+    rows = make_rows(4, 6, torch.float32, scale)
+    for name in case.inputs:
         rows[name].requires_grad_()
     loss = case.loss(rows)
     loss.sum.backward()
     assert math.isfinite(loss.sum.item())
     assert all(math.isfinite(value.item()) for value, _ in loss.metrics.values())
-    for name in case.learned:
+    for name in case.inputs:
         assert rows[name].grad is not None
         assert rows[name].grad.isfinite().all(), name
 
@@ -205,45 +204,45 @@ WEIGHTED = [case for case in CASES if OBJECTIVES[case.name].shape not in ("label
 every_weighted_case = pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: case.name)
 
 
-def weighted(case: Case, rows: Rows, weights: list[float]) -> Loss:
+def weighted_loss(case: Case, rows: Rows, weights: list[float]) -> Loss:
     dtype = rows["chosen"].dtype
     function = partial(objective_class(case.name).formula, row_weights=torch.tensor(weights, dtype=dtype))
     return case.call(function, rows, case.config)
 
 
 @every_weighted_case
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-@given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@given(seed=st.integers(0, 2**32 - 1), repeats=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any))
 @pytest.mark.slow
-def test_a_weight_is_how_often_a_row_is_there(
-    case: Case, make: Make, dtype: torch.dtype, near: float, seed: int, times: list[int]
+def test_a_row_weight_equals_repetitions_of_the_row(
+    case: Case, make_rows: Make, dtype: torch.dtype, tolerance: float, seed: int, repeats: list[int]
 ) -> None:
-    rows = make(seed, 4, dtype)
-    repeated = case.loss(part(rows, torch.arange(4).repeat_interleave(torch.tensor(times))))
-    result = weighted(case, rows, [float(entry) for entry in times])
-    assert result.sum.item() == pytest.approx(repeated.sum.item(), rel=near, abs=near * 10)
-    assert result.count == pytest.approx(repeated.count, rel=near)
-    same = weighted(case, rows, [1.0] * 4)
-    assert (same.sum.item(), same.count) == (case.loss(rows).sum.item(), case.loss(rows).count)
+    rows = make_rows(seed, 4, dtype)
+    repeated = case.loss(select_rows(rows, torch.arange(4).repeat_interleave(torch.tensor(repeats))))
+    result = weighted_loss(case, rows, [float(entry) for entry in repeats])
+    assert result.sum.item() == pytest.approx(repeated.sum.item(), rel=tolerance, abs=tolerance * 10)
+    assert result.count == pytest.approx(repeated.count, rel=tolerance)
+    unweighted = weighted_loss(case, rows, [1.0] * 4)
+    assert (unweighted.sum.item(), unweighted.count) == (case.loss(rows).sum.item(), case.loss(rows).count)
 
 
 @every_weighted_case
-def test_each_row_has_one_weight(case: Case, make: Make) -> None:
+def test_each_row_has_one_weight(case: Case, make_rows: Make) -> None:
     with pytest.raises(ValueError, match="do not go with"):
-        weighted(case, make(1, 4), [2.0])
+        weighted_loss(case, make_rows(1, 4), [2.0])
 
 
 @pytest.mark.parametrize("name", ["orpo", "simpo", "cpo"])
-def test_a_likelihood_is_a_weighted_mean_over_tokens(name: str, make: Make) -> None:
-    """Where nobody says how many tokens a pair of the step has, those at hand are counted by their weights."""
+def test_a_likelihood_is_a_weighted_mean_over_tokens(name: str, make_rows: Make) -> None:
+    """Without ``tokens_per_pair``, the tokens of the rows are counted by their weights."""
     config = {"orpo": settings.OrpoConfig(), "simpo": settings.SimpoConfig(nll_weight=0.5)}.get(
         name, settings.CpoConfig()
     )
 
-    def loss(rows: Rows, **more: Tensor) -> Loss:
-        return objective_class(name).formula(sequences(rows, "chosen"), sequences(rows, "rejected"), config, **more)
+    def loss(rows: Rows, **weights: Tensor) -> Loss:
+        return objective_class(name).formula(sequences(rows, "chosen"), sequences(rows, "rejected"), config, **weights)
 
-    rows = make(2, 3)
-    twice = loss(part(rows, torch.tensor([0, 0, 2])))
+    rows = make_rows(2, 3)
+    repeated = loss(select_rows(rows, torch.tensor([0, 0, 2])))
     result = loss(rows, row_weights=torch.tensor([0.2, 0.0, 0.1], dtype=torch.float64))
-    assert result.sum.item() / result.count == pytest.approx(twice.sum.item() / twice.count, rel=1e-12)
+    assert result.sum.item() / result.count == pytest.approx(repeated.sum.item() / repeated.count, rel=1e-12)

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import log_expit
 
 from posttrain.store.section import Section
-from posttrain.train.objectives.config import CdpoConfig, DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
+from posttrain.train.objectives.config import DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
 from posttrain.train.objectives.dpo import dpo, hinge, ipo, robust_dpo
 from posttrain.train.objectives.loss import Loss, SequenceLogProbs, mean_metrics
 
@@ -49,8 +49,8 @@ def robust_formula(logps: Array, counts: Array, beta: float, smoothing: float) -
 
 def ipo_formula(logps: Array, counts: Array, beta: float, smoothing: float) -> Array:
     chosen, rejected, reference_chosen, reference_rejected = logps
-    apart = (chosen - reference_chosen) / counts[0] - (rejected - reference_rejected) / counts[1]
-    return (apart - 1 / (2 * beta)) ** 2
+    difference_per_token = (chosen - reference_chosen) / counts[0] - (rejected - reference_rejected) / counts[1]
+    return (difference_per_token - 1 / (2 * beta)) ** 2
 
 
 def hinge_formula(logps: Array, counts: Array, beta: float, smoothing: float) -> Array:
@@ -59,7 +59,7 @@ def hinge_formula(logps: Array, counts: Array, beta: float, smoothing: float) ->
 
 FORMULAS = {
     "dpo": (dpo, DpoConfig, dpo_formula, 0.0),
-    "cdpo": (dpo, DpoConfig, dpo_formula, 0.2),
+    "smoothed dpo": (dpo, DpoConfig, dpo_formula, 0.2),
     "robust": (robust_dpo, RobustDpoConfig, robust_formula, 0.2),
     "ipo": (ipo, IpoConfig, ipo_formula, None),
     "hinge": (hinge, HingeConfig, hinge_formula, None),
@@ -69,16 +69,18 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 @given(quadruples, st.floats(0.01, 2))
 @pytest.mark.slow
-def test_against_the_papers_formula(name: str, drawn: tuple[Array, Array], beta: float) -> None:
+def test_preference_losses_match_the_papers_formulas(name: str, batch: tuple[Array, Array], beta: float) -> None:
     function, section, formula, smoothing = FORMULAS[name]
     config = section(beta=beta) if smoothing is None else section(beta=beta, label_smoothing=smoothing)
-    expected = formula(*drawn, beta, smoothing or 0.0)
-    actual = loss(function, *drawn, config)
+    expected = formula(*batch, beta, smoothing or 0.0)
+    actual = loss(function, *batch, config)
     assert actual.sum.item() == pytest.approx(expected.sum(), rel=1e-9, abs=1e-9)
     assert actual.count == len(expected)
 
 
-def one(chosen: float, rejected: float, reference_chosen: float, reference_rejected: float) -> tuple[Array, Array]:
+def single_pair(
+    chosen: float, rejected: float, reference_chosen: float, reference_rejected: float
+) -> tuple[Array, Array]:
     logps = [[chosen], [rejected], [reference_chosen], [reference_rejected]]
     return np.array(logps, np.float64), np.array([[4], [5]])
 
@@ -88,7 +90,7 @@ def one(chosen: float, rejected: float, reference_chosen: float, reference_rejec
     [
         # The chosen's log-ratio is 2, the rejected's -1: beta d = 0.3.
         (dpo, DpoConfig(), math.log(1 + math.exp(-0.3))),
-        (dpo, CdpoConfig(), 0.9 * math.log(1 + math.exp(-0.3)) + 0.1 * math.log(1 + math.exp(0.3))),
+        (dpo, DpoConfig(label_smoothing=0.1), 0.9 * math.log(1 + math.exp(-0.3)) + 0.1 * math.log(1 + math.exp(0.3))),
         (
             robust_dpo,
             RobustDpoConfig(),
@@ -98,8 +100,8 @@ def one(chosen: float, rejected: float, reference_chosen: float, reference_rejec
         (hinge, HingeConfig(), 0.7),
     ],
 )
-def test_an_example(function: Callable[..., Loss], config: Section, expected: float) -> None:
-    assert loss(function, *one(-10, -20, -12, -19), config).sum.item() == pytest.approx(expected, rel=1e-12)
+def test_preference_losses_of_an_example(function: Callable[..., Loss], config: Section, expected: float) -> None:
+    assert loss(function, *single_pair(-10, -20, -12, -19), config).sum.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_metrics_of_an_example() -> None:
@@ -118,50 +120,55 @@ def test_metrics_of_an_example() -> None:
     )
 
 
-def swapped(logps: Array) -> Array:
+def swap_answers(logps: Array) -> Array:
     return logps[[1, 0, 3, 2]]
 
 
 @given(quadruples)
-def test_half_wrong_preferences_teach_nothing_of_the_order(drawn: tuple[Array, Array]) -> None:
-    logps, counts = drawn
+def test_at_half_smoothing_the_order_does_not_matter(batch: tuple[Array, Array]) -> None:
+    logps, counts = batch
     config = DpoConfig(label_smoothing=0.5)
-    there, back = loss(dpo, logps, counts, config), loss(dpo, swapped(logps), counts[::-1].copy(), config)
-    assert there.sum.item() == pytest.approx(back.sum.item(), rel=1e-9)
+    forward, backward = loss(dpo, logps, counts, config), loss(dpo, swap_answers(logps), counts[::-1].copy(), config)
+    assert forward.sum.item() == pytest.approx(backward.sum.item(), rel=1e-9)
 
 
 @given(quadruples)
-def test_a_vanishing_beta_forgets_the_answers(drawn: tuple[Array, Array]) -> None:
-    result = loss(dpo, *drawn, DpoConfig(beta=1e-12))
+def test_a_vanishing_beta_gives_log_2(batch: tuple[Array, Array]) -> None:
+    result = loss(dpo, *batch, DpoConfig(beta=1e-12))
     assert result.sum.item() == pytest.approx(result.count * math.log(2), rel=1e-6)
 
 
 @given(quadruples, st.floats(0, 0.45))
-def test_the_mean_robust_loss_over_flipped_labels_is_dpo(drawn: tuple[Array, Array], flipped: float) -> None:
-    logps, counts = drawn
-    config = RobustDpoConfig(label_smoothing=flipped)
-    right, wrong = loss(robust_dpo, logps, counts, config), loss(robust_dpo, swapped(logps), counts, config)
-    clean = loss(dpo, logps, counts, DpoConfig()).sum.item()
-    assert (1 - flipped) * right.sum.item() + flipped * wrong.sum.item() == pytest.approx(clean, rel=1e-6, abs=1e-6)
-
-
-@given(quadruples)
-def test_ipo_goes_by_the_token(drawn: tuple[Array, Array]) -> None:
-    logps, counts = drawn
-    once, twice = loss(ipo, logps, counts, IpoConfig()), loss(ipo, 2 * logps, 2 * counts, IpoConfig())
-    assert once.sum.item() == pytest.approx(twice.sum.item(), rel=1e-9)
-    assert twice.metrics["rewards/margins"][0].item() == pytest.approx(
-        2 * once.metrics["rewards/margins"][0].item(), rel=1e-9, abs=1e-9
+def test_the_robust_loss_averaged_over_flipped_labels_is_dpo(batch: tuple[Array, Array], flip_rate: float) -> None:
+    logps, counts = batch
+    config = RobustDpoConfig(label_smoothing=flip_rate)
+    correct_loss, flipped_loss = (
+        loss(robust_dpo, logps, counts, config),
+        loss(robust_dpo, swap_answers(logps), counts, config),
+    )
+    expected = loss(dpo, logps, counts, DpoConfig()).sum.item()
+    assert (1 - flip_rate) * correct_loss.sum.item() + flip_rate * flipped_loss.sum.item() == pytest.approx(
+        expected, rel=1e-6, abs=1e-6
     )
 
 
-def test_ipo_is_done_where_the_log_ratios_are_far_enough_apart() -> None:
+@given(quadruples)
+def test_ipo_is_normalised_by_length(batch: tuple[Array, Array]) -> None:
+    logps, counts = batch
+    single, doubled = loss(ipo, logps, counts, IpoConfig()), loss(ipo, 2 * logps, 2 * counts, IpoConfig())
+    assert single.sum.item() == pytest.approx(doubled.sum.item(), rel=1e-9)
+    assert doubled.metrics["rewards/margins"][0].item() == pytest.approx(
+        2 * single.metrics["rewards/margins"][0].item(), rel=1e-9, abs=1e-9
+    )
+
+
+def test_ipo_is_zero_at_its_target_margin() -> None:
     # 1 / (2 * 0.25) = 2 nats a token: 8 over the chosen's 4 tokens, 0 over the rejected's 5.
-    logps, counts = one(-4, -19, -12, -19)
+    logps, counts = single_pair(-4, -19, -12, -19)
     assert loss(ipo, logps, counts, IpoConfig(beta=0.25)).sum.item() == 0
 
 
-def test_a_pair_that_is_its_own_reverse() -> None:
+def test_equal_log_ratios_give_log_2() -> None:
     logps = torch.tensor([-7.0, -7, -6, -6]).unbind()
     chosen, rejected = (value[None].requires_grad_() for value in logps[:2])
     count = torch.tensor([3])
@@ -177,12 +184,12 @@ def test_a_pair_that_is_its_own_reverse() -> None:
 
 
 @pytest.mark.parametrize("chosen", [-1e6, 1e6])
-def test_certainty_overflows_nothing(chosen: float) -> None:
-    result = loss(dpo, *one(chosen, 0, 0, 0), DpoConfig(beta=1))
+def test_extreme_log_ratios_do_not_overflow(chosen: float) -> None:
+    result = loss(dpo, *single_pair(chosen, 0, 0, 0), DpoConfig(beta=1))
     assert result.sum.item() == max(0, -chosen)
 
 
-def test_sides_of_different_lengths_are_no_pairs() -> None:
-    two, three = (SequenceLogProbs(torch.zeros(n), torch.ones(n).long()) for n in (2, 3))
+def test_different_numbers_of_answers_are_refused() -> None:
+    two_sequences, three_sequences = (SequenceLogProbs(torch.zeros(n), torch.ones(n).long()) for n in (2, 3))
     with pytest.raises(ValueError, match="do not go with"):
-        dpo(two, three, two, three, DpoConfig())
+        dpo(two_sequences, three_sequences, two_sequences, three_sequences, DpoConfig())

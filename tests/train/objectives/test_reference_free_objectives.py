@@ -16,7 +16,7 @@ from posttrain.train.objectives.reference_free import cpo, orpo, simpo
 
 Array = np.ndarray
 # Rows: log-probability a token of the chosen and the rejected answers, and of the prompts; then token counts.
-drawn_pairs = st.integers(1, 6).flatmap(
+pair_batches = st.integers(1, 6).flatmap(
     lambda n: st.tuples(
         arrays(np.float64, (3, n), elements=st.floats(-8, -0.01)),
         arrays(np.int64, (3, n), elements=st.integers(1, 40)),
@@ -28,9 +28,9 @@ def sequences(means: Array, counts: Array) -> SequenceLogProbs:
     return SequenceLogProbs(torch.from_numpy(means * counts), torch.from_numpy(counts))
 
 
-@given(drawn_pairs, st.floats(0, 2))
-def test_orpo_against_the_papers_formula(drawn: tuple[Array, Array], beta: float) -> None:
-    logps, counts = drawn
+@given(pair_batches, st.floats(0, 2))
+def test_orpo_matches_the_papers_formula(batch: tuple[Array, Array], beta: float) -> None:
+    logps, counts = batch
     texts = SequenceLogProbs(torch.from_numpy((logps * counts)[[0, 2]].sum(0)), torch.from_numpy(counts[[0, 2]].sum(0)))
     chosen, rejected = sequences(logps[0], counts[0]), sequences(logps[1], counts[1])
     result = orpo(chosen, rejected, OrpoConfig(beta=beta), likelihood=texts)
@@ -41,11 +41,11 @@ def test_orpo_against_the_papers_formula(drawn: tuple[Array, Array], beta: float
     assert mean_metrics(result.metrics)["nll"] == pytest.approx(nll)
 
 
-@given(drawn_pairs, st.floats(0.05, 3), st.floats(0, 2), st.floats(0, 0.5), st.sampled_from([0.0, 0.7]))
-def test_simpo_against_the_papers_formula(
-    drawn: tuple[Array, Array], beta: float, gamma: float, smoothing: float, nll_weight: float
+@given(pair_batches, st.floats(0.05, 3), st.floats(0, 2), st.floats(0, 0.5), st.sampled_from([0.0, 0.7]))
+def test_simpo_matches_the_papers_formula(
+    batch: tuple[Array, Array], beta: float, gamma: float, smoothing: float, nll_weight: float
 ) -> None:
-    logps, counts = drawn
+    logps, counts = batch
     config = SimpoConfig(beta=beta, gamma=gamma, label_smoothing=smoothing, nll_weight=nll_weight)
     result = simpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
     logits = beta * logps[0] - beta * logps[1] - gamma
@@ -54,11 +54,11 @@ def test_simpo_against_the_papers_formula(
     assert result.sum.item() / result.count == pytest.approx(preferred.mean() + nll_weight * nll, rel=1e-9)
 
 
-@given(drawn_pairs, st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 2))
-def test_cpo_against_the_papers_formula(
-    drawn: tuple[Array, Array], beta: float, smoothing: float, nll_weight: float
+@given(pair_batches, st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 2))
+def test_cpo_matches_the_papers_formula(
+    batch: tuple[Array, Array], beta: float, smoothing: float, nll_weight: float
 ) -> None:
-    logps, counts = drawn
+    logps, counts = batch
     config = CpoConfig(beta=beta, label_smoothing=smoothing, nll_weight=nll_weight)
     result = cpo(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
     sums = logps * counts
@@ -78,7 +78,7 @@ def pair(
     )
 
 
-def test_examples() -> None:
+def test_reference_free_losses_of_an_example() -> None:
     # A token has probability 1/2 in the chosen answer and 1/4 in the rejected: odds 1 and 1/3.
     chosen, rejected = pair(2 * math.log(0.5), 4 * math.log(0.25))
     result = orpo(chosen, rejected, OrpoConfig())
@@ -108,38 +108,38 @@ def test_examples() -> None:
 
 def test_likelihood_is_a_mean_over_the_steps_tokens() -> None:
     # Two pairs of 1 and 9 chosen tokens: 5 a pair. Their parts add up to the token mean, not a mean of means.
-    both = SequenceLogProbs(torch.tensor([-4.0, -9.0]), torch.tensor([1, 9]))
+    answers = SequenceLogProbs(torch.tensor([-4.0, -9.0]), torch.tensor([1, 9]))
     config = CpoConfig(beta=1e-9)
-    parts = [cpo(both[rows], both[rows], config, tokens_per_pair=5.0) for rows in (slice(0, 1), slice(1, 2))]
+    parts = [cpo(answers[rows], answers[rows], config, tokens_per_pair=5.0) for rows in (slice(0, 1), slice(1, 2))]
     expected = math.log(2) + 13 / 10
     assert sum(entry.sum.item() for entry in parts) / 2 == pytest.approx(expected)
-    assert cpo(both, both, config).sum.item() / 2 == pytest.approx(expected)
+    assert cpo(answers, answers, config).sum.item() / 2 == pytest.approx(expected)
 
 
-@given(drawn_pairs)
-def test_length_normalised_objectives_do_not_see_length(drawn: tuple[Array, Array]) -> None:
-    logps, counts = drawn
+@given(pair_batches)
+def test_length_normalised_objectives_ignore_length(batch: tuple[Array, Array]) -> None:
+    logps, counts = batch
     for function, config in ((simpo, SimpoConfig()), (orpo, OrpoConfig())):
-        once = function(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
-        twice = function(sequences(logps[0], 2 * counts[0]), sequences(logps[1], 2 * counts[1]), config)
-        assert once.sum.item() == pytest.approx(twice.sum.item(), rel=1e-9)
+        single = function(sequences(logps[0], counts[0]), sequences(logps[1], counts[1]), config)
+        doubled = function(sequences(logps[0], 2 * counts[0]), sequences(logps[1], 2 * counts[1]), config)
+        assert single.sum.item() == pytest.approx(doubled.sum.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("chosen", "rejected"), [(0.0, 0.0), (0.0, -3.0), (-3.0, 0.0), (-1e-30, -1e-30), (-900.0, -1.0)]
 )
 def test_odds_of_certain_and_impossible_answers_stay_finite(chosen: float, rejected: float) -> None:
-    sides = pair(chosen, rejected)
-    result = orpo(*sides, OrpoConfig())
+    answers = pair(chosen, rejected)
+    result = orpo(*answers, OrpoConfig())
     result.sum.backward()
     assert math.isfinite(result.sum.item())
-    for side in sides:
-        assert side.sums.grad is not None
-        assert side.sums.grad.isfinite().all()
+    for answer in answers:
+        assert answer.sums.grad is not None
+        assert answer.sums.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("logp", [-1e-3, -1e-5, -0.5, -3.0, -30.0])
-def test_log_odds_keep_their_digits_in_float32(logp: float) -> None:
+def test_log_odds_keep_their_precision_in_float32(logp: float) -> None:
     result = orpo(*pair(logp, math.log(0.5), 1, 1), OrpoConfig())
     exact = np.float64(np.float32(logp))
     assert mean_metrics(result.metrics)["log_odds"] == pytest.approx(exact - np.log(-np.expm1(exact)), rel=1e-5)

@@ -16,7 +16,7 @@ three_rows = st.integers(1, 6).flatmap(lambda n: arrays(np.float64, (3, n), elem
 
 
 @given(three_rows, st.floats(0, 1), st.booleans())
-def test_against_the_papers_formula(rows: np.ndarray, centring: float, with_margin: bool) -> None:
+def test_reward_loss_matches_the_papers_formula(rows: np.ndarray, centring: float, with_margin: bool) -> None:
     chosen, rejected, margin = rows
     actual = reward(
         *map(torch.from_numpy, (chosen, rejected)),
@@ -31,12 +31,12 @@ def test_against_the_papers_formula(rows: np.ndarray, centring: float, with_marg
 @given(three_rows, st.floats(-100, 100))
 def test_only_differences_of_rewards_matter(rows: np.ndarray, shift: float) -> None:
     chosen, rejected, _ = torch.from_numpy(rows)
-    here = reward(chosen, rejected, RewardConfig())
-    there = reward(chosen + shift, rejected + shift, RewardConfig())
-    assert here.sum.item() == pytest.approx(there.sum.item(), rel=1e-6, abs=1e-6)
+    loss = reward(chosen, rejected, RewardConfig())
+    shifted_loss = reward(chosen + shift, rejected + shift, RewardConfig())
+    assert loss.sum.item() == pytest.approx(shifted_loss.sum.item(), rel=1e-6, abs=1e-6)
 
 
-def test_an_example() -> None:
+def test_reward_loss_of_an_example() -> None:
     chosen, rejected = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 1.0])
     result = reward(chosen, rejected, RewardConfig(centring=0.1), margin=torch.tensor([0.5, 0.0]))
     assert result.sum.item() == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(2) + 0.1 * (9 + 4))
@@ -60,7 +60,7 @@ def test_half_precision_rewards_are_compared_in_float32() -> None:
 @pytest.mark.parametrize(
     ("chosen", "rejected", "margin"), [((2,), (1,), None), ((2, 1), (2, 1), None), ((2,), (2,), (1,))]
 )
-def test_shapes_that_would_broadcast(
+def test_shapes_that_would_broadcast_are_refused(
     chosen: tuple[int, ...], rejected: tuple[int, ...], margin: tuple[int, ...] | None
 ) -> None:
     with pytest.raises(ValueError, match="vectors of one length"):

@@ -15,25 +15,25 @@ def example() -> tuple[torch.Tensor, torch.Tensor, SequenceLogProbs, torch.Tenso
     """Logits [5, 11], targets, and the same as sequences of 3, 0 and 2 tokens."""
     logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     targets = torch.tensor([0, 10, 4, 4, 7])
-    every = logits.log_softmax(-1)
+    log_probs = logits.log_softmax(-1)
     owner = torch.tensor([0, 0, 0, 2, 2])
-    sums = torch.zeros(3, dtype=torch.float64).index_add(0, owner, every.gather(-1, targets[:, None])[:, 0])
-    means = torch.zeros(3, dtype=torch.float64).index_add(0, owner, every.mean(-1))
+    sums = torch.zeros(3, dtype=torch.float64).index_add(0, owner, log_probs.gather(-1, targets[:, None])[:, 0])
+    means = torch.zeros(3, dtype=torch.float64).index_add(0, owner, log_probs.mean(-1))
     return logits, targets, SequenceLogProbs(sums, COUNTS), means
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])
-def test_it_is_torchs_cross_entropy(smoothing: float) -> None:
+def test_smoothed_sft_is_torchs_cross_entropy(smoothing: float) -> None:
     logits, targets, actual, means = example()
     loss = sft(actual, SftConfig(label_smoothing=smoothing), mean_sums=means)
     expected = functional.cross_entropy(logits, targets, label_smoothing=smoothing)
     assert loss.count == 5
     torch.testing.assert_close(loss.sum / loss.count, expected)
-    ours = torch.autograd.grad(loss.sum / loss.count, logits, retain_graph=True)[0]
-    torch.testing.assert_close(ours, torch.autograd.grad(expected, logits)[0])
+    gradient = torch.autograd.grad(loss.sum / loss.count, logits, retain_graph=True)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, logits)[0])
 
 
-def test_what_it_is_without_stays_in_sight() -> None:
+def test_the_unsmoothed_loss_is_a_metric() -> None:
     _, _, result, means = example()
     value, count = sft(result, SftConfig(label_smoothing=0.2), mean_sums=means).metrics["nll"]
     assert (float(value), count) == (pytest.approx(float(sft(result).sum)), 5)
@@ -41,8 +41,8 @@ def test_what_it_is_without_stays_in_sight() -> None:
     assert not sft(result, SftConfig()).metrics
 
 
-def test_the_mean_is_needed() -> None:
+def test_label_smoothing_needs_the_mean_sums() -> None:
     _, _, result, means = example()
-    for wrong in (None, means[:2]):
+    for mean_sums in (None, means[:2]):
         with pytest.raises(ValueError, match="label smoothing needs"):
-            sft(result, SftConfig(label_smoothing=0.1), mean_sums=wrong)
+            sft(result, SftConfig(label_smoothing=0.1), mean_sums=mean_sums)

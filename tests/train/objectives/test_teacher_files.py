@@ -1,4 +1,4 @@
-"""A teacher is asked once, is not in memory while the student learns, and fits the student."""
+"""A teacher is run once, is not in memory while the student learns, and must fit the student."""
 
 import gc
 from pathlib import Path
@@ -18,47 +18,54 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("distill", "files"),
+    ("settings", "files"),
     [
         ({}, {"last.npy": (128,), "head.safetensors": None}),
-        ({"top_k": 4}, {"ids.npy": (4,), "log_probabilities.npy": (4,)}),
-        ({"top_k": 4, "hidden": {"layers": [(1, 1), (-1, 2)]}}, {"layers.npy": (2, 128)}),
+        ({"distill": {"top_k": 4}}, {"ids.npy": (4,), "log_probabilities.npy": (4,)}),
+        (
+            {"distill": {"top_k": 4, "hidden_weight": 1.0}, "distill_hidden": {"layers": [(1, 1), (-1, 2)]}},
+            {"layers.npy": (2, 128)},
+        ),
     ],
 )
-def test_what_is_kept(prepare: Any, tmp_path: Path, distill: dict[str, Any], files: dict[str, Any]) -> None:
-    prepared = prepare("distill", {"distill": distill})
-    (kept,) = tmp_path.glob("teacher-*")
+def test_the_saved_teacher_outputs(
+    prepare: Any, tmp_path: Path, settings: dict[str, Any], files: dict[str, Any]
+) -> None:
+    prepared = prepare("distill", settings)
+    (folder,) = tmp_path.glob("teacher-*")
     supervised = sum(sum(sequence.supervised) for unit in prepared.objective.units for sequence in unit)
     for name, shape in files.items():
-        assert (kept / name).is_file()
+        assert (folder / name).is_file()
         if shape:
-            assert np.load(kept / name, mmap_mode="r").shape == (supervised, *shape)
-    assert not list(kept.parent.glob("*.part"))
+            assert np.load(folder / name, mmap_mode="r").shape == (supervised, *shape)
+    assert not list(folder.parent.glob("*.part"))
 
 
-def test_memory_runs_out(prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is kept stands where it would have stood."""
+def test_out_of_memory_splits_the_teachers_micro_batches(
+    prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The saved outputs keep their order when the micro-batches are split."""
     expected = prepare("distill", {"distill": {"top_k": 4}})
-    (kept,) = tmp_path.glob("teacher-*")
-    ids, values = (np.load(kept / name) for name in ("ids.npy", "log_probabilities.npy"))
-    kept.rename(tmp_path / "before")
-    most, planted, read_layers = 0, 0, module.predicting_states_of_layers
+    (folder,) = tmp_path.glob("teacher-*")
+    ids, values = (np.load(folder / name) for name in ("ids.npy", "log_probabilities.npy"))
+    folder.rename(tmp_path / "before")
+    largest, error_count, read_layers = 0, 0, module.predicting_states_of_layers
 
-    def short(lm: LanguageModel, packed: Packed, layers: list[int]) -> Any:
-        nonlocal most, planted
+    def limited(lm: LanguageModel, packed: Packed, layers: list[int]) -> Any:
+        nonlocal largest, error_count
         if packed.sequences > 2:
-            planted += 1
+            error_count += 1
             raise torch.OutOfMemoryError("planted")
-        most = max(most, packed.sequences)
+        largest = max(largest, packed.sequences)
         return read_layers(lm, packed, layers)
 
-    monkeypatch.setattr(module, "predicting_states_of_layers", short)
-    again = prepare("distill", {"distill": {"top_k": 4}})
-    assert planted
-    assert most == 2
-    assert len(again.objective.units) == len(expected.objective.units) == 8
-    np.testing.assert_array_equal(np.load(kept / "ids.npy"), ids)
-    np.testing.assert_allclose(np.load(kept / "log_probabilities.npy"), values, atol=1e-5)
+    monkeypatch.setattr(module, "predicting_states_of_layers", limited)
+    actual = prepare("distill", {"distill": {"top_k": 4}})
+    assert error_count
+    assert largest == 2
+    assert len(actual.objective.units) == len(expected.objective.units) == 8
+    np.testing.assert_array_equal(np.load(folder / "ids.npy"), ids)
+    np.testing.assert_allclose(np.load(folder / "log_probabilities.npy"), values, atol=1e-5)
 
 
 def test_the_teacher_runs_once_and_is_then_freed(prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,25 +75,27 @@ def test_the_teacher_runs_once_and_is_then_freed(prepare: Any, monkeypatch: pyte
     before = sum(type(item) is LlamaForCausalLM for item in gc.get_objects())
     first = prepare("distill", moved=False)
     gc.collect()
-    assert sum(type(item) is LlamaForCausalLM for item in gc.get_objects()) == before + 1, "the student alone"
+    assert sum(type(item) is LlamaForCausalLM for item in gc.get_objects()) == before + 1, (
+        "only the student is in memory"
+    )
     expected = first.backward([list(range(8))])
     monkeypatch.setattr(module, "load_language_model", lambda *_: pytest.fail("it was loaded again"))
     assert prepare("distill", moved=False).backward([list(range(8))]) == expected
-    (kept,) = tmp_path.glob("teacher-*")
-    (kept / "what.json").unlink()  # as when it was killed before the end
+    (folder,) = tmp_path.glob("teacher-*")
+    (folder / "what.json").unlink()  # as after a kill before the end
     with pytest.raises(pytest.fail.Exception, match="loaded again"):
         prepare("distill", moved=False)
 
 
-def test_mistakes_are_one_clear_line(prepare: Any, tmp_path: Path, other_model: Path) -> None:
+def test_teacher_mistakes_are_one_line_errors(prepare: Any, tmp_path: Path, other_model: Path) -> None:
     with pytest.raises(UserError, match=r"train\.distill\.teacher: no folder `nowhere`"):
         prepare("distill", teacher="nowhere")
     with pytest.raises(UserError, match="the teacher has 3 layers, and no layer 4"):
         prepare("distill_hidden", {"distill_hidden": {"layers": [(1, 4)]}})
     with pytest.raises(UserError, match="the student has 2 layers, and no layer -4"):
-        prepare("distill", {"distill": {"hidden": {"layers": [(-4, 1)]}}})
-    stranger = write_tiny_model(tmp_path / "stranger")
-    words = (stranger / "tokenizer.json").read_text()
-    (stranger / "tokenizer.json").write_text(words.replace("<|system|>", "<|sys|>"))
+        prepare("distill", {"distill": {"hidden_weight": 1.0}, "distill_hidden": {"layers": [(-4, 1)]}})
+    other_teacher = write_tiny_model(tmp_path / "stranger")
+    tokenizer_json = (other_teacher / "tokenizer.json").read_text()
+    (other_teacher / "tokenizer.json").write_text(tokenizer_json.replace("<|system|>", "<|sys|>"))
     with pytest.raises(UserError, match="has another tokenizer than the student"):
-        prepare("distill", teacher=stranger)
+        prepare("distill", teacher=other_teacher)

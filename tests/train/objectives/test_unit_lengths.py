@@ -1,4 +1,4 @@
-"""How long units are is known without reading them, where the token set knows it."""
+"""Lengths of units come from the token set, without reading the units."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,8 @@ from posttrain.train.objectives.build import build_objective
 
 
 @pytest.fixture
-def pairs(fresh: Callable[..., Any], shaped: Any, tmp_path: Path) -> TokenSet:
-    return tokenise(fresh(), shaped("pair"), 1024, "pair", tmp_path)
+def pairs(fresh: Callable[..., Any], records_of_shape: Any, tmp_path: Path) -> TokenSet:
+    return tokenise(fresh(), records_of_shape("pair"), 1024, "pair", tmp_path)
 
 
 def refuse(*_: Any) -> None:
@@ -25,7 +25,7 @@ def refuse(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
-def test_the_units_of_a_lesson(
+def test_lengths_of_an_objectives_units_need_no_read(
     pairs: TokenSet, fresh: Callable[..., Any], objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig.model_validate({"objective": objective, "batch_size": 4})
@@ -35,13 +35,13 @@ def test_the_units_of_a_lesson(
     assert longest_lengths(units).tolist() == expected.tolist()
 
 
-def test_units_that_are_changed_are_counted_once(pairs: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_units_are_counted_once(pairs: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
     units = map_sequences(split_units(pairs), lambda sequence: read_to_last_token(sequence.ids, None))
     assert longest_lengths(units).tolist() == (pairs.sequence_lengths + 1).tolist()
     monkeypatch.setattr(TokenSet, "__getitem__", refuse)
     assert longest_lengths(units).max() == pairs.longest.max() + 1
 
 
-def test_units_without_a_token_set() -> None:
-    view = UnitView(2, lambda place: [read_to_last_token([1] * (place + 1), None)], np.array([2, 3]))
+def test_lengths_of_units_without_a_token_set() -> None:
+    view = UnitView(2, lambda index: [read_to_last_token([1] * (index + 1), None)], np.array([2, 3]))
     assert longest_lengths(view).tolist() == longest_lengths(list(view)).tolist() == [2, 3]

@@ -14,29 +14,32 @@ from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import PhaseConfig
 from posttrain.train.data.rank_partition import RankPartition
 
-TIMES = [2, 1, 0, 3, 1, 0, 1, 2]
+REPEATS = [2, 1, 0, 3, 1, 0, 1, 2]
 ALL = list(range(8))
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_the_shares_of_several_processes_add_up(prepare: Any, processes: int) -> None:
-    """Each sums and counts its own units; the whole is what one process finds of all."""
+def test_the_losses_of_several_processes_add_up(prepare: Any, processes: int) -> None:
+    """Each process sums and counts its own units; the total is that of a single process."""
     prepared = prepare("sft")
-    prepared.objective.weights = torch.tensor(TIMES, dtype=torch.float64) / 1.25
+    prepared.objective.weights = torch.tensor(REPEATS, dtype=torch.float64) / 1.25
     loss, gradients, _ = prepared.gradients([ALL])
-    order = BatchSampler(8, 8, 3, [PhaseConfig(epochs=1)])
-    ranks = RankPartition(order, np.array([len(unit[0].ids) for unit in prepared.objective.units]), processes).ranks(0)
+    sampler = BatchSampler(8, 8, 3, [PhaseConfig(epochs=1)])
+    ranks = RankPartition(sampler, np.array([len(unit[0].ids) for unit in prepared.objective.units]), processes).ranks(
+        0
+    )
     shares = [
-        [row for row, rank in zip(order.rows(0), ranks, strict=True) if rank == process] for process in range(processes)
+        [row for row, rank in zip(sampler.rows(0), ranks, strict=True) if rank == process]
+        for process in range(processes)
     ]
-    whole = sum(prepared.objective.begin_step(prepared.lm, [share]) for share in shares)
-    assert whole == pytest.approx(prepared.objective.begin_step(prepared.lm, [ALL]), rel=1e-12)
+    count = sum(prepared.objective.begin_step(prepared.lm, [share]) for share in shares)
+    assert count == pytest.approx(prepared.objective.begin_step(prepared.lm, [ALL]), rel=1e-12)
     total = 0.0
     for share in shares:
         share_loss = prepared.objective.loss(prepared.lm, pack([prepared.objective.units[row] for row in share]), share)
-        (share_loss.sum / whole).backward()
+        (share_loss.sum / count).backward()
         total += share_loss.sum.item()
-    assert total / whole == pytest.approx(loss, rel=1e-5)
+    assert total / count == pytest.approx(loss, rel=1e-5)
     assert_same_gradients(
         {name: weight.grad for name, weight in prepared.lm.model.named_parameters() if weight.grad is not None},
         gradients,
@@ -44,17 +47,17 @@ def test_the_shares_of_several_processes_add_up(prepare: Any, processes: int) ->
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "simpo", "orpo", "kto"])
-def test_each_unit_has_a_loss_of_its_own(prepare: Any, tiny_model: Path, objective: str) -> None:
-    """Nats a supervised token, of a pair's chosen sequence, whatever the objective makes of it and how rows are cut."""
+def test_unit_losses_are_negative_log_likelihoods(prepare: Any, tiny_model: Path, objective: str) -> None:
+    """Nats a supervised token of the chosen sequence, for any objective and any split into micro-batches."""
     prepared = prepare(objective)
     lm = prepared.lm
     prepared.objective.begin_step(lm, [ALL])
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    plain.load_state_dict(lm.model.state_dict())
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    reference.load_state_dict(lm.model.state_dict())
     expected = []
     for unit in prepared.objective.units:
         ids, supervised = torch.tensor(unit[0].ids), torch.tensor(unit[0].supervised)
-        logits = plain(input_ids=ids[None]).logits[0, :-1].float()
+        logits = reference(input_ids=ids[None]).logits[0, :-1].float()
         nll = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")[supervised[1:]]
         expected.append(nll.mean().item())
     for parts in ([ALL], [ALL[:3], ALL[3:]]):

@@ -1,4 +1,4 @@
-"""Reward models and classifiers: saved as transformers' own, and loaded again."""
+"""Reward models and classifiers: saved in transformers' format, and loaded again."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ TASK = TaskConfig()
 
 
 @torch.no_grad()
-def said(prepared: Any) -> torch.Tensor:
-    """What the trainer's model says of each sequence."""
+def output_logits(prepared: Any) -> torch.Tensor:
+    """The outputs of the trainer's model for each sequence."""
     return class_logits(prepared.lm, predicting_states(prepared.lm, pack(list(prepared.objective.units))))
 
 
@@ -31,7 +31,7 @@ def test_the_saved_model_gives_the_trainers_outputs(
     prepare: Any, tmp_path: Path, objective: str, names: list[str]
 ) -> None:
     prepared = prepare(objective)
-    expected = said(prepared)
+    expected = output_logits(prepared)
     save_language_model(prepared.lm, tmp_path / "out", "float32")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", num_labels=len(names)).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -40,13 +40,13 @@ def test_the_saved_model_gives_the_trainers_outputs(
     batch = tokenizer.pad({"input_ids": texts}, return_tensors="pt")
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
-    again = load_classifier(tmp_path / "out", TASK, "float32", names)
-    assert output_names(again) == names
-    assert torch.equal(again.model.score.weight, prepared.lm.model.score.weight)
+    loaded = load_classifier(tmp_path / "out", TASK, "float32", names)
+    assert output_names(loaded) == names
+    assert torch.equal(loaded.model.score.weight, prepared.lm.model.score.weight)
 
 
-def test_a_padding_token_that_ends_answers_is_passed_over(prepare: Any, tmp_path: Path) -> None:
-    """Some tokenizers pad with the stop token: transformers reads the token before it, and so does the trainer."""
+def test_a_padding_token_that_ends_answers_is_skipped(prepare: Any, tmp_path: Path) -> None:
+    """Some tokenizers pad with the stop token; transformers then uses the token before it, as the trainer does."""
     prepared = prepare("reward")
     prepared.lm.model.config.pad_token_id = prepared.lm.tokenizer.eos_token_id
     objective = type(prepared.objective)(
@@ -62,7 +62,7 @@ def test_a_padding_token_that_ends_answers_is_passed_over(prepare: Any, tmp_path
         torch.testing.assert_close(prepared.lm.model(input_ids=torch.tensor([ids])).logits, result[:1])
 
 
-def test_mistakes_are_one_clear_line(prepare: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_mismatched_classifiers_are_one_line_errors(prepare: Any, tiny_model: Path, tmp_path: Path) -> None:
     save_language_model(prepare("classification").lm, tmp_path / "classes")
     with pytest.raises(UserError, match="has the outputs card, refund, top up instead of reward"):
         load_classifier(tmp_path / "classes", TASK, "float32", ["reward"])

@@ -1,4 +1,4 @@
-"""Two tiny models, and tensors that stand for their masters."""
+"""Two tiny models, and copies of their parameters."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import nn
 from posttrain.models.tiny import write_tiny_model
 from posttrain.train.optim.parameter_groups import NamedParameter, parameter_locations
 
-Copies = Callable[[nn.Module], list[NamedParameter]]
+CopyParameters = Callable[[nn.Module], list[NamedParameter]]
 
 
 @pytest.fixture(scope="session")
@@ -34,13 +34,13 @@ def gpt2() -> nn.Module:
 
 
 @pytest.fixture
-def copies() -> Copies:
-    """``copies(model)``: fresh copies of all its parameters, named and placed."""
+def copy_parameters() -> CopyParameters:
+    """``copy_parameters(model)``: copies of all its parameters, with names, kinds and depths."""
 
     def make(model: nn.Module) -> list[NamedParameter]:
-        where = parameter_locations(model)
+        locations = parameter_locations(model)
         return [
-            NamedParameter(name, weight.detach().clone(), *where[name]) for name, weight in model.named_parameters()
+            NamedParameter(name, weight.detach().clone(), *locations[name]) for name, weight in model.named_parameters()
         ]
 
     return make

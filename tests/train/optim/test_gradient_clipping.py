@@ -15,26 +15,26 @@ def gradients(scale: float) -> list[torch.Tensor]:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
 @pytest.mark.parametrize("value", [None, 0.5, 1.2, 1e6])
 @pytest.mark.parametrize("limit", [0.3, 4.0, 1e9, None])
-def test_value_then_norm(scale: float, value: float | None, limit: float | None) -> None:
-    ours, theirs = gradients(scale), [torch.nn.Parameter(torch.zeros_like(item)) for item in gradients(scale)]
-    for weight, gradient in zip(theirs, gradients(scale), strict=True):
+def test_clipping_is_by_value_then_by_norm(scale: float, value: float | None, limit: float | None) -> None:
+    actual, reference = gradients(scale), [torch.nn.Parameter(torch.zeros_like(item)) for item in gradients(scale)]
+    for weight, gradient in zip(reference, gradients(scale), strict=True):
         weight.grad = gradient
-    norm = float(torch.nn.utils.get_total_norm(ours))
-    factor = clip_gradients(ours, norm, limit, value)
+    norm = float(torch.nn.utils.get_total_norm(actual))
+    factor = clip_gradients(actual, norm, limit, value)
     if value is not None:
-        torch.nn.utils.clip_grad_value_(theirs, value)
+        torch.nn.utils.clip_grad_value_(reference, value)
     if limit is not None:
-        torch.nn.utils.clip_grad_norm_(theirs, limit)
+        torch.nn.utils.clip_grad_norm_(reference, limit)
     assert factor <= 1
-    for gradient, weight in zip(ours, theirs, strict=True):
+    for gradient, weight in zip(actual, reference, strict=True):
         torch.testing.assert_close(gradient * factor, weight.grad)
 
 
-def test_no_limit_is_a_setting() -> None:
+def test_clip_may_be_none() -> None:
     assert TrainConfig.read({"clip": None}, "test").clip is None
 
 
 def test_without_a_value_the_gradients_are_not_touched() -> None:
-    ours = gradients(50.0)
-    clip_gradients(ours, 1e3, 1.0)
-    assert all(torch.equal(first, other) for first, other in zip(ours, gradients(50.0), strict=True))
+    actual = gradients(50.0)
+    clip_gradients(actual, 1e3, 1.0)
+    assert all(torch.equal(first, other) for first, other in zip(actual, gradients(50.0), strict=True))

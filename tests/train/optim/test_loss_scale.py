@@ -1,4 +1,4 @@
-"""Dynamic loss scaling as a machine of its own."""
+"""Dynamic loss scaling, without a model."""
 
 import pytest
 
@@ -8,43 +8,45 @@ from posttrain.train.optim.loss_scale import LossScale, ScalingConfig
 NAN, INFINITY = float("nan"), float("inf")
 
 
-def test_it_backs_off_and_grows() -> None:
+def test_the_scale_backs_off_and_grows() -> None:
     scale = LossScale(ScalingConfig(growth_interval=3))
-    seen = []
+    scales = []
     for overflowed in [True, False, False, True, False, False, False, False, False, False, False]:
         scale.after(overflowed=overflowed)
-        seen.append(scale.value / 2**16)
-    assert seen == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0]
+        scales.append(scale.value / 2**16)
+    assert scales == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0]
 
 
-def test_it_is_torchs_scaler() -> None:
+def test_the_scale_is_that_of_torchs_scaler() -> None:
     import torch
 
     config = ScalingConfig(initial=1024.0, growth=3.0, growth_interval=4, backoff=0.25)
     scale = LossScale(config)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=4)
+    reference = torch.amp.GradScaler(
+        "cpu", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=4
+    )
     torch.manual_seed(0)
     for draw in torch.rand(60).tolist():
         overflowed = draw < 0.15
-        theirs.scale(weight.sum() * (INFINITY if overflowed else 1.0)).backward()
-        theirs.step(optimizer)
-        theirs.update()
+        reference.scale(weight.sum() * (INFINITY if overflowed else 1.0)).backward()
+        reference.step(optimizer)
+        reference.update()
         optimizer.zero_grad()
         scale.after(overflowed=overflowed)
-        assert scale.value == theirs.get_scale()
+        assert scale.value == reference.get_scale()
 
 
 @pytest.mark.parametrize(
     ("loss", "norm", "expected"),
     [(1.0, 2.0, False), (1.0, INFINITY, True), (1.0, NAN, True), (NAN, NAN, False), (INFINITY, NAN, False)],
 )
-def test_what_is_an_overflow(loss: float, norm: float, expected: bool) -> None:
+def test_an_overflow_is_a_finite_loss_with_a_non_finite_norm(loss: float, norm: float, expected: bool) -> None:
     assert LossScale(ScalingConfig()).overflowed(loss, norm) is expected
 
 
-def test_it_says_what_to_do_where_it_ends() -> None:
+def test_the_minimum_scale_is_an_error_with_advice() -> None:
     scale = LossScale(ScalingConfig(initial=4.0, minimum=1.0))
     scale.after(overflowed=True)
     scale.after(overflowed=True)
@@ -53,13 +55,13 @@ def test_it_says_what_to_do_where_it_ends() -> None:
         scale.after(overflowed=True)
 
 
-def test_it_goes_on_where_it_was() -> None:
-    first = LossScale(ScalingConfig(growth_interval=3))
+def test_the_scale_resumes() -> None:
+    original = LossScale(ScalingConfig(growth_interval=3))
     for overflowed in (True, False, False):
-        first.after(overflowed=overflowed)
-    second = LossScale(ScalingConfig(growth_interval=3))
-    second.load_state(first.state())
-    for scale in (first, second):
+        original.after(overflowed=overflowed)
+    resumed = LossScale(ScalingConfig(growth_interval=3))
+    resumed.load_state(original.state())
+    for scale in (original, resumed):
         scale.after(overflowed=False)
-    assert first.value == second.value == 2**16
-    assert first.state() == second.state()
+    assert original.value == resumed.value == 2**16
+    assert original.state() == resumed.state()

@@ -17,17 +17,17 @@ NAMES += ["exp_range"]
 CYCLICAL = NAMES[-3:]
 STEPS, WARMUP, PEAK = 60, 12, 0.3
 
-Peer = Callable[[torch.optim.Optimizer], Any]
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 
 
 def rates(steps: int, peak: float = 1.0, **settings: Any) -> list[float]:
-    """The rate of every step, and where the schedule ends."""
+    """The rate of every step, and the rate at the end."""
     config = ScheduleConfig(**settings)
     return [scheduled_lr(config, peak, step, steps) for step in range(steps + 1)]
 
 
-def peers(make: Peer, steps: int) -> list[float]:
-    """What another library's scheduler does with a peak of ``PEAK``."""
+def reference_rates(make: MakeScheduler, steps: int) -> list[float]:
+    """The rates of another library's scheduler with a peak of ``PEAK``."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=PEAK)
     scheduler = make(optimizer)
     result = []
@@ -59,9 +59,9 @@ def peers(make: Peer, steps: int) -> list[float]:
         ),
     ],
 )
-def test_it_is_transformers_schedule(settings: dict[str, Any], make: Peer) -> None:
-    """But for the warm-up, whose first step is not wasted on a rate of zero."""
-    expected = peers(make, STEPS)
+def test_schedules_are_those_of_transformers(settings: dict[str, Any], make: MakeScheduler) -> None:
+    """Except for the warm-up, whose first step is not wasted on a rate of zero."""
+    expected = reference_rates(make, STEPS)
     actual = rates(STEPS, PEAK, warmup_steps=WARMUP, **settings)
     assert actual[:WARMUP] == pytest.approx(expected[1 : WARMUP + 1], rel=1e-12)
     assert actual[WARMUP:] == pytest.approx(expected[WARMUP:], rel=1e-12, abs=1e-15)
@@ -84,15 +84,15 @@ def test_it_is_transformers_schedule(settings: dict[str, Any], make: Peer) -> No
         ),
     ],
 )
-def test_the_final_rate_is_transformers_lowest(settings: dict[str, Any], make: Peer) -> None:
+def test_the_final_rate_is_transformers_minimum(settings: dict[str, Any], make: MakeScheduler) -> None:
     result = rates(STEPS, PEAK, warmup_steps=WARMUP, final_rate=0.1, **settings)
-    assert result[WARMUP:] == pytest.approx(peers(make, STEPS)[WARMUP:], rel=1e-12)
+    assert result[WARMUP:] == pytest.approx(reference_rates(make, STEPS)[WARMUP:], rel=1e-12)
 
 
 @pytest.mark.parametrize("final_rate", [0.0, 0.25])
 def test_restarts_are_torchs(final_rate: float) -> None:
     actual = rates(STEPS, PEAK, name="cosine_restarts", warmup=0, cycles=4, final_rate=final_rate)
-    expected = peers(lambda o: CosineAnnealingWarmRestarts(o, STEPS // 4, eta_min=final_rate * PEAK), STEPS)
+    expected = reference_rates(lambda o: CosineAnnealingWarmRestarts(o, STEPS // 4, eta_min=final_rate * PEAK), STEPS)
     assert actual[:STEPS] == pytest.approx(expected[:STEPS], rel=1e-12)
     assert [step for step in range(STEPS) if actual[step] == PEAK] == [0, 15, 30, 45]
     assert actual[STEPS] == final_rate * PEAK, "the last cycle ends low"
@@ -102,7 +102,7 @@ def test_restarts_are_torchs(final_rate: float) -> None:
 @pytest.mark.parametrize("cycles", [1, 3, 7])
 @pytest.mark.parametrize("final_rate", [0.0, 0.1])
 def test_cycles_are_torchs(name: str, cycles: int, final_rate: float) -> None:
-    expected = peers(
+    expected = reference_rates(
         lambda o: CyclicLR(
             o, final_rate * PEAK, PEAK, STEPS / (2 * cycles), mode=name, gamma=0.98, cycle_momentum=False
         ),
@@ -120,7 +120,7 @@ def test_cycles_by_hand() -> None:
     assert rates(5, name="triangular", cycles=2)[:3] == pytest.approx([0, 0.8, 0.4]), "half cycles of 1.25 steps"
 
 
-def test_falls_by_hand() -> None:
+def test_decays_by_hand() -> None:
     assert rates(4, name="wsd", warmup=0, decay=0.5, decay_shape="linear") == [1, 1, 1, 0.5, 0]
     assert rates(8, name="wsd", warmup=0.25, decay=0.5, decay_shape="sqrt") == pytest.approx(
         [0.5, 1, 1, 1, 1, 1 - math.sqrt(0.25), 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0]
@@ -140,7 +140,7 @@ def test_warm_up_by_share_or_by_steps(share: float) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("final_rate", [0.0, 0.1])
-def test_nothing_jumps_but_a_restart(name: str, final_rate: float) -> None:
+def test_only_a_restart_is_discontinuous(name: str, final_rate: float) -> None:
     steps = 20_000
     result = rates(steps, name=name, final_rate=final_rate, warmup=0.1, cycles=4, gamma=0.9999, decay=0.2)
     jumps = [step for step in range(steps) if abs(result[step + 1] - result[step]) > 0.02]
@@ -188,10 +188,10 @@ def test_every_rate_is_between_the_floor_and_the_peak(
     )
     result = [scheduled_lr(config, peak, step, steps) for step in range(steps + 1)]
     assert all(0 <= value <= peak for value in result)
-    climb = min(config.warmup_length(steps), steps)
-    assert result[:climb] == sorted(result[:climb])
-    assert all(value > 0 for value in result[:climb])
-    assert all(value >= peak * final_rate for value in result[max(climb, config.warmup_length(steps)) :])
+    warmup_end = min(config.warmup_length(steps), steps)
+    assert result[:warmup_end] == sorted(result[:warmup_end])
+    assert all(value > 0 for value in result[:warmup_end])
+    assert all(value >= peak * final_rate for value in result[max(warmup_end, config.warmup_length(steps)) :])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_every_rate_is_between_the_floor_and_the_peak(
         ({"cycle": 2}, r"^test: unknown key `cycle`; did you mean `cycles`"),
     ],
 )
-def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_is_a_one_line_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         ScheduleConfig.read(values, "test")
     assert "\n" not in str(caught.value)
@@ -223,7 +223,9 @@ def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None
         ({"name": "cosine_restarts", "cycles": 6, "warmup": 0.5}, 10, r"^train.schedule.cycles: 6 .* the 5 steps"),
     ],
 )
-def test_what_does_not_fit_into_the_training_is_one_line(settings: dict[str, Any], steps: int, message: str) -> None:
+def test_a_schedule_longer_than_the_training_is_a_one_line_error(
+    settings: dict[str, Any], steps: int, message: str
+) -> None:
     config = ScheduleConfig(**settings)
     with pytest.raises(UserError, match=message) as caught:
         config.check(steps)
@@ -232,6 +234,6 @@ def test_what_does_not_fit_into_the_training_is_one_line(settings: dict[str, Any
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_defaults_fit(name: Any) -> None:
+def test_the_defaults_fit_short_trainings(name: Any) -> None:
     for steps in (5, 6, 30, 1000):
         ScheduleConfig(name=name).check(steps)

@@ -13,7 +13,7 @@ Fresh = Callable[..., LanguageModel]
 
 
 class Model(nn.Module):
-    """One of each kind of weight, and one that no loss reaches."""
+    """A weight of each kind, and a layer that no loss reaches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,33 +44,39 @@ def loss(model: Model, step: int) -> Tensor:
 
 
 @pytest.mark.parametrize("clip", [0.1, 1000.0])
-def test_in_float32_it_is_torchs_adamw(clip: float) -> None:
+def test_in_float32_masters_step_as_torchs_adamw(clip: float) -> None:
     config = OptimizerConfig(weight_decay=0.1, betas=(0.8, 0.97))
-    ours, theirs = Model(), Model()
-    optimizer = MasterWeights(ours, config)
-    named = dict(theirs.named_parameters())
+    model, reference_model = Model(), Model()
+    optimizer = MasterWeights(model, config)
+    reference_parameters = dict(reference_model.named_parameters())
     reference = torch.optim.AdamW(
         [
-            {"params": [named[name] for name in named if name in DECAYED], "weight_decay": 0.1},
-            {"params": [named[name] for name in named if name not in DECAYED], "weight_decay": 0.0},
+            {
+                "params": [reference_parameters[name] for name in reference_parameters if name in DECAYED],
+                "weight_decay": 0.1,
+            },
+            {
+                "params": [reference_parameters[name] for name in reference_parameters if name not in DECAYED],
+                "weight_decay": 0.0,
+            },
         ],
         betas=(0.8, 0.97),
     )
-    for weight in theirs.parameters():
+    for weight in reference_model.parameters():
         weight.grad = torch.zeros_like(weight)
     for number, rate in enumerate([1e-2, 3e-2, 1e-3, 0.0, 2e-2]):
         for half in range(2):  # gradients add up over micro-batches
-            loss(ours, 10 * number + half).backward()
-            loss(theirs, 10 * number + half).backward()
+            loss(model, 10 * number + half).backward()
+            loss(reference_model, 10 * number + half).backward()
         norm = step(optimizer, rate, clip)
-        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+        expected = torch.nn.utils.clip_grad_norm_(reference_model.parameters(), clip)
         assert norm == pytest.approx(float(expected), rel=1e-5)
         for group in reference.param_groups:
             group["lr"] = rate
         reference.step()
         reference.zero_grad(set_to_none=False)
-        for name, weight in ours.named_parameters():
-            torch.testing.assert_close(weight, named[name], atol=1e-6, rtol=1e-6, msg=name)
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(weight, reference_parameters[name], atol=1e-6, rtol=1e-6, msg=name)
 
 
 def test_only_matrices_of_linear_layers_decay() -> None:
@@ -82,16 +88,16 @@ def test_only_matrices_of_linear_layers_decay() -> None:
         torch.testing.assert_close(weight.detach(), before[name] * factor)
 
 
-def test_what_decays_in_a_language_model(fresh: Fresh) -> None:
+def test_only_projections_decay_in_a_language_model(fresh: Fresh) -> None:
     lm = fresh()
     before = {name: weight.detach().clone() for name, weight in lm.model.named_parameters()}
     MasterWeights(lm.model, OptimizerConfig(weight_decay=0.5)).step(0.1)
-    moved = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
-    assert moved == {name for name in before if name.endswith("proj.weight")}
+    decayed = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert decayed == {name for name in before if name.endswith("proj.weight")}
     assert "model.embed_tokens.weight" in before
 
 
-class One(nn.Module):
+class SingleWeight(nn.Module):
     """A single weight of 1 in bfloat16, whose neighbours are 1/256 below and 1/128 above."""
 
     def __init__(self) -> None:
@@ -100,23 +106,23 @@ class One(nn.Module):
 
 
 def test_masters_keep_updates_smaller_than_a_bfloat16_step() -> None:
-    model, plain = One(), One()
+    model, reference_model = SingleWeight(), SingleWeight()
     optimizer = MasterWeights(model, OptimizerConfig(weight_decay=0.0))
-    reference = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.0)
+    reference = torch.optim.AdamW(reference_model.parameters(), lr=1e-4, weight_decay=0.0)
     for _ in range(100):
         model.weight.sum().backward()
         optimizer.step(1e-4)
-        plain.weight.sum().backward()
+        reference_model.weight.sum().backward()
         reference.step()
         reference.zero_grad()
-    assert plain.weight.item() == 1.0, "without masters nothing is learnt"
+    assert reference_model.weight.item() == 1.0, "without masters nothing is learnt"
     assert optimizer.masters[0].item() == pytest.approx(1 - 100 * 1e-4, rel=1e-4)
     assert model.weight.item() == torch.tensor(1 - 100 * 1e-4).bfloat16().item() < 1
     assert model.weight.dtype == torch.bfloat16
 
 
 def test_gradients_of_bfloat16_weights_add_up_in_float32() -> None:
-    model = One()
+    model = SingleWeight()
     optimizer = MasterWeights(model, OptimizerConfig())
     model.weight.sum().backward()
     for _ in range(256):
@@ -127,22 +133,22 @@ def test_gradients_of_bfloat16_weights_add_up_in_float32() -> None:
 
 
 def test_clipping_scales_all_gradients_alike() -> None:
-    seen = {}
+    norm_and_moments = {}
     for clip in (1e-3, 1e9):
         model = Model()
         optimizer = MasterWeights(model, OptimizerConfig())
         loss(model, 0).backward()
-        seen[clip] = (
+        norm_and_moments[clip] = (
             step(optimizer, 1e-3, clip),
             [optimizer.optimizer.state[m]["exp_avg"].clone() for m in optimizer.masters],
         )
-    assert seen[1e-3][0] == seen[1e9][0], "the norm is that before clipping"
-    for clipped, whole in zip(seen[1e-3][1], seen[1e9][1], strict=True):
-        torch.testing.assert_close(clipped, whole * 1e-3 / (seen[1e9][0] + 1e-6))
+    assert norm_and_moments[1e-3][0] == norm_and_moments[1e9][0], "the norm is that before clipping"
+    for clipped, unclipped in zip(norm_and_moments[1e-3][1], norm_and_moments[1e9][1], strict=True):
+        torch.testing.assert_close(clipped, unclipped * 1e-3 / (norm_and_moments[1e9][0] + 1e-6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_goes_on_where_it_was(dtype: torch.dtype) -> None:
+def test_master_weights_resume_from_their_state(dtype: torch.dtype) -> None:
     model, config = Model().to(dtype), OptimizerConfig()
     optimizer = MasterWeights(model, config)
     for step in range(3):
@@ -151,52 +157,37 @@ def test_state_goes_on_where_it_was(dtype: torch.dtype) -> None:
     state = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     names = {name for name, _ in model.named_parameters()}
     assert {name.removeprefix("master.") for name in state if name.startswith("master.")} == names
-    other = Model().to(dtype)
-    resumed = MasterWeights(other, config)
+    resumed_model = Model().to(dtype)
+    resumed = MasterWeights(resumed_model, config)
     resumed.load({name: tensor.clone() for name, tensor in state.items()})
     for step in range(3, 6):
-        for first, its in ((model, optimizer), (other, resumed)):
-            loss(first, step).backward()
-            its.step(1e-2)
+        for each_model, masters in ((model, optimizer), (resumed_model, resumed)):
+            loss(each_model, step).backward()
+            masters.step(1e-2)
     for name, weight in model.named_parameters():
-        assert torch.equal(weight, dict(other.named_parameters())[name]), name
+        assert torch.equal(weight, dict(resumed_model.named_parameters())[name]), name
     assert all(torch.equal(resumed.tensors()[name], tensor) for name, tensor in optimizer.tensors().items())
 
 
-def test_what_was_loaded_is_not_changed_by_going_on() -> None:
-    model = Model()
-    optimizer = MasterWeights(model, OptimizerConfig())
-    loss(model, 0).backward()
-    optimizer.step(1e-2)
-    kept = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
-    given = {name: tensor.clone() for name, tensor in kept.items()}
-    other = Model()
-    resumed = MasterWeights(other, OptimizerConfig())
-    resumed.load(given)
-    loss(other, 1).backward()
-    resumed.step(1e-2)
-    assert all(torch.equal(given[name], kept[name]) for name in kept)
-
-
-def test_a_widened_embedding_gives_the_rows_of_its_master() -> None:
+def test_a_widened_embedding_outputs_rows_of_its_master() -> None:
     model = Model().bfloat16()
     masters = MasterWeights(model, OptimizerConfig())
     ids = torch.tensor([[1, 4, 1]])
     with torch.no_grad():
         masters.masters[0].add_(1e-4)  # less than a step in bfloat16
     with masters.swapped_in():
-        assert model.embedding(ids).dtype == torch.bfloat16  # what is not widened stays
-    widened = model.embedding.register_forward_hook(lambda module, given, result: result.float())
+        assert model.embedding(ids).dtype == torch.bfloat16  # without widening, the dtype stays
+    hook = model.embedding.register_forward_hook(lambda module, inputs, result: result.float())
     with masters.swapped_in():
         result = model.embedding(ids)
         assert torch.equal(result.detach(), masters.masters[0][ids])
         (result * torch.tensor([1.0, 2.0, 4.0])[None, :, None]).sum().backward()
     assert masters.sums[0][:, 0].tolist() == [0, 5, 0, 0, 2, 0, 0]
     assert not torch.equal(model.embedding(ids), masters.masters[0][ids])
-    widened.remove()
+    hook.remove()
 
 
-def test_closing_takes_the_hooks_off() -> None:
+def test_close_removes_the_hooks() -> None:
     model = Model().bfloat16()
     optimizer = MasterWeights(model, OptimizerConfig())
     optimizer.close()
@@ -205,7 +196,7 @@ def test_closing_takes_the_hooks_off() -> None:
     assert step(optimizer, 1e-2) == 0.0
 
 
-def test_frozen_weights_stay(fresh: Fresh) -> None:
+def test_frozen_weights_have_no_masters(fresh: Fresh) -> None:
     lm = fresh()
     for name, weight in lm.model.named_parameters():
         weight.requires_grad_("layers.0" in name)
@@ -213,9 +204,9 @@ def test_frozen_weights_stay(fresh: Fresh) -> None:
     assert set(optimizer.names) == {name for name, _ in lm.model.named_parameters() if "layers.0" in name}
 
 
-def test_a_gradient_that_found_no_memory_is_forgotten(fresh: Fresh) -> None:
+def test_zero_grad_drops_a_gradient_that_was_not_added(fresh: Fresh) -> None:
     masters = MasterWeights(fresh("bfloat16").model, OptimizerConfig())
     weight = masters.weights[0]
-    weight.grad = torch.ones_like(weight)  # as it stays where adding it to the sum fails
+    weight.grad = torch.ones_like(weight)  # as it remains if adding it to the sum fails
     masters.zero_grad()
     assert weight.grad is None

@@ -13,13 +13,13 @@ from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.offload import Offload
 
 
-def test_it_needs_an_accelerator(fresh: Callable[..., LanguageModel]) -> None:
+def test_offload_needs_an_accelerator(fresh: Callable[..., LanguageModel]) -> None:
     with pytest.raises(UserError, match=r"train\.optimizer\.offload: there is no accelerator .*; set it to false"):
         MasterWeights(fresh().model, OptimizerConfig(offload=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
+def test_gradient_sums_are_in_float32(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weights = [torch.randn(5, 3).to(dtype), torch.randn(7).to(dtype)]
     offload = Offload(weights)
@@ -29,7 +29,7 @@ def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
             gradient = torch.randn(weights[index].shape).to(dtype)
             expected[index] += gradient.float()
             offload.add(index, gradient)
-            gradient.fill_(torch.nan)  # it may be used again at once
+            gradient.fill_(torch.nan)  # the caller may reuse its buffer at once
     offload.finish()
     for master, total in zip(offload.masters, expected, strict=True):
         assert master.grad is not None
@@ -37,7 +37,7 @@ def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
         assert torch.equal(master.grad, total)
 
 
-def test_rows_of_an_embedding() -> None:
+def test_sparse_gradients_of_an_embedding_are_added() -> None:
     weight = torch.zeros(6, 2, dtype=torch.bfloat16)
     offload = Offload([weight])
     offload.add(0, torch.sparse_coo_tensor([[1, 4, 1]], torch.ones(3, 2, dtype=torch.bfloat16), (6, 2)))
@@ -46,7 +46,7 @@ def test_rows_of_an_embedding() -> None:
     assert offload.masters[0].grad.sum(1).tolist() == [0, 4, 0, 0, 2, 0]
 
 
-def test_masters_round_back_and_keep_what_rounding_loses() -> None:
+def test_masters_keep_updates_lost_in_rounding() -> None:
     weight = torch.ones(4, dtype=torch.bfloat16)
     (master,) = (offload := Offload([weight])).masters
     assert master.data_ptr() != weight.data_ptr()
@@ -60,10 +60,10 @@ def test_masters_round_back_and_keep_what_rounding_loses() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_masters_step_as_without(
+def test_masters_step_as_without_offload(
     fresh: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    monkeypatch.setattr(Offload, "of", Offload)  # as if the host were another device
+    monkeypatch.setattr(Offload, "from_accelerator", Offload)  # as if the host were another device
 
     def train(offload: bool) -> dict[str, Tensor]:
         lm = fresh(dtype)
@@ -74,7 +74,7 @@ def test_masters_step_as_without(
                 lm.model(input_ids=ids).logits.float().square().mean().backward()
             norms = masters.gradient_norms()
             assert min(norms.values()) > 0
-            if step == 1:  # as when memory ran out
+            if step == 1:  # as after an out-of-memory error
                 masters.zero_grad()
             else:
                 masters.step(1e-2, 0.5)
@@ -82,17 +82,17 @@ def test_masters_step_as_without(
         weights = {name: weight.detach().clone() for name, weight in lm.model.named_parameters()}
         return weights | {name: tensor.clone() for name, tensor in masters.tensors().items()}
 
-    plain, moved = train(False), train(True)
-    assert plain.keys() == moved.keys()
-    for name, tensor in plain.items():
-        assert torch.equal(tensor, moved[name]), name
+    without_offload, with_offload = train(False), train(True)
+    assert without_offload.keys() == with_offload.keys()
+    for name, tensor in without_offload.items():
+        assert torch.equal(tensor, with_offload[name]), name
 
 
-def test_it_trains_as_without(fresh: Callable[..., LanguageModel]) -> None:
-    def train(offloaded: bool) -> list[Tensor]:
+def test_a_training_is_as_without_offload(fresh: Callable[..., LanguageModel]) -> None:
+    def train(with_offload: bool) -> list[Tensor]:
         model = fresh("float32").model
         weights = list(model.parameters())
-        offload = Offload(weights) if offloaded else None
+        offload = Offload(weights) if with_offload else None
         masters = weights if offload is None else offload.masters
         optimizer = torch.optim.AdamW(masters, lr=1e-2, fused=True)
         for _ in range(3):

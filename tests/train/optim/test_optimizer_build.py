@@ -13,40 +13,40 @@ from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.optimizers import CombinedOptimizer, build_optimizer
 from posttrain.train.optim.parameter_groups import NamedParameter
 
-Copies = Callable[[nn.Module], list[NamedParameter]]
+CopyParameters = Callable[[nn.Module], list[NamedParameter]]
 Reference = Callable[[NamedParameter, float], Optimizer]
 
 BETAS, EPS = (0.8, 0.97), 1e-6
 
 
-def adamw(one: NamedParameter, decay: float) -> Optimizer:
-    return AdamW([one.tensor], betas=BETAS, eps=EPS, weight_decay=decay, fused=True)
+def adamw(parameter: NamedParameter, decay: float) -> Optimizer:
+    return AdamW([parameter.tensor], betas=BETAS, eps=EPS, weight_decay=decay, fused=True)
 
 
-def adafactor(one: NamedParameter, decay: float) -> Optimizer:
-    return Adafactor([one.tensor], beta2_decay=-0.7, d=2.0, weight_decay=decay)
+def adafactor(parameter: NamedParameter, decay: float) -> Optimizer:
+    return Adafactor([parameter.tensor], beta2_decay=-0.7, d=2.0, weight_decay=decay)
 
 
-def muon(one: NamedParameter, decay: float) -> Optimizer:
-    if one.kind != "matrix":
-        return adamw(one, decay)
-    return Muon([one.tensor], weight_decay=decay, momentum=0.9, ns_steps=4, adjust_lr_fn="match_rms_adamw")
+def muon(parameter: NamedParameter, decay: float) -> Optimizer:
+    if parameter.kind != "matrix":
+        return adamw(parameter, decay)
+    return Muon([parameter.tensor], weight_decay=decay, momentum=0.9, ns_steps=4, adjust_lr_fn="match_rms_adamw")
 
 
-def sgd(one: NamedParameter, decay: float) -> Optimizer:
-    return SGD([one.tensor], momentum=0.9, nesterov=True, weight_decay=decay)
+def sgd(parameter: NamedParameter, decay: float) -> Optimizer:
+    return SGD([parameter.tensor], momentum=0.9, nesterov=True, weight_decay=decay)
 
 
-def plain_sgd(one: NamedParameter, decay: float) -> Optimizer:
-    return SGD([one.tensor], weight_decay=decay)
+def plain_sgd(parameter: NamedParameter, decay: float) -> Optimizer:
+    return SGD([parameter.tensor], weight_decay=decay)
 
 
-def adam8bit(one: NamedParameter, decay: float) -> Optimizer:
-    if one.kind not in ("matrix", "head"):
-        return adamw(one, decay)
+def adam8bit(parameter: NamedParameter, decay: float) -> Optimizer:
+    if parameter.kind not in ("matrix", "head"):
+        return adamw(parameter, decay)
     from torchao.optim import AdamW8bit
 
-    reference: Optimizer = AdamW8bit([one.tensor], betas=BETAS, eps=EPS, weight_decay=decay)
+    reference: Optimizer = AdamW8bit([parameter.tensor], betas=BETAS, eps=EPS, weight_decay=decay)
     return reference
 
 
@@ -60,10 +60,10 @@ CASES: list[tuple[dict[str, Any], Reference]] = [
 ]
 
 
-def set_gradients(named: Sequence[NamedParameter], step: int) -> None:
+def set_gradients(parameters: Sequence[NamedParameter], step: int) -> None:
     random = torch.Generator().manual_seed(step)
-    for item in named:
-        item.tensor.grad = torch.randn(item.tensor.shape, generator=random) * 10.0 ** (step % 3 - 1)
+    for parameter in parameters:
+        parameter.tensor.grad = torch.randn(parameter.tensor.shape, generator=random) * 10.0 ** (step % 3 - 1)
 
 
 def set_rates(optimizer: Optimizer, rate: float) -> None:
@@ -74,123 +74,132 @@ def set_rates(optimizer: Optimizer, rate: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 @pytest.mark.parametrize(("settings", "reference"), CASES, ids=lambda value: getattr(value, "__name__", None))
-def test_it_is_the_librarys_optimizer_bit_for_bit(
-    model: str, settings: dict[str, Any], reference: Reference, copies: Copies, request: pytest.FixtureRequest
+def test_steps_are_those_of_the_librarys_optimizer(
+    model: str,
+    settings: dict[str, Any],
+    reference: Reference,
+    copy_parameters: CopyParameters,
+    request: pytest.FixtureRequest,
 ) -> None:
     module = request.getfixturevalue(model)
-    ours, theirs = copies(module), copies(module)
+    actual, expected = copy_parameters(module), copy_parameters(module)
     config = OptimizerConfig.read(
         {"betas": BETAS, "eps": EPS, "weight_decay": 0.1, "layer_decay": 0.5, **settings}, "test"
     )
     scales = {"embedding": 0.125, 0: 0.25, 1: 0.5, None: 1.0}
-    # One optimiser a tensor, so that a mistake in the grouping cannot be in both.
-    each = [reference(first, 0.1 if first.kind in ("matrix", "head") else 0.0) for first in theirs]
-    optimizer = build_optimizer(ours, config)
+    # One optimiser for each tensor, so that the reference has no grouping to get wrong.
+    references = [reference(parameter, 0.1 if parameter.kind in ("matrix", "head") else 0.0) for parameter in expected]
+    optimizer = build_optimizer(actual, config)
     assert isinstance(optimizer, Optimizer)
-    before = [first.tensor.clone() for first in ours]
+    originals = [parameter.tensor.clone() for parameter in actual]
     for step, rate in enumerate([1e-2, 3e-2, 0.0, 1e-3]):
-        set_gradients(ours, step)
-        set_gradients(theirs, step)
+        set_gradients(actual, step)
+        set_gradients(expected, step)
         set_rates(optimizer, rate)
         optimizer.step()
-        for first, single in zip(theirs, each, strict=True):
-            value = rate * scales["embedding" if first.kind == "embedding" else first.depth]
-            now = single.param_groups[0]["lr"]
-            single.param_groups[0]["lr"] = torch.tensor(value) if isinstance(now, Tensor) else value
-            single.step()
-    for mine, other, old in zip(ours, theirs, before, strict=True):
-        assert torch.equal(mine.tensor, other.tensor), mine.name
-        assert not torch.equal(mine.tensor, old), mine.name
+        for parameter, reference_optimizer in zip(expected, references, strict=True):
+            value = rate * scales["embedding" if parameter.kind == "embedding" else parameter.depth]
+            lr = reference_optimizer.param_groups[0]["lr"]
+            reference_optimizer.param_groups[0]["lr"] = torch.tensor(value) if isinstance(lr, Tensor) else value
+            reference_optimizer.step()
+    for actual_parameter, expected_parameter, original in zip(actual, expected, originals, strict=True):
+        assert torch.equal(actual_parameter.tensor, expected_parameter.tensor), actual_parameter.name
+        assert not torch.equal(actual_parameter.tensor, original), actual_parameter.name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "reference"), CASES, ids=lambda value: getattr(value, "__name__", None))
-def test_the_rate_starts_at_zero(
-    settings: dict[str, Any], reference: Reference, gpt2: nn.Module, copies: Copies
+def test_the_learning_rate_starts_at_zero(
+    settings: dict[str, Any], reference: Reference, gpt2: nn.Module, copy_parameters: CopyParameters
 ) -> None:
-    named = copies(gpt2)
-    optimizer = build_optimizer(named, OptimizerConfig.read(settings, "test"))
-    set_gradients(named, 0)
+    parameters = copy_parameters(gpt2)
+    optimizer = build_optimizer(parameters, OptimizerConfig.read(settings, "test"))
+    set_gradients(parameters, 0)
     optimizer.step()
-    for first, other in zip(named, copies(gpt2), strict=True):
+    for first, other in zip(parameters, copy_parameters(gpt2), strict=True):
         assert torch.equal(first.tensor, other.tensor), first.name
 
 
-def test_muons_matrices_have_a_rate_of_their_own(gpt2: nn.Module, copies: Copies) -> None:
-    named = copies(gpt2)
+def test_muon_scales_the_rate_of_its_matrices(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    parameters = copy_parameters(gpt2)
     config = OptimizerConfig.read({"name": "muon", "layer_decay": 0.5, "muon": {"rate_scale": 20.0}}, "test")
-    optimizer = build_optimizer(named, config)
+    optimizer = build_optimizer(parameters, config)
     scales = {name: group["lr_scale"] for group in optimizer.param_groups for name in group["param_names"]}
-    for item in named:
-        below = {-1: 3, 0: 2, 1: 1, None: 0}[item.depth]
-        assert scales[item.name] == (20.0 if item.kind == "matrix" else 1.0) * 0.5**below, item.name
+    for parameter in parameters:
+        layers_above = {-1: 3, 0: 2, 1: 1, None: 0}[parameter.depth]
+        assert scales[parameter.name] == (20.0 if parameter.kind == "matrix" else 1.0) * 0.5**layers_above, (
+            parameter.name
+        )
 
 
-def test_muon_takes_hidden_matrices_only(gpt2: nn.Module, copies: Copies) -> None:
-    named = [*copies(gpt2), NamedParameter("h.0.experts", torch.ones(2, 3, 3), "matrix", 0)]
-    optimizer = build_optimizer(named, OptimizerConfig(name="muon"))
-    set_gradients(named, 0)
+def test_muon_is_only_for_hidden_matrices(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    parameters = [*copy_parameters(gpt2), NamedParameter("h.0.experts", torch.ones(2, 3, 3), "matrix", 0)]
+    optimizer = build_optimizer(parameters, OptimizerConfig(name="muon"))
+    set_gradients(parameters, 0)
     optimizer.step()
-    for item in named:
+    for parameter in parameters:
         keys = (
             {"momentum_buffer"}
-            if item.kind == "matrix" and item.tensor.ndim == 2
+            if parameter.kind == "matrix" and parameter.tensor.ndim == 2
             else {"step", "exp_avg", "exp_avg_sq"}
         )
-        assert set(optimizer.state[item.tensor]) == keys, item.name
+        assert set(optimizer.state[parameter.tensor]) == keys, parameter.name
 
 
-def test_parts_follow_torchs_own_state_dict(gpt2: nn.Module, copies: Copies) -> None:
-    ours, fresh = copies(gpt2), copies(gpt2)
+def test_a_combined_optimizer_loads_torchs_state_dict(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    original_parameters, loaded_parameters = copy_parameters(gpt2), copy_parameters(gpt2)
     config = OptimizerConfig(name="muon")
-    optimizer, other = build_optimizer(ours, config), build_optimizer(fresh, config)
+    optimizer, loaded = build_optimizer(original_parameters, config), build_optimizer(loaded_parameters, config)
     for step in range(6):
         if step == 3:
-            for mine, its in zip(ours, fresh, strict=True):
-                its.tensor.copy_(mine.tensor)
-            other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares what it is given
-        for named, item in ((ours, optimizer), (fresh, other)):
-            set_gradients(named, step)
-            set_rates(item, 1e-2)
-            if step >= 3 or item is optimizer:
-                item.step()
-    assert isinstance(other, CombinedOptimizer)
-    assert all(part.state is other.state for part in other.parts)
-    for mine, its in zip(ours, fresh, strict=True):
-        assert torch.equal(mine.tensor, its.tensor), mine.name
+            for original_parameter, loaded_parameter in zip(original_parameters, loaded_parameters, strict=True):
+                loaded_parameter.tensor.copy_(original_parameter.tensor)
+            loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors of the dict
+        for parameters, each_optimizer in ((original_parameters, optimizer), (loaded_parameters, loaded)):
+            set_gradients(parameters, step)
+            set_rates(each_optimizer, 1e-2)
+            if step >= 3 or each_optimizer is optimizer:
+                each_optimizer.step()
+    assert isinstance(loaded, CombinedOptimizer)
+    assert all(part.state is loaded.state for part in loaded.parts)
+    for original_parameter, loaded_parameter in zip(original_parameters, loaded_parameters, strict=True):
+        assert torch.equal(original_parameter.tensor, loaded_parameter.tensor), original_parameter.name
 
 
-def test_a_closure_is_called_once_with_gradients() -> None:
+def test_step_calls_the_closure_once_with_gradients() -> None:
     weight, bias = torch.ones(2, 2), torch.ones(2)
     optimizer = build_optimizer(
         [NamedParameter("w", weight, "matrix", 0), NamedParameter("b", bias, "bias", 0)], OptimizerConfig(name="muon")
     )
-    seen = []
+    grad_modes = []
 
     def closure() -> float:
-        seen.append(torch.is_grad_enabled())
+        grad_modes.append(torch.is_grad_enabled())
         return 3.0
 
     assert optimizer.step(closure) == 3.0
-    assert seen == [True]
+    assert grad_modes == [True]
     weight.grad = torch.ones(2, 2)
     optimizer.zero_grad()
     assert weight.grad is None
 
 
-def test_nothing_to_train() -> None:
+def test_no_parameters_to_train_is_an_error() -> None:
     with pytest.raises(UserError, match=r"^train: there is no parameter to train$"):
         build_optimizer([], OptimizerConfig())
 
 
 @pytest.mark.parametrize("name", ["muon", "adam8bit"])
-def test_no_matrices(name: Any) -> None:
-    named = [NamedParameter("e", torch.zeros(4, 4), "embedding", None), NamedParameter("n", torch.zeros(4), "norm", 0)]
+def test_an_optimizer_for_matrices_needs_matrices(name: Any) -> None:
+    parameters = [
+        NamedParameter("e", torch.zeros(4, 4), "embedding", None),
+        NamedParameter("n", torch.zeros(4), "norm", 0),
+    ]
     with pytest.raises(UserError, match=rf"^train.optimizer.name: {name} is for weight matrices, .*; use adamw$"):
-        build_optimizer(named, OptimizerConfig(name=name))
+        build_optimizer(parameters, OptimizerConfig(name=name))
 
 
-def test_adam8bit_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adam8bit_without_torchao_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(UserError, match=r"^train.optimizer.name: adam8bit needs .*; pip install torchao$") as caught:
@@ -205,7 +214,9 @@ class _Torchao:
 @pytest.mark.parametrize(
     ("device", "message"), [("meta", "does not run on `meta`"), ("cpu", "on a CPU needs a C\\+\\+ compiler")]
 )
-def test_adam8bit_where_it_cannot_run(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adam8bit_on_an_unsupported_device_is_refused(
+    device: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torchao", _Torchao)
     monkeypatch.setitem(sys.modules, "torchao.optim", _Torchao)
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -17,7 +17,7 @@ from posttrain.train.optim.config import OptimizerConfig
         ({"muon": {"iterations": 100}}, r"^test: `muon.iterations`: .*less than 100"),
     ],
 )
-def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None:
+def test_a_wrong_optimizer_value_is_a_one_line_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         OptimizerConfig.read(values, "test")
     assert "\n" not in str(caught.value)

@@ -9,24 +9,24 @@ from torch import Tensor, nn
 
 from posttrain.store.errors import UserError
 from posttrain.train.optim.config import OptimizerConfig
-from posttrain.train.optim.optimizers import OptimizerState, build_optimizer
+from posttrain.train.optim.optimizers import _STATE_KEYS, OptimizerState, build_optimizer
 from posttrain.train.optim.parameter_groups import NamedParameter
 
 pytestmark = pytest.mark.slow
 
-Copies = Callable[[nn.Module], list[NamedParameter]]
+CopyParameters = Callable[[nn.Module], list[NamedParameter]]
 
 OPTIMIZERS = ["adamw", "adafactor", "muon", "adam8bit", "sgd"]
 LATE = "transformer.h.1.mlp.c_fc.weight"
 
 
-def steps(named: Sequence[NamedParameter], state: OptimizerState, numbers: range) -> None:
+def run_steps(parameters: Sequence[NamedParameter], state: OptimizerState, numbers: range) -> None:
     """Optimiser steps with gradients that depend on the step alone; one matrix has none before step 5."""
     for step in numbers:
         random = torch.Generator().manual_seed(step)
-        for item in named:
-            gradient = torch.randn(item.tensor.shape, generator=random)
-            item.tensor.grad = None if item.name == LATE and step < 5 else gradient
+        for parameter in parameters:
+            gradient = torch.randn(parameter.tensor.shape, generator=random)
+            parameter.tensor.grad = None if parameter.name == LATE and step < 5 else gradient
         for group in state.optimizer.param_groups:
             group["lr"] = 0.01 / (step + 1) * group["lr_scale"]
         state.optimizer.step()
@@ -41,31 +41,33 @@ def clones(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("killed", [0, 3, 6])
-def test_it_goes_on_where_it_was_bit_for_bit(
-    name: str, killed: int, gpt2: nn.Module, copies: Copies, tmp_path: Path
+@pytest.mark.parametrize("killed_at", [0, 3, 6])
+def test_a_resumed_optimizer_is_equal_bit_for_bit(
+    name: str, killed_at: int, gpt2: nn.Module, copy_parameters: CopyParameters, tmp_path: Path
 ) -> None:
     config = config_of(name)
-    whole = copies(gpt2)
-    uninterrupted = OptimizerState(build_optimizer(whole, config))
-    steps(whole, uninterrupted, range(8))
+    uninterrupted_parameters = copy_parameters(gpt2)
+    uninterrupted = OptimizerState(build_optimizer(uninterrupted_parameters, config))
+    run_steps(uninterrupted_parameters, uninterrupted, range(8))
 
-    first = copies(gpt2)
-    before = OptimizerState(build_optimizer(first, config))
-    steps(first, before, range(killed))
-    save_file({key: tensor.contiguous() for key, tensor in before.tensors().items()}, tmp_path / "state")
-    second = [NamedParameter(item.name, item.tensor.clone(), item.kind, item.depth) for item in first]
-    after = OptimizerState(build_optimizer(second, config))
-    after.load(load_file(tmp_path / "state"))
-    steps(second, after, range(killed, 8))
+    first_parameters = copy_parameters(gpt2)
+    first_state = OptimizerState(build_optimizer(first_parameters, config))
+    run_steps(first_parameters, first_state, range(killed_at))
+    save_file({key: tensor.contiguous() for key, tensor in first_state.tensors().items()}, tmp_path / "state")
+    resumed_parameters = [
+        NamedParameter(item.name, item.tensor.clone(), item.kind, item.depth) for item in first_parameters
+    ]
+    resumed_state = OptimizerState(build_optimizer(resumed_parameters, config))
+    resumed_state.load(load_file(tmp_path / "state"))
+    run_steps(resumed_parameters, resumed_state, range(killed_at, 8))
 
-    for expected, actual in zip(whole, second, strict=True):
+    for expected, actual in zip(uninterrupted_parameters, resumed_parameters, strict=True):
         assert torch.equal(expected.tensor, actual.tensor), expected.name
-    expected_state, found_state = uninterrupted.tensors(), after.tensors()
-    assert found_state.keys() == expected_state.keys()
+    expected_state, actual_state = uninterrupted.tensors(), resumed_state.tensors()
+    assert actual_state.keys() == expected_state.keys()
     for key, value in expected_state.items():
-        assert found_state[key].dtype == value.dtype, key
-        assert torch.equal(found_state[key], value), key
+        assert actual_state[key].dtype == value.dtype, key
+        assert torch.equal(actual_state[key], value), key
 
 
 @pytest.mark.parametrize(
@@ -77,25 +79,27 @@ def test_it_goes_on_where_it_was_bit_for_bit(
         ("sgd", {"momentum_buffer"}, {"momentum_buffer"}),
     ],
 )
-def test_names_and_shapes(name: str, matrix: set[str], vector: set[str], gpt2: nn.Module, copies: Copies) -> None:
-    named = copies(gpt2)
-    state = OptimizerState(build_optimizer(named, config_of(name)))
+def test_names_and_shapes_of_the_state(
+    name: str, matrix: set[str], vector: set[str], gpt2: nn.Module, copy_parameters: CopyParameters
+) -> None:
+    parameters = copy_parameters(gpt2)
+    state = OptimizerState(build_optimizer(parameters, config_of(name)))
     assert state.tensors() == {}
-    steps(named, state, range(2))
+    run_steps(parameters, state, range(2))
     result = state.tensors()
     weight, norm = "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.ln_1.weight"
     assert {key.partition(".")[0] for key in result if key.endswith(weight)} == matrix
     assert {key.partition(".")[0] for key in result if key.endswith(norm)} == vector
     assert not any(key.endswith(LATE) for key in result), "it had no gradient yet"
-    for item in named:
+    for parameter in parameters:
         for key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            assert result.get(f"{key}.{item.name}", item.tensor).shape == item.tensor.shape
+            assert result.get(f"{key}.{parameter.name}", parameter.tensor).shape == parameter.tensor.shape
 
 
-def test_moments_of_8_bits_are_saved_in_8_bits(gpt2: nn.Module, copies: Copies) -> None:
-    named = copies(gpt2)
-    state = OptimizerState(build_optimizer(named, config_of("adam8bit")))
-    steps(named, state, range(1))
+def test_8_bit_moments_are_saved_in_8_bits(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    parameters = copy_parameters(gpt2)
+    state = OptimizerState(build_optimizer(parameters, config_of("adam8bit")))
+    run_steps(parameters, state, range(1))
     weight = "transformer.h.0.mlp.c_proj.weight"
     result = state.tensors()
     assert result[f"exp_avg:codes.{weight}"].dtype == torch.uint8
@@ -103,39 +107,39 @@ def test_moments_of_8_bits_are_saved_in_8_bits(gpt2: nn.Module, copies: Copies) 
     assert all(type(tensor) is Tensor for tensor in result.values())
     assert result["exp_avg.transformer.wte.weight"].dtype == torch.float32, "embeddings keep 32 bits"
     state.load(result)
-    matrix = next(item.tensor for item in named if item.name == weight)
+    matrix = next(parameter.tensor for parameter in parameters if parameter.name == weight)
     assert [state.optimizer.state[matrix][key].signed for key in ("exp_avg", "exp_avg_sq")] == [True, False]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_was_loaded_is_not_changed_by_going_on(name: str, gpt2: nn.Module, copies: Copies) -> None:
-    config, named = config_of(name), copies(gpt2)
-    state = OptimizerState(build_optimizer(named, config))
-    steps(named, state, range(2))
-    given = clones(state.tensors())
-    kept = clones(given)
-    other = copies(gpt2)
-    resumed = OptimizerState(build_optimizer(other, config))
-    resumed.load(given)
-    steps(other, resumed, range(2, 4))
-    assert all(torch.equal(given[key], kept[key]) for key in kept)
-    assert not all(torch.equal(resumed.tensors()[key], kept[key]) for key in kept)
+def test_steps_do_not_change_the_loaded_state(name: str, gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    config, parameters = config_of(name), copy_parameters(gpt2)
+    state = OptimizerState(build_optimizer(parameters, config))
+    run_steps(parameters, state, range(2))
+    loaded = clones(state.tensors())
+    original = clones(loaded)
+    resumed_parameters = copy_parameters(gpt2)
+    resumed = OptimizerState(build_optimizer(resumed_parameters, config))
+    resumed.load(loaded)
+    run_steps(resumed_parameters, resumed, range(2, 4))
+    assert all(torch.equal(loaded[key], original[key]) for key in original)
+    assert not all(torch.equal(resumed.tensors()[key], original[key]) for key in original)
 
 
-def test_loading_forgets_what_was_there(gpt2: nn.Module, copies: Copies) -> None:
-    named = copies(gpt2)
-    state = OptimizerState(build_optimizer(named, config_of("muon")))
-    steps(named, state, range(6))
+def test_load_replaces_the_whole_state(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    parameters = copy_parameters(gpt2)
+    state = OptimizerState(build_optimizer(parameters, config_of("muon")))
+    run_steps(parameters, state, range(6))
     assert f"momentum_buffer.{LATE}" in state.tensors()
-    kept = {key: tensor.clone() for key, tensor in state.tensors().items() if not key.endswith(LATE)}
-    state.load(kept)
-    assert state.tensors().keys() == kept.keys()
+    remaining = {key: tensor.clone() for key, tensor in state.tensors().items() if not key.endswith(LATE)}
+    state.load(remaining)
+    assert state.tensors().keys() == remaining.keys()
     state.load({})
     assert state.tensors() == {}
 
 
-class _Numbers(torch.optim.Optimizer):
-    """Remembers what tensors are not the only form of."""
+class _NumberState(torch.optim.Optimizer):
+    """Keeps numbers in its state, and not only tensors."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__([{"params": [("weight", tensor)]}], {})
@@ -150,40 +154,43 @@ class _Numbers(torch.optim.Optimizer):
         }
 
 
-def test_numbers_come_back_as_they_were() -> None:
+def test_numbers_load_with_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_STATE_KEYS, "_NumberState", {"count", "mean", "warm", "single"})
     weight = torch.zeros(2, 2)
-    state = OptimizerState(_Numbers(weight))
+    state = OptimizerState(_NumberState(weight))
     state.optimizer.step()
-    saved = state.tensors()
-    assert saved["count.weight"].item() == 2**40 + 1
-    assert "nothing.weight" not in saved
-    resumed = OptimizerState(_Numbers(weight))
-    resumed.load(saved)
+    tensors = state.tensors()
+    assert tensors["count.weight"].item() == 2**40 + 1
+    assert "nothing.weight" not in tensors
+    resumed = OptimizerState(_NumberState(weight))
+    resumed.load(tensors)
     result = resumed.optimizer.state[weight]
     assert (result["count"], result["mean"], result["warm"]) == (2**40 + 1, 0.1, True)
     assert [type(result[key]) for key in ("count", "mean", "warm", "single")] == [int, float, bool, Tensor]
 
 
-# adam8bit goes on from adamw's moments: those of small tensors have 32 bits in both.
-OTHERS = [(a, b) for a in OPTIMIZERS for b in OPTIMIZERS if a != b and (a, b) != ("adamw", "adam8bit")]
+# adam8bit accepts adamw's moments: those of small tensors have 32 bits in both.
+PAIRS = [(a, b) for a in OPTIMIZERS for b in OPTIMIZERS if a != b and (a, b) != ("adamw", "adam8bit")]
 
 
-@pytest.mark.parametrize(("saved", "loaded"), OTHERS)
-def test_another_optimizers_state_is_refused(saved: str, loaded: str, gpt2: nn.Module, copies: Copies) -> None:
-    named, other = copies(gpt2), copies(gpt2)
+@pytest.mark.parametrize(("saved", "loaded"), PAIRS)
+def test_another_optimizers_state_is_refused(
+    saved: str, loaded: str, gpt2: nn.Module, copy_parameters: CopyParameters
+) -> None:
+    source_parameters, target_parameters = copy_parameters(gpt2), copy_parameters(gpt2)
     source, target = (
-        OptimizerState(build_optimizer(named, config_of(saved))),
-        OptimizerState(build_optimizer(other, config_of(loaded))),
+        OptimizerState(build_optimizer(source_parameters, config_of(saved))),
+        OptimizerState(build_optimizer(target_parameters, config_of(loaded))),
     )
-    steps(named, source, range(1))
-    steps(other, target, range(1))
-    kept = clones(target.tensors())
+    run_steps(source_parameters, source, range(1))
+    run_steps(target_parameters, target, range(1))
+    original = clones(target.tensors())
     with pytest.raises(
         UserError, match=r"^the saved optimiser state `\S+` is not this optimiser's: \w+ keeps no "
-    ) as e:
+    ) as caught:
         target.load(source.tensors())
-    assert "\n" not in str(e.value)
-    assert all(torch.equal(target.tensors()[key], kept[key]) for key in kept)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(target.tensors()[key], original[key]) for key in original)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.parameter_groups import NamedParameter, layer_count, parameter_groups, parameter_locations
 
-Copies = Callable[[nn.Module], list[NamedParameter]]
+CopyParameters = Callable[[nn.Module], list[NamedParameter]]
 
 LLAMA_LAYER = {
     "self_attn.q_proj.weight": "matrix",
@@ -52,21 +52,23 @@ GPT2 = {
 }
 
 
-def test_places_in_llama(llama: nn.Module) -> None:
+def test_locations_in_llama(llama: nn.Module) -> None:
     assert parameter_locations(llama) == LLAMA
 
 
-def test_places_in_gpt2(gpt2: nn.Module) -> None:
+def test_locations_in_gpt2(gpt2: nn.Module) -> None:
     assert parameter_locations(gpt2) == GPT2
 
 
-def test_places_in_the_bare_decoder(gpt2: nn.Module) -> None:
+def test_locations_in_a_decoder_without_a_head(gpt2: nn.Module) -> None:
     decoder = gpt2.get_submodule("transformer")
-    expected = {name.removeprefix("transformer."): place for name, place in GPT2.items() if name != "lm_head.weight"}
+    expected = {
+        name.removeprefix("transformer."): location for name, location in GPT2.items() if name != "lm_head.weight"
+    }
     assert parameter_locations(decoder) == expected
 
 
-def test_places_in_an_encoder_with_a_classifier() -> None:
+def test_locations_in_an_encoder_with_a_classifier() -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
     model = BertForSequenceClassification(
@@ -83,7 +85,7 @@ def test_places_in_an_encoder_with_a_classifier() -> None:
     assert result["classifier.bias"] == ("bias", None)
 
 
-def test_places_in_an_adapted_model() -> None:
+def test_locations_in_a_model_with_an_adapter() -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -101,7 +103,7 @@ def test_places_in_an_adapted_model() -> None:
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_places_in_a_state_space_model(tmp_path: Path, saved: bool) -> None:
+def test_locations_in_a_state_space_model(tmp_path: Path, saved: bool) -> None:
     from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
     settings = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4)
@@ -117,7 +119,7 @@ def test_places_in_a_state_space_model(tmp_path: Path, saved: bool) -> None:
         assert result[f"backbone.layers.0.mixer.{name}.weight"] == ("matrix", 0)
 
 
-def test_places_of_unusual_parameters() -> None:
+def test_locations_of_unusual_parameters() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -147,16 +149,16 @@ def test_places_of_unusual_parameters() -> None:
     }
 
 
-def settings_by_name(named: list[NamedParameter], **settings: Any) -> dict[str, tuple[float, float]]:
+def settings_by_name(parameters: list[NamedParameter], **settings: Any) -> dict[str, tuple[float, float]]:
     """Decay and scale of each tensor; also checks that every tensor is in one group."""
     result = {}
-    groups = parameter_groups(named, OptimizerConfig(weight_decay=0.1, **settings), layer_count(named))
+    groups = parameter_groups(parameters, OptimizerConfig(weight_decay=0.1, **settings), layer_count(parameters))
     for group in groups:
         for name, tensor in group["params"]:
             assert name not in result
-            assert tensor is next(item.tensor for item in named if item.name == name)
+            assert tensor is next(parameter.tensor for parameter in parameters if parameter.name == name)
             result[name] = group["weight_decay"], group["lr_scale"]
-    assert set(result) == {item.name for item in named}
+    assert set(result) == {parameter.name for parameter in parameters}
     assert len(groups) == len(set(result.values())), "as few groups as there are settings"
     return result
 
@@ -170,18 +172,15 @@ def settings_by_name(named: list[NamedParameter], **settings: Any) -> dict[str, 
         ({"decay_biases": True}, {"matrix", "head", "bias"}),
     ],
 )
-def test_what_decays(gpt2: nn.Module, copies: Copies, settings: dict[str, Any], kinds: set[str]) -> None:
+def test_weight_decay_follows_the_config(
+    gpt2: nn.Module, copy_parameters: CopyParameters, settings: dict[str, Any], kinds: set[str]
+) -> None:
     expected = {name: (0.1 if kind in kinds else 0.0, 1.0) for name, (kind, _) in GPT2.items()}
-    assert settings_by_name(copies(gpt2), **settings) == expected
+    assert settings_by_name(copy_parameters(gpt2), **settings) == expected
 
 
-def test_matrices_and_nothing_else_decay_in_llama(llama: nn.Module, copies: Copies) -> None:
-    result = settings_by_name(copies(llama))
-    assert result == {name: (0.1 if name.endswith("proj.weight") else 0.0, 1.0) for name in LLAMA}
-
-
-def test_each_layer_learns_slower_than_that_above_it(gpt2: nn.Module, copies: Copies) -> None:
-    result = settings_by_name(copies(gpt2), layer_decay=0.75)
+def test_layer_decay_lowers_the_rate_of_lower_layers(gpt2: nn.Module, copy_parameters: CopyParameters) -> None:
+    result = settings_by_name(copy_parameters(gpt2), layer_decay=0.75)
     for name, (_, scale) in result.items():
         if name.startswith("transformer.w"):
             assert scale == 0.75**3, name
@@ -191,19 +190,19 @@ def test_each_layer_learns_slower_than_that_above_it(gpt2: nn.Module, copies: Co
             assert scale == 1.0, name
 
 
-def test_an_embedding_of_unknown_depth_is_at_the_bottom() -> None:
-    named = [
+def test_an_embedding_of_unknown_depth_counts_as_the_lowest_layer() -> None:
+    parameters = [
         NamedParameter("e", torch.zeros(2, 2), "embedding", None),
         NamedParameter("m", torch.zeros(2, 2), "matrix", 0),
     ]
-    assert settings_by_name(named, layer_decay=0.5) == {"e": (0.0, 0.25), "m": (0.1, 0.5)}
+    assert settings_by_name(parameters, layer_decay=0.5) == {"e": (0.0, 0.25), "m": (0.1, 0.5)}
 
 
-def test_no_layers_to_tell_apart() -> None:
-    named = [
+def test_layer_decay_needs_layers() -> None:
+    parameters = [
         NamedParameter("e", torch.zeros(2, 2), "embedding", -1),
         NamedParameter("m", torch.zeros(2, 2), "matrix", None),
     ]
-    settings_by_name(named)
+    settings_by_name(parameters)
     with pytest.raises(UserError, match=r"^train.optimizer.layer_decay: no parameter has a layer number .*; set it"):
-        settings_by_name(named, layer_decay=0.9)
+        settings_by_name(parameters, layer_decay=0.9)

@@ -1,4 +1,4 @@
-"""Adversarial training against the same written out with plain PyTorch."""
+"""Adversarial training against plain PyTorch."""
 
 from collections.abc import Callable
 
@@ -20,9 +20,9 @@ from posttrain.train.regularization.config import AdversarialConfig
 Fresh = Callable[..., LanguageModel]
 FGM = AdversarialConfig(method="fgm", epsilon=0.2, weight=0.7)
 PGD = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.09, steps=4, weight=0.7)
-# No two begin alike: nothing is shared.
+# All prefixes differ, so nothing is shared.
 UNITS: list[Unit] = [
-    [TokenizedExample([first + place for place in range(length)], [False] * 4 + [True] * (length - 4))]
+    [TokenizedExample([first + position for position in range(length)], [False] * 4 + [True] * (length - 4))]
     for first, length in ((10, 9), (40, 17), (90, 12))
 ]
 
@@ -37,59 +37,66 @@ def forward(lm: LanguageModel, packed: Packed) -> Callable[[], Loss]:
     return lambda: sft(sequence_log_probs(lm, packed))
 
 
-def by_hand(lm: LanguageModel, example: TokenizedExample, config: AdversarialConfig) -> tuple[Tensor, Tensor]:
+def plain_and_perturbed_loss(
+    lm: LanguageModel, example: TokenizedExample, config: AdversarialConfig
+) -> tuple[Tensor, Tensor]:
     """Sums of the plain and of the perturbed loss of one sequence, with their graphs."""
     ids = torch.tensor(example.ids)
-    embedded = lm.model.get_input_embeddings()(ids[None, :-1])
+    embeddings = lm.model.get_input_embeddings()(ids[None, :-1])
 
-    def loss(added: Tensor) -> Tensor:
-        logits = lm.model(inputs_embeds=embedded + added).logits[0]
+    def loss(perturbation: Tensor) -> Tensor:
+        logits = lm.model(inputs_embeds=embeddings + perturbation).logits[0]
         targets = ids[1:].where(torch.tensor(example.supervised[1:]), -100)
         return functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
 
-    size = embedded.detach().norm()
+    size = embeddings.detach().norm()
     step = config.step_size if config.method == "pgd" else config.epsilon
-    added = torch.zeros_like(embedded)
+    perturbation = torch.zeros_like(embeddings)
     for _ in range(config.steps if config.method == "pgd" else 1):
-        added.requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(added), added, retain_graph=True)
-        added = (added + step * size * gradient / gradient.norm()).detach()
-        added = added * min(1.0, float(config.epsilon * size / added.norm()))
-    return loss(torch.zeros_like(embedded)), loss(added)
+        perturbation.requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(perturbation), perturbation, retain_graph=True)
+        perturbation = (perturbation + step * size * gradient / gradient.norm()).detach()
+        perturbation = perturbation * min(1.0, float(config.epsilon * size / perturbation.norm()))
+    return loss(torch.zeros_like(embeddings)), loss(perturbation)
 
 
 @pytest.mark.parametrize("config", [FGM, PGD], ids=["fgm", "pgd"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_gradients_are_those_written_out(fresh: Fresh, config: AdversarialConfig, padded: bool) -> None:
+def test_gradients_match_plain_pytorch(fresh: Fresh, config: AdversarialConfig, padded: bool) -> None:
     lm = fresh()
-    plain, worst = (sum(losses) for losses in zip(*(by_hand(lm, unit[0], config) for unit in UNITS), strict=True))
-    ((plain + config.weight * worst) / 5).backward()
-    plain, worst = plain.detach(), worst.detach()
+    plain_sum, perturbed_sum = (
+        sum(losses) for losses in zip(*(plain_and_perturbed_loss(lm, unit[0], config) for unit in UNITS), strict=True)
+    )
+    ((plain_sum + config.weight * perturbed_sum) / 5).backward()
+    plain_sum, perturbed_sum = plain_sum.detach(), perturbed_sum.detach()
     expected = gradients(lm)
     with packed_attention(lm, 64) as packs:
         assert packs
         if padded:
             lm.model.set_attn_implementation("sdpa")
         actual = backward_adversarial(forward(lm, pack(UNITS, padded=padded)), 5, lm, config)
-    assert float(actual.sum) == pytest.approx(float(plain), rel=1e-5)
+    assert float(actual.sum) == pytest.approx(float(plain_sum), rel=1e-5)
     value, count = actual.metrics["adversarial"]
-    assert (float(value), count) == (pytest.approx(float(worst), rel=1e-4), actual.count)
-    assert value > 1.02 * actual.sum, "it is a worse neighbour"
+    assert (float(value), count) == (pytest.approx(float(perturbed_sum), rel=1e-4), actual.count)
+    assert value > 1.02 * actual.sum, "the perturbed loss is higher"
     for name, gradient in gradients(lm).items():
         torch.testing.assert_close(gradient, expected[name], atol=3e-5, rtol=2e-3, msg=name)
 
 
-def test_one_step_as_long_as_allowed_is_fgm(fresh: Fresh) -> None:
+def test_one_pgd_step_of_size_epsilon_is_fgm(fresh: Fresh) -> None:
     lm = fresh()
-    item = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1, weight=0.7)
+    one_step_pgd = AdversarialConfig(method="pgd", epsilon=0.2, step_size=0.2, steps=1, weight=0.7)
     with packed_attention(lm, 64):
-        results = [(backward_adversarial(forward(lm, pack(UNITS)), 5, lm, way), gradients(lm)) for way in (FGM, item)]
-    (first, of_first), (second, of_second) = results
-    assert first.metrics["adversarial"][0] == second.metrics["adversarial"][0]
-    assert all(torch.equal(of_first[name], of_second[name]) for name in of_first)
+        results = [
+            (backward_adversarial(forward(lm, pack(UNITS)), 5, lm, config), gradients(lm))
+            for config in (FGM, one_step_pgd)
+        ]
+    (fgm_loss, fgm_gradients), (pgd_loss, pgd_gradients) = results
+    assert fgm_loss.metrics["adversarial"][0] == pgd_loss.metrics["adversarial"][0]
+    assert all(torch.equal(fgm_gradients[name], pgd_gradients[name]) for name in fgm_gradients)
 
 
-def test_more_steps_climb_higher(fresh: Fresh) -> None:
+def test_more_pgd_steps_raise_the_perturbed_loss(fresh: Fresh) -> None:
     lm = fresh()
     result = {}
     with packed_attention(lm, 64):
@@ -102,7 +109,7 @@ def test_more_steps_climb_higher(fresh: Fresh) -> None:
 
 
 @pytest.mark.parametrize("fails_in", [1, 2, 3])
-def test_the_embeddings_are_as_they_were_whatever_happens(fresh: Fresh, fails_in: int) -> None:
+def test_the_embeddings_are_restored_after_an_error(fresh: Fresh, fails_in: int) -> None:
     lm = fresh()
     before = lm.model.get_input_embeddings().weight.detach().clone()
     calls = 0
@@ -116,10 +123,10 @@ def test_the_embeddings_are_as_they_were_whatever_happens(fresh: Fresh, fails_in
         return result
 
     with packed_attention(lm, 64):
-        plain = forward(lm, pack(UNITS))().sum.detach()
+        expected = forward(lm, pack(UNITS))().sum.detach()
         with pytest.raises(MemoryError):
             backward_adversarial(loss, 5, lm, PGD)
-        assert torch.equal(forward(lm, pack(UNITS))().sum.detach(), plain), "nothing is added any more"
+        assert torch.equal(forward(lm, pack(UNITS))().sum.detach(), expected), "the perturbation is removed"
     assert calls == fails_in
     assert torch.equal(lm.model.get_input_embeddings().weight, before)
     assert not lm.model.get_input_embeddings()._forward_hooks
@@ -127,39 +134,39 @@ def test_the_embeddings_are_as_they_were_whatever_happens(fresh: Fresh, fails_in
 
 def test_all_passes_draw_the_same_random_numbers(fresh: Fresh) -> None:
     lm = fresh()
-    drawn = []
+    draws = []
 
     def loss() -> Loss:
-        drawn.append(float(torch.rand(())))
+        draws.append(float(torch.rand(())))
         return forward(lm, pack(UNITS))()
 
     torch.manual_seed(5)
-    once = float(torch.rand(()))
-    then = float(torch.rand(()))
+    first_draw = float(torch.rand(()))
+    second_draw = float(torch.rand(()))
     torch.manual_seed(5)
     with packed_attention(lm, 64):
         backward_adversarial(loss, 5, lm, PGD)
-    assert drawn == [once] * 5
-    assert float(torch.rand(())) == then, "as if there had been one pass"
+    assert draws == [first_draw] * 5
+    assert float(torch.rand(())) == second_draw, "as if there had been one pass"
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_where_there_is_no_way_up(fresh: Fresh, value: float) -> None:
-    """A gradient that is nothing, or was lost, leads to no perturbation, and to no NaN in what has none."""
+def test_a_zero_or_non_finite_gradient_gives_no_perturbation(fresh: Fresh, value: float) -> None:
     lm = fresh()
 
     def loss() -> Loss:
         result = forward(lm, pack(UNITS))()
-        return Loss(result.sum.detach() + (result.sum - result.sum.detach()) * value, result.count)
+        result.sum.register_hook(lambda gradient: gradient * value)
+        return result
 
     with packed_attention(lm, 64):
         result = backward_adversarial(loss, 5, lm, FGM)
+    torch.testing.assert_close(result.metrics["adversarial"][0], result.sum)
     if value == 0:
-        torch.testing.assert_close(result.metrics["adversarial"][0], result.sum)
         assert all(bool((gradient == 0).all()) for gradient in gradients(lm).values())
 
 
-def test_with_frozen_embeddings(fresh: Fresh) -> None:
+def test_adversarial_training_with_frozen_embeddings(fresh: Fresh) -> None:
     torch.manual_seed(0)
     lm = add_adapter(fresh(), LoraConfig(rank=4))
     lm.model.train()

@@ -1,4 +1,4 @@
-"""Dropout given to a model that was made with another one."""
+"""Dropout rates set on a model that was created with other rates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,28 +56,28 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "settings", "fields"), FAMILIES)
-def test_it_is_what_a_model_made_so_does(
+def test_set_dropout_equals_a_model_created_with_it(
     fresh: Fresh, kind: str, settings: dict[str, Any], fields: dict[str, tuple[str, ...]]
 ) -> None:
     tiny = fresh()
-    plain = AutoConfig.for_model(kind, **(COMMON | settings))
-    for place, names in fields.items():
+    config = AutoConfig.for_model(kind, **(COMMON | settings))
+    for kind_of_dropout, names in fields.items():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(plain).train()
-        made = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(config).train()
+        reference = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(kind, **(COMMON | settings | dict.fromkeys(names, 0.4)))
         ).train()
-        made.load_state_dict(model.state_dict())
+        reference.load_state_dict(model.state_dict())
         before = logits(model)
-        with set_dropout(LanguageModel(model, tiny.tokenizer, tiny.task), DropoutConfig(**{place: 0.4})):
-            inside = logits(model)
+        with set_dropout(LanguageModel(model, tiny.tokenizer, tiny.task), DropoutConfig(**{kind_of_dropout: 0.4})):
+            dropped = logits(model)
             model.eval()
-            assert torch.equal(logits(model), logits(made.eval())), "nothing is dropped when it is only asked"
+            assert torch.equal(logits(model), logits(reference.eval())), "evaluation drops nothing"
             model.train()
-        assert torch.equal(inside, logits(made.train())), place
-        assert not torch.equal(inside, before), place
-        assert torch.equal(logits(model), before), "it is its own again"
-        assert all(getattr(model.config, name) == getattr(plain, name) for name in names)
+        assert torch.equal(dropped, logits(reference.train())), kind_of_dropout
+        assert not torch.equal(dropped, before), kind_of_dropout
+        assert torch.equal(logits(model), before), "the model's own dropout is restored"
+        assert all(getattr(model.config, name) == getattr(config, name) for name in names)
 
 
 def test_zero_switches_a_models_own_dropout_off(fresh: Fresh) -> None:
@@ -86,26 +86,26 @@ def test_zero_switches_a_models_own_dropout_off(fresh: Fresh) -> None:
     model = AutoModelForCausalLM.from_config(config).train()
     lm = LanguageModel(model, tiny.tokenizer, tiny.task)
     with set_dropout(lm, DropoutConfig(attention=0, residual=0, embedding=0)):
-        inside = logits(model)
-        assert torch.equal(inside, logits(model.eval()))
+        without_dropout = logits(model)
+        assert torch.equal(without_dropout, logits(model.eval()))
         model.train()
-    assert not torch.equal(inside, logits(model))
+    assert not torch.equal(without_dropout, logits(model))
 
 
-@pytest.mark.parametrize("place", ["residual", "embedding"])
-def test_a_model_without_a_place_for_it(fresh: Fresh, place: str) -> None:
+@pytest.mark.parametrize("kind", ["residual", "embedding"])
+def test_an_unsupported_kind_of_dropout_is_refused(fresh: Fresh, kind: str) -> None:
     with (
-        pytest.raises(UserError, match=rf"train\.noise\.dropout\.{place}: llama has no {place} dropout"),
-        apply_noise(fresh(), NoiseConfig(dropout=DropoutConfig(**{place: 0.1}))),
+        pytest.raises(UserError, match=rf"train\.noise\.dropout\.{kind}: llama has no {kind} dropout"),
+        apply_noise(fresh(), NoiseConfig(dropout=DropoutConfig(**{kind: 0.1}))),
     ):
         pass
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_attention_in_packed_rows_is_dropped_too(fresh: Fresh, adapted: bool) -> None:
+@pytest.mark.parametrize("with_adapter", [False, True])
+def test_attention_dropout_applies_to_packed_rows(fresh: Fresh, with_adapter: bool) -> None:
     lm = fresh()
     unit = [lm.encode([{"role": "user", "content": "where is my card"}], "card lost")]
-    if adapted:
+    if with_adapter:
         lm = add_adapter(lm, LoraConfig(rank=4))
         lm.model.train()
     packed = pack([unit])
@@ -113,16 +113,16 @@ def test_attention_in_packed_rows_is_dropped_too(fresh: Fresh, adapted: bool) ->
         assert packs
         before = predicting_states(lm, packed)
         with set_dropout(lm, DropoutConfig(attention=0.5)):
-            inside = predicting_states(lm, packed)
+            dropped = predicting_states(lm, packed)
             lm.model.eval()
             torch.testing.assert_close(predicting_states(lm, packed), before)
             lm.model.train()
         after = predicting_states(lm, packed)
-    assert not torch.allclose(inside, before)
+    assert not torch.allclose(dropped, before)
     torch.testing.assert_close(after, before)
 
 
-def test_nothing_set_changes_nothing(fresh: Fresh) -> None:
+def test_an_empty_noise_config_changes_nothing(fresh: Fresh) -> None:
     lm = fresh()
     before = logits(lm.model)
     with apply_noise(lm, NoiseConfig()):

@@ -1,4 +1,4 @@
-"""Noise, averages, smoothing and clipping in whole trainings."""
+"""Noise, averages, smoothing and clipping in complete trainings."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 TASK = TaskConfig(system="Name the intent.")
 FGM = AdversarialConfig(method="fgm", epsilon=0.05)
-ALONE: dict[str, dict[str, Any]] = {
+SINGLE: dict[str, dict[str, Any]] = {
     "neftune": {"noise": NoiseConfig(neftune=5.0)},
     "dropout": {"noise": NoiseConfig(dropout=DropoutConfig(attention=0.2))},
     "fgm": {"noise": NoiseConfig(adversarial=FGM)},
@@ -37,7 +37,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "clip_value": {"clip_value": 1e-3},
     "float16": {"precision": "float16"},
 }
-TOGETHER: dict[str, dict[str, Any]] = {
+COMBINED: dict[str, dict[str, Any]] = {
     "float16": {
         "precision": "float16",
         "scaling": ScalingConfig(initial=2.0**20, growth_interval=2),
@@ -73,65 +73,70 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path) -> dict[str, Any]:
+def run_training(source: Path, records: pa.Table, config: TrainConfig, folder: Path) -> dict[str, Any]:
     return train(source, records, config, TASK, seed=3, out=folder / "out", scratch=folder / "scratch")
 
 
-def killed_at(step: int, do: Callable[[], object]) -> None:
-    """Do the work in a process that dies once this step's gradients are there."""
-    add_up = trainer.Trainer.accumulate_gradients
+def kill_at_step(step: int, work: Callable[[], object]) -> None:
+    """Runs ``work`` in a process that dies after computing the gradients of this step."""
+    original = trainer.Trainer.accumulate_gradients
 
-    def dies(self: Any, batch: Batch) -> Any:
-        result = add_up(self, batch)
+    def die(self: Any, batch: Batch) -> Any:
+        result = original(self, batch)
         if batch.step == step:
             raise Killed
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.Trainer, "accumulate_gradients", dies)
+        patch.setattr(trainer.Trainer, "accumulate_gradients", die)
         with pytest.raises(Killed):
-            do()
+            work()
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
-    """``plain(records, config)``: the weights that training without any of it gives."""
+def plain_weights(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
+    """``plain_weights(records, config)``: the weights after training without regularization."""
     result: list[bytes] = []
 
     def weights(records: pa.Table, config: TrainConfig) -> bytes:
         if not result:
             folder = tmp_path_factory.mktemp("plain")
-            trained(tiny_model, records, config, folder)
+            run_training(tiny_model, records, config, folder)
             result.append((folder / "out" / "model.safetensors").read_bytes())
         return result[0]
 
     return weights
 
 
-@pytest.mark.parametrize("way", ALONE)
-def test_each_makes_a_difference_and_is_no_fault(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, way: str, plain: Callable[..., bytes]
+@pytest.mark.parametrize("name", SINGLE)
+def test_each_setting_changes_the_weights_without_a_fault(
+    tiny_model: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    name: str,
+    plain_weights: Callable[..., bytes],
 ) -> None:
-    meta = trained(tiny_model, records, config.model_copy(update=ALONE[way]), tmp_path)
+    meta = run_training(tiny_model, records, config.model_copy(update=SINGLE[name]), tmp_path)
     assert meta["decisions"] == []
     assert meta["last_loss"] < meta["first_loss"]
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() != plain(records, config)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() != plain_weights(records, config)
 
 
-@pytest.mark.parametrize("way", TOGETHER)
-def test_a_killed_training_ends_as_if_it_had_not_been(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, way: str
+@pytest.mark.parametrize("name", COMBINED)
+def test_a_killed_training_ends_with_the_same_output(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, name: str
 ) -> None:
-    config = config.model_copy(update=TOGETHER[way])
-    meta = trained(tiny_model, records, config, tmp_path / "whole")
+    config = config.model_copy(update=COMBINED[name])
+    meta = run_training(tiny_model, records, config, tmp_path / "whole")
 
-    def again() -> dict[str, Any]:
-        torch.manual_seed(99)  # a new process's generators stand anywhere
-        return trained(tiny_model, records, config, tmp_path / "parts")
+    def run() -> dict[str, Any]:
+        torch.manual_seed(99)  # a new process has other generator states
+        return run_training(tiny_model, records, config, tmp_path / "parts")
 
     for step in (1, 4):
-        killed_at(step, again)
-    assert again() == meta
+        kill_at_step(step, run)
+    assert run() == meta
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
 
 
@@ -139,83 +144,82 @@ def test_noise_is_not_in_the_saved_model(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
     noise = NoiseConfig(neftune=5.0, dropout=DropoutConfig(attention=0.2), adversarial=FGM)
-    trained(tiny_model, records, config.model_copy(update={"noise": noise}), tmp_path)
-    saved = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert saved["attention_dropout"] == json.loads((tiny_model / "config.json").read_text())["attention_dropout"] == 0
+    run_training(tiny_model, records, config.model_copy(update={"noise": noise}), tmp_path)
+    config_json = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (
+        config_json["attention_dropout"]
+        == json.loads((tiny_model / "config.json").read_text())["attention_dropout"]
+        == 0
+    )
 
 
 def test_the_perturbed_loss_is_logged(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
     config = config.model_copy(update={"noise": NoiseConfig(adversarial=FGM), "sft": SftConfig(label_smoothing=0.1)})
-    trained(tiny_model, records, config, tmp_path)
+    run_training(tiny_model, records, config, tmp_path)
     steps = json.loads((tmp_path / "out" / "training.json").read_text())
     assert all(step["metrics"]["adversarial"] > step["loss"] > step["metrics"]["nll"] * 0.9 for step in steps)
     assert all(step["metrics"]["nll"] < step["loss"] for step in steps[-2:]), "smoothing keeps the loss up"
 
 
-def test_the_average_is_what_is_saved(
+def test_the_moving_average_is_saved(
     tiny_model: Path,
     records: pa.Table,
     config: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    plain: Callable[..., bytes],
+    plain_weights: Callable[..., bytes],
 ) -> None:
-    seen: list[list[torch.Tensor]] = []
+    masters_by_step: list[list[torch.Tensor]] = []
     names: list[str] = []
     step = MasterWeights.step
 
-    def watched(self: MasterWeights, rate: float, scale: float = 1.0) -> None:
+    def record_masters(self: MasterWeights, rate: float, scale: float = 1.0) -> None:
         step(self, rate, scale)
         names[:] = self.names
-        seen.append([master.detach().clone() for master in self.masters])
+        masters_by_step.append([master.detach().clone() for master in self.masters])
 
-    monkeypatch.setattr(MasterWeights, "step", watched)
+    monkeypatch.setattr(MasterWeights, "step", record_masters)
     ema = EmaConfig(decay=0.15, start=2)
-    trained(tiny_model, records, config.model_copy(update={"ema": ema}), tmp_path / "average")
+    run_training(tiny_model, records, config.model_copy(update={"ema": ema}), tmp_path / "average")
     saved = load_file(tmp_path / "average" / "out" / "model.safetensors")
-    assert len(seen) == 6
+    assert len(masters_by_step) == 6
     for index, name in enumerate(names):
-        expected = seen[1][index]
-        for weights, decay in zip(seen[2:], (0.1, 0.15, 0.15, 0.15), strict=True):
+        expected = masters_by_step[1][index]
+        for weights, decay in zip(masters_by_step[2:], (0.1, 0.15, 0.15, 0.15), strict=True):
             expected = decay * expected + (1 - decay) * weights[index]
         torch.testing.assert_close(saved[name], expected.bfloat16(), atol=1e-6, rtol=0.01, msg=name)
-    trained(
+    run_training(
         tiny_model,
         records,
         config.model_copy(update={"ema": ema.model_copy(update={"save": False})}),
         tmp_path / "last",
     )
-    assert (tmp_path / "last" / "out" / "model.safetensors").read_bytes() == plain(records, config)
-
-
-def test_an_average_that_never_begins(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.ema\.start: .* after 7 steps, and training has 6"):
-        trained(tiny_model, records, config.model_copy(update={"ema": EmaConfig(decay=0.9, start=6)}), tmp_path)
+    assert (tmp_path / "last" / "out" / "model.safetensors").read_bytes() == plain_weights(records, config)
 
 
 def test_no_weight_moves_further_than_the_clipped_value(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved: dict[float | None, float] = {}
+    largest_moves: dict[float | None, float] = {}
     norms: dict[float | None, float] = {}
     step = MasterWeights.step
 
     for value in (None, 1e-3):
 
-        def watched(self: MasterWeights, rate: float, scale: float = 1.0, value: float | None = value) -> None:
+        def record_move(self: MasterWeights, rate: float, scale: float = 1.0, value: float | None = value) -> None:
             before = [master.detach().clone() for master in self.masters]
             step(self, rate, scale)
             furthest = max(float((m.detach() - b).abs().max()) for m, b in zip(self.masters, before, strict=True))
-            moved[value] = max(moved.get(value, 0.0), furthest / rate)
+            largest_moves[value] = max(largest_moves.get(value, 0.0), furthest / rate)
 
-        monkeypatch.setattr(MasterWeights, "step", watched)
+        monkeypatch.setattr(MasterWeights, "step", record_move)
         sgd = OptimizerConfig(name="sgd", momentum=0.0, weight_decay=0.0)
-        changed = config.model_copy(update={"optimizer": sgd, "clip": 1e9, "clip_value": value} | ONE_RATE)
-        trained(tiny_model, records, changed, tmp_path / str(value))
+        changed_config = config.model_copy(update={"optimizer": sgd, "clip": 1e9, "clip_value": value} | ONE_RATE)
+        run_training(tiny_model, records, changed_config, tmp_path / str(value))
         norms[value] = json.loads((tmp_path / str(value) / "out" / "training.json").read_text())[0]["grad_norm"]
-    assert moved[1e-3] == pytest.approx(1e-3, rel=0.01)
-    assert moved[None] is not None
-    assert moved[None] > 0.01
+    assert largest_moves[1e-3] == pytest.approx(1e-3, rel=0.01)
+    assert largest_moves[None] is not None
+    assert largest_moves[None] > 0.01
     assert norms[1e-3] == norms[None], "the norm is that before clipping"
 
 
@@ -235,11 +239,11 @@ def test_no_weight_moves_further_than_the_clipped_value(
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_said_before_any_step(
+def test_unsupported_settings_are_refused_before_any_step(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        trained(tiny_model, records, config.model_copy(update=changes), tmp_path)
+        run_training(tiny_model, records, config.model_copy(update=changes), tmp_path)
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
@@ -278,17 +282,17 @@ def test_standardised_convolutions_are_saved(
     )
     records = records.slice(0, 6)
 
-    def again(name: str) -> dict[str, Any]:
-        return trained(mamba, records, config, tmp_path / name)
+    def run(name: str) -> dict[str, Any]:
+        return run_training(mamba, records, config, tmp_path / name)
 
-    meta = again("whole")
-    killed_at(1, lambda: again("parts"))
-    assert again("parts") == meta
+    meta = run("whole")
+    kill_at_step(1, lambda: run("parts"))
+    assert run("parts") == meta
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
     saved = load_file(tmp_path / "whole" / "out" / "model.safetensors")
     name = "backbone.layers.0.mixer.conv1d.weight"
     filters = saved[name].float().flatten(1)
     torch.testing.assert_close(filters.mean(1), torch.zeros(len(filters)), atol=0.01, rtol=0)
     torch.testing.assert_close(filters.std(1, correction=0), torch.ones(len(filters)), atol=0.01, rtol=0)
-    before = load_file(mamba / "model.safetensors")
-    assert set(saved) == set(before)
+    initial = load_file(mamba / "model.safetensors")
+    assert set(saved) == set(initial)

@@ -39,21 +39,21 @@ def convolutions(lm: LanguageModel) -> list[Any]:
     return [module for module in lm.model.modules() if isinstance(module, nn.Conv1d)]
 
 
-def by_hand(weight: Tensor) -> Tensor:
+def standardize(weight: Tensor) -> Tensor:
     flat = weight.flatten(1)
     return ((flat - flat.mean(1, keepdim=True)) / flat.std(1, correction=0, keepdim=True)).view_as(weight)
 
 
-def test_the_model_computes_with_standardised_weights_and_keeps_them(mamba: LanguageModel, tmp_path: Path) -> None:
+def test_the_model_computes_and_saves_standardised_weights(mamba: LanguageModel, tmp_path: Path) -> None:
     before = [convolution.weight.detach().clone() for convolution in convolutions(mamba)]
     names = {name for name, _ in mamba.model.named_parameters()}
     with standardize_weights(mamba):
         for convolution, weight in zip(convolutions(mamba), before, strict=True):
-            torch.testing.assert_close(convolution.weight, by_hand(weight), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(convolution.weight, standardize(weight), atol=1e-4, rtol=1e-4)
             assert float(convolution.weight[0].detach().mean()) == pytest.approx(0, abs=1e-6)
         logits = mamba.model(input_ids=IDS).logits
         (logits.square().mean()).backward()
-        for convolution in convolutions(mamba):  # a change of mean or size of a filter changes nothing
+        for convolution in convolutions(mamba):  # a filter's mean and norm have no effect
             raw = convolution.parametrizations.weight.original
             assert float(raw.grad.abs().max()) > 0
             torch.testing.assert_close(raw.grad.sum(-1), torch.zeros_like(raw.grad.sum(-1)), atol=1e-6, rtol=0)
@@ -61,8 +61,8 @@ def test_the_model_computes_with_standardised_weights_and_keeps_them(mamba: Lang
     assert {name for name, _ in mamba.model.named_parameters()} == names
     torch.testing.assert_close(mamba.model(input_ids=IDS).logits, logits)
     save_language_model(mamba, tmp_path, "float32")
-    again = load_language_model(tmp_path, mamba.task, "float32")
-    torch.testing.assert_close(again.model(input_ids=IDS).logits, logits)
+    loaded = load_language_model(tmp_path, mamba.task, "float32")
+    torch.testing.assert_close(loaded.model(input_ids=IDS).logits, logits)
 
 
 def test_a_filter_of_equal_weights_has_a_gradient(mamba: LanguageModel) -> None:
@@ -75,14 +75,14 @@ def test_a_filter_of_equal_weights_has_a_gradient(mamba: LanguageModel) -> None:
         assert bool(first.parametrizations.weight.original.grad.isfinite().all())
 
 
-def test_an_exception_leaves_a_plain_model(mamba: LanguageModel) -> None:
+def test_an_exception_restores_the_model(mamba: LanguageModel) -> None:
     with pytest.raises(KeyError), standardize_weights(mamba):
         raise KeyError
     assert all(type(convolution) is nn.Conv1d for convolution in convolutions(mamba))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_model_without_convolutions(fresh: Fresh, kind: str) -> None:
+def test_a_model_without_convolutions_is_refused(fresh: Fresh, kind: str) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     lm = fresh()

@@ -1,4 +1,4 @@
-"""What is drawn in a chart."""
+"""The shapes and texts of a chart."""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -12,7 +12,7 @@ def _shapes(svg: str, tag: str, class_: str) -> list[ElementTree.Element]:
     return [shape for shape in ElementTree.fromstring(svg).iter(_SVG + tag) if shape.get("class") == class_]
 
 
-def _words(svg: str) -> list[str]:
+def _texts(svg: str) -> list[str]:
     return ["".join(shape.itertext()) for shape in ElementTree.fromstring(svg).iter(_SVG + "text")]
 
 
@@ -23,6 +23,6 @@ def shapes() -> Callable[[str, str, str], list[ElementTree.Element]]:
 
 
 @pytest.fixture(scope="session")
-def words() -> Callable[[str], list[str]]:
-    """``words(svg)``: each text of a chart."""
-    return _words
+def texts() -> Callable[[str], list[str]]:
+    """``texts(svg)``: each text of a chart."""
+    return _texts

@@ -1,4 +1,4 @@
-"""Charts of a dataset's page: lengths and places tell the numbers."""
+"""Charts of a dataset's page: lengths and positions show the numbers."""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -22,14 +22,14 @@ def test_bars_of_a_histogram_are_as_tall_as_their_counts(shapes: Shapes) -> None
     assert histogram([0, 1], [0], "nothing", str) == ""
 
 
-def test_a_funnel_shows_what_was_added(shapes: Shapes) -> None:
+def test_a_funnel_shows_added_records(shapes: Shapes) -> None:
     svg = funnel(100, [("short", 20), ("augmented", -50), ("duplicate", 10)], "records")
     assert "+50" in svg
     assert "−20" in svg
-    (kept,) = shapes(svg, "rect", "bar-kept")
-    first, added = (float(shape.attrib["width"]) for shape in shapes(svg, "rect", "bar-a"))
-    assert first == pytest.approx(2 * added, abs=0.2)
-    assert float(kept.attrib["width"]) == pytest.approx(1.2 * first, abs=0.2)
+    (kept_bar,) = shapes(svg, "rect", "bar-kept")
+    input_width, added_width = (float(shape.attrib["width"]) for shape in shapes(svg, "rect", "bar-a"))
+    assert input_width == pytest.approx(2 * added_width, abs=0.2)
+    assert float(kept_bar.attrib["width"]) == pytest.approx(1.2 * input_width, abs=0.2)
 
 
 def test_paired_bars_share_one_scale(shapes: Shapes) -> None:
@@ -43,7 +43,7 @@ def test_paired_bars_share_one_scale(shapes: Shapes) -> None:
     assert paired_bars([], "shares", str) == ""
 
 
-def test_marks_stand_across_all_bars(shapes: Shapes) -> None:
+def test_marks_are_at_their_values(shapes: Shapes) -> None:
     svg = bars([("a", 0.5, "0.5")], "index", full=1.0, marks=((0.5, "half"), (0.75, "more")))
     (bar,) = shapes(svg, "rect", "bar-a")
     half, more = (float(shape.attrib["x1"]) for shape in shapes(svg, "line", "mark-line"))

@@ -1,4 +1,4 @@
-"""A page in a real browser, and what holds for every page."""
+"""A page in a real browser, and assertions for every page."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -10,39 +10,39 @@ from playwright.sync_api import Browser, Page
 
 
 @dataclasses.dataclass
-class Opened:
-    """A page in the browser, what it asked for, and what it complained of."""
+class LoadedPage:
+    """A page in the browser, its requests, and its messages on the console."""
 
     page: Page
     requests: list[str]
-    complaints: list[str]
+    errors: list[str]
 
-    def unfold(self) -> None:
-        """Open all that is folded."""
+    def open_details(self) -> None:
+        """Open all folded details."""
         self.page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
 
-    def assert_keeps_to_itself(self) -> None:
-        """It loads nothing, runs nothing and complains about nothing."""
+    def assert_self_contained(self) -> None:
+        """Assert that the page loads nothing, has no script and reports no error."""
         assert self.requests == [self.page.url]
-        assert self.complaints == []
+        assert self.errors == []
         assert self.page.locator("script").count() == 0
 
     def assert_has_sections(self, names: Sequence[str]) -> None:
-        """All of them are there, each with something to see, and the links lead to them."""
+        """Assert that each section is there with visible content and a link to it."""
         for name in names:
             section = self.page.locator(f"section#{name}")
             assert section.locator("h2").count() == 1
             assert section.locator(".caption").is_visible()
-            assert any(shown.is_visible() for shown in section.locator("svg, table, details, dl").all()), name
+            assert any(element.is_visible() for element in section.locator("svg, table, details, dl").all()), name
             assert section.locator(".empty").count() == 0, name
         links = self.page.locator("nav a").all()
         assert [link.get_attribute("href") for link in links] == [f"#{name}" for name in names]
 
     def assert_fits(self) -> None:
-        """With all unfolded, nothing is wider than the page, and no text of a chart is cut off."""
-        self.unfold()
-        wide = self.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert wide[0] == wide[1]
+        """Assert that nothing is wider than the page and no text of a chart is cut off, with all details open."""
+        self.open_details()
+        widths = self.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert widths[0] == widths[1]
         outside = self.page.evaluate(
             """() => [...document.querySelectorAll('main *')].filter(element => {
                 const box = element.getBoundingClientRect();
@@ -51,34 +51,34 @@ class Opened:
             }).map(element => element.outerHTML.slice(0, 200))"""
         )
         assert outside == []
-        cut = self.page.evaluate(
+        cut_off = self.page.evaluate(
             """() => [...document.querySelectorAll('svg text')].filter(text => {
                 const box = text.getBoundingClientRect(), chart = text.closest('svg').getBoundingClientRect();
                 return box.width > 0 && (box.left < chart.left - 1 || box.right > chart.right + 1
                     || box.top < chart.top - 1 || box.bottom > chart.bottom + 1);
             }).map(text => text.textContent)"""
         )
-        assert cut == []
+        assert cut_off == []
 
     def assert_charts_are_named(self) -> None:
-        """Whoever cannot see a chart is told what it is."""
+        """Assert that each chart has a title for screen readers."""
         for chart in self.page.locator("svg.chart:visible").all():
             assert chart.get_attribute("role") == "img"
             assert chart.locator("> title").text_content()
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Opened]]:
+def open_page(browser: Browser) -> Iterator[Callable[..., LoadedPage]]:
     """``open_page(path, width, scheme)``: a file in the browser, by default on a phone in light colours."""
     pages: list[Page] = []
 
-    def open_file(path: Path, width: int = 400, scheme: Any = "light") -> Opened:
+    def open_file(path: Path, width: int = 400, scheme: Any = "light") -> LoadedPage:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         pages.append(page)
-        result = Opened(page, [], [])
-        page.on("request", lambda sent: result.requests.append(sent.url))
-        page.on("console", lambda message: result.complaints.append(message.text))
-        page.on("pageerror", lambda error: result.complaints.append(str(error)))
+        result = LoadedPage(page, [], [])
+        page.on("request", lambda request: result.requests.append(request.url))
+        page.on("console", lambda message: result.errors.append(message.text))
+        page.on("pageerror", lambda error: result.errors.append(str(error)))
         page.goto(path.as_uri())
         return result
 
@@ -88,6 +88,6 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Opened]]:
 
 
 @pytest.fixture(params=[(1100, "light"), (400, "light"), (400, "dark")], ids=["desk", "phone", "dark phone"])
-def open_in_view(request: pytest.FixtureRequest, open_page: Callable[..., Opened]) -> Callable[[Path], Opened]:
+def open_in_view(request: pytest.FixtureRequest, open_page: Callable[..., LoadedPage]) -> Callable[[Path], LoadedPage]:
     """``open_in_view(path)``: a file at the width and in the colours that the test runs with; it runs with each."""
     return lambda path: open_page(path, *request.param)

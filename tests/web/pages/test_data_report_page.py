@@ -1,4 +1,4 @@
-"""The page of a dataset version in a real browser: it loads nothing, fits a phone, and what records say stays text."""
+"""The page of a dataset version in a real browser: it loads nothing, fits a phone, and escapes texts of records."""
 
 import dataclasses
 import random
@@ -49,10 +49,14 @@ def _version(seed: int, weight: int) -> Profile:
         for number in range(600)
     ]
     table = assign_ids(records(rows))
-    why = {row: Rejection("near duplicate", f"like {SCRIPT}", 0.9, cluster=SCRIPT, kept=SCRIPT) for row in range(20)}
-    why |= {row: Rejection("word count", f"{row} words, must be at least 30", float(row)) for row in range(20, 28)}
-    kept, rejected, *_ = reject_rows(table, "gopher_and_others", why)
-    ids = kept["id"].to_pylist()
+    rejections = {
+        row: Rejection("near duplicate", f"like {SCRIPT}", 0.9, cluster=SCRIPT, kept=SCRIPT) for row in range(20)
+    }
+    rejections |= {
+        row: Rejection("word count", f"{row} words, must be at least 30", float(row)) for row in range(20, 28)
+    }
+    remaining, rejected, *_ = reject_rows(table, "gopher_and_others", rejections)
+    ids = remaining["id"].to_pylist()
 
     def facts(step: str, name: str, values: list[Any]) -> pa.Table:
         column = pa.array(values)
@@ -63,7 +67,7 @@ def _version(seed: int, weight: int) -> Profile:
         )
         return table.cast(FACT)
 
-    measured = [
+    fact_tables = [
         facts("language", "language", rng.choices(["en", "de", SCRIPT], k=len(ids))),
         facts("quality", "quality", [rng.gauss(weight, 1) for _ in ids]),
         facts("perplexity", "perplexity", [rng.lognormvariate(3, 1) for _ in ids]),
@@ -71,8 +75,8 @@ def _version(seed: int, weight: int) -> Profile:
         facts("toxicity", "toxic_words", rng.choices(["none", SCRIPT], k=len(ids))),
         facts("pii", "pii_email", [float(rng.random() < 0.1) for _ in ids]),
     ]
-    sides = rng.choices(["train", "test"], [9, 1], k=len(ids))
-    return build_profile([kept], [sides], [rejected], facts=measured)
+    splits = rng.choices(["train", "test"], [9, 1], k=len(ids))
+    return build_profile([remaining], [splits], [rejected], facts=fact_tables)
 
 
 @pytest.fixture(scope="module")
@@ -82,27 +86,27 @@ def versions() -> tuple[Profile, Drift]:
 
 
 @pytest.fixture
-def opened(open_in_view: Callable[[Path], Any], versions: tuple[Profile, Drift], tmp_path: Path) -> Any:
+def loaded(open_in_view: Callable[[Path], Any], versions: tuple[Profile, Drift], tmp_path: Path) -> Any:
     write_dataset_report(tmp_path / "page.html", *versions, heading=f"support v1.1.0 {SCRIPT}", since="v1.0.0")
     return open_in_view(tmp_path / "page.html")
 
 
-def test_the_page_is_sound_and_what_records_say_stays_text(opened: Any) -> None:
-    opened.assert_keeps_to_itself()
-    opened.assert_has_sections(SECTIONS)
-    opened.assert_charts_are_named()
-    opened.assert_fits()
-    assert opened.page.locator("blockquote b, td b, i").count() == 0
+def test_the_dataset_page_is_sound_and_escapes_texts_of_records(loaded: Any) -> None:
+    loaded.assert_self_contained()
+    loaded.assert_has_sections(SECTIONS)
+    loaded.assert_charts_are_named()
+    loaded.assert_fits()
+    assert loaded.page.locator("blockquote b, td b, i").count() == 0
 
 
-def test_the_page_says_what_was_measured(opened: Any, versions: tuple[Profile, Drift]) -> None:
-    new, changed = versions
-    page = opened.page
+def test_the_page_shows_the_measurements(loaded: Any, versions: tuple[Profile, Drift]) -> None:
+    new, drift = versions
+    page = loaded.page
     verdict = page.locator("#drift .verdict").text_content()
-    assert verdict == changed.verdict + "."
+    assert verdict == drift.verdict + "."
     assert page.locator("#headline").inner_text().count("572") == 1
     assert page.locator("#drift svg:visible").first.locator(".mark-line").count() == 2
-    opened.unfold()
+    loaded.open_details()
     assert page.locator("#rejections .example").count() == 10
     assert "must be at least 30" in page.locator("#rejections").inner_text()
     assert SCRIPT in page.locator("#rejections").inner_text()
@@ -110,27 +114,27 @@ def test_the_page_says_what_was_measured(opened: Any, versions: tuple[Profile, D
     assert len(new.scores) == 3
 
 
-def test_a_bare_version_has_a_page_too(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_empty_version_has_a_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
     write_dataset_report(tmp_path / "page.html", build_profile([]))
-    opened = open_page(tmp_path / "page.html")
-    assert opened.complaints == []
-    assert opened.page.locator(".empty").count() == 9
-    assert opened.page.locator("#drift").count() == 0
+    loaded = open_page(tmp_path / "page.html")
+    assert loaded.errors == []
+    assert loaded.page.locator(".empty").count() == 9
+    assert loaded.page.locator("#drift").count() == 0
     nothing = measure_drift(build_profile([]), build_profile([]))
     assert "nothing to compare" in render_dataset_report(build_profile([]), nothing)
 
 
-def test_the_page_does_not_grow_with_the_set(versions: tuple[Profile, Drift]) -> None:
-    new, changed = versions
-    many = {f"source {number}": 5 for number in range(100_000)}
+def test_the_page_does_not_grow_with_the_number_of_sources(versions: tuple[Profile, Drift]) -> None:
+    new, drift = versions
+    sources = {f"source {number}": 5 for number in range(100_000)}
     labels = dataclasses.replace(new.balances["all"], counts={f"label {number}": 1 for number in range(1000)})
-    large = dataclasses.replace(new, sources=many, balances={"all": labels})
-    page = render_dataset_report(large, changed)
+    large = dataclasses.replace(new, sources=sources, balances={"all": labels})
+    page = render_dataset_report(large, drift)
     assert len(page) < 400_000
     assert "99,980 others" in page
 
 
-def test_what_reading_left_out_came_in_once(versions: tuple[Profile, Drift]) -> None:
+def test_records_that_reading_rejects_count_once_as_input(versions: tuple[Profile, Drift]) -> None:
     counts = [("read", "in", 700), ("read", "empty", 100), ("length", "too short", 28), ("kept", "kept", 572)]
     rows = tuple({"set": "records", "step": step, "reason": reason, "count": count} for step, reason, count in counts)
     page = render_dataset_report(dataclasses.replace(versions[0], funnel=rows))

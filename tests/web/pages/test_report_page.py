@@ -1,4 +1,4 @@
-"""The report in a real browser: it loads nothing, complains about nothing and fits a phone."""
+"""The report in a real browser: it loads nothing, reports no error and fits a phone."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from posttrain.store.errors import UserError
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.report import render_report, write_report
 from posttrain.web.report_data import Report
-from posttrain.web.selection import PoolMap, Selection
+from posttrain.web.selection_reader import PoolMap, Selection
 
 pytestmark = pytest.mark.slow
 
@@ -31,41 +31,43 @@ SECTIONS = [
 
 
 @pytest.fixture
-def opened(open_in_view: Callable[[Path], Any], report: Report, tmp_path: Path) -> Any:
+def loaded(open_in_view: Callable[[Path], Any], report: Report, tmp_path: Path) -> Any:
     write_report(report, tmp_path / "report.html")
     return open_in_view(tmp_path / "report.html")
 
 
-def test_the_page_is_sound(opened: Any) -> None:
-    opened.assert_keeps_to_itself()
-    opened.assert_has_sections(SECTIONS)
-    opened.assert_charts_are_named()
-    opened.assert_fits()
+def test_the_report_page_is_sound(loaded: Any) -> None:
+    loaded.assert_self_contained()
+    loaded.assert_has_sections(SECTIONS)
+    loaded.assert_charts_are_named()
+    loaded.assert_fits()
 
 
-def test_charts_are_legible(opened: Any) -> None:
-    assert opened.page.locator("section:not(#training):not(#selection) svg.chart:visible").count() == 8
-    assert opened.page.locator("#selection svg.chart:visible").count() == 4, "gains, reasons, map, scores of the last"
-    assert opened.page.locator("#training svg.chart:visible").count() == 11, "the last round's is open"
-    scale = opened.page.evaluate(
+def test_charts_are_legible(loaded: Any) -> None:
+    assert loaded.page.locator("section:not(#training):not(#selection) svg.chart:visible").count() == 8
+    assert loaded.page.locator("#selection svg.chart:visible").count() == 4, (
+        "gains, reasons, map, and scores of the last round"
+    )
+    assert loaded.page.locator("#training svg.chart:visible").count() == 11, "the last round's is open"
+    scale = loaded.page.evaluate(
         """() => Math.min(...[...document.querySelectorAll('svg.chart')]
             .map(chart => [chart.getBoundingClientRect().width, chart.viewBox.baseVal.width])
-            .filter(([shown]) => shown > 0).map(([shown, drawn]) => shown / drawn))"""
+            .filter(([width]) => width > 0).map(([width, viewBox]) => width / viewBox))"""
     )
     assert scale > 0.95
 
 
-def test_the_headline_and_the_refused_round_can_be_read(opened: Any) -> None:
-    headline = opened.page.locator("#headline").inner_text()
-    for shown in ("85.3%", "+74.0", "348", "1 refused"):
-        assert shown in headline
-    decisions = opened.page.locator("#decisions")
+def test_the_page_shows_the_headline_and_the_refused_round(loaded: Any) -> None:
+    headline = loaded.page.locator("#headline").inner_text()
+    for text in ("85.3%", "+74.0", "348", "1 refused"):
+        assert text in headline
+    decisions = loaded.page.locator("#decisions")
     assert "0.641 >= 0.763 * 1.02 = 0.778" in decisions.inner_text()
     assert decisions.locator(".failed:visible").count() == 1
 
 
-def test_each_rounds_training_can_be_opened(opened: Any) -> None:
-    rounds = opened.page.locator("#training .rounds > details")
+def test_each_rounds_training_can_be_opened(loaded: Any) -> None:
+    rounds = loaded.page.locator("#training .rounds > details")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [False, False, False, True]
     assert "Round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
@@ -74,33 +76,35 @@ def test_each_rounds_training_can_be_opened(opened: Any) -> None:
     assert rounds.first.locator("svg.chart:visible").count() == 11
 
 
-def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
-    section = opened.page.locator("#selection")
+def test_each_rounds_selection_can_be_opened(loaded: Any) -> None:
+    section = loaded.page.locator("#selection")
     rounds = section.locator(".rounds > details")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [True, False, False, False]
-    newest = " ".join(rounds.first.inner_text().split())
-    assert newest.startswith("Round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse")
-    for output in (
+    newest_text = " ".join(rounds.first.inner_text().split())
+    assert newest_text.startswith(
+        "Round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse"
+    )
+    for text in (
         "Expected gain in accuracy, in points: +6.4 (+0.8 to +13.1); achieved: +9.0.",
-        "Labelling more may have stopped to pay: the last 3 champions answer the pool alike",
+        "More labels may no longer pay off: the last 3 champions answer the pool alike",
         "96 chosen records among 204 others of the pool and 288 that had a label",
         "error was 11.2% before and 3.4% after",
         "cancel_membership",
         "All 96 records",
     ):
-        assert output in newest
+        assert text in newest_text
     rounds.first.locator(".fold summary").click()
     rows = rounds.first.locator("tbody tr")
     assert rows.count() == 96
     cells = [" ".join(cell.inner_text().split()) for cell in rows.first.locator("td").all()]
     assert cells[:2] == ["1", "strategy"]
-    asked, because, id = rows.first.locator(".content > *").all_inner_texts()
-    assert (len(asked), because, id) == (160, "entropy 1.2, more than 90% of the pool", f"{1:020x}"), (
+    input, reason, id = rows.first.locator(".content > *").all_inner_texts()
+    assert (len(input), reason, id) == (160, "entropy 1.2, more than 90% of the pool", f"{1:020x}"), (
         "long inputs are cut"
     )
     assert rows.last.locator(".because").inner_text().endswith("; drawn with probability 0.03333")
-    # Each chosen record is a point that tells what it is.
+    # Each chosen record is a point with a title.
     points = rounds.first.locator(".wide path.chosen title")
     assert points.count() == 96
     assert "1, strategy, predicted refund_status: Where is my parcel?" in str(points.first.text_content())
@@ -109,31 +113,31 @@ def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
     assert rounds.last.locator("svg.chart:visible").count() == 2
 
 
-def test_a_long_history_of_large_batches_makes_no_huge_page(report: Report) -> None:
+def test_the_size_of_the_page_is_bounded(report: Report) -> None:
     def selection(number: int) -> Selection:
         entry = report.selections[-1]
         assert entry.map is not None
         rng = np.random.default_rng(number)
         chosen = [dataclasses.replace(entry.chosen[0], id=f"{rank}", rank=rank) for rank in range(1, 501)]
-        places = {record.id: (float(rank), float(rank % 7)) for rank, record in enumerate(chosen)}
-        plane = PoolMap(places, 100 * rng.random((1500, 2)), 100 * rng.random((1000, 2)))
-        return dataclasses.replace(entry, round=number, records=500, chosen=tuple(chosen), map=plane)
+        positions = {record.id: (float(rank), float(rank % 7)) for rank, record in enumerate(chosen)}
+        pool_map = PoolMap(positions, 100 * rng.random((1500, 2)), 100 * rng.random((1000, 2)))
+        return dataclasses.replace(entry, round=number, records=500, chosen=tuple(chosen), map=pool_map)
 
-    few = render_report(dataclasses.replace(report, selections=()))
+    without_selections = render_report(dataclasses.replace(report, selections=()))
     page = render_report(dataclasses.replace(report, selections=tuple(map(selection, range(1, 31)))))
-    assert len(page) - len(few) < 3_500_000
+    assert len(page) - len(without_selections) < 3_500_000
     assert "The batches of the 10 earliest rounds are not drawn." in page
     assert "The first 80 of 500 records" in page
 
 
-def test_an_empty_workspace_has_a_page_too(bare_report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_empty_workspace_has_a_page(bare_report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
     write_report(bare_report, tmp_path / "report.html")
     page = open_page(tmp_path / "report.html").page
     assert page.locator("section .empty").count() == len(SECTIONS)
     assert page.locator("svg").count() == 0
 
 
-def test_what_users_write_stays_text(report: Report) -> None:
+def test_the_report_escapes_texts_of_users(report: Report) -> None:
     evil = '<script>alert("x")</script>'
     page = render_report(
         dataclasses.replace(
@@ -165,15 +169,15 @@ def test_the_same_report_gives_the_same_page(report: Report) -> None:
     assert render_report(report) == render_report(report)
 
 
-def test_writing_is_whole_or_not_at_all(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_written_atomically(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("before")
 
-    def full(descriptor: int) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", full)
+        patch.setattr("os.fsync", fail)
         with pytest.raises(UserError, match=r"report\.html: no space left on device; free some space"):
             write_report(report, path)
     assert path.read_text() == "before"

@@ -1,4 +1,4 @@
-"""The page of one training: read from its folder, in a real browser, small however long the training was."""
+"""The page of a training: read from its folder, shown in a real browser, and small even for long trainings."""
 
 import dataclasses
 import json
@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.train.monitor.decisions import Decision, Finding
+from posttrain.train.monitor.decisions import Finding, MonitorDecision
 from posttrain.web.report import render_training, write_training
-from posttrain.web.training import Training, read_training_folder, training_from_steps
+from posttrain.web.training_reader import TrainingCurves, read_training_folder, training_from_steps
 
 pytestmark = pytest.mark.slow
 
 MakeLines = Callable[..., list[dict[str, Any]]]
 
-ROLLED_BACK = Decision(Finding("divergence", 90, "smoothed loss 3.1 after 1.2", 3.1, 1.8, 70), "rollback")
-SKIPPED = Decision(Finding("explosion", 40, "gradient norm 90 is 100 times the median", 90.0, 5.0), "skip")
+ROLLED_BACK = MonitorDecision(Finding("divergence", 90, "smoothed loss 3.1 after 1.2", 3.1, 1.8, 70), "rollback")
+SKIPPED = MonitorDecision(Finding("explosion", 40, "gradient norm 90 is 100 times the median", 90.0, 5.0), "skip")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, training_lines: MakeLines) -> Path:
-    """What ``posttrain train --out`` leaves."""
+    """The folder that ``posttrain train --out`` writes."""
     out = tmp_path / "support <b>"
     out.mkdir()
     rows = training_lines(200)
@@ -44,9 +44,9 @@ def test_a_training_is_read_from_its_folder(folder: Path) -> None:
     assert result.name == "support <b>"
     assert list(result.steps) == list(range(200))
     assert math.isnan(result.values["loss"][150])
-    assert list(result.groups) == [f"layers.{at}" for at in range(6)]
+    assert list(result.groups) == [f"layers.{layer}" for layer in range(6)]
     assert result.objective["rewards/margins"][100] == 0.5
-    # Once each, though one stands in both files; the other's step was trained again.
+    # Each decision once: one is in both files, and the other's step was trained again.
     assert [(entry.step, entry.kind, entry.action) for entry in result.decisions] == [
         (40, "explosion", "skip"),
         (90, "divergence", "rollback"),
@@ -56,7 +56,7 @@ def test_a_training_is_read_from_its_folder(folder: Path) -> None:
     assert result.settings == {"model": "smollm2-135m", "data": "<i>pairs</i>.jsonl", "objective": "dpo"}
 
 
-def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
+def test_a_running_training_has_a_page(folder: Path) -> None:
     (folder / "summary.json").unlink()
     (folder / "config.yaml").unlink()
     work = folder / ".training" / "scratch"
@@ -70,18 +70,20 @@ def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
     assert "posttrain" in render_training(result)
 
 
-def test_what_older_versions_wrote_has_a_page_too() -> None:
+def test_a_training_of_an_older_version_has_a_page() -> None:
     old = [{"step": step, "loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "tokens": 5} for step in range(3)]
     page = render_training(training_from_steps("old", old))
     assert "loss by step" in page
     assert "nan" not in re.sub("<style>.*</style>", "", page, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(("content", "says"), [(None, "there is no metrics.jsonl in it"), ("", "no step is done yet")])
-def test_a_folder_without_a_training(tmp_path: Path, content: str | None, says: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "there is no metrics.jsonl in it"), ("", "no step is done yet")]
+)
+def test_a_folder_without_a_training_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read_training_folder(tmp_path)
 
 
@@ -104,20 +106,20 @@ def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_line
 
 
 @pytest.fixture
-def opened(open_in_view: Callable[[Path], Any], folder: Path, tmp_path: Path) -> Any:
+def loaded(open_in_view: Callable[[Path], Any], folder: Path, tmp_path: Path) -> Any:
     write_training(read_training_folder(folder), tmp_path / "page.html")
     return open_in_view(tmp_path / "page.html")
 
 
-def test_the_page_is_sound(opened: Any) -> None:
-    opened.assert_keeps_to_itself()
-    opened.assert_has_sections(["curves", "decisions", "layers", "time", "numbers", "settings"])
-    opened.assert_charts_are_named()
-    opened.assert_fits()
+def test_the_training_page_is_sound(loaded: Any) -> None:
+    loaded.assert_self_contained()
+    loaded.assert_has_sections(["curves", "decisions", "layers", "time", "numbers", "settings"])
+    loaded.assert_charts_are_named()
+    loaded.assert_fits()
 
 
-def test_every_curve_is_there_with_a_name(opened: Any) -> None:
-    charts = opened.page.locator("#curves svg.chart:visible")
+def test_the_page_has_every_curve_with_its_title(loaded: Any) -> None:
+    charts = loaded.page.locator("#curves svg.chart:visible")
     titles = [str(chart.locator("> title").text_content()).split(" by step")[0] for chart in charts.all()]
     assert titles == [
         "loss",
@@ -132,21 +134,21 @@ def test_every_curve_is_there_with_a_name(opened: Any) -> None:
         "rewards/accuracies",
     ]
     for name in ("layers", "time"):
-        assert opened.page.locator(f"#{name} svg.chart:visible").count() == 1
+        assert loaded.page.locator(f"#{name} svg.chart:visible").count() == 1
 
 
-def test_decisions_are_marked_and_described_in_plain_words(opened: Any) -> None:
-    rows = [row.inner_text() for row in opened.page.locator("#decisions tbody tr").all()]
+def test_decisions_are_marked_and_described_in_plain_words(loaded: Any) -> None:
+    rows = [row.inner_text() for row in loaded.page.locator("#decisions tbody tr").all()]
     assert len(rows) == 2
     assert "exploding gradient" in rows[0]
     assert "skipped this batch" in rows[0]
     assert "rolled back to the last good checkpoint" in rows[1]
-    marks = opened.page.locator("#curves svg.chart:visible").first.locator(".mark-number")
+    marks = loaded.page.locator("#curves svg.chart:visible").first.locator(".mark-number")
     assert marks.all_text_contents() == ["1", "2"]
 
 
-def test_the_curves_can_be_read_as_tables_by_keyboard(opened: Any) -> None:
-    page = opened.page
+def test_the_curves_can_be_read_as_tables_by_keyboard(loaded: Any) -> None:
+    page = loaded.page
     page.locator("#numbers summary").first.focus()
     page.keyboard.press("Enter")
     region = page.locator("#numbers .scroll").first
@@ -159,15 +161,17 @@ def test_the_curves_can_be_read_as_tables_by_keyboard(opened: Any) -> None:
     assert region.locator("tbody tr").last.inner_text().split()[0] == "199"
 
 
-def test_what_users_write_stays_text(folder: Path) -> None:
+def test_the_training_page_escapes_texts_of_users(folder: Path) -> None:
     page = render_training(read_training_folder(folder), "<script>alert(1)</script>")
     assert "<script" not in page
     assert "support <b>" not in page
     assert "<i>pairs" not in page
 
 
-def test_a_training_of_one_step(open_page: Callable[..., Any], tmp_path: Path, training_lines: MakeLines) -> None:
-    entry: Training = training_from_steps("short", training_lines(1, metrics=False))
+def test_a_training_of_one_step_has_a_page(
+    open_page: Callable[..., Any], tmp_path: Path, training_lines: MakeLines
+) -> None:
+    entry: TrainingCurves = training_from_steps("short", training_lines(1, metrics=False))
     write_training(entry, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html").page
     assert page.locator("#curves svg:visible").count() == 8

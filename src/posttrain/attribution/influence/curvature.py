@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,26 +10,22 @@ from torch.func import grad, jvp, vjp, vmap
 
 from posttrain.attribution.influence.functional_model import Batch, FunctionalModel, Parameters
 from posttrain.attribution.influence.gradients import directions_at_once, record_blocks
-from posttrain.store.errors import UserError
-
-CurvatureKind = Literal["gauss_newton", "hessian"]
 
 
 @dataclass(eq=False)
 class Curvature:
-    """H, the mean over the training records of the curvature of a record's loss in the parameters: a matrix [P, P].
+    """H, the Gauss-Newton matrix [P, P]: the mean over the training records of J' L J.
 
-    ``gauss_newton``, the default, is the mean of J' L J, with the Jacobian J of a record's outputs and the Hessian L of
-    its loss in them (J. Martens, New Insights and Perspectives on the Natural Gradient Method, 2020, arXiv:1412.1193,
-    section 8). For a loss that is convex in the outputs it has no negative eigenvalue, wherever training stopped, so
-    that with any damping it can be inverted; for cross-entropy it is the Fisher information. ``hessian`` is the matrix
-    of P. W. Koh and P. Liang (2017, arXiv:1703.04730); short of a minimum it has negative eigenvalues, and then
-    conjugate gradient refuses it. If outputs are linear in the parameters, the two are the same.
+    J is the Jacobian of a record's outputs in the parameters, and L the Hessian of its loss in the outputs (J. Martens,
+    New Insights and Perspectives on the Natural Gradient Method, 2020, arXiv:1412.1193, section 8). For a loss that is
+    convex in the outputs it has no negative eigenvalue, wherever training stopped, so that with any damping it can be
+    inverted; for cross-entropy it is the Fisher information. The exact Hessian of P. W. Koh and P. Liang (2017,
+    arXiv:1703.04730) has negative eigenvalues short of a minimum. If outputs are linear in the parameters, the two are
+    the same.
 
     Args:
         model: the model and the loss.
         records: N training records.
-        kind: which matrix.
         block_size: records at a time, as `posttrain.attribution.influence.gradients.record_blocks` takes it.
 
     Attributes:
@@ -41,14 +37,11 @@ class Curvature:
 
     model: FunctionalModel
     records: Sequence[Any]
-    kind: CurvatureKind = "gauss_newton"
     block_size: int | None = None
     evaluations: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         record_blocks(self.model, len(self.records), self.block_size)
-        if self.kind not in ("gauss_newton", "hessian"):
-            raise UserError(f"unknown curvature `{self.kind}`", where="influence", fix="gauss_newton or hessian")
 
     def product(self, vectors: Tensor) -> Tensor:
         """Multiplies H with the columns of [P, m]; [P, m] in the vectors' dtype."""
@@ -67,7 +60,7 @@ class Curvature:
 
     def _batch_product(self, batch: Batch, directions: Tensor) -> Tensor:
         """Multiplies the sum of the records' curvature with each of m directions [m, P]: [m, P]."""
-        multiply = (self._gauss_newton if self.kind == "gauss_newton" else self._hessian)(batch)
+        multiply = self._gauss_newton(batch)
 
         def flat(direction: Tensor) -> Tensor:
             return self.model.flat(multiply(self.model.unflat(direction)))
@@ -90,16 +83,6 @@ class Curvature:
             tangent = jvp(outputs, (self.model.parameters,), (direction,))[1]
             cotangent = jvp(grad(loss), (values,), (tangent,))[1]
             product: Parameters = jacobian_transposed(cotangent)[0]
-            return product
-
-        return multiply
-
-    def _hessian(self, batch: Batch) -> Callable[[Parameters], Parameters]:
-        def loss(parameters: Parameters) -> Tensor:
-            return self.model.losses_at(parameters, batch).sum()
-
-        def multiply(direction: Parameters) -> Parameters:
-            product: Parameters = jvp(grad(loss), (self.model.parameters,), (direction,))[1]
             return product
 
         return multiply

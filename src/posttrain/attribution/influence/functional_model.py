@@ -75,9 +75,7 @@ class FunctionalModel:
             object.__setattr__(self, "parameters", {name: value.detach().clone() for name, value in own.items()})
         shapes = {name: value.shape for name, value in own.items()}
         if {name: value.shape for name, value in self.parameters.items()} != shapes:
-            raise UserError(
-                "the parameters given are not those of the model that require a gradient", where="influence"
-            )
+            raise UserError("the parameters are not those of the model that require a gradient", where="influence")
 
     def at(self, parameters: Mapping[str, Tensor]) -> Self:
         """Returns the model with other parameter values, such as a checkpoint's; the mapping may hold more names.

@@ -196,8 +196,8 @@ def projected_gradients(
     Args:
         model: the model and the loss.
         records: N records.
-        projection: no projection if None.
-        transform: such as an optimiser's preconditioning.
+        projection: projection of the gradients; None for none.
+        transform: function of the gradients, such as an optimiser's preconditioning; None for none.
         folder: caches the blocks; made if missing.
         block_size: records at a time; `default_block_size` if None.
         mode: as `batch_gradients` takes it.

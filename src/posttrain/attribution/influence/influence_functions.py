@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posttrain.attribution.array_cache import cached_array
-from posttrain.attribution.influence.curvature import Curvature, CurvatureKind, mean_eigenvalue
+from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.functional_model import FunctionalModel, batch_key
 from posttrain.attribution.influence.gradients import GradientMode, check_records, projected_gradients, record_gradients
 from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
@@ -22,9 +22,6 @@ from posttrain.store.hashing import digest
 
 _VERSION = 1  # raise it when the same key would stand for other numbers
 
-_DAMPING = 0.1  # of the mean eigenvalue, as R. Grosse et al. 2023 (arXiv:2308.03296, section 2.1)
-_TRACE_RECORDS = 16  # records that the mean eigenvalue is estimated from
-
 
 def influence_functions(
     model: FunctionalModel,
@@ -33,7 +30,6 @@ def influence_functions(
     *,
     damping: float,
     solver: Solver | None = None,
-    curvature: CurvatureKind = "gauss_newton",
     folder: Path | None = None,
     block_size: int | None = None,
     mode: GradientMode = "auto",
@@ -53,7 +49,6 @@ def influence_functions(
         test: M test records.
         damping: added to H's diagonal, in units of the mean loss's curvature; 0 or more.
         solver: `ConjugateGradient` by default, which takes any model; `Ekfac` is 20 times as fast for linear layers.
-        curvature: ``gauss_newton`` or ``hessian``, see `posttrain.attribution.influence.curvature.Curvature`.
         folder: caches the solutions, and the training records' products with them block by block, so that a killed run
             resumes and several processes share the products out among themselves; made if missing. None caches
             nothing.
@@ -69,7 +64,7 @@ def influence_functions(
     check_damping(damping)
     check_records(train, test)
     solver = solver or ConjugateGradient()
-    matrix = Curvature(model, train, curvature, block_size)
+    curvature = Curvature(model, train, block_size)
     evaluations = 0
 
     def solve() -> np.ndarray:
@@ -78,8 +73,8 @@ def influence_functions(
         b = torch.empty(model.size, len(test), dtype=model.dtype, device=model.device)
         for rows, gradients in record_gradients(model, test, block_size, mode):
             b[:, rows] = gradients.T
-        solution = solver.solve(matrix, b, damping)
-        evaluations = len(test) + matrix.evaluations
+        solution = solver.solve(curvature, b, damping)
+        evaluations = len(test) + curvature.evaluations
         residuals = np.full(len(test), np.nan) if solution.residuals is None else solution.residuals
         x = solution.x.to(model.dtype).cpu().numpy()
         # In one array, so that a kill cannot part the solutions from their residuals.
@@ -89,7 +84,7 @@ def influence_functions(
         solved = solve()
     else:
         make_folder(folder)
-        settings = [_VERSION, model.key, str(model.dtype), repr(solver), curvature, damping]
+        settings = [_VERSION, model.key, str(model.dtype), repr(solver), "gauss_newton", damping]
         contents = [[batch_key(model.batch([record])) for record in records] for records in (train, test)]
         file = folder / f"{digest([*settings, *contents])}.solution"
         array = cached_array(file, (model.size + 1, len(test)), solve)
@@ -123,30 +118,3 @@ class _SolutionProjector:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         return vectors @ self.directions
-
-
-def final_ekfac(
-    model: FunctionalModel, train: Sequence[Any], test: Sequence[Any], *, learning_rate: float, folder: Path
-) -> InfluenceScores:
-    """Computes influence functions by EK-FAC, damped by a tenth of the mean eigenvalue."""
-    from posttrain.attribution.influence.ihvp.ekfac import Ekfac
-
-    return influence_functions(
-        model, train, test, damping=_default_damping(model, train), solver=Ekfac(), folder=folder
-    )
-
-
-def final_conjugate_gradient(
-    model: FunctionalModel, train: Sequence[Any], test: Sequence[Any], *, learning_rate: float, folder: Path
-) -> InfluenceScores:
-    """Computes influence functions by conjugate gradient, damped by a tenth of the mean eigenvalue."""
-    # A rough solution is enough to rank records: the damping shapes the scores more than the last digits do.
-    solver = ConjugateGradient(tolerance=1e-2, steps=50)
-    return influence_functions(model, train, test, damping=_default_damping(model, train), solver=solver, folder=folder)
-
-
-def _default_damping(model: FunctionalModel, train: Sequence[Any]) -> float:
-    rows = np.linspace(0, len(train) - 1, min(_TRACE_RECORDS, len(train))).astype(int)
-    mean = mean_eigenvalue(Curvature(model, [train[row] for row in rows]))
-    # A model that is sure of everything has next to no curvature; without any damping the inverse would divide by it.
-    return max(_DAMPING * mean, float(np.finfo(np.float32).tiny))

@@ -24,8 +24,8 @@ class GaussNewtonLoss(Protocol):
 
         Args:
             outputs: [B, ...].
-            samples: how many are drawn, for a sum that is right on average; None for the exact sum.
-            generator: of the draws.
+            samples: number of draws, for a sum that is right on average; None for the exact sum.
+            generator: makes the draws.
 
         Returns:
             [R, B, ...].
@@ -50,9 +50,10 @@ class CrossEntropy:
     def roots(self, outputs: Tensor, batch: Batch, samples: int | None, generator: torch.Generator | None) -> Tensor:
         """Computes roots as `GaussNewtonLoss` specifies.
 
-        The Hessian is diag(p) - p p'. Exactly, its root has the columns sqrt(p_k) (e_k - p); drawn, a column is e_y - p
-        of a class y drawn from p, whose outer product is the Hessian on average (R. Grosse et al. 2023,
-        arXiv:2308.03296, section 2.2: the model's own labels, not the given ones). Exact roots take outputs [B, K].
+        The Hessian is diag(p) - p p'. Exactly, its root has the columns sqrt(p_k) (e_k - p); sampled, a column is
+        e_y - p of a class y drawn from p, whose outer product is the Hessian on average (R. Grosse et al. 2023,
+        arXiv:2308.03296, section 2.2: the model's own labels, not those of the records). Exact roots take outputs
+        [B, K].
 
         Raises:
             ValueError: exact roots of outputs [B, T, K], which are too many.
@@ -65,27 +66,8 @@ class CrossEntropy:
             exact: Tensor = p.T.sqrt()[:, :, None] * (unit[:, None] - p)
             return exact
         flat = p.flatten(0, -2)
-        drawn = torch.multinomial(flat, samples, replacement=True, generator=generator).T
-        residuals = torch.nn.functional.one_hot(drawn, p.shape[-1]).to(p.dtype).view(samples, *p.shape) - p
+        classes = torch.multinomial(flat, samples, replacement=True, generator=generator).T
+        residuals = torch.nn.functional.one_hot(classes, p.shape[-1]).to(p.dtype).view(samples, *p.shape) - p
         counted = (batch[-1] != IGNORE_INDEX).to(p.dtype).unsqueeze(-1)
         scaled: Tensor = residuals * counted / samples**0.5
-        return scaled
-
-
-class SquaredError:
-    """Half the squared distance of outputs [B, D] to targets [B, D], which end the batch."""
-
-    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        losses: Tensor = (outputs - batch[-1]).square().flatten(1).sum(1) / 2
-        return losses
-
-    def roots(self, outputs: Tensor, batch: Batch, samples: int | None, generator: torch.Generator | None) -> Tensor:
-        """Computes roots as `GaussNewtonLoss` specifies: the Hessian is the identity; a drawn column is normal."""
-        if samples is None:
-            unit = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-            return unit[:, None].expand(-1, len(outputs), -1)
-        drawn: Tensor = torch.randn(
-            (samples, *outputs.shape), generator=generator, dtype=outputs.dtype, device=outputs.device
-        )
-        scaled: Tensor = drawn / samples**0.5
         return scaled

@@ -31,7 +31,7 @@ class Projection:
 
     Args:
         dimension: K.
-        seed: of the draws, 0 or more.
+        seed: seed of the draws, 0 or more.
         kind: ``sparse`` or ``dense``.
 
     Raises:

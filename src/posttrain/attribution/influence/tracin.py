@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posttrain.attribution.influence.functional_model import FunctionalModel
 from posttrain.attribution.influence.gradients import GradientMode, check_records, projected_gradients, record_gradients
-from posttrain.attribution.influence.projection import DEFAULT_DIMENSIONS, Projection
+from posttrain.attribution.influence.projection import Projection
 from posttrain.attribution.values import InfluenceScores
 from posttrain.store.errors import UserError
 
@@ -29,7 +29,7 @@ class AdamMoments:
 
     Attributes:
         first, second: its running means of the gradient and of its square, [P] in the model's order, not corrected.
-        steps: taken so far.
+        steps: number of steps so far.
         beta1, beta2, epsilon: its settings.
     """
 
@@ -39,27 +39,6 @@ class AdamMoments:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-
-    @classmethod
-    def from_optimizer(cls, model: FunctionalModel, optimizer: torch.optim.Optimizer) -> Self:
-        """Reads the moments of the model's parameters from torch's Adam or AdamW.
-
-        Raises:
-            UserError: the optimiser is another, or has taken no step with one of the parameters.
-        """
-        names = {id(value): name for name, value in model.module.named_parameters()}
-        first, second, steps, settings = {}, {}, 0, {}
-        for group in optimizer.param_groups:
-            for value in group["params"]:
-                state = optimizer.state.get(value, {})
-                if names.get(id(value)) in model.parameters and "exp_avg_sq" in state:
-                    name = names[id(value)]
-                    first[name], second[name] = state["exp_avg"], state["exp_avg_sq"]
-                    steps = int(state["step"])
-                    settings = {"beta1": group["betas"][0], "beta2": group["betas"][1], "epsilon": group["eps"]}
-        if missing := [name for name in model.parameters if name not in first]:
-            raise UserError(f"the optimiser holds no moments of Adam for {missing[0]}", where="influence.checkpoints")
-        return cls(model.flat(first).clone(), model.flat(second).clone(), steps, **settings)
 
     @classmethod
     def from_records(cls, model: FunctionalModel, records: Sequence[Any], block_size: int | None = None) -> Self:
@@ -100,13 +79,13 @@ class AdamMoments:
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class TracInCheckpoint:
     """The parameters of a model at one point of its training.
 
     Attributes:
-        parameters: by name, the model's among them, such as ``model.state_dict()``; copied.
+        parameters: parameters by name, the model's among them, such as ``model.state_dict()``; copied.
         rate: the learning rate there; the sum of several steps' if it stands for these.
-        adam: for LESS.
+        adam: Adam's moments there; LESS needs them.
     """
 
     parameters: Mapping[str, Tensor]
@@ -119,7 +98,7 @@ class Checkpoint:
         object.__setattr__(self, "parameters", copied)
 
 
-def check_checkpoints(checkpoints: Sequence[Checkpoint]) -> None:
+def check_checkpoints(checkpoints: Sequence[TracInCheckpoint]) -> None:
     """Raises a UserError unless there is a checkpoint and each has a learning rate above 0."""
     if not checkpoints:
         raise UserError("there are no checkpoints", where="influence.checkpoints")
@@ -133,7 +112,7 @@ def check_checkpoints(checkpoints: Sequence[Checkpoint]) -> None:
 
 def tracin(
     model: FunctionalModel,
-    checkpoints: Sequence[Checkpoint],
+    checkpoints: Sequence[TracInCheckpoint],
     train: Sequence[Any],
     test: Sequence[Any],
     *,
@@ -153,7 +132,7 @@ def tracin(
         checkpoints: at least one, each with its learning rate.
         train: N training records.
         test: M test records.
-        projection: of the gradients; no projection if None.
+        projection: projection of the gradients; None for none.
         folder, block_size, mode: as `posttrain.attribution.influence.gradients.projected_gradients` takes them.
 
     Returns:
@@ -179,7 +158,7 @@ def tracin(
 
 def less(
     model: FunctionalModel,
-    checkpoints: Sequence[Checkpoint],
+    checkpoints: Sequence[TracInCheckpoint],
     train: Sequence[Any],
     test: Sequence[Any],
     *,
@@ -200,8 +179,8 @@ def less(
         checkpoints: each with its learning rate and Adam's moments.
         train: N training records.
         test: M test records.
-        projection: of the gradients, 8,192 dimensions in the paper; None: none.
-        groups: for each test record the number of its task, from 0 on; each task is a column of the scores then.
+        projection: projection of the gradients, to 8,192 dimensions in the paper; None for none.
+        groups: number of each test record's task, from 0 on; each task is a column of the scores then.
         folder, block_size, mode: as `posttrain.attribution.influence.gradients.projected_gradients` takes them.
 
     Returns:
@@ -255,19 +234,3 @@ def _group_means(groups: Sequence[int] | None, count: int) -> torch.Tensor | Non
 def _normalise(rows: torch.Tensor) -> torch.Tensor:
     sizes = rows.norm(dim=1, keepdim=True)
     return rows / torch.where(sizes > 0, sizes, 1)
-
-
-def final_tracin(
-    model: FunctionalModel, train: Sequence[Any], test: Sequence[Any], *, learning_rate: float, folder: Path
-) -> InfluenceScores:
-    """Computes TracIn at the final weights alone, as checkpoints of a finished training are not kept."""
-    checkpoint = Checkpoint(model.parameters, learning_rate)
-    return tracin(model, [checkpoint], train, test, projection=Projection(DEFAULT_DIMENSIONS), folder=folder)
-
-
-def final_less(
-    model: FunctionalModel, train: Sequence[Any], test: Sequence[Any], *, learning_rate: float, folder: Path
-) -> InfluenceScores:
-    """Computes LESS at the final weights alone, with Adam's moments estimated from the training records."""
-    checkpoint = Checkpoint(model.parameters, learning_rate, AdamMoments.from_records(model, train))
-    return less(model, [checkpoint], train, test, projection=Projection(DEFAULT_DIMENSIONS), folder=folder)

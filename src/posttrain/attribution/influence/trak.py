@@ -12,7 +12,7 @@ from posttrain.attribution.influence.functional_model import Batch, FunctionalMo
 from posttrain.attribution.influence.gradients import GradientMode, check_records, projected_gradients, record_blocks
 from posttrain.attribution.influence.ihvp.solver import check_damping
 from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy
-from posttrain.attribution.influence.projection import DEFAULT_DIMENSIONS, Projection
+from posttrain.attribution.influence.projection import Projection
 from posttrain.attribution.values import InfluenceScores
 from posttrain.store.errors import UserError
 
@@ -58,7 +58,7 @@ def trak(
             `CrossEntropy`.
         train: N training records.
         test: M test records.
-        projection: of the gradients, with the first model's seed; no projection if None.
+        projection: projection of the gradients, with the first model's seed; None for none.
         damping: added to the diagonal of F'F; needed with fewer records than dimensions.
         newton: keep the weights p (1 - p) within F'F and the leverage, which TRAK leaves out. For logistic regression
             without a projection the scores are then the exact first Newton step towards each leave-one-out solution (D.
@@ -130,12 +130,3 @@ def _error_probabilities(model: FunctionalModel, records: Sequence[Any], block_s
         error = -torch.expm1(chosen) * counted  # 1 - p keeps its digits where p is next to 1
         means.append(error / counted if error.dim() == 1 else error.flatten(1).sum(1) / counted.flatten(1).sum(1))
     return torch.cat(means).cpu()
-
-
-def final_trak(
-    model: FunctionalModel, train: Sequence[Any], test: Sequence[Any], *, learning_rate: float, folder: Path
-) -> InfluenceScores:
-    """Computes TRAK of one model, with at most half as many dimensions as records."""
-    # With as many dimensions as records, the regression would fit each record exactly and tell none apart.
-    projection = Projection(max(8, min(DEFAULT_DIMENSIONS, len(train) // 2)))
-    return trak([model], train, test, projection=projection, damping=1e-6, folder=folder)

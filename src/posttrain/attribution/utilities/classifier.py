@@ -6,7 +6,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.utility import Floats, Rows, learning_task
+from posttrain.attribution.utility import Rows, learning_task
+from posttrain.attribution.values import Floats
 from posttrain.store.errors import UserError
 
 ClassifierScore = Literal["accuracy", "log likelihood"]

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.attribution.utilities.classifier import empty_score, mean_log_likelihood
-from posttrain.attribution.utility import Floats, Rows, check_positive, learning_task
-from posttrain.attribution.values import Values
+from posttrain.attribution.utility import Rows, check_positive, learning_task
+from posttrain.attribution.values import Floats, Values
 from posttrain.store.errors import UserError
 
 KNNScore = Literal["accuracy", "log likelihood", "votes"]

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.attribution.utilities.classifier import empty_score
-from posttrain.attribution.utility import Floats, Rows, learning_task
+from posttrain.attribution.utility import Rows, learning_task
+from posttrain.attribution.values import Floats
 from posttrain.store.errors import UserError
 
 

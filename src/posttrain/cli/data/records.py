@@ -44,8 +44,8 @@ def show(
         if split is not None and split not in stored.splits:
             raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(stored.splits)}")
         if step is not None and step not in (steps := {entry["step"] for entry in stored.meta["funnel"]}):
-            known = ", ".join(sorted(steps - {"read", "kept"})) or "none"
-            raise UserError(f"no step `{step}` rejected anything", where="--step", fix=f"those that did: {known}")
+            names = ", ".join(sorted(steps - {"read", "kept"})) or "none"
+            raise UserError(f"no step `{step}` rejected anything", where="--step", fix=f"those that did: {names}")
         tables = _rejected_tables(stored, step) if rejected else stored.tables(split)
         rows, count = _first_rows(tables, limit)
     if json:

@@ -12,7 +12,7 @@ from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store, open_version
 from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize as write_records
 from posttrain.data.versions.export import export_file
@@ -107,7 +107,7 @@ def _read_seeds(text: str, workspace: Path) -> pa.Table:
         return version.records(version.splits[0] if not version.whole else None)
 
 
-def _parse_step(text: str, workspace: Path) -> Step:
+def _parse_step(text: str, workspace: Path) -> DataStep:
     """Parses a step and checks its settings."""
     try:
         step = parse_step(parse_step_option(text)).located(workspace)

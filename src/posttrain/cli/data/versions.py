@@ -102,7 +102,7 @@ def _log_entry(store: Workspace, named: NamedVersion) -> dict[str, Any]:
         parent_records = parent["counts"]["records"]
         before = {source["name"]: source["digest"] for source in parent.get("sources", [])}
     # By content: a file that was added again unchanged brought nothing.
-    came = [
+    new_sources = [
         {"name": source["name"], "records": source["records"]}
         for source in meta.get("sources", [])
         if before.get(source["name"]) != source["digest"]
@@ -110,7 +110,7 @@ def _log_entry(store: Workspace, named: NamedVersion) -> dict[str, Any]:
     # The loop's own sets have no recipe but the names of their filters.
     steps = [next(iter(step)) for step in meta["recipe"]["steps"]] if "recipe" in meta else meta.get("filters", [])
     row = _version_row(store, named)
-    return {**row, "tags": list(named.tags), "note": named.note, "parent_records": parent_records, "came": came,
+    return {**row, "tags": list(named.tags), "note": named.note, "parent_records": parent_records, "came": new_sources,
             "steps": steps}  # fmt: skip
 
 
@@ -130,16 +130,18 @@ def diff(
     with open_store(workspace) as store:
         changes = diff_versions(open_version(store, older), open_version(store, newer))
     if json:
-        print_json({name: getattr(changes, name).to_pylist() for name in ("came", "went", "changed")})
+        tables = {"came": changes.added, "went": changes.removed, "changed": changes.changed}
+        print_json({name: table.to_pylist() for name, table in tables.items()})
         return
-    if not (changes.came.num_rows or changes.went.num_rows or changes.changed.num_rows):
+    if not (changes.added.num_rows or changes.removed.num_rows or changes.changed.num_rows):
         print_line("no difference")
         return
-    print_line(f"{changes.came.num_rows} came, {changes.went.num_rows} went, {changes.changed.num_rows} changed")
-    if changes.came.num_rows:
-        print_records("came", changes.came.slice(0, _DIFF_ROWS).to_pylist())
-    if changes.went.num_rows:
-        print_rejections("went", changes.went.slice(0, _DIFF_ROWS).to_pylist())
+    counts = (changes.added.num_rows, changes.removed.num_rows, changes.changed.num_rows)
+    print_line("{} added, {} removed, {} changed".format(*counts))
+    if changes.added.num_rows:
+        print_records("added", changes.added.slice(0, _DIFF_ROWS).to_pylist())
+    if changes.removed.num_rows:
+        print_rejections("removed", changes.removed.slice(0, _DIFF_ROWS).to_pylist())
     changed = [
         [row["input_id"], row["before"], row["after"], f"{row['source']}:{row['line']}"]
         for row in changes.changed.slice(0, _DIFF_ROWS).to_pylist()

@@ -64,11 +64,11 @@ def adversarial(
     print_line(closing)
 
 
-def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:
-    line = f"{kept} kept, {passes:,} prompts read."
+def _closing(count: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:
+    line = f"{count} kept, {passes:,} prompts read."
     if measured:
         line += f" {measured} records were left out: models are measured on them."
-    if not kept:
+    if not count:
         line += "" if out is None else f" {out} was not written."
         return line + " Try a lower --similarity, more --swaps, another --method or a larger --budget."
     # Training on a changed test record gives away its answer, and the gate would judge by what the model has seen.

@@ -107,7 +107,7 @@ def _show_rounds(rounds: list[dict[str, Any]]) -> None:
     print_table("what the rounds recorded of it", ["round", "chosen", "label", *names, "why"], rows)
     for name in names:
         if name in SCORES:
-            print_line(f"{name}: {SCORES[name].meaning}")
+            print_line(f"{name}: {SCORES[name].summary}")
 
 
 _ID_COLUMNS = ("id", "input_id", "source")

@@ -68,12 +68,12 @@ def value(
     if out is not None:
         check_new_file(out, _WRITERS)
     if files:
-        from posttrain.inspect.labelled_records import by_sentences, labelled_records
+        from posttrain.inspect.labelled_records import embed_sentences, labelled_records
 
         records = labelled_records(files, merge_columns(None, column))
         # Files have no workspace that could keep finished parts: they lie beside the output.
         resumable = replace(how, folder=None if out is None else _partial_folder(out))
-        report = value_records(records, by_sentences(records, embedder or "minilm"), resumable, unit, parts, seed)
+        report = value_records(records, embed_sentences(records, embedder or "minilm"), resumable, unit, parts, seed)
     else:
         with open_workspace(workspace, write=True) as (store, config):
             report = value_labelled(store, config, how, unit, parts, embedder or "champion", seed)
@@ -91,7 +91,7 @@ def _partial_folder(out: Path) -> Path:
 
 
 def _show(report: "RecordValues", how: "ValuationMethod", by: str, worst: int, out: Path | None, json: bool) -> None:
-    shown = report.table.slice(0, worst).to_pylist()
+    rows = report.table.slice(0, worst).to_pylist()
     harmful = report.harmful.num_rows
     lines = _summary_lines(report, how, by, out)
     if json:
@@ -108,19 +108,19 @@ def _show(report: "RecordValues", how: "ValuationMethod", by: str, worst: int, o
                 "harmful": harmful,
                 "harmless": report.harmless,
                 "evaluations": report.evaluations,
-                "worst": shown,
+                "worst": rows,
                 "advice": lines,
             }
         )
         return
     if by == "record":
         names = ["value", "s.e.", *RECORD_COLUMNS]
-        rows = [[*map(_number, (row["value"], row["standard_error"])), *record_cells(row)] for row in shown]
+        rows = [[*map(_number, (row["value"], row["standard_error"])), *record_cells(row)] for row in rows]
     else:
         names = [by, "records", "all", "each", "s.e."]
         rows = [
             [row["name"], row["records"], *(_number(row[name]) for name in ("total", "value", "standard_error"))]
-            for row in shown
+            for row in rows
         ]
     print_table("", names, rows)
     for line in lines:

@@ -25,7 +25,7 @@ class Images(AugmentMethod):
     """
 
     method: Literal["images"] = "images"
-    folder: Path = Field(Path("augmented-images"), description="Where the new images go.")
+    folder: Path = Field(Path("augmented-images"), description="Folder for the new images.")
     base: Path = Field(Path("."), description="The folder from which files of records are named.")
     least_area: float = Field(0.8, gt=0, le=1, description="Least share of the area that a crop keeps; 1 for no crop.")
     flip: bool = Field(True, description="Mirror left and right; not for text, digits or maps.")
@@ -80,9 +80,9 @@ class Images(AugmentMethod):
             changes = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
             for change, tint in zip(changes, tints, strict=True):
                 image = change(image).enhance(1 + self.jitter * (2 * tint - 1))
-        written = io.BytesIO()
-        image.save(written, "PNG")
-        return written.getvalue()
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        return buffer.getvalue()
 
 
 def _open_image(path: Path, source: str) -> Any:

@@ -21,48 +21,48 @@ class AugmentMethod(Section):
     """
 
     method: str
-    copies: int = Field(1, ge=1, description="New records of each one that is varied.")
-    share: float = Field(1.0, gt=0, le=1, description="Share of the records that a copy is made of.")
+    copies: int = Field(1, ge=1, description="Variants per record.")
+    share: float = Field(1.0, gt=0, le=1, description="Share of the records that each copy varies.")
 
     def located(self, root: Path) -> Self:
-        """Return the method with its paths resolved against ``root``."""
+        """Returns the method with its paths resolved against ``root``."""
         return self
 
     def check(self) -> None:
-        """Raise a UserError if a package or a file that the method needs is missing."""
+        """Raises a UserError if a package or a file that the method needs is missing."""
 
     def key(self) -> dict[str, Any]:
-        """Return everything that variants depend on, as JSON; files by digest."""
+        """Returns everything that variants depend on, as JSON; files by digest."""
         return self.model_dump(mode="json")
 
     def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
-        """Return a variant of each text; None where there is none.
+        """Returns a variant of each text; None where there is none.
 
         Args:
-            labels: the answers, for methods that depend on them.
-            rngs: a generator for each text.
-            copy: the index of the copy, below ``copies``.
+            labels: The answers, for methods that depend on them.
+            rngs: A generator for each text.
+            copy: The index of the copy, below ``copies``.
         """
         return [None] * len(texts)
 
     def meta(self, meta: dict[str, Any], source: str, rng: np.random.Generator) -> dict[str, Any] | None:
-        """Return a variant of a record's ``meta``; None where there is none.
+        """Returns a variant of a record's ``meta``; None where there is none.
 
         Args:
-            source: the file of the record, next to which the files that ``meta`` names are.
+            source: The file of the record, next to which the files that ``meta`` names are.
         """
         return None
 
 
 def record_generator(seed: int, id: str, method: str, copy: int) -> np.random.Generator:
-    """Return a generator that depends on these values alone."""
+    """Returns a generator that depends on these values alone."""
     # Separated by NUL, which no part holds: otherwise different parts could join to equal text.
     digest = hashlib.sha256(f"{seed}\0{id}\0{method}\0{copy}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16])))
 
 
 def replace_words(text: str, matches: Sequence[re.Match[str]], replacements: Sequence[str]) -> str:
-    """Replace each match, in order and without overlaps, by a word."""
+    """Replaces each match, in order and without overlaps, by a word."""
     parts, end = [], 0
     for match, word in zip(matches, replacements, strict=True):
         parts += [text[end : match.start()], word]

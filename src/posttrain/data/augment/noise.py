@@ -37,11 +37,11 @@ class Noise(AugmentMethod):
 
     method: Literal["noise"] = "noise"
     kind: Literal["blank", "unigram", "back_off"] = Field(
-        "blank", description="What words are replaced by, and how often."
+        "blank", description="Replacement of words, and with it their probabilities."
     )
-    rate: float = Field(0.1, gt=0, lt=1, description="Gamma 0: how often a word is replaced.")
-    blank: str = Field("_", min_length=1, description="What `blank` writes in a word's place.")
-    counts: Path | None = Field(None, description="Of unigram and back_off: a file written by write_counts.")
+    rate: float = Field(0.1, gt=0, lt=1, description="Gamma 0: the probability that a word is replaced.")
+    blank: str = Field("_", min_length=1, description="Text that `blank` writes in place of a word.")
+    counts: Path | None = Field(None, description="For unigram and back_off: a file written by write_counts.")
 
     @model_validator(mode="after")
     def _counts_are_there(self) -> Self:
@@ -63,16 +63,16 @@ class Noise(AugmentMethod):
         return [self._noised(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
     def probability(self, words: list[str]) -> npt.NDArray[np.float64]:
-        """Return gamma of each word, float64 [N]; ``rate`` for a word that was not counted, or that nothing follows."""
+        """Returns gamma of each word, float64 [N]; ``rate`` for a word without counts, or that nothing follows."""
         gamma = np.full(len(words), self.rate)
         if self.kind == "back_off" and self.counts is not None:
-            known = _word_index(self.counts)
-            rows = np.array([known.get(word, -1) for word in words], dtype=np.int64)
-            counts, seen = read_counts(self.counts), rows >= 0
-            followed = counts.followed[rows[seen]]
+            row_of_word = _word_index(self.counts)
+            rows = np.array([row_of_word.get(word, -1) for word in words], dtype=np.int64)
+            counts, is_counted = read_counts(self.counts), rows >= 0
+            followed = counts.followed[rows[is_counted]]
             # Gamma of absolute discounting, N1+(x, .) / c(x, .) times gamma 0 (section 3.3 of the paper).
-            share = counts.followers[rows[seen]] / np.maximum(followed, 1)
-            gamma[seen] = self.rate * np.where(followed > 0, share, 1.0)
+            share = counts.followers[rows[is_counted]] / np.maximum(followed, 1)
+            gamma[is_counted] = self.rate * np.where(followed > 0, share, 1.0)
         return gamma
 
     def _noised(self, text: str, rng: np.random.Generator) -> str | None:
@@ -86,8 +86,8 @@ class Noise(AugmentMethod):
         else:
             counts = read_counts(self.counts)
             # The cumulated distribution, inverted: a search a word, where `choice` would read the whole vocabulary.
-            drawn = np.searchsorted(_cumulative(self.counts, self.kind), rng.random(hits.size), side="right")
-            new = [counts.words[row] for row in drawn.tolist()]
+            rows = np.searchsorted(_cumulative(self.counts, self.kind), rng.random(hits.size), side="right")
+            new = [counts.words[row] for row in rows.tolist()]
         return replace_words(text, [matches[at] for at in hits.tolist()], new)
 
 
@@ -96,11 +96,11 @@ class NoiseCounts:
     """Counts of the V words of a corpus, split at whitespace and case-sensitive.
 
     Attributes:
-        words: sorted, [V].
-        counts: occurrences c(x), int64 [V].
-        followed: occurrences with a word behind them, c(x, .), int64 [V].
-        followers: different words that follow x, N1+(x, .), int64 [V].
-        predecessors: different words that come before x, N1+(., x), int64 [V].
+        words: Sorted, [V].
+        counts: Occurrences c(x), int64 [V].
+        followed: Occurrences with a word behind them, c(x, .), int64 [V].
+        followers: Different words that follow x, N1+(x, .), int64 [V].
+        predecessors: Different words that come before x, N1+(., x), int64 [V].
     """
 
     words: tuple[str, ...]
@@ -111,7 +111,7 @@ class NoiseCounts:
 
 
 def replacement_distribution(counts: NoiseCounts, kind: str) -> npt.NDArray[np.float64]:
-    """Return the distribution from which replacements are drawn, float64 [V]."""
+    """Returns the distribution from which replacements are drawn, float64 [V]."""
     # Kneser-Ney's lower order; a corpus of single words has no predecessors, and falls back on the unigram.
     weights = counts.predecessors if kind == "back_off" and counts.predecessors.any() else counts.counts
     return np.asarray(weights / weights.sum(), dtype=np.float64)
@@ -130,7 +130,7 @@ def _word_index(file: Path) -> dict[str, int]:
 
 
 def count_words(texts: Iterable[str]) -> NoiseCounts:
-    """Count words and bigrams; no bigram spans two texts."""
+    """Counts words and bigrams; no bigram spans two texts."""
     counts: Counter[str] = Counter()
     followed: Counter[str] = Counter()
     pairs: set[tuple[str, str]] = set()
@@ -149,7 +149,7 @@ def count_words(texts: Iterable[str]) -> NoiseCounts:
 
 
 def write_counts(counts: NoiseCounts, file: Path) -> None:
-    """Write counts as JSON: ``{"words": [[word, count, followed, followers, predecessors], ...]}``.
+    """Writes counts as JSON: ``{"words": [[word, count, followed, followers, predecessors], ...]}``.
 
     Raises:
         UserError: the disk refused.
@@ -166,7 +166,7 @@ def write_counts(counts: NoiseCounts, file: Path) -> None:
 
 @lru_cache(maxsize=2)
 def read_counts(file: Path) -> NoiseCounts:
-    """Read the counts that `write_counts` wrote.
+    """Reads the counts that `write_counts` wrote.
 
     Raises:
         UserError: the file cannot be read or holds something else.

@@ -18,8 +18,10 @@ class Templates(AugmentMethod):
     """Puts the text into a template, such as ``Quick question: {text}``; templates are for a label, or for all."""
 
     method: Literal["templates"] = "templates"
-    templates: tuple[str, ...] = Field((), description="For every record; `{text}` is where the text goes.")
-    by_label: dict[str, tuple[str, ...]] = Field({}, description="For records with this answer, instead.")
+    templates: tuple[str, ...] = Field((), description="Templates for every record; `{text}` stands for the text.")
+    by_label: dict[str, tuple[str, ...]] = Field(
+        {}, description="Templates for records with this answer, instead of those for every record."
+    )
 
     @model_validator(mode="after")
     def _each_has_one_slot(self) -> Self:
@@ -32,11 +34,11 @@ class Templates(AugmentMethod):
         return self
 
     def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
-        varied: list[str | None] = []
+        variants: list[str | None] = []
         for text, label, rng in zip(texts, labels, rngs, strict=True):
             choice = self.by_label.get(label or "", self.templates)
-            varied.append(choice[rng.integers(len(choice))].replace(_SLOT, text) if choice else None)
-        return varied
+            variants.append(choice[rng.integers(len(choice))].replace(_SLOT, text) if choice else None)
+        return variants
 
 
 class Paraphrase(AugmentMethod):
@@ -46,8 +48,8 @@ class Paraphrase(AugmentMethod):
     """
 
     method: Literal["paraphrase"] = "paraphrase"
-    endpoint: EndpointConfig = Field(description="The server that is asked.")
-    replies: Path = Field(Path("paraphrases"), description="The folder that keeps every reply.")
+    endpoint: EndpointConfig = Field(description="Server that writes the paraphrases.")
+    replies: Path = Field(Path("paraphrases"), description="Folder that keeps every reply.")
 
     def located(self, root: Path) -> Self:
         return self.model_copy(update={"replies": root / self.replies.expanduser()})
@@ -67,22 +69,22 @@ class Paraphrase(AugmentMethod):
 
 
 def paraphrase_texts(texts: list[str], generate: Generate, copies: int = 1, copy: int = 0) -> list[str | None]:
-    """Paraphrase texts with any model; None where the reply has the wrong format.
+    """Paraphrases texts with any model; None where the reply has the wrong format.
 
     Args:
-        generate: the model; equal texts make one request.
-        copies: paraphrases per request.
-        copy: index of the paraphrase to return.
+        generate: The model; equal texts make one request.
+        copies: Paraphrases per request.
+        copy: Index of the paraphrase to return.
     """
     # Each text once, in order of appearance: copies must not cost a second request.
     distinct = list(dict.fromkeys(texts))
     replies = generate([paraphrase_prompt(text, copies) for text in distinct])
-    chosen: dict[str, str | None] = {}
+    paraphrases: dict[str, str | None] = {}
     for text, reply in zip(distinct, replies, strict=True):
-        # Models often ignore the format that was asked for and number their lines.
-        written = parse_json(reply) or parse_list(reply) if reply is not None else None
-        chosen[text] = written[copy] if written and copy < len(written) else None
-    return [chosen[text] for text in texts]
+        # Models often ignore the requested format and number their lines.
+        lines = parse_json(reply) or parse_list(reply) if reply is not None else None
+        paraphrases[text] = lines[copy] if lines and copy < len(lines) else None
+    return [paraphrases[text] for text in texts]
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,7 @@ class Typos(AugmentMethod):
     """Mistypes words as on a keyboard; words with digits, addresses and short words stay."""
 
     method: Literal["typos"] = "typos"
-    words: int = Field(1, ge=1, description="Words that are mistyped, one after the other.")
+    words: int = Field(1, ge=1, description="Number of words to mistype, one after the other.")
 
     def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
         return [self._mistyped(text, rng) for text, rng in zip(texts, rngs, strict=True)]
@@ -42,14 +42,14 @@ class Typos(AugmentMethod):
 
 
 def adjacent_keys(letter: str) -> str:
-    """Return the letters to the left and right of a letter on a QWERTY keyboard."""
+    """Returns the letters to the left and right of a letter on a QWERTY keyboard."""
     row = next(row for row in _KEYBOARD_ROWS if letter in row)
     at = row.index(letter)
     return row[max(at - 1, 0) : at] + row[at + 1 : at + 2]
 
 
-def add_typo(text: str, rng: np.random.Generator, known: set[str]) -> str:
-    """Mistype one word of at least four letters, never into a word of ``known`` (case-folded).
+def add_typo(text: str, rng: np.random.Generator, vocabulary: set[str]) -> str:
+    """Mistypes one word of at least four letters, never into a word of ``vocabulary`` (case-folded).
 
     A text without such a word is returned unchanged.
     """
@@ -59,7 +59,7 @@ def add_typo(text: str, rng: np.random.Generator, known: set[str]) -> str:
     while True:
         match = matches[rng.integers(len(matches))]
         wrong = _mistyped_word(match[0], rng)
-        if wrong.casefold() not in known:
+        if wrong.casefold() not in vocabulary:
             return text[: match.start()] + wrong + text[match.end() :]
 
 
@@ -83,7 +83,9 @@ class Synonyms(AugmentMethod):
     """
 
     method: Literal["synonyms"] = "synonyms"
-    file: Path | None = Field(None, description="Words that mean the same on one line, with commas between them.")
+    file: Path | None = Field(
+        None, description="File of synonyms: words with the same meaning on one line, with commas between them."
+    )
     wordnet: str | None = Field(
         None, description="A wordnet that `python -m wn download` has fetched, such as oewn:2024; needs the package wn."
     )
@@ -116,13 +118,13 @@ class Synonyms(AugmentMethod):
         ]
         if not candidates:
             return None
-        chosen = np.flatnonzero(rng.random(len(candidates)) < self.rate)
-        if not chosen.size:  # at a low rate most short texts would get no variant
-            chosen = rng.integers(len(candidates), size=1)
-        matches, choices = zip(*(candidates[index] for index in chosen.tolist()), strict=True)
-        drawn = [synonyms[rng.integers(len(synonyms))] for synonyms in choices]
+        indices = np.flatnonzero(rng.random(len(candidates)) < self.rate)
+        if not indices.size:  # at a low rate most short texts would get no variant
+            indices = rng.integers(len(candidates), size=1)
+        matches, choices = zip(*(candidates[index] for index in indices.tolist()), strict=True)
+        words = [synonyms[rng.integers(len(synonyms))] for synonyms in choices]
         return replace_words(
-            text, matches, [_match_case(word, match[0]) for word, match in zip(drawn, matches, strict=True)]
+            text, matches, [_match_case(word, match[0]) for word, match in zip(words, matches, strict=True)]
         )
 
     def _synonyms(self, word: str) -> tuple[str, ...]:
@@ -133,7 +135,7 @@ class Synonyms(AugmentMethod):
 
 @lru_cache(maxsize=4)
 def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
-    """Read the synonyms of each case-folded word, those on a line with it, sorted.
+    """Reads the synonyms of each case-folded word, those on a line with it, sorted.
 
     Lines that are empty or begin with ``#`` are skipped; a word may be on several lines.
 
@@ -173,14 +175,14 @@ def _wordnet(name: str) -> Any:
 
 @lru_cache(maxsize=100_000)
 def _wordnet_synonyms(name: str, word: str) -> tuple[str, ...]:
-    """Return the single words that share a synset with ``word``, sorted, without itself."""
+    """Returns the single words that share a synset with ``word``, sorted, without itself."""
     # Sorted below: sets of strings differ in order from process to process, and draws are by index.
     lemmas = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
     return tuple(sorted(lemma for lemma in lemmas if lemma.casefold() != word and _WORD.fullmatch(lemma)))
 
 
 def _match_case(word: str, before: str) -> str:
-    """Give a word the capitals of the word that it replaces."""
+    """Gives a word the capitals of the word that it replaces."""
     if before.isupper() and len(before) > 1:
         return word.upper()
     return word[:1].upper() + word[1:] if before[:1].isupper() else word

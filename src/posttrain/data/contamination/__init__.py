@@ -1,1 +1,1 @@
-"""Finds training records that give away evaluation records."""
+"""Finds training records that overlap with evaluation records."""

@@ -1,4 +1,4 @@
-"""Indexes the evaluation records, and finds the training records that give them away."""
+"""Indexes the evaluation records, and finds the training records that overlap with them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,9 +27,9 @@ class Findings(NamedTuple):
     """Holds the result of a search in a table of training records.
 
     Attributes:
-        rejections: by row.
-        pairs: every row and evaluation record of which the one gives away the content of the other, whether or not a
-            rejection names them; in any order, and some of them twice.
+        rejections: The rejections by row.
+        pairs: Every row with every evaluation record that it overlaps with, whether or not a rejection names them; in
+            any order, and some of them twice.
     """
 
     rejections: dict[int, Rejection]
@@ -42,11 +42,11 @@ class EvaluationIndex:
 
     Attributes:
         where: ``file:line`` of every evaluation record.
-        ids: of every evaluation record.
-        inputs: by ``input_id`` the evaluation records that have it.
-        groups: by group its first evaluation record.
-        word_index: finds shared word n-grams; None: they are not searched.
-        input_index: finds similar inputs; None: they are not searched.
+        ids: Id of every evaluation record.
+        inputs: Evaluation records by their ``input_id``.
+        groups: First evaluation record by its group.
+        word_index: Finds shared word n-grams; None: they are not searched.
+        input_index: Finds similar inputs; None: they are not searched.
     """
 
     where: Sequence[str]
@@ -57,11 +57,11 @@ class EvaluationIndex:
     input_index: InputIndex | None
 
     def find(self, table: pa.Table) -> dict[int, Rejection]:
-        """Finds the rows of a RECORD table that give something away, each with the strongest reason."""
+        """Finds the rows of a RECORD table that leak an evaluation record, each with the strongest reason."""
         return self.search(table).rejections
 
     def search(self, table: pa.Table, sharing: npt.NDArray[np.bool_] | None = None) -> Findings:
-        """Finds the same rows as `find`, and all evaluation records that are given away.
+        """Finds the same rows as `find`, and all evaluation records that they leak.
 
         Args:
             sharing: bool [N]: no other row shares a run of words with an evaluation record; None: any may.
@@ -84,13 +84,12 @@ class EvaluationIndex:
         for row, (identity, group) in enumerate(rows):
             # The strongest reason comes first, as later ones only fill rows without a rejection.
             if (equal := self.inputs.get(identity)) is not None:
-                # All pairs count, not only the one that is quoted: the report says how much of each suite is given
-                # away.
+                # All pairs count, not only the one that is quoted: the report says how much of each suite leaks.
                 pairs += ((row, other) for other in equal)
                 rejections[row] = self._rejection(
                     "equals a test input", f"the same input as {self.where[equal[0]]}", equal[0]
                 )
-            # A group marks records that belong together, such as one user's: one of them gives the others away.
+            # A group marks records that belong together, such as one user's: one of them leaks the others.
             elif group is not None and group in self.groups:
                 other = self.groups[group]
                 detail = f"group `{group}` is also that of {self.where[other]}"
@@ -149,7 +148,7 @@ def index_evaluation(
     ignore_above: int | None = 10,
     over: Map = map,
 ) -> EvaluationIndex:
-    """Builds an index; the settings are those of `posttrain.data.contamination.decontaminate.Decontaminate`.
+    """Builds an index; the settings are those of `posttrain.data.steps.decontaminate.Decontaminate`.
 
     The order of the records only decides which of equally good matches is named: the first.
 
@@ -165,8 +164,10 @@ def index_evaluation(
         if group is not None:
             # One record of a group is enough for the message.
             groups.setdefault(group, row)
-    build_words = None if ngram is None else partial(WordIndex.of, evaluation, ngram, share, ignore_above)
-    build_inputs = None if threshold is None else partial(InputIndex.of, evaluation, threshold, contained, least_words)
+    build_words = None if ngram is None else partial(WordIndex.from_records, evaluation, ngram, share, ignore_above)
+    build_inputs = (
+        None if threshold is None else partial(InputIndex.from_records, evaluation, threshold, contained, least_words)
+    )
     # Hashing takes most of the time, and the two indexes share nothing: `over` may run them in two processes.
     word_index, input_index = over(_build, [build_words, build_inputs])
     return EvaluationIndex(
@@ -184,27 +185,27 @@ def _build(part: Callable[[], Any] | None) -> Any:
 
 
 def contaminated_counts(evaluation: pa.Table, pairs: Iterable[tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Counts for every source the evaluation records that are given away, and all of them.
+    """Counts for every source the evaluation records that training records leak, and all of them.
 
     Args:
         evaluation: RECORD table of T rows.
-        pairs: the `Findings.pairs` of all training records.
+        pairs: The `Findings.pairs` of all training records.
     """
     # A set, as some pairs are listed twice.
-    given_away = {other for _, other in pairs}
+    leaked = {other for _, other in pairs}
     sources = evaluation["source"].to_pylist()
-    counts = Counter(source for row, source in enumerate(sources) if row in given_away)
+    counts = Counter(source for row, source in enumerate(sources) if row in leaked)
     return {source: (counts[source], count) for source, count in Counter(sources).items()}
 
 
 @dataclass(frozen=True)
 class Prefilter:
-    """Finds the sketches of training records that may give away some of the evaluation records.
+    """Finds the sketches of training records that may overlap with some of the evaluation records.
 
     Attributes:
-        input_ids, groups: of these evaluation records.
-        marks: those of their runs of words; None: they are not looked for.
-        alike: their inputs; None: they are not looked for.
+        input_ids, groups: Those of these evaluation records.
+        marks: Marks of their runs of words; None: they are not searched.
+        alike: Index of their inputs; None: they are not searched.
     """
 
     input_ids: pa.Array
@@ -213,25 +214,25 @@ class Prefilter:
     alike: InputIndex | None
 
     @classmethod
-    def of(cls, evaluation: pa.Table, index: EvaluationIndex, chosen: npt.NDArray[np.bool_]) -> Self:
+    def from_index(cls, evaluation: pa.Table, index: EvaluationIndex, mask: npt.NDArray[np.bool_]) -> Self:
         """Builds a prefilter for some of the T records of a RECORD table.
 
         Args:
-            index: of all of them.
-            chosen: bool [T].
+            index: The index of all records.
+            mask: bool [T].
         """
-        subset = evaluation.filter(pa.array(chosen))
+        subset = evaluation.filter(pa.array(mask))
         return cls(
             subset["input_id"].combine_chunks(),
             subset["group"].drop_null().combine_chunks(),
-            index.word_index.marks.among(chosen) if index.word_index else None,
-            InputIndex.of(subset, input_index.threshold, input_index.contained, input_index.least_words)
+            index.word_index.marks.among(mask) if index.word_index else None,
+            InputIndex.from_records(subset, input_index.threshold, input_index.contained, input_index.least_words)
             if (input_index := index.input_index)
             else None,
         )
 
     def likely(self, sketches: pa.Table) -> npt.NDArray[np.bool_]:
-        """Bool [N]: False only for rows that give none of the evaluation records away."""
+        """Marks rows, bool [N]: False only for those that overlap with none of the evaluation records."""
         equal = compute.or_kleene(
             compute.is_in(sketches["input_id"], self.input_ids), compute.is_in(sketches["group"], self.groups)
         )
@@ -245,7 +246,7 @@ class Prefilter:
 
 
 def rows_sharing_runs(sketches: pa.Table, marks: Postings) -> npt.NDArray[np.bool_]:
-    """Bool [N]: False only for rows that share no run of words with the evaluation records of ``marks``."""
+    """Marks rows, bool [N]: False only for those that share no run of words with the records of ``marks``."""
     column = sketches["runs"].combine_chunks()
     # Sketches keep the upper 32 bits of each fingerprint; the marks have the lower ones cleared, too.
     values = np.asarray(column.flatten().to_numpy(), dtype=np.uint64) << np.uint64(32)

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Indices
 from posttrain.data.contamination.postings import Postings
 from posttrain.data.contamination.sketches import NGRAM, STRETCH, BloomFilters
 from posttrain.data.duplicates.shingles import (
-    Indices,
     Shingles,
     jaccard,
     ngram_sequences,
@@ -40,8 +40,8 @@ class SimilarInputs(NamedTuple):
     """Holds the best matching evaluation record of each training record, by row.
 
     Attributes:
-        similar: evaluation record, and Jaccard similarity of the two inputs.
-        contained: evaluation record, and the share of its input that the training record contains.
+        similar: Evaluation record, and Jaccard similarity of the two inputs.
+        contained: Evaluation record, and the share of its input that the training record contains.
     """
 
     similar: dict[int, tuple[int, float]]
@@ -62,12 +62,12 @@ class InputIndex:
 
     Attributes:
         threshold: Jaccard similarity from which two inputs are alike.
-        contained: share of an evaluation input from which a record contains it; None: it is not looked for.
-        least_words: words from which an input is looked for inside longer records.
-        sets: their distinct 5-grams.
+        contained: Share of an evaluation input from which a record contains it; None: it is not looked for.
+        least_words: Words from which an input is looked for inside longer records.
+        sets: Their distinct 5-grams.
         needed: int64 [T], how many indexed 5-grams a record must hold to be a candidate.
-        lengths: int64 [T], 5-grams counted as often as they stand in the input; 0 for inputs of few words.
-        postings: the indexed 5-grams; owner: the evaluation record.
+        lengths: int64 [T], 5-grams counted as often as they occur in the input; 0 for inputs of few words.
+        postings: The indexed 5-grams; owner: the evaluation record.
         stretch: 5-grams of a training record that are looked at together.
     """
 
@@ -81,7 +81,7 @@ class InputIndex:
     stretch: int
 
     @classmethod
-    def of(cls, evaluation: pa.Table, threshold: float, contained: float | None, least_words: int) -> Self:
+    def from_records(cls, evaluation: pa.Table, threshold: float, contained: float | None, least_words: int) -> Self:
         """Indexes the inputs of a RECORD table; those of fewer than ``least_words`` words are contained in nothing."""
         texts = input_texts(evaluation)
         sets = ngram_sets(texts, NGRAM)
@@ -96,16 +96,16 @@ class InputIndex:
         long = np.array([len(text.split(None, least_words)) >= least_words for text in word_texts], dtype=bool)
         lengths = np.where(long, ngram_sequences(texts, NGRAM).sizes, 0)
         longest = int(np.ceil(lengths.max(initial=0) / least))
-        postings = Postings.of(prefix, np.arange(len(texts)))
+        postings = Postings.from_sets(prefix, np.arange(len(texts)))
         return cls(threshold, contained, least_words, sets, needed, lengths, postings, max(_MIN_STRETCH, 2 * longest))
 
     def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> SimilarInputs:
         """Finds the evaluation record most similar to each of N training records, of equals the first.
 
         Args:
-            inputs: of every record.
-            texts: all of every record.
-            pairs: list to which all matching training and evaluation records are added.
+            inputs: Input of every record.
+            texts: Whole text of every record.
+            pairs: List to which all matching training and evaluation records are added.
         """
         similar: dict[int, tuple[int, float]] = {}
         contained: dict[int, tuple[int, float]] = {}
@@ -131,7 +131,7 @@ class InputIndex:
         """Finds all of N training records that are similar to an evaluation record or contain it, and few others.
 
         Args:
-            filters: of their texts.
+            filters: Bloom filters of their texts.
             least: int64 [N], how many different 5-grams the input has at least.
         """
         likely_rows = [np.empty(0, np.int64)]
@@ -209,10 +209,10 @@ def _most_together(positions: Sequence[int], members: Sequence[int], width: int)
     for position, member in zip(positions, members, strict=True):
         counts[member] = counts.get(member, 0) + 1
         while positions[first] <= position - width:
-            dropped = members[first]
-            counts[dropped] -= 1
-            if not counts[dropped]:
-                del counts[dropped]
+            leaving = members[first]
+            counts[leaving] -= 1
+            if not counts[leaving]:
+                del counts[leaving]
             first += 1
         best = max(best, len(counts))
     return best
@@ -224,10 +224,10 @@ def _rarest(sets: Shingles, counts: Indices) -> Shingles:
     frequency = np.minimum(np.bincount(part, minlength=1)[part], (1 << 16) - 1).astype(np.uint64)
     # Frequency above, hash below: one sort orders by both, and ties depend on nothing but the hash.
     rank = frequency << np.uint64(48) | sets.values >> np.uint64(16)
-    chosen = [np.empty(0, dtype=np.int64)]
+    positions = [np.empty(0, dtype=np.int64)]
     for begin, end, count in zip(sets.offsets[:-1].tolist(), sets.offsets[1:].tolist(), counts.tolist(), strict=True):
-        chosen.append(begin + np.argsort(rank[begin:end])[:count])
-    return Shingles(sets.values[np.concatenate(chosen)], offsets_of(np.minimum(counts, sets.sizes)))
+        positions.append(begin + np.argsort(rank[begin:end])[:count])
+    return Shingles(sets.values[np.concatenate(positions)], offsets_of(np.minimum(counts, sets.sizes)))
 
 
 def _keep_best(

@@ -6,7 +6,8 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.duplicates.shingles import Hashes, Indices, Shingles, offsets_of
+from posttrain.data.arrays import Hashes, Indices
+from posttrain.data.duplicates.shingles import Shingles, offsets_of
 
 _MOST_BITS = 24  # 64 MiB of buckets at most
 
@@ -38,7 +39,7 @@ class Postings(NamedTuple):
         owners: int32; the sets that hold key ``k`` are ``owners[offsets[k] : offsets[k + 1]]``, in order.
         table: bool [2^b], whether some key begins with these b bits: most hashes that are no keys end here.
         buckets: int32 [2^c], the first key that begins with these c bits or more.
-        width: one more than the last owner.
+        width: One more than the last owner.
     """
 
     keys: Hashes
@@ -49,7 +50,7 @@ class Postings(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, sets: Shingles, owners: Indices) -> Self:
+    def from_sets(cls, sets: Shingles, owners: Indices) -> Self:
         """Indexes ``sets``; ``owners``: int64 [N], the number that names each of the N sets."""
         owner = np.repeat(owners, sets.sizes)
         order = np.argsort(sets.values)
@@ -75,17 +76,17 @@ class Postings(NamedTuple):
 
     @property
     def counts(self) -> Indices:
-        """Counts the sets that hold each key, int64 [K]."""
+        """Number of sets that hold each key, int64 [K]."""
         return np.diff(self.offsets)
 
     def among(self, mask: npt.NDArray[np.bool_]) -> Self:
         """Keeps only some of the indexed sets; ``mask``: bool, by owner."""
-        chosen = mask[self.owners]
-        values, owners = np.repeat(self.keys, self.counts)[chosen], self.owners[chosen].astype(np.int64)
-        return self.of(Shingles(values, np.arange(len(values) + 1)), owners)
+        inside = mask[self.owners]
+        values, owners = np.repeat(self.keys, self.counts)[inside], self.owners[inside].astype(np.int64)
+        return self.from_sets(Shingles(values, np.arange(len(values) + 1)), owners)
 
     def find(self, values: Hashes) -> tuple[Indices, Indices]:
-        """Positions in ``values`` that hold a key, in order, and the key at each."""
+        """Finds the positions in ``values`` that hold a key, in order, and the key at each."""
         if not len(self.keys):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         positions = np.flatnonzero(self.table[_leading_bits(values, len(self.table).bit_length() - 1)])
@@ -99,15 +100,15 @@ class Postings(NamedTuple):
             keys[behind] += 1
             nearest[behind] = self.keys[keys[behind]]
             behind = behind[nearest[behind] < candidates[behind]]
-        known = nearest == candidates
-        return positions[known], keys[known]
+        is_key = nearest == candidates
+        return positions[is_key], keys[is_key]
 
     def meet(self, query: Indices, keys: Indices, least: int = 1) -> Iterator[SharedCounts]:
         """Yields every pair of a queried and an indexed set that share members, block by block; no pair is split.
 
         Args:
             query, keys: int64 [H], which set holds which key; in any order, with repetitions.
-            least: members that a pair must share.
+            least: Members that a pair must share.
         """
         # A key that a set holds several times counts once.
         codes, _ = _count_values(query * len(self.keys) + keys)

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Hashes, Indices
 from posttrain.data.duplicates.shingles import (
-    Hashes,
-    Indices,
     Shingles,
     ngram_sequences,
     offsets_of,
@@ -52,7 +51,7 @@ _WORDS_PER_STEP = _WORDS // 4
 _WORDS_PER_BYTE = 3  # whose bits a byte can count
 
 
-_SHORT_INPUT = 1024  # characters from which an input is not asked whether it has few words
+_SHORT_INPUT = 1024  # characters from which an input is not checked for few words
 
 
 _WINDOW = 4  # shorter runs in a run; the more, the fewer fingerprints, and the more often they agree by chance
@@ -75,15 +74,15 @@ def contamination_sketch(table: pa.Table, ngram: int | None, alike: bool) -> pa.
     several bitmaps.
 
     Args:
-        ngram: words in a run; None: no fingerprints.
-        alike: whether to build bitmaps.
+        ngram: Words in a run; None: no fingerprints.
+        alike: True to build bitmaps.
     """
     blocks = [_sketch_block(block, ngram, alike) for block in _blocks_of_rows(table)] or [
         _sketch_block(table, ngram, alike)
     ]
     columns = [pa.concat_arrays([block[name] for block in blocks]) for name in blocks[0]]
-    known = table.select(["input_id", "group"])
-    return pa.table([*known.columns, *columns], names=[*known.column_names, *blocks[0]])
+    identities = table.select(["input_id", "group"])
+    return pa.table([*identities.columns, *columns], names=[*identities.column_names, *blocks[0]])
 
 
 def _blocks_of_rows(table: pa.Table) -> Iterator[pa.Table]:
@@ -160,7 +159,7 @@ def window_minima(word_texts: Sequence[str], ngram: int) -> Shingles:
     `posttrain.data.duplicates.shingles.ngram_sequences`.
 
     Args:
-        word_texts: texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
+        word_texts: Texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
     """
     window = min(_WINDOW, ngram)
     shorter = ngram_sequences(word_texts, ngram - window + 1, "word")
@@ -193,7 +192,7 @@ def build_bloom_filters(grams: Shingles, others: Shingles, rows: Indices) -> pa.
 
     Args:
         grams: N texts made by `posttrain.data.duplicates.shingles.ngram_sequences`.
-        others: n-grams that count as held by the first stretch of the texts ``rows``, int64 [len(others)].
+        others: N-grams that count as held by the first stretch of the texts ``rows``, int64 [len(others)].
     """
     # Longer bitmaps would saturate: beyond 1,024 n-grams two in five bits are set.
     stretches = np.maximum(-(-grams.sizes // STRETCH), 1)
@@ -213,7 +212,7 @@ class BloomFilters:
     """Holds the bitmaps of N texts, and finds the texts that may hold enough of a set."""
 
     def __init__(self, column: pa.Array | pa.ChunkedArray) -> None:
-        """``column``: made by `build_bloom_filters`."""
+        """Reads the bitmaps from a column that `build_bloom_filters` built."""
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         _, offsets, content = array.buffers()
         borders = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
@@ -221,8 +220,8 @@ class BloomFilters:
         self.first = (borders - borders[0]) // _BYTES
         self._absent = np.ascontiguousarray(~bit_words.T)
         """Words of bits, one column a stretch."""
-        self._windows: dict[int, _Windows] = {}
-        self._whole: dict[int, _Windows] = {}
+        self._windows: dict[int, _StretchWindows] = {}
+        self._whole: dict[int, _StretchWindows] = {}
 
     def near(self, members: Hashes, missing: int, stretches: int) -> Indices:
         """Finds texts that may hold all but ``missing`` members of a set in ``stretches`` consecutive stretches."""
@@ -238,28 +237,28 @@ class BloomFilters:
             absent = self._absent[:, :0]
             if len(long):
                 absent = np.bitwise_and.reduceat(self._absent, self.first[:-1], axis=1).take(long, axis=1)
-            self._whole[stretches] = _Windows(absent, long)
+            self._whole[stretches] = _StretchWindows(absent, long)
         absent, texts = self._whole[stretches]
         return texts[_within_missing(members, missing, absent)]
 
-    def _in_a_row(self, stretches: int) -> "_Windows":
+    def _in_a_row(self, stretches: int) -> "_StretchWindows":
         counts = np.diff(self.first)
         end = np.repeat(self.first[1:], counts)
         # Windows double in length each pass, so w stretches take about log2 w passes.
-        absent, joined = self._absent, 1
-        while joined < min(stretches, int(counts.max(initial=1))):
-            further = min(joined, stretches - joined)
+        absent, width = self._absent, 1
+        while width < min(stretches, int(counts.max(initial=1))):
+            further = min(width, stretches - width)
             inside = np.flatnonzero(np.arange(absent.shape[1]) + further < end)
             longer = absent.copy()
             longer[:, inside] &= absent[:, inside + further]
-            absent, joined = longer, joined + further
+            absent, width = longer, width + further
         # What begins nearer to the end of a text holds no more than the last whole one.
         begin = np.repeat(self.first[:-1], counts)
         whole = np.flatnonzero(np.arange(len(end)) <= np.maximum(begin, end - stretches))
-        return _Windows(absent.take(whole, axis=1), np.repeat(np.arange(len(counts)), counts)[whole])
+        return _StretchWindows(absent.take(whole, axis=1), np.repeat(np.arange(len(counts)), counts)[whole])
 
 
-class _Windows(NamedTuple):
+class _StretchWindows(NamedTuple):
     """Holds the bits of consecutive stretches that are searched together.
 
     Attributes:
@@ -276,7 +275,7 @@ def _bit_of(values: Hashes) -> Indices:
 
 
 def _within_missing(members: Hashes, missing: int, absent: npt.NDArray[np.uint64]) -> Indices:
-    """Columns of ``absent`` that lack at most so many of the members' bits."""
+    """Finds the columns of ``absent`` that lack at most so many of the members' bits."""
     needed = np.zeros(_BITS, dtype=bool)
     needed[_bit_of(members)] = True
     needed_words = np.packbits(needed).view(np.uint64)
@@ -298,11 +297,11 @@ def _within_missing(members: Hashes, missing: int, absent: npt.NDArray[np.uint64
 def _count_missing(needed: npt.NDArray[np.uint64], missing: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
     """Counts the needed bits that every stretch lacks."""
     count = np.zeros(missing.shape[1], dtype=np.uint16)
-    bits, few, counted = np.empty_like(missing[0]), np.empty_like(count, np.uint8), np.empty_like(count, np.uint8)
+    bits, few, partial_count = np.empty_like(missing[0]), np.empty_like(count, np.uint8), np.empty_like(count, np.uint8)
     for first in range(0, len(needed), _WORDS_PER_BYTE):
-        counted[:] = 0
+        partial_count[:] = 0
         for word in range(first, min(first + _WORDS_PER_BYTE, len(needed))):
             np.bitwise_and(needed[word], missing[word], out=bits)
-            counted += np.bitwise_count(bits, out=few)
-        count += counted
+            partial_count += np.bitwise_count(bits, out=few)
+        count += partial_count
     return count

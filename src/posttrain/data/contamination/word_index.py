@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Hashes, Indices
 from posttrain.data.contamination.postings import Postings
 from posttrain.data.contamination.sketches import fingerprints, short_inputs, window_minima
 from posttrain.data.duplicates.shingles import (
-    Hashes,
-    Indices,
     Shingles,
     distinct,
     ngram_sequences,
@@ -28,11 +27,11 @@ class Overlap(NamedTuple):
     """Measures the runs of words that a training record shares with one evaluation record.
 
     Attributes:
-        other: the evaluation record's row.
-        shared: distinct n-grams that both have.
-        own: n-grams of the training record.
-        others: n-grams of the evaluation record.
-        whole: whether both are shorter than an n-gram, and the same.
+        other: The evaluation record's row.
+        shared: Distinct n-grams that both have.
+        own: N-grams of the training record.
+        others: N-grams of the evaluation record.
+        whole: True if both are shorter than an n-gram, and the same.
     """
 
     other: int
@@ -52,12 +51,12 @@ class WordIndex:
     """Indexes the word n-grams of T evaluation records, prompt and answers in one.
 
     Attributes:
-        ngram: words in a run.
-        share: least part of either record's n-grams that must be shared; at 0 one n-gram is enough.
+        ngram: Words in a run.
+        share: Least part of either record's n-grams that must be shared; at 0 one n-gram is enough.
         sizes: int64 [T], n-grams of every evaluation record.
-        postings: the n-grams; owner: the evaluation record.
-        short: inputs of fewer than ``ngram`` words, whole; owner: the evaluation record.
-        marks: the first 32 bits of the fingerprints of all of these (`posttrain.data.contamination.sketches`); owner:
+        postings: The n-grams; owner: the evaluation record.
+        short: Inputs of fewer than ``ngram`` words, whole; owner: the evaluation record.
+        marks: The first 32 bits of the fingerprints of all of these (`posttrain.data.contamination.sketches`); owner:
             the evaluation record.
     """
 
@@ -69,7 +68,7 @@ class WordIndex:
     marks: Postings
 
     @classmethod
-    def of(cls, evaluation: pa.Table, ngram: int, share: float, ignore_above: int | None) -> Self:
+    def from_records(cls, evaluation: pa.Table, ngram: int, share: float, ignore_above: int | None) -> Self:
         """Indexes a RECORD table, without n-grams that more than ``ignore_above`` of its distinct records hold."""
         rows = np.arange(evaluation.num_rows)
         word_texts = plain_words(joined_texts(evaluation))
@@ -90,9 +89,9 @@ class WordIndex:
             ngram,
             share,
             sets.sizes,
-            Postings.of(sets, rows),
-            Postings.of(ngram_sets(short_texts, ngram, "word"), short),
-            Postings.of(Shingles(truncate_fingerprints(marks), np.arange(len(marks) + 1)), owners),
+            Postings.from_sets(sets, rows),
+            Postings.from_sets(ngram_sets(short_texts, ngram, "word"), short),
+            Postings.from_sets(Shingles(truncate_fingerprints(marks), np.arange(len(marks) + 1)), owners),
         )
 
     def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> dict[int, Overlap]:
@@ -100,18 +99,18 @@ class WordIndex:
         first.
 
         Args:
-            inputs: of every record.
-            texts: all of every record.
-            pairs: list to which all matching training and evaluation records are added.
+            inputs: Input of every record.
+            texts: Whole text of every record.
+            pairs: List to which all matching training and evaluation records are added.
         """
         best: dict[int, Overlap] = {}
         sets = ngram_sequences(plain_words(texts), self.ngram, "word")
         positions, keys = self.postings.find(sets.values)
         rows = owning_set(sets, positions)
         # Distinct n-grams take a sort; only rows that share one need their number.
-        touched = np.unique(rows)
+        matching_rows = np.unique(rows)
         sizes = np.zeros(len(texts), dtype=np.int64)
-        sizes[touched] = distinct(select_sets(sets, touched)).sizes
+        sizes[matching_rows] = distinct(select_sets(sets, matching_rows)).sizes
         for counts in self.postings.meet(rows, keys):
             for row, other, shared in zip(*(values.tolist() for values in counts), strict=True):
                 overlap = Overlap(other, shared, int(sizes[row]), int(self.sizes[other]))
@@ -139,17 +138,19 @@ def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int
     """
     sets = ngram_sets(plain_words(joined_texts(evaluation)), ngram, "word")
     rows = np.flatnonzero(before)
-    known = select_sets(sets, rows)
+    old_sets = select_sets(sets, rows)
     common = _common_ngrams(sets, evaluation, ignore_above)
-    fresh = common[~np.isin(common, _common_ngrams(known, evaluation.take(pa.array(rows)), ignore_above))]
-    return np.asarray(rows[np.unique(owning_set(known, np.flatnonzero(np.isin(known.values, fresh))))], dtype=np.int64)
+    fresh = common[~np.isin(common, _common_ngrams(old_sets, evaluation.take(pa.array(rows)), ignore_above))]
+    return np.asarray(
+        rows[np.unique(owning_set(old_sets, np.flatnonzero(np.isin(old_sets.values, fresh))))], dtype=np.int64
+    )
 
 
 def _common_ngrams(sets: Shingles, evaluation: pa.Table, ignore_above: int | None) -> Hashes:
     """Returns the members that too many sets hold."""
     if ignore_above is None:
         return np.empty(0, dtype=np.uint64)
-    # A record that stands in two suites is one record, not two uses of its wording.
+    # A record of two suites is one record, not two uses of its wording.
     _, first = np.unique(np.asarray(evaluation["id"].to_pylist(), dtype=str), return_index=True)
     values = np.sort(select_sets(sets, first).values)
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.duplicates.shingles import Hashes, Indices, ngram_sets, offsets_of
+from posttrain.data.arrays import Hashes, Indices, Matrix
+from posttrain.data.duplicates.shingles import ngram_sets, offsets_of
 
 Fetch = Callable[[Indices], Sequence[str]]
 
 Map = Callable[..., Iterator[Any]]
 
-Floats = npt.NDArray[np.float32]
 
 _TEXTS_A_SAMPLE = 256  # from which the core is taken; a poor core costs time, and changes no result
 
@@ -67,13 +67,13 @@ class _Differences(NamedTuple):
 class _Frame(NamedTuple):
     """Holds R differences as rows of two matrices, whose columns are n-grams that at least two rows hold."""
 
-    dense: Floats
+    dense: Matrix
     sparse: Any
     counts: Indices
     sizes: Indices
 
     @classmethod
-    def of(cls, differences: _Differences) -> Self:
+    def from_differences(cls, differences: _Differences) -> Self:
         from scipy.sparse import csr_array
 
         owners, members, counts, sizes = differences
@@ -105,11 +105,11 @@ class _Partners(NamedTuple):
     """Holds the rows of a frame that others are compared with."""
 
     rows: Indices
-    dense: Floats
+    dense: Matrix
     sparse: Any
 
     @classmethod
-    def of(cls, frame: _Frame, rows: Indices) -> Self:
+    def from_frame(cls, frame: _Frame, rows: Indices) -> Self:
         dense = frame.dense if len(rows) == len(frame.dense) else frame.dense[rows]
         return cls(rows, dense.T, frame.sparse[rows].T.tocsr())
 
@@ -123,7 +123,7 @@ def all_pairs(
         rows: int64 [R], distinct.
         new: bool [R]; one of each pair is new.
         cluster: int64 [N], by row, and read again before every block; pairs within one cluster may be skipped.
-        texts: returns the texts of rows.
+        texts: Returns the texts of rows.
         over: ``map``, or a parallel equivalent.
     """
     # Earlier comparisons may have joined all rows by now.
@@ -147,10 +147,10 @@ def all_pairs(
                 continue
             origin = np.arange(len(both)) < min(len(left), fresh - top)
             if start == top:
-                frame, partner = _Frame.of(differences), np.ones(len(both), dtype=bool)
+                frame, partner = _Frame.from_differences(differences), np.ones(len(both), dtype=bool)
             else:
                 frame, partner = (
-                    _Frame.of(_concatenate([differences, read_rows(right)])),
+                    _Frame.from_differences(_concatenate([differences, read_rows(right)])),
                     np.arange(len(both)) >= len(left),
                 )
             for i, j in _pairs(frame, origin, partner, cluster, both, threshold):
@@ -173,7 +173,7 @@ def _pairs(
     # The float32 bar may round; candidates within the slack are decided in exact integers below.
     slack = 0.5 + 1e-6 * np.abs(bar).max()  # what passes is judged again without rounding
     bar = bar.astype(np.float32)
-    partners = _Partners.of(frame, np.flatnonzero(partner))
+    partners = _Partners.from_frame(frame, np.flatnonzero(partner))
     while True:
         _, label = np.unique(cluster[rows], return_inverse=True)
         own = np.bincount(label[partner], minlength=len(label))[label]
@@ -196,12 +196,12 @@ def _pairs(
         # These rows have been compared with all partners.
         origin[block] = partner[block] = False
         if partner.sum() < _SHRINK_BELOW * len(partners.rows):
-            partners = _Partners.of(frame, np.flatnonzero(partner))
+            partners = _Partners.from_frame(frame, np.flatnonzero(partner))
 
 
-def _shared_members(frame: _Frame, block: Indices, partners: _Partners) -> Floats:
+def _shared_members(frame: _Frame, block: Indices, partners: _Partners) -> Matrix:
     """Counts the members that the differences of a block and of its partners share, [B, P]."""
-    shared: Floats = frame.dense[block] @ partners.dense
+    shared: Matrix = frame.dense[block] @ partners.dense
     if frame.sparse.nnz:
         shared += (frame.sparse[block] @ partners.sparse).toarray()
     return shared

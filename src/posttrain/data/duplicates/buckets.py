@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-Indices = npt.NDArray[np.int64]
+from posttrain.data.arrays import Indices
 
 _PAIRS_OF_DENSE_BUCKET = 8_192  # from here on comparing all pairs at once is the faster way
 
@@ -41,7 +41,7 @@ class DenseBuckets(NamedTuple):
     """Groups rows all of whose pairs are compared.
 
     Attributes:
-        rows: the rows of each group, int64.
+        rows: The rows of each group, int64.
         names: int32 [N] each, the group of every row or -1; a row is in one group of each array at most.
     """
 
@@ -49,15 +49,15 @@ class DenseBuckets(NamedTuple):
     names: Sequence[npt.NDArray[np.int32]]
 
     @classmethod
-    def of(
+    def from_bands(
         cls, bands: Sequence[npt.NDArray[np.uint64]], buckets: Sequence[Indices], cluster: Indices, old: int
     ) -> Self:
         """Finds dense buckets, and joins those that share rows if that is less work.
 
         Args:
             bands: uint64 [N] each, the key of every row.
-            buckets: for each band rows, those with one key one behind the other.
-            old: pairs of rows before this one are not to be compared.
+            buckets: Rows for each band, those with one key one behind the other.
+            old: Pairs of rows before this one are not to be compared.
         """
         dense = [_dense(keys, members, cluster, old) for keys, members in zip(bands, buckets, strict=True)]
         if not any(len(members) for members, _ in dense):
@@ -75,9 +75,9 @@ class DenseBuckets(NamedTuple):
         joining_pays = cost_joined <= cost_apart
         groups: list[Indices] = []
         names = []
-        joined = all_rows[joining_pays[root[all_rows]]]
-        joined = joined[np.argsort(root[joined], kind="stable")]
-        names.append(_name_buckets(groups, joined, root[joined], len(cluster)))
+        joined_rows = all_rows[joining_pays[root[all_rows]]]
+        joined_rows = joined_rows[np.argsort(root[joined_rows], kind="stable")]
+        names.append(_name_buckets(groups, joined_rows, root[joined_rows], len(cluster)))
         for members, starts in dense:
             label = np.repeat(members[starts], np.diff(starts, append=len(members)))
             separate = ~joining_pays[root[members]]
@@ -86,14 +86,14 @@ class DenseBuckets(NamedTuple):
         return cls(groups, names)
 
     def hold(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
-        """True where the rows ``i[p]`` and ``j[p]`` are in one group."""
+        """Returns True where the rows ``i[p]`` and ``j[p]`` are in one group."""
         together = np.zeros(len(i), dtype=bool)
         for names in self.names:
             together |= (names[i] == names[j]) & (names[i] >= 0)
         return together
 
     def outside(self, keys: npt.NDArray[np.uint64], members: Indices) -> Indices:
-        """Members of the buckets that do not lie in one group as a whole."""
+        """Selects the members of the buckets that do not lie in one group as a whole."""
         if not self.names or not len(members):
             return members
         starts, sizes = equal_runs(keys[members])
@@ -106,7 +106,7 @@ class DenseBuckets(NamedTuple):
 
 
 def equal_runs(*columns: npt.NDArray[Any]) -> tuple[Indices, Indices]:
-    """Starts and lengths of runs of equal values."""
+    """Finds the starts and lengths of runs of equal values."""
     count = len(columns[0])
     new = np.zeros(count, dtype=bool)
     new[:1] = True
@@ -117,7 +117,7 @@ def equal_runs(*columns: npt.NDArray[Any]) -> tuple[Indices, Indices]:
 
 
 def _dense(keys: npt.NDArray[np.uint64], members: Indices, cluster: Indices, old: int) -> tuple[Indices, Indices]:
-    """Members of a band's dense buckets, and where these begin."""
+    """Finds the members of a band's dense buckets, and the start of each bucket."""
     _, sizes = equal_runs(keys[members])
     # The number of all pairs bounds that of pairs across clusters: most buckets end here.
     members = members[np.repeat(sizes * (sizes - 1) // 2 >= _PAIRS_OF_DENSE_BUCKET, sizes)]
@@ -128,7 +128,7 @@ def _dense(keys: npt.NDArray[np.uint64], members: Indices, cluster: Indices, old
 
 
 def _pair_cost(label: Indices, rows: Indices, cluster: Indices, old: int) -> npt.NDArray[np.float64]:
-    """Cost of comparing groups of rows, by label, in units of one pair: float64 [N]."""
+    """Estimates the cost of comparing groups of rows, by label, in units of one pair: float64 [N]."""
     work = np.zeros(len(cluster))
     width = label.max(initial=-1) + 1
     work[:width] = np.bincount(label) * _PAIRS_A_ROW + _pairs_across_clusters(label, rows, cluster, old)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.data.arrays import Indices, Matrix
 from posttrain.data.duplicates.buckets import union
 
-Floats = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.floating[Any]]
-Indices = npt.NDArray[np.int64]
 
 _ROWS_A_BLOCK = 1024
 _PRODUCTS_A_BLOCK = 1 << 24  # 64 MiB of float32
@@ -30,9 +29,9 @@ def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100
 
     Args:
         embeddings: [N, D] of any length.
-        exact_rows: largest number of distinct rows of which all pairs are compared; of more rows only those that share
+        exact_rows: Largest number of distinct rows of which all pairs are compared; of more rows only those that share
             one of their two nearest cells.
-        seed: draws the first centres of the cells.
+        seed: Draws the first centres of the cells.
     """
     cluster = np.arange(len(embeddings), dtype=np.int64)
     if not embeddings.size:
@@ -48,7 +47,7 @@ def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100
 
 
 def cosines(embeddings: Vectors, i: Indices, j: Indices) -> npt.NDArray[np.float64]:
-    """Cosine of the rows ``i[p]`` and ``j[p]``, none of zeros: float64 [P]."""
+    """Computes the cosine of the rows ``i[p]`` and ``j[p]``, none of zeros: float64 [P]."""
     result = np.empty(len(i))
     for start in range(0, len(i), _PAIRS_A_CHUNK):
         chunk = slice(start, start + _PAIRS_A_CHUNK)
@@ -60,7 +59,7 @@ def cosines(embeddings: Vectors, i: Indices, j: Indices) -> npt.NDArray[np.float
 
 
 def _distinct_rows(embeddings: Vectors, cluster: Indices) -> Indices:
-    """Distinct rows, in order; joins equal ones and skips rows of zeros."""
+    """Finds the distinct rows, in order; joins equal ones and skips rows of zeros."""
     first: dict[bytes, int] = {}
     real = np.flatnonzero([row.any() for row in embeddings])
     same = [
@@ -95,13 +94,13 @@ def _pairs(embeddings: Vectors, rows: Indices, least: float) -> Iterator[tuple[I
         yield rows[start + i], rows[start + j]
 
 
-def _unit_vectors(embeddings: Vectors) -> Floats:
+def _unit_vectors(embeddings: Vectors) -> Matrix:
     vectors = embeddings.astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors
 
 
-def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
+def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Matrix:
     """Centres [K, D] of spherical k-means (Dhillon and Modha, Machine Learning, 2001) on a sample."""
     count = max(2, len(rows) // _ROWS_A_CELL)
     draw = np.random.default_rng(seed)
@@ -119,7 +118,7 @@ def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
     return centres
 
 
-def _nearest_centres(embeddings: Vectors, rows: Indices, centres: Floats, count: int) -> Indices:
+def _nearest_centres(embeddings: Vectors, rows: Indices, centres: Matrix, count: int) -> Indices:
     """Finds the ``count`` centres with the largest cosine to each row, int64 [N, count]."""
     result = np.empty((len(rows), count), dtype=np.int64)
     size = max(1, _PRODUCTS_A_BLOCK // len(centres))

@@ -4,7 +4,7 @@ Of two sets with Jaccard similarity s a minimum under a random permutation is th
 "On the resemblance and containment of documents", 1997). With b bands of r minima each, the two agree in a whole
 band with probability ``1 - (1 - s^r)^b`` (Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", ch. 3.4).
 A single bit of a minimum agrees with probability (1 + s) / 2 (Li and König, "b-bit minwise hashing", WWW 2010), so
-that 64 of them tell most pairs that agree in a band by chance before any text is read.
+that 64 of them rule out most pairs that agree in a band by chance before any text is read.
 """
 
 import math
@@ -44,7 +44,7 @@ def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
     the share that :func:`required_matching_bits` may miss.
 
     Args:
-        permutations: bands times rows is at most this, unless one row a band needs more.
+        permutations: Bands times rows is at most this, unless one row a band needs more.
 
     Raises:
         ValueError: the threshold lies outside (0, 1].
@@ -93,8 +93,8 @@ def minhash_sketch(
     of the first 64 minima; a band is a hash of its minima. A text's sketch depends on nothing but the text.
 
     Args:
-        ngram: characters a shingle.
-        seed: draws the permutations.
+        ngram: Characters a shingle.
+        seed: Draws the permutations.
     """
     shape = banding(threshold, permutations)
     names = ["grams", "bits", *(f"band_{band}" for band in range(shape.bands))]
@@ -129,7 +129,7 @@ def _sketch_piece(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[
 
 
 def signatures(shingles: Shingles, permutations: int, seed: int) -> npt.NDArray[np.uint32]:
-    """Minimum of every set under each permutation, uint32 [N, permutations]."""
+    """Computes the minimum of every set under each permutation, uint32 [N, permutations]."""
     from rensa import RMinHash
 
     count, pack = len(shingles.offsets) - 1, Struct(f"{permutations}I").pack

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Indices
 from posttrain.data.duplicates.all_pairs import Fetch, Map, all_pairs
 from posttrain.data.duplicates.buckets import DenseBuckets, equal_runs, union
 from posttrain.data.duplicates.minhash import minhash_sketch, required_matching_bits
 from posttrain.data.duplicates.shingles import jaccard, ngram_sets, offsets_of
-
-Indices = npt.NDArray[np.int64]
 
 _PAIRS_A_LIST = 1 << 22  # that are listed at a time: 32 MiB for each of their columns
 
@@ -43,7 +42,7 @@ def near_duplicates(
     are just at the threshold and fewer above it, and are verified exactly.
 
     Args:
-        seed: draws the permutations, and so which few pairs at the threshold are missed.
+        seed: Draws the permutations, and so which few pairs at the threshold are missed.
 
     Raises:
         TypeError: ``texts`` is one text, or holds something that is none.
@@ -81,24 +80,24 @@ def cluster_near_duplicates(
     threshold: float = 0.8,
     ngram: int = 5,
     alive: npt.NDArray[np.bool_] | None = None,
-    known: Indices | None = None,
+    previous: Indices | None = None,
     over: Map = map,
 ) -> Indices:
     """Clusters N rows by near duplicates: int64 [N], each cluster named by its smallest row.
 
     Args:
         sketches: N rows made by `posttrain.data.duplicates.minhash.minhash_sketch` with this threshold and ngram.
-        texts: returns the texts of rows.
+        texts: Returns the texts of rows.
         alive: bool [N]; other rows are clusters of their own. None: all.
-        known: int64 [K], the result of this function for the first K rows with the same settings. Only pairs with a
+        previous: int64 [K], the result of this function for the first K rows with the same settings. Only pairs with a
             later row are compared, and the result equals that of a search from scratch.
         over: ``map``, or a parallel equivalent.
     """
     names = [name for name in sketches.column_names if name.startswith("band_")]
-    old = 0 if known is None else len(known)
+    old = 0 if previous is None else len(previous)
     cluster = np.arange(sketches.num_rows, dtype=np.int64)
-    if known is not None:
-        cluster[:old] = known
+    if previous is not None:
+        cluster[:old] = previous
     rows = np.arange(len(cluster)) if alive is None else np.flatnonzero(alive)
     _, first, inverse = np.unique(_column(sketches, "grams")[rows], return_index=True, return_inverse=True)
     union(cluster, rows, rows[first][inverse])
@@ -109,10 +108,10 @@ def cluster_near_duplicates(
     buckets = [_buckets(keys, distinct, old) for keys in bands]
     compare = partial(_similarities, texts=texts, ngram=ngram, over=over)
     # Stars first: n - 1 comparisons join a bucket of n similar texts, where all pairs would be n * (n - 1) / 2.
-    failed = _join_verified(search.stars(buckets, cluster), cluster, compare, threshold, search)
+    failed_pairs = _join_verified(search.stars(buckets, cluster), cluster, compare, threshold, search)
     # Pairs that failed once are not compared again in later buckets.
-    seen = np.sort(failed.i * len(cluster) + failed.j)
-    dense = DenseBuckets.of(bands, buckets, cluster, old)
+    failed_codes = np.sort(failed_pairs.i * len(cluster) + failed_pairs.j)
+    dense = DenseBuckets.from_bands(bands, buckets, cluster, old)
     for rows_of_bucket in dense.rows:
         if len(rows_of_bucket) >= _ROWS_TO_WARN:
             log.warning("%d texts are almost alike; comparing all of them takes a while", len(rows_of_bucket))
@@ -123,14 +122,16 @@ def cluster_near_duplicates(
             union(cluster, i[candidate], j[candidate])
     buckets = [dense.outside(keys, members) for keys, members in zip(bands, buckets, strict=True)]
     for pairs in search.across(buckets, cluster):
-        fresh = ~(np.isin(pairs.i * len(cluster) + pairs.j, seen) | dense.hold(*pairs))
+        fresh = ~(np.isin(pairs.i * len(cluster) + pairs.j, failed_codes) | dense.hold(*pairs))
         _join_verified(_Pairs(pairs.i[fresh], pairs.j[fresh]), cluster, compare, threshold, search)
     return cluster
 
 
 def similarities(texts: Fetch, i: Indices, j: Indices, ngram: int = 5, over: Map = map) -> npt.NDArray[np.float64]:
-    """Jaccard similarity of the n-grams of rows ``i[p]`` and ``j[p]``, float64 [P]; arguments as in
-    `cluster_near_duplicates`."""
+    """Computes the Jaccard similarity of the n-grams of rows ``i[p]`` and ``j[p]``, float64 [P].
+
+    Arguments as in `cluster_near_duplicates`.
+    """
     blocks = [
         _similarities(*block, texts=texts, ngram=ngram, over=over)
         for block in _blocks_of_pairs(_Pairs(i, j), _PAIRS_A_BLOCK)
@@ -147,7 +148,7 @@ class _Search(NamedTuple):
     old: int
 
     def candidate(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
-        """True for pairs that agree in a band and in enough bits."""
+        """Returns True for pairs that agree in a band and in enough bits."""
         good = np.zeros(len(i), dtype=bool)
         for keys in self.bands:
             good |= keys[i] == keys[j]
@@ -155,7 +156,7 @@ class _Search(NamedTuple):
         return good
 
     def possible(self, band: int, cluster: Indices, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
-        """True for pairs of a band's bucket in two clusters that agree in enough bits, and in no earlier band."""
+        """Returns True for pairs of a bucket across two clusters that agree in enough bits, and in no earlier band."""
         good: npt.NDArray[np.bool_] = cluster[i] != cluster[j]
         good[good] = np.bitwise_count(~(self.bits[i[good]] ^ self.bits[j[good]])) >= self.needed
         for keys in self.bands[:band]:
@@ -236,27 +237,27 @@ def _join_verified(
     pairs: _Pairs, cluster: Indices, compare: Callable[[Indices, Indices], Any], threshold: float, search: _Search
 ) -> _Pairs:
     """Joins in place the clusters of pairs at or above the threshold, and returns the pairs below it."""
-    failed = [_Pairs(pairs.i[:0], pairs.j[:0])]
+    failures = [_Pairs(pairs.i[:0], pairs.j[:0])]
 
     def verify(block: _Pairs) -> float:
         apart = cluster[block.i] != cluster[block.j]
         i, j = block.i[apart], block.j[apart]
         alike = compare(i, j) >= threshold
         union(cluster, i[alike], j[alike])
-        failed.append(_Pairs(i[~alike], j[~alike]))
+        failures.append(_Pairs(i[~alike], j[~alike]))
         return float(alike.mean()) if len(i) else 0.0
 
     # A spanning forest settles most of a long list with few comparisons; it is not worth it once most of its pairs
     # fail.
     worthwhile = True
     while worthwhile and len(pairs.i) > _PAIRS_A_BLOCK:
-        chosen = search.forest(pairs, cluster)
-        worthwhile = verify(_Pairs(pairs.i[chosen], pairs.j[chosen])) > _MIN_FOREST_SHARE
-        unsettled = ~chosen & (cluster[pairs.i] != cluster[pairs.j])
+        in_forest = search.forest(pairs, cluster)
+        worthwhile = verify(_Pairs(pairs.i[in_forest], pairs.j[in_forest])) > _MIN_FOREST_SHARE
+        unsettled = ~in_forest & (cluster[pairs.i] != cluster[pairs.j])
         pairs = _Pairs(pairs.i[unsettled], pairs.j[unsettled])
     for block in _blocks_of_pairs(pairs, _PAIRS_A_BLOCK):
         verify(block)
-    return _concatenate_pairs(failed)
+    return _concatenate_pairs(failures)
 
 
 def _column(sketches: pa.Table, name: str) -> npt.NDArray[np.uint64]:
@@ -264,7 +265,7 @@ def _column(sketches: pa.Table, name: str) -> npt.NDArray[np.uint64]:
 
 
 def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
-    """Rows that share their key with another, at least one of them new; by key, then by row."""
+    """Finds rows that share their key with another, at least one of them new; by key, then by row."""
     new = np.sort(keys[rows[rows >= old]])
     before = rows[rows < old]
     if len(before):
@@ -277,7 +278,7 @@ def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
 
 
 def _members_of(keys: npt.NDArray[np.uint64], targets: npt.NDArray[np.uint64]) -> Indices:
-    """Positions in ``keys`` of values of ``targets``, which is sorted."""
+    """Finds the positions in ``keys`` of values of ``targets``, which is sorted."""
     table = np.zeros(1 << _LEADING_BITS, dtype=bool)
     # A table of leading bits rules most keys out before the binary search, which misses the cache.
     table[targets >> np.uint64(64 - _LEADING_BITS)] = True

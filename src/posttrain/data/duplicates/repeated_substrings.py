@@ -3,7 +3,7 @@
 A window is ``length`` words in a row. Each is known by the least hash of the shorter runs of ``length // 2 + 1`` words
 in it, which equal windows have in common (winnowing; Schleimer, Wilkerson and Aiken, "Winnowing: local algorithms for
 document fingerprinting", SIGMOD 2003). Neighbouring windows mostly have the same, so that all texts are compared by
-about one hash in 13 words, at 50 words a window. Only windows whose least hash stands elsewhere too are then hashed
+about one hash in 13 words, at 50 words a window. Only windows whose least hash also occurs elsewhere are then hashed
 whole, and what has equal hashes is compared word by word.
 """
 
@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.duplicates.shingles import Hashes, Indices, Shingles, ngram_sequences, offsets_of
+from posttrain.data.arrays import Hashes, Indices
+from posttrain.data.duplicates.shingles import Shingles, ngram_sequences, offsets_of
 from posttrain.data.records.identity import fold_case
 
 
-class Windows(NamedTuple):
+class WordWindows(NamedTuple):
     """Holds some windows of some texts [W].
 
     Attributes:
@@ -35,8 +36,8 @@ class RepeatedSpan(NamedTuple):
     """Describes a run of words that occurs earlier.
 
     Attributes:
-        text, begin, end: the text and its words ``begin:end``.
-        source, at: the text in which the same words begin with the word ``at``.
+        text, begin, end: The text and its words ``begin:end``.
+        source, at: The text in which the same words begin with the word ``at``.
     """
 
     text: int
@@ -49,14 +50,14 @@ class RepeatedSpan(NamedTuple):
 def fingerprints(texts: Sequence[str], length: int) -> Shingles:
     """Fingerprints each text by uint64 hashes, not sorted.
 
-    If two windows of the same words do not overlap, their least hash stands among these at least twice.
+    If two windows of the same words do not overlap, their least hash is among these at least twice.
     """
     least = _window_minima(texts, length)
     width = length - _short_run(length) + 1
     new = np.ones(len(least.values), dtype=bool)
     np.not_equal(least.values[1:], least.values[:-1], out=new[1:])
     new[least.offsets[:-1][least.sizes > 0]] = True
-    # A hash at one place is the least of so many windows in a row at most: in more it stands at several places.
+    # A hash at one place is the least of so many windows in a row at most: a longer run means several places.
     starts = np.flatnonzero(new)
     new[(np.arange(len(new)) - np.repeat(starts, np.diff(starts, append=len(new)))) % width == 0] = True
     return Shingles(least.values[new], np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])[least.offsets])
@@ -68,14 +69,14 @@ def repeated_values(values: Hashes) -> Hashes:
     return np.unique(values[1:][values[1:] == values[:-1]])
 
 
-def is_member(values: Hashes, known: Hashes) -> npt.NDArray[np.bool_]:
-    """True for each value that is one of ``known``, which is sorted: bool [N]."""
-    if not len(known):
+def is_member(values: Hashes, members: Hashes) -> npt.NDArray[np.bool_]:
+    """Returns True for each value that is one of ``members``, which is sorted: bool [N]."""
+    if not len(members):
         return np.zeros(len(values), dtype=bool)
-    return np.asarray(known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values)
+    return np.asarray(members[np.minimum(np.searchsorted(members, values), len(members) - 1)] == values)
 
 
-def windows(texts: Sequence[str], length: int, shared: Hashes) -> Windows:
+def windows(texts: Sequence[str], length: int, shared: Hashes) -> WordWindows:
     """Finds the windows whose fingerprint is one of ``shared``; texts are numbered from 0."""
     least = _window_minima(texts, length)
     whole = ngram_sequences(texts, length, "word")
@@ -84,26 +85,26 @@ def windows(texts: Sequence[str], length: int, shared: Hashes) -> Windows:
     text = np.repeat(np.arange(len(texts)), least.sizes)
     position = np.arange(len(text)) - np.repeat(least.offsets[:-1], least.sizes)
     repeated = is_member(least.values, shared)
-    return Windows(text[repeated], position[repeated], whole.values[inside][repeated])
+    return WordWindows(text[repeated], position[repeated], whole.values[inside][repeated])
 
 
-def concatenate_windows(parts: Sequence[Windows]) -> Windows:
+def concatenate_windows(parts: Sequence[WordWindows]) -> WordWindows:
     """Concatenates windows."""
-    return Windows(
+    return WordWindows(
         np.concatenate([np.empty(0, np.int64), *(part.text for part in parts)]),
         np.concatenate([np.empty(0, np.int64), *(part.position for part in parts)]),
         np.concatenate([np.empty(0, np.uint64), *(part.value for part in parts)]),
     )
 
 
-def find_repeats(windows: Windows, length: int) -> list[RepeatedSpan]:
+def find_repeats(windows: WordWindows, length: int) -> list[RepeatedSpan]:
     """Finds windows that seem to occur earlier, in text order; equal hashes are not yet equal words.
 
     The first of equal windows is kept, and so are those that overlap it in the same text. Windows that are neighbours
     in text and source form one run, so that runs are as long as possible.
 
     Args:
-        windows: in the order of the texts and of the words in them.
+        windows: Windows in the order of the texts and of the words in them.
     """
     order = np.argsort(windows.value, kind="stable")
     values = windows.value[order]
@@ -153,7 +154,7 @@ def _short_run(length: int) -> int:
 
 
 def _window_minima(texts: Sequence[str], length: int) -> Shingles:
-    """Smallest hash of every window, in the order of the text."""
+    """Computes the smallest hash of every window, in the order of the text."""
     gram = _short_run(length)
     width = length - gram + 1
     short = ngram_sequences(texts, gram, "word")

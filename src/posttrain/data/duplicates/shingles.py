@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Hashes, Indices
 from posttrain.data.records.identity import fold_case, is_nearly_ascii
 
-Hashes = npt.NDArray[np.uint64]
-Indices = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 Unit = Literal["character", "word"]
 
@@ -78,7 +77,7 @@ def ngram_sequences(
 
 
 def offsets_of(sizes: Indices) -> Indices:
-    """Offsets of concatenated sets of these sizes: int64 [N + 1]."""
+    """Returns the offsets of concatenated sets of these sizes: int64 [N + 1]."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
@@ -100,7 +99,7 @@ def intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
 
 
 def jaccard(a: Shingles, b: Shingles, i: Indices, j: Indices) -> npt.NDArray[np.float64]:
-    """Jaccard similarity, shared members over all members, of set ``i[p]`` of ``a`` and ``j[p]`` of ``b``: [P]."""
+    """Computes the Jaccard similarity of set ``i[p]`` of ``a`` and ``j[p]`` of ``b``, shared members over all: [P]."""
     shared = intersections(a, b, i, j)
     return np.asarray(shared / (a.sizes[i] + b.sizes[j] - shared), dtype=np.float64)
 
@@ -167,15 +166,15 @@ def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
-    """Code points of the comparable texts, each followed by a space, and the lengths without it."""
+    """Returns the code points of the comparable texts, each followed by a space, and the lengths without it."""
     stripped = [text.strip() if is_nearly_ascii(text) else fold_case(text) for text in texts]
     lengths = np.fromiter(map(len, stripped), np.int64, len(stripped))
-    joined = " ".join(stripped) + " "
+    text = " ".join(stripped) + " "
     # Characters beyond ASCII become `?` here, and come back from UTF-32 below: most texts need no wider codes.
-    codes: Codes = np.frombuffer(joined.encode("ascii", "replace").translate(_FOLD), dtype=np.uint8)
-    if not joined.isascii():
+    codes: Codes = np.frombuffer(text.encode("ascii", "replace").translate(_FOLD), dtype=np.uint8)
+    if not text.isascii():
         # A lone surrogate must not raise: any string can be hashed.
-        wide = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        wide = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         codes = np.where(wide < 128, codes, wide)
     ends = np.cumsum(lengths + 1)
     # Of a run of spaces the last stays; the texts are stripped, so that the space behind a text follows no other.
@@ -184,8 +183,8 @@ def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
     # The space behind a text separates it from the next, even if a text is empty.
     surplus[ends - 1] = False
     if surplus.any():
-        dropped = np.flatnonzero(surplus)
-        lengths = lengths - np.diff(np.searchsorted(dropped, ends), prepend=0)
+        positions = np.flatnonzero(surplus)
+        lengths = lengths - np.diff(np.searchsorted(positions, ends), prepend=0)
         codes = codes[~surplus]
     return codes, lengths
 
@@ -239,7 +238,7 @@ def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Indice
 
 
 def _polynomials(codes: Codes, length: int) -> Hashes:
-    """Polynomial of the ``length`` codes from every position on, zeros behind the end: [len(codes)].
+    """Computes the polynomial of the ``length`` codes from every position on, zeros behind the end: [len(codes)].
 
     That of 2k codes follows from those of its halves, so that n codes take about log2 n passes.
     """
@@ -259,9 +258,9 @@ def _polynomials(codes: Codes, length: int) -> Hashes:
 
 def _join_polynomials(first: Hashes, second: Hashes, length: int, power: int) -> Hashes:
     """Extends polynomials of the ``length`` codes of ``first`` by those of ``second``."""
-    joined = first[: len(second) - length] * np.uint64(power)
-    joined += second[length:]
-    return joined
+    total = first[: len(second) - length] * np.uint64(power)
+    total += second[length:]
+    return total
 
 
 def _horner(units: Sequence[Codes], count: int) -> Hashes:

@@ -9,9 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.data.reading.conversion import shape_of
 from posttrain.data.reading.messages import InvalidRecord
 from posttrain.data.reading.rows import unknown_label_problem
-from posttrain.data.records.identity import normalise_text
 from posttrain.store.hashing import digest
 from posttrain.store.section import Section
+from posttrain.store.text_files import normalise_text
 
 Kind = Literal["labelled", "preferences", "pool"]
 KINDS: tuple[Kind, ...] = ("labelled", "preferences", "pool")
@@ -63,7 +63,7 @@ class Feedback(Section):
         return self
 
     def content(self) -> str:
-        """Digest that tells the same feedback sent again from other feedback under its id."""
+        """Digest that distinguishes the same feedback, sent again, from other feedback under its id."""
         return digest(self.model_dump(mode="json"))
 
 

@@ -109,8 +109,8 @@ class Inbox(AbstractContextManager["Inbox"]):
                 future.set_exception(WorkError(f"the inbox is closed{f': {self._broken}' if self._broken else ''}"))
                 return future
             # A client that lost our reply sends again: the same content is acknowledged, other content refused.
-            if (known := self._known.get(_id_digest(feedback.id))) is not None:
-                _resolve(future, feedback.id, known == _content_digest(content), repeated=True)
+            if (digest := self._known.get(_id_digest(feedback.id))) is not None:
+                _resolve(future, feedback.id, digest == _content_digest(content), repeated=True)
                 return future
             if (waiting := self._pending.get(feedback.id)) is not None:
                 # The first copy is not on the disk yet, so the repeat waits for the same fsync.
@@ -303,5 +303,7 @@ def seal_inbox(folder: Path, *, patience: float = 10.0) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(POLL_SECONDS / 2)
-    if left := [path for path in segments if path.exists()]:
-        raise UserError("cannot be sealed", where=str(left[0]), fix="free some space and run the same command again")
+    if remaining := [path for path in segments if path.exists()]:
+        raise UserError(
+            "cannot be sealed", where=str(remaining[0]), fix="free some space and run the same command again"
+        )

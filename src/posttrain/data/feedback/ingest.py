@@ -118,7 +118,7 @@ def export_batch(
     """
     written = []
     for kind, file in batch.files.items():
-        kept, refused = [], []
+        accepted, refused = [], []
         for line in file.read_bytes().splitlines():
             entry = json.loads(line)
             row = _rename_columns(entry, columns or {})
@@ -126,11 +126,11 @@ def export_batch(
                 reason = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
                 refused.append({**entry, "reason": reason})
             else:
-                kept.append(row)
+                accepted.append(row)
         target = folders[kind] / file.name
-        if kept:
+        if accepted:
             make_folder(folders[kind])
-            _write_jsonl(target, kept)
+            _write_jsonl(target, accepted)
             written.append(target)
         else:
             # An earlier export with other labels may have left records that are refused now.
@@ -140,7 +140,7 @@ def export_batch(
             make_folder(rejected_file.parent)
             _write_jsonl(rejected_file, refused)
             first = shorten(refused[0]["meta"]["feedback"]["id"])
-            details = (rejected_file, len(refused), len(kept) + len(refused), kind, first, refused[0]["reason"])
+            details = (rejected_file, len(refused), len(accepted) + len(refused), kind, first, refused[0]["reason"])
             log.warning("%s: %d of %d entries (%s) are set aside; the first, `%s`: %s", *details)
     return written
 

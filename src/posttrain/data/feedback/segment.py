@@ -1,6 +1,6 @@
 """Writes a file of an inbox: appended to while it is open, and never changed once it is sealed.
 
-``segments/000001.open`` is being written; full or asked for, it is renamed to ``000001.jsonl``.
+``segments/000001.open`` is being written; when it is full, or on request, it is renamed to ``000001.jsonl``.
 """
 
 import logging
@@ -91,9 +91,9 @@ def seal_stale_segments(inbox: Path) -> int | None:
     Raises:
         OSError: the disk refused.
     """
-    left = [path for path in sorted((inbox / "segments").glob("[0-9]*.open")) if path.stat().st_size]
-    newest = max((int(path.stem) for path in [*left, *sealed_segments(inbox)]), default=0)
-    for path in left:
+    unsealed = [path for path in sorted((inbox / "segments").glob("[0-9]*.open")) if path.stat().st_size]
+    newest = max((int(path.stem) for path in [*unsealed, *sealed_segments(inbox)]), default=0)
+    for path in unsealed:
         if int(path.stem) == newest and not path.with_suffix(".jsonl").exists():
             return newest
         # Two segments of one number can only come from outside; sealing would overwrite acknowledged entries.

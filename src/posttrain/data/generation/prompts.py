@@ -1,4 +1,4 @@
-"""Writes prompts that ask a model for new records, and parses its replies."""
+"""Writes prompts that request new records from a model, and parses its replies."""
 
 import json
 import re
@@ -95,8 +95,8 @@ def _unquoted(text: str) -> str:
 
 def _build_prompt(opening: str, examples: Sequence[str], wish: str, count: int, form: Form) -> list[Turn]:
     # As JSON, so that no example can end the list.
-    shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
-    content = f"{opening}\n\n{shown}\n\n{wish} {_FORMATS[form].format(count=count)}"
+    lines = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+    content = f"{opening}\n\n{lines}\n\n{wish} {_FORMATS[form].format(count=count)}"
     return [{"role": "user", "content": content}]
 
 

@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 
 def thresholds(labels: Labels, probabilities: Floats) -> Floats:
-    """Return the mean probability of class k among the records labelled k, float64 [K]; infinite without records.
+    """Returns the mean probability of class k among the records labelled k, float64 [K]; infinite without records.
 
     A prediction at or above the threshold of its class is confident (equation 2 of the paper).
     """
@@ -31,7 +31,7 @@ def thresholds(labels: Labels, probabilities: Floats) -> Floats:
 
 
 def confident_joint(labels: Labels, probabilities: Floats) -> Labels:
-    """Count the records labelled s that are confidently of class y, int64 [K, K] by (s, y) (equation 1).
+    """Counts the records labelled s that are confidently of class y, int64 [K, K] by (s, y) (equation 1).
 
     A record counts for the most likely class whose threshold it reaches, and not at all if it reaches none.
     """
@@ -43,7 +43,7 @@ def confident_joint(labels: Labels, probabilities: Floats) -> Labels:
 
 
 def joint(labels: Labels, probabilities: Floats) -> Floats:
-    """Estimate the share of records with label s and true class y, float64 [K, K]; row s sums to the share of label s.
+    """Estimates the share of records with label s and true class y, float64 [K, K]; row s sums to the share of label s.
 
     Equation 3. A label without confident predictions is assumed to be right.
     """
@@ -57,12 +57,12 @@ def joint(labels: Labels, probabilities: Floats) -> Floats:
 
 
 def self_confidence(labels: Labels, probabilities: Floats) -> Floats:
-    """Return the probability of each record's label, float64 [N]; low values suggest a label error."""
+    """Returns the probability of each record's label, float64 [N]; low values suggest a label error."""
     return np.asarray(probabilities[np.arange(len(labels)), labels], dtype=np.float64)
 
 
 def normalised_margin(labels: Labels, probabilities: Floats) -> Floats:
-    """Return the probability of the label minus the largest of the other classes, float64 [N] in [-1, 1]."""
+    """Returns the probability of the label minus the largest of the other classes, float64 [N] in [-1, 1]."""
     others = probabilities.copy()
     others[np.arange(len(labels)), labels] = -np.inf
     margin: Floats = self_confidence(labels, probabilities) - others.max(axis=1, initial=-np.inf)
@@ -70,7 +70,7 @@ def normalised_margin(labels: Labels, probabilities: Floats) -> Floats:
 
 
 def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = "both") -> npt.NDArray[np.bool_]:
-    """Find the records that are label errors, bool [N].
+    """Finds the records that are label errors, bool [N].
 
     Unlike in the paper, a label that is also the most likely class is never an error, whatever the counts say.
 
@@ -107,7 +107,7 @@ def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = 
 
 
 def _confident_class(labels: Labels, probabilities: Floats) -> Labels:
-    """Return the most likely class whose threshold a record reaches, int64 [N]; -1 for none."""
+    """Returns the most likely class whose threshold a record reaches, int64 [N]; -1 for none."""
     reached = np.where(probabilities >= thresholds(labels, probabilities), probabilities, -1.0)
     return np.where(reached.max(axis=1, initial=-1.0) < 0, -1, reached.argmax(axis=1)).astype(np.int64)
 

@@ -53,7 +53,7 @@ class NoiseChannel(NamedTuple):
 
 
 def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
-    """Fit temperature and channel by maximum likelihood of the labels, with one pseudo-record in each cell.
+    """Fits temperature and channel by maximum likelihood of the labels, with one pseudo-record in each cell.
 
     The pseudo-records (Laplace's rule of succession) follow the overall rate of wrong labels, evenly over the wrong
     classes. Without them, a pair of classes that the model confuses would look like one that annotators confuse.
@@ -90,7 +90,7 @@ def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
 
 
 def _smoothed_transition(seen: Floats) -> Floats:
-    """Smooth and normalise counts by (true class, label) to rows that sum to 1."""
+    """Smooths and normalise counts by (true class, label) to rows that sum to 1."""
     classes = len(seen)
     wrong = 1 - np.trace(seen) / max(1.0, seen.sum())
     prior = np.full((classes, classes), wrong / (classes - 1))
@@ -101,7 +101,7 @@ def _smoothed_transition(seen: Floats) -> Floats:
 
 
 def _scaled_softmax(logits: Floats, temperature: float) -> Floats:
-    """Return the softmax of ``logits / temperature`` over rows."""
+    """Returns the softmax of ``logits / temperature`` over rows."""
     scaled = logits / temperature
     # The same softmax, and `exp` cannot overflow.
     scaled -= scaled.max(axis=1, keepdims=True)
@@ -125,7 +125,7 @@ class LabelAudit(NamedTuple):
 def audit_labels(
     features: npt.NDArray[Any], labels: Labels, inputs: Sequence[str], count: int = 5, rounds: int = 2, seed: int = 0
 ) -> LabelAudit:
-    """Predict out of fold, fit the channel, and predict again with each record weighed by how likely it is right.
+    """Predicts out of fold, fit the channel, and predict again with each record weighed by how likely it is right.
 
     The weights reduce the influence of wrong labels on the next models. The predictions are the mean over the rounds.
     No model learns from the record that it predicts; its label enters only through the weights of other records.
@@ -148,7 +148,7 @@ def audit_labels(
 
 
 def assign_folds(inputs: Sequence[str], labels: Labels, count: int, seed: int = 0) -> Labels:
-    """Assign every record to a fold, int64 [N] in 0..count-1, each label evenly, in the order of hashes.
+    """Assigns every record to a fold, int64 [N] in 0..count-1, each label evenly, in the order of hashes.
 
     Records with equal label and input share a fold, so that no copy of a record predicts it.
 
@@ -171,7 +171,7 @@ def predict_out_of_fold(
     weights: Floats | None = None,
     models: dict[int, Any] | None = None,
 ) -> Floats:
-    """Predict the probability of every class for every record, float64 [N, K], by multinomial logistic regression.
+    """Predicts the probability of every class for every record, float64 [N, K], by multinomial logistic regression.
 
     Args:
         features: [N, D], of about unit length.

@@ -1,4 +1,4 @@
-"""Validates numbers with check digits, which tell a real number from a mistyped or invented one."""
+"""Validates numbers with check digits, which distinguish a real number from a mistyped or invented one."""
 
 import re
 from datetime import date
@@ -52,7 +52,7 @@ _CARDS = re.compile(
 
 
 def luhn(digits: str) -> bool:
-    """Return True if the last digit is the check digit of ISO/IEC 7812-1, annex B."""
+    """Returns True if the last digit is the check digit of ISO/IEC 7812-1, annex B."""
     total = 0
     for index, digit in enumerate(reversed(digits)):
         value = int(digit) * (1 + index % 2)
@@ -61,19 +61,19 @@ def luhn(digits: str) -> bool:
 
 
 def is_card(digits: str) -> bool:
-    """Return True for a payment card's number: a known issuer's prefix and length, and a right check digit."""
+    """Returns True for a payment card's number: a known issuer's prefix and length, and a right check digit."""
     return _CARDS.fullmatch(digits) is not None and luhn(digits)
 
 
 def is_iban(characters: str) -> bool:
-    """Return True for an IBAN without spaces: the country's length, and 1 modulo 97 (ISO 13616)."""
+    """Returns True for an IBAN without spaces: the country's length, and 1 modulo 97 (ISO 13616)."""
     if IBAN_LENGTHS.get(characters[:2]) != len(characters):
         return False
     return int("".join(str(int(character, 36)) for character in characters[4:] + characters[:4])) % 97 == 1
 
 
 def is_resident_id(characters: str) -> bool:
-    """Return True for a Chinese resident ID number (GB 11643): a province, a date of birth, the check character."""
+    """Returns True for a Chinese resident ID number (GB 11643): a province, a date of birth, the check character."""
     if len(characters) != 18 or characters[:2] not in _PROVINCES:
         return False
     try:
@@ -85,7 +85,7 @@ def is_resident_id(characters: str) -> bool:
 
 
 def is_old_resident_id(digits: str) -> bool:
-    """Return True if 15 digits may be a Chinese resident ID number as issued until 1999 (GB 11643-1989).
+    """Returns True if 15 digits may be a Chinese resident ID number as issued until 1999 (GB 11643-1989).
 
     It has no check digit, so it needs a region code as GB/T 2260 forms them (a province, a prefecture of 01 to 70
     or 90, a county), a date of birth of the 20th century, and an order code other than 000.

@@ -176,7 +176,7 @@ class PiiSpan(NamedTuple):
 
 
 def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> list[PiiSpan]:
-    """Find personal data in a text, as spans from left to right without overlaps.
+    """Finds personal data in a text, as spans from left to right without overlaps.
 
     Args:
         kinds: the kinds to find.
@@ -195,7 +195,7 @@ def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) 
 
 
 def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> tuple[str, dict[Kind, int]]:
-    """Replace personal data by placeholders, and count it by kind."""
+    """Replaces personal data with placeholders, and counts it by kind."""
     counts: dict[Kind, int] = {}
     # Again until nothing is left: a placeholder changes what stands next to a number, which may then count as one.
     while spans := detect(text, kinds, reserved=reserved):
@@ -209,7 +209,7 @@ def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) ->
 
 
 def _near_digits(stretches: Sequence[tuple[int, int]], text: str, look: Callable[[str], Spans]) -> Spans:
-    """Yield the matches of ``look`` near stretches of digits, with enough context for its lookarounds."""
+    """Yields the matches of ``look`` near stretches of digits, with enough context for its lookarounds."""
     for first, last in stretches:
         shown = max(0, first - _SEEN_BEFORE)
         for start, end in look(text[shown : last + _SEEN_BEHIND]):
@@ -261,8 +261,8 @@ def _addresses(text: str, reserved: bool) -> Spans:
                 six = ipaddress.IPv6Address(match[0])
             except ValueError:
                 continue
-            known = six in _GLOBAL and six.is_global
-            if known or (reserved and (six.is_private or six.is_link_local) and not six.is_unspecified):
+            is_public = six in _GLOBAL and six.is_global
+            if is_public or (reserved and (six.is_private or six.is_link_local) and not six.is_unspecified):
                 yield match.span()
 
 
@@ -274,7 +274,7 @@ _WHOLE: dict[Kind, Callable[[str, bool], Spans]] = {"email": _emails, "iban": _i
 
 
 def find_phones(text: str) -> list[tuple[int, int]]:
-    """Find telephone numbers."""
+    """Finds telephone numbers."""
     spans = [match.span() for match in _INTERNATIONAL.finditer(text) if _is_international(match[0])]
     spans += [match.span() for match in _NATIONAL.finditer(text) if _is_national(match[0])]
     spans += [match.span(1) for match in _AFTER_KEYWORD.finditer(text) if _is_phone_after_keyword(match[1])]

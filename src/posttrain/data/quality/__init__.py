@@ -1,1 +1,1 @@
-"""A linear classifier over n-grams that tells good texts from bad ones, learned from examples of both."""
+"""A linear classifier over n-grams that separates good texts from bad ones, trained on examples of both."""

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from posttrain.data.quality.features import NgramSettings, embed_texts, ngram_features
+from posttrain.models.calibration import expected_calibration_error
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder, write_atomically
 
@@ -22,8 +23,6 @@ WEIGHTS = "classifier.safetensors"
 _VERSION = 1
 
 Numbers = npt.NDArray[np.float64]
-
-_BINS = 15
 
 Targets = npt.NDArray[np.bool_]
 
@@ -52,7 +51,7 @@ class LinearClassifier:
     report: Mapping[str, Any] = field(default_factory=dict)
 
     def logits(self, texts: Sequence[str]) -> Numbers:
-        """Return uncalibrated logits, float64 [N]; that of a text does not depend on the others."""
+        """Returns uncalibrated logits, float64 [N]; that of a text does not depend on the others."""
         logits = np.full(len(texts), self.intercept)
         weights = self.weights.astype(np.float64)
         for part in ngram_features(texts, self.ngrams):
@@ -65,13 +64,13 @@ class LinearClassifier:
         return logits
 
     def probabilities(self, texts: Sequence[str]) -> Numbers:
-        """Return calibrated P(good), float64 [N]."""
+        """Returns calibrated P(good), float64 [N]."""
         from scipy.special import expit
 
         return np.asarray(expit(self.slope * self.logits(texts) + self.offset))
 
     def save(self, folder: Path) -> None:
-        """Save the weights as safetensors and everything else as JSON.
+        """Saves the weights as safetensors and everything else as JSON.
 
         Raises:
             UserError: the disk refused.
@@ -93,12 +92,12 @@ class LinearClassifier:
 
 
 def is_classifier(folder: Path) -> bool:
-    """Return True if a folder holds the settings of such a classifier."""
+    """Returns True if a folder holds the settings of such a classifier."""
     return (folder / SETTINGS).is_file()
 
 
 def load_classifier(folder: Path) -> LinearClassifier:
-    """Load what `LinearClassifier.save` wrote.
+    """Loads what `LinearClassifier.save` wrote.
 
     Raises:
         UserError: the folder holds no such classifier, or a part of one.
@@ -139,7 +138,7 @@ def train_quality(
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
 ) -> LinearClassifier:
-    """Train a logistic regression over hashed n-grams, calibrated and measured out of fold.
+    """Trains a logistic regression over hashed n-grams, calibrated and measured out of fold.
 
     A classifier trained on the other folds scores each of the ``folds`` parts. Platt's sigmoid is fitted to these
     logits, and the ``report`` holds their AUC and expected calibration error. The classifier itself learns from all
@@ -204,7 +203,7 @@ def train_quality(
 
 
 def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
-    """Fit slope and offset of the sigmoid that maps logits [N] to probabilities.
+    """Fits slope and offset of the sigmoid that maps logits [N] to probabilities.
 
     Platt, "Probabilistic outputs for support vector machines" (1999): the most likely sigmoid, for targets that are
     drawn in from 0 and 1 by what the counts leave open: (N+ + 1) / (N+ + 2) and 1 / (N- + 2).
@@ -230,19 +229,8 @@ def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
     return float(solution.x[0] / scale), float(solution.x[1])
 
 
-def expected_calibration_error(probabilities: Numbers, truths: Targets) -> float:
-    """Compute the expected calibration error over 15 bins of equal width.
-
-    Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning" (2015).
-    """
-    bins = np.minimum((probabilities * _BINS).astype(np.int64), _BINS - 1)
-    # The sum of differences is a bin's count times its gap, which is what the mean over bins weighs by.
-    gaps = np.bincount(bins, probabilities - truths, _BINS)
-    return float(np.abs(gaps).sum() / len(truths))
-
-
 def _feature_matrix(texts: Sequence[str], ngrams: NgramSettings, embedder: str | None) -> Any:
-    """Return n-grams and embeddings, sparse float64 [N, B + D]."""
+    """Returns n-grams and embeddings, sparse float64 [N, B + D]."""
     from scipy.sparse import csr_array, hstack, vstack
 
     blocks = []

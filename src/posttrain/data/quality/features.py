@@ -28,10 +28,10 @@ Hashes = npt.NDArray[np.uint64]
 class NgramSettings(Section):
     """The n-grams of words and characters that are features."""
 
-    words: int = Field(2, ge=0, le=5, description="longest run of words")
-    characters: list[int] = Field([4], description="lengths of the runs of characters")
-    bits: int = Field(18, ge=8, le=26, description="there are 2 to the power of this many buckets")
-    longest: int = Field(20_000, ge=1, description="characters of a text that are read, from its beginning")
+    words: int = Field(2, ge=0, le=5, description="Longest run of words.")
+    characters: list[int] = Field([4], description="Lengths of the runs of characters.")
+    bits: int = Field(18, ge=8, le=26, description="Bits of a hash: there are 2 to the power of this many buckets.")
+    longest: int = Field(20_000, ge=1, description="Characters of a text that are read, from its beginning.")
 
     @property
     def buckets(self) -> int:
@@ -104,7 +104,7 @@ def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings)
 
 @cache
 def _powers(size: int) -> tuple[Hashes, Hashes]:
-    """Return P^i and P^-i modulo 2^64 for i < ``size``."""
+    """Returns P^i and P^-i modulo 2^64 for i < ``size``."""
     both = []
     for base in (_P, pow(_P, -1, 1 << 64)):
         factors = np.full(size, base, np.uint64)
@@ -115,12 +115,12 @@ def _powers(size: int) -> tuple[Hashes, Hashes]:
 
 @cache
 def _word_characters() -> npt.NDArray[np.bool_]:
-    """Return bool [0x110000], the code points that are letters or digits."""
+    """Returns bool [0x110000], the code points that are letters or digits."""
     return np.array([chr(code).isalnum() for code in range(0x110000)])
 
 
 def embed_texts(name: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Embed texts with the model that `posttrain.models.embedder` knows by ``name``, float32 [N, D]."""
+    """Embeds texts with the model that `posttrain.models.embedder` knows by ``name``, float32 [N, D]."""
     return np.asarray(_load_embedder(name).embed(list(texts)), np.float32)
 
 

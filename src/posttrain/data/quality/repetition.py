@@ -14,7 +14,7 @@ _WORDS_A_BLOCK = 1 << 16
 
 
 def repeated_shares(parts: Sequence[str]) -> tuple[float, float]:
-    """Return the share of parts that repeat an earlier part, and the share of characters in them.
+    """Returns the share of parts that repeat an earlier part, and the share of characters in them.
 
     Both are NaN without parts or characters.
     """
@@ -40,7 +40,7 @@ class NgramShares(NamedTuple):
 
 
 def ngram_shares(texts: Sequence[str], top: Iterable[int], repeated: Iterable[int]) -> NgramShares:
-    """Compute shares of repeated n-grams of words, split at whitespace, which does not count as characters."""
+    """Computes shares of repeated n-grams of words, split at whitespace, which does not count as characters."""
     tops, repeats = set(top), set(repeated)
     shares = NgramShares(
         {n: np.full(len(texts), np.nan) for n in tops}, {n: np.full(len(texts), np.nan) for n in repeats}
@@ -72,7 +72,7 @@ class _Block(NamedTuple):
     characters: Shares
 
     def recurring(self, longest: int) -> Iterable[tuple[int, Indices, Indices]]:
-        """Yield n, the starts of the n-grams that occur at least twice, and an index of each, for n up to longest."""
+        """Yields n, the starts of the n-grams that occur at least twice, and an index of each, for n up to longest."""
         # An n-gram that occurs twice holds an (n - 1)-gram that does, so each n only needs the survivors of n - 1.
         starts, names = np.arange(len(self.words)), self.words
         size = int(self.words.max(initial=0)) + 1
@@ -112,7 +112,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(texts: Sequence[str]) -> Iterable[tuple[int, int, _Block]]:
-    """Yield begin, end and words of blocks of texts that fit into a processor's cache."""
+    """Yields begin, end and words of blocks of texts that fit into a processor's cache."""
     begin, split, words = 0, [], 0
     for row, text in enumerate(texts):
         split.append(text.split())
@@ -127,8 +127,8 @@ def _block(split: Sequence[Sequence[str]]) -> _Block:
     names: list[int] = []
     for words in split:
         # A new dictionary for each text, with numbers that go on: equal words of two texts must not recur.
-        known: dict[str, int] = {}
-        names += [known.setdefault(word, number) for word, number in zip(words, numbers, strict=False)]
+        ids: dict[str, int] = {}
+        names += [ids.setdefault(word, number) for word, number in zip(words, numbers, strict=False)]
     sizes = np.fromiter(map(len, split), np.int64, len(split))
     text = np.repeat(np.arange(len(split)), sizes)
     lengths = np.fromiter((len(word) for words in split for word in words), np.int64, len(names))

@@ -53,7 +53,7 @@ class Shape:
 
 
 def shape_of(columns: Collection[str]) -> Shape | None:
-    """Return the first shape that these columns satisfy, or None."""
+    """Returns the first shape that these columns satisfy, or None."""
     return next((shape for shape in SHAPES if all(name in columns for name in shape.needs)), None)
 
 
@@ -117,7 +117,7 @@ class RecordConverter:
         self.user_ids = UserIds()
 
     def __call__(self, rows: Iterable[Row | Problem]) -> Iterator[Record | Problem]:
-        """Yield a record for every row, or a problem for a bad one."""
+        """Yields a record for every row, or a problem for a bad one."""
         for row in rows:
             if isinstance(row, Problem):
                 yield row
@@ -146,7 +146,7 @@ class RecordConverter:
         return Problem(self.source, line, bad.kind, bad.message, bad.fix, bad.blocking)
 
     def _renamed(self, values: Record) -> Record:
-        """Rename columns to the names of shapes."""
+        """Renames columns to the names of shapes."""
         if not self._columns:
             return values
         try:
@@ -155,8 +155,8 @@ class RecordConverter:
             mapped = self._without_answers(values)
         if not self._others_count:
             return mapped
-        taken = {*self._columns, *self._columns.values()}
-        return {**{column: value for column, value in values.items() if column not in taken}, **mapped}
+        names = {*self._columns, *self._columns.values()}
+        return {**{column: value for column, value in values.items() if column not in names}, **mapped}
 
     def _without_answers(self, values: Record) -> Record:
         columns = self._columns or {}
@@ -167,7 +167,7 @@ class RecordConverter:
         return {target: values[column] for target, column in columns.items() if column in values}
 
     def _determine_shape(self, row: Row, values: Record) -> None:
-        """Determine the shape of a row whose columns differ from those of the row before."""
+        """Determines the shape of a row whose columns differ from those of the row before."""
         if len(row.values) > MAX_COLUMNS:
             message = f"there are {len(row.values):,} columns; the most that are read are {MAX_COLUMNS:,}"
             raise InvalidRecord("too many columns", message, "keep those that the records are made of")
@@ -184,7 +184,7 @@ class RecordConverter:
         self._names = tuple(row.values)
 
     def _shape_of(self, values: Record) -> Shape | None:
-        """Return the shape; None if there is none, or if it does not use a mapped column."""
+        """Returns the shape; None if there is none, or if it does not use a mapped column."""
         shape = shape_of(values)
         if shape is None or not self._others_count:
             return shape
@@ -237,7 +237,7 @@ class RecordConverter:
 
 
 def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
-    """Parse the turns that a CSV cell holds as JSON text; return None for any other text."""
+    """Parses the turns that a CSV cell holds as JSON text; returns None for any other text."""
     # Nearly every cell ends here, before it is parsed.
     if not text.startswith("["):
         return None
@@ -255,7 +255,7 @@ def _suggestion(columns: Collection[str], needs: Collection[str]) -> str:
 
 
 def _parse_json_turns(values: Record) -> Record:
-    """Parse the cells of a CSV row that hold lists of turns as JSON text."""
+    """Parses the cells of a CSV row that hold lists of turns as JSON text."""
     packed = {column for column in ("prompt", "messages", "conversations") if column in values}
     return {**values, **{column: turns_from_json(values[column]) or values[column] for column in packed}}
 
@@ -276,7 +276,7 @@ def _number(value: int) -> str:
 
 
 def _meta(others: Record) -> str:
-    """Return canonical JSON of ``others``; the object in a column ``meta`` is merged in."""
+    """Returns canonical JSON of ``others``; the object in a column ``meta`` is merged in."""
     meta = others.get("meta")
     if isinstance(meta, str):
         meta = parse_json(meta)
@@ -287,7 +287,7 @@ def _meta(others: Record) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """Convert a value to JSON types; times, bytes and numbers that are not finite become text."""
+    """Converts a value to JSON types; times, bytes and numbers that are not finite become text."""
     if isinstance(value, dict):
         return {str(key): _json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -304,7 +304,7 @@ class UserIds:
         self._seen: dict[int, int] = {}
 
     def clash(self, user_id: str | int, record_id: str, line: int) -> int | None:
-        """Return the line of an earlier record with this id and another content, or None."""
+        """Returns the line of an earlier record with this id and another content, or None."""
         key = int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=12).digest())
         content = int(record_id, 16)
         # Content and line in one integer, which takes half the memory of a pair.
@@ -315,7 +315,7 @@ class UserIds:
         return len(self._seen)
 
     def table(self) -> pa.Table:
-        """Return all ids: ``key`` (hash of the id, 12 bytes), ``content`` (the record's id, 10 bytes) and ``line``."""
+        """Returns all ids: ``key`` (hash of the id, 12 bytes), ``content`` (the record's id, 10 bytes) and ``line``."""
         keys = [key.to_bytes(12) for key in self._seen]
         contents = [(first >> _ID_LINE_BITS).to_bytes(10) for first in self._seen.values()]
         lines = [first & ((1 << _ID_LINE_BITS) - 1) for first in self._seen.values()]
@@ -326,7 +326,7 @@ class UserIds:
 def record_tables(
     items: Iterable[Record | Problem], batch: int = BATCH_RECORDS, skipped: OnSkipped | None = None
 ) -> Iterator[pa.Table]:
-    """Collect records in tables of RECORD with up to ``batch`` rows.
+    """Collects records in tables of RECORD with up to ``batch`` rows.
 
     Args:
         skipped: called with the problem of each record that is skipped.

@@ -55,7 +55,7 @@ class Url:
         return PurePosixPath(self.url).suffix
 
     def files(self) -> Any:
-        """Return the fsspec file system of the URL.
+        """Returns the fsspec file system of the URL.
 
         Raises:
             UserError: nothing installed knows the protocol.
@@ -76,30 +76,35 @@ DataPath = Path | Url
 
 
 def to_data_path(name: str | DataPath) -> DataPath:
-    """Parse a name as a path or a URL."""
+    """Parses a name as a path or a URL."""
     if isinstance(name, str):
         return Url(name) if "://" in name else Path(name)
     return name
 
 
+def locate_file(root: Path, name: str) -> DataPath:
+    """Resolves a file's name against ``root``; URLs stay."""
+    return to_data_path(name) if "://" in name else root / Path(name).expanduser()
+
+
 def file_format(path: DataPath) -> str:
-    """Return the suffix of the format, such as ``.jsonl`` for ``a.jsonl.gz``."""
+    """Returns the suffix of the format, such as ``.jsonl`` for ``a.jsonl.gz``."""
     suffix = path.suffix.lower()
     return Path(path.name).with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
 def has_fixed_columns(path: DataPath) -> bool:
-    """Return True if all rows of the file have the same columns, so that a problem with columns is reported once."""
+    """Returns True if all rows of the file have the same columns, so that a problem with columns is reported once."""
     return (isinstance(path, Path) and path.is_dir()) or file_format(path) in (*DELIMITERS, ".parquet")
 
 
 def compression(path: DataPath) -> str | None:
-    """Return ``.gz``, ``.zst`` or None."""
+    """Returns ``.gz``, ``.zst`` or None."""
     return path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else None
 
 
 def expand_paths(names: Sequence[str], root: Path) -> list[DataPath]:
-    """Expand names to files, each once, those of a glob sorted by name.
+    """Expands names to files, each once, those of a glob sorted by name.
 
     Args:
         names: files, folders that `datasets` has saved, globs (``data/*.jsonl``, ``**`` for any folders) and URLs.
@@ -115,7 +120,7 @@ def expand_paths(names: Sequence[str], root: Path) -> list[DataPath]:
 
 
 def display_path(path: DataPath, root: Path) -> str:
-    """Format a path from `expand_paths` as the user would write it."""
+    """Formats a path from `expand_paths` as the user would write it."""
     if isinstance(path, Path) and path.is_relative_to(root):
         return str(path.relative_to(root))
     return str(path)
@@ -123,7 +128,7 @@ def display_path(path: DataPath, root: Path) -> str:
 
 @contextmanager
 def remote_errors(url: Url, name: str) -> Iterator[None]:
-    """Turn the errors of a remote file system into errors of one line.
+    """Turns the errors of a remote file system into errors of one line.
 
     Raises:
         UserError: it is not there.
@@ -178,7 +183,7 @@ def _expand_remote(name: str) -> list[DataPath]:
 
 
 def access_problem(path: DataPath, name: str) -> Problem | None:
-    """Return the problem of a file that cannot be opened, or None."""
+    """Returns the problem of a file that cannot be opened, or None."""
     if isinstance(path, Url):
         return None
     try:
@@ -199,7 +204,7 @@ def access_problem(path: DataPath, name: str) -> Problem | None:
 
 @contextmanager
 def open_file(path: DataPath, name: str) -> Iterator[IO[bytes]]:
-    """Open a file for its decompressed bytes.
+    """Opens a file for its decompressed bytes.
 
     Raises:
         OSError, UserError: it cannot be reached.
@@ -222,7 +227,7 @@ def open_file(path: DataPath, name: str) -> Iterator[IO[bytes]]:
 
 
 def read_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends; of a line over `MAX_LINE_BYTES` the first `MAX_LINE_BYTES` + 1 bytes.
+    """Yields the lines of a file with their ends; of a line over `MAX_LINE_BYTES` the first `MAX_LINE_BYTES` + 1 bytes.
 
     Raises:
         BadFile: the compressed data is damaged or ends too early.
@@ -242,7 +247,7 @@ def read_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[byte
 
 
 def decompression_error(error: Exception, name: str, line: int | None) -> Exception:
-    """Return the error to raise when decompression fails: a `BadFile`, or the error itself if the disk failed."""
+    """Returns the error to raise when decompression fails: a `BadFile`, or the error itself if the disk failed."""
     # gzip raises OSErrors of its own for bad data; these have no errno.
     if isinstance(error, OSError) and error.errno is not None:
         return error
@@ -255,13 +260,13 @@ def decompression_error(error: Exception, name: str, line: int | None) -> Except
 
 
 def long_line_problem(name: str, line: int) -> Problem:
-    """Return the problem of a line longer than `MAX_LINE_BYTES`."""
+    """Returns the problem of a line longer than `MAX_LINE_BYTES`."""
     message = f"the line is longer than {MAX_LINE_BYTES:,} bytes, the most that is read"
     return Problem(name, line, "line too long", message, "put one record on a line, or split the record")
 
 
 def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the lines of a plain local file from byte ``start``, the start of a line, to byte ``stop``."""
+    """Yields the lines of a plain local file from byte ``start``, the start of a line, to byte ``stop``."""
     with open(path, "rb") as file:
         file.seek(start)
         remaining = stop - start
@@ -274,7 +279,7 @@ def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
 
 
 def content_digest(path: DataPath, name: str) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of a folder's files: 64 hex characters.
+    """Returns the SHA-256 of a file, or of the names and contents of a folder's files: 64 hex characters.
 
     Raises:
         UserError: it is missing or cannot be read.

@@ -37,7 +37,7 @@ BATCH_ROWS = 1024
 
 
 def read_rows(path: DataPath, name: str) -> Rows:
-    """Stream the rows of a file; after a problem the stream continues where the format allows it.
+    """Streams the rows of a file; after a problem the stream continues where the format allows it.
 
     Args:
         path: a .jsonl, .json, .csv, .tsv or .parquet file, local or behind a URL, the first four also as .gz or
@@ -52,8 +52,8 @@ def read_rows(path: DataPath, name: str) -> Rows:
     folder = isinstance(path, Path) and path.is_dir()
     reader = READERS.get(suffix)
     if not folder and reader is None:
-        known = f"{', '.join(READERS)}, or one of them with {' or '.join(COMPRESSIONS)}"
-        yield Problem(name, None, "unknown format", f"`{suffix}` is not a format we read", f"use one of {known}")
+        formats = f"{', '.join(READERS)}, or one of them with {' or '.join(COMPRESSIONS)}"
+        yield Problem(name, None, "unknown format", f"`{suffix}` is not a format we read", f"use one of {formats}")
         return
     try:
         if isinstance(path, Path) and folder:
@@ -77,7 +77,7 @@ def _jsonl_rows(path: DataPath, name: str) -> Rows:
 
 
 def delimited_rows(path: DataPath, name: str) -> Rows:
-    """Yield the rows of a .csv or .tsv file with a header."""
+    """Yields the rows of a .csv or .tsv file with a header."""
     with open_file(path, name) as file:
         delimiter = DELIMITERS[file_format(path)]
         text = _DecodedLines(read_lines(file, name), name, delimiter)
@@ -100,7 +100,7 @@ def delimited_rows(path: DataPath, name: str) -> Rows:
 
 
 def parquet_rows(path: DataPath, name: str) -> Rows:
-    """Yield the rows of a .parquet file; an empty file has none."""
+    """Yields the rows of a .parquet file; an empty file has none."""
     if compression(path):
         fix = "decompress it; Parquet compresses by itself"
         yield Problem(name, None, "unknown format", "a compressed Parquet file cannot be read in pieces", fix)
@@ -150,13 +150,13 @@ class _DecodedLines:
             yield line
 
     def start_row(self) -> None:
-        """Drop the lines of the row that has been read."""
+        """Drops the lines of the row that has been read."""
         self._row.clear()
         self._size = 0
         self._start = self._read + 1
 
     def explained(self, line: int, what: str) -> tuple[int, str, str]:
-        """Explain an error in the row that begins on ``line``: the line to look at, the kind and the message."""
+        """Explains an error in the row that begins on ``line``: the line to look at, the kind and the message."""
         if "new-line character" in what:
             what = "broken CSV: a carriage return ends no line here; save the file with line ends of Unix or Windows"
         elif what.startswith("broken CSV"):
@@ -166,7 +166,7 @@ class _DecodedLines:
         return line, "broken CSV", what
 
     def _quote(self) -> int:
-        """Return the 1-based line of the quote that never closes, or that closes in the middle of a field."""
+        """Returns the 1-based line of the quote that never closes, or that closes in the middle of a field."""
         text = "".join(self._row)
         position = 0
         opening = 0
@@ -182,7 +182,7 @@ class _DecodedLines:
 
     @staticmethod
     def _closing(text: str, opening: int) -> int:
-        """Return the position after the quoted field that opens there."""
+        """Returns the position after the quoted field that opens there."""
         position = opening + 1
         while True:
             position = text.find('"', position) + 1
@@ -203,7 +203,7 @@ def _repeated_column(header: list[str]) -> str | None:
 
 
 def folder_rows(path: Path, name: str) -> Rows:
-    """Yield the rows of a folder of .arrow files that Hugging Face `datasets` has saved."""
+    """Yields the rows of a folder of .arrow files that Hugging Face `datasets` has saved."""
     splits = sorted(part.parent.name for part in path.glob("*/state.json"))
     if (path / "dataset_dict.json").exists() and splits:
         if len(splits) > 1:
@@ -221,7 +221,7 @@ def folder_rows(path: Path, name: str) -> Rows:
 
 
 def _arrow_files(folder: Path) -> list[Path]:
-    """Return the data files in order."""
+    """Returns the data files in order."""
     # save_to_disk lists them in state.json; a folder may also hold the cached results of maps, which are no data.
     state = folder / "state.json"
     if state.exists():

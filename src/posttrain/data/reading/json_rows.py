@@ -28,7 +28,7 @@ from posttrain.data.reading.rows import (
 
 
 def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
-    """Yield the objects of JSON lines; after a bad line the stream continues.
+    """Yields the objects of JSON lines; after a bad line the stream continues.
 
     Args:
         lines: whole lines of a file, with or without their ends, in order.
@@ -85,7 +85,7 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
 
 
 def json_file(path: DataPath, name: str) -> Rows:
-    """Yield the rows of a .json file: one array of objects, or one object a line."""
+    """Yields the rows of a .json file: one array of objects, or one object a line."""
     with open_file(path, name) as file:
         try:
             start = file.read(1 << 16)
@@ -163,7 +163,7 @@ _STRICT_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs)
 
 
 def _repeated_key(text: str, value: Any) -> str | None:
-    """Return a key that occurs twice in one object, or None."""
+    """Returns a key that occurs twice in one object, or None."""
     # Python's decoder silently drops the first value of such a key. Decoding with a check of every key takes half as
     # long again, so it runs only where the text has more colons than the value has keys.
     if type(value) is not dict:
@@ -179,7 +179,7 @@ def _repeated_key(text: str, value: Any) -> str | None:
 
 
 def _count_top_keys(value: dict[str, Any]) -> int:
-    """Count the keys of an object and of the objects in its lists, such as turns."""
+    """Counts the keys of an object and of the objects in its lists, such as turns."""
     count = len(value)
     for inner in value.values():
         if type(inner) is list:
@@ -190,7 +190,7 @@ def _count_top_keys(value: dict[str, Any]) -> int:
 
 
 def _count_keys(value: Any) -> int:
-    """Count the keys of all objects of a value."""
+    """Counts the keys of all objects of a value."""
     if type(value) is dict:
         return len(value) + sum([_count_keys(inner) for inner in value.values() if type(inner) in (dict, list)])
     return sum([_count_keys(inner) for inner in value if type(inner) in (dict, list)])

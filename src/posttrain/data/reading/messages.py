@@ -57,14 +57,14 @@ def split_conversation(turns: list[Turn], extra: dict[str, Any]) -> Content:
 
 
 def parse_prompt(value: Any) -> list[Turn]:
-    """Parse a prompt: a list of turns, or the text of one user turn."""
+    """Parses a prompt: a list of turns, or the text of one user turn."""
     if isinstance(value, list):
         return parse_turns(value, "prompt")[0]
     return [{"role": "user", "content": parse_text(value, "prompt")}]
 
 
 def parse_answer(value: Any, column: str) -> str | None:
-    """Parse an answer: a string, or a list of one assistant turn; None for an empty one."""
+    """Parses an answer: a string, or a list of one assistant turn; None for an empty one."""
     if isinstance(value, list):
         turns = parse_turns(value, column)[0]
         if len(turns) != 1 or turns[0]["role"] != "assistant":
@@ -83,7 +83,7 @@ def parse_turns(
     text_key: str = "content",
     roles: Mapping[str, str] = ROLES,
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Parse a list of turns, and return them with our role names, and their other values as ``{"turns": [...]}``."""
+    """Parses a list of turns, and returns them with our role names, and their other values as ``{"turns": [...]}``."""
     if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
         raise InvalidRecord("not turns", f"`{column}` must be a list of turns with `{role_key}` and `{text_key}`")
     turns: list[Turn] = []
@@ -102,7 +102,7 @@ def parse_turns(
 
 
 def check_prompt(prompt: list[Turn]) -> list[Turn]:
-    """Return the prompt if an assistant could answer it, else raise InvalidRecord."""
+    """Returns the prompt if an assistant could answer it, else raise InvalidRecord."""
     if not prompt or prompt[-1]["role"] not in ("user", "tool"):
         raise InvalidRecord("wrong role", "no user turn stands before the answer")
     for number, turn in enumerate(prompt):
@@ -116,7 +116,7 @@ def check_prompt(prompt: list[Turn]) -> list[Turn]:
 
 
 def parse_text(value: Any, column: str) -> str:
-    """Parse a text: a string, or OpenAI's ``[{"type": "text", "text": ...}, ...]``."""
+    """Parses a text: a string, or OpenAI's ``[{"type": "text", "text": ...}, ...]``."""
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidRecord("encoding", f"`{column}` holds a NUL character, which is no text", "take it out")
@@ -132,7 +132,7 @@ def parse_text(value: Any, column: str) -> str:
 
 
 def preview(value: Any) -> str:
-    """Return the start of a value, for messages."""
+    """Returns the start of a value, for messages."""
     try:
         return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 40)
     except (ValueError, TypeError, RecursionError):
@@ -140,7 +140,7 @@ def preview(value: Any) -> str:
 
 
 def common_prefix(left: list[Turn], right: list[Turn]) -> list[Turn]:
-    """Return the turns on which two conversations agree, before the last turn of the shorter one."""
+    """Returns the turns on which two conversations agree, before the last turn of the shorter one."""
     same = 0
     while same < min(len(left), len(right)) - 1 and left[same] == right[same]:
         same += 1
@@ -148,7 +148,7 @@ def common_prefix(left: list[Turn], right: list[Turn]) -> list[Turn]:
 
 
 def without_prefix(prompt: list[Turn], turns: list[Turn]) -> list[Turn]:
-    """Remove the prompt from turns that repeat it."""
+    """Removes the prompt from turns that repeat it."""
     return turns[len(prompt) :] if turns[: len(prompt)] == prompt else turns
 
 
@@ -160,12 +160,12 @@ def _text_part(part: Mapping[str, Any], column: str) -> str:
 
 
 def is_dialogue(value: Any) -> bool:
-    """Return True for a dialogue in the format of HH-RLHF in which the human speaks first."""
+    """Returns True for a dialogue in the format of HH-RLHF in which the human speaks first."""
     return isinstance(value, str) and value.startswith("\n\nHuman:")
 
 
 def parse_dialogue(text: str) -> list[Turn]:
-    """Parse a dialogue in one string to stripped turns; consecutive turns of one speaker are joined."""
+    """Parses a dialogue in one string to stripped turns; consecutive turns of one speaker are joined."""
     parts = _TURN_START.split(text)
     turns: list[Turn] = []
     for speaker, speech in zip(parts[1::2], parts[2::2], strict=True):
@@ -177,7 +177,7 @@ def parse_dialogue(text: str) -> list[Turn]:
 
 
 def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
-    """Parse a preference pair of dialogues: the shared turns are the prompt, the turns that differ the answers."""
+    """Parses a preference pair of dialogues: the shared turns are the prompt, the turns that differ the answers."""
     better, worse = parse_dialogue(chosen), parse_dialogue(rejected)
     prompt = common_prefix(better, worse)
     answers = []
@@ -194,7 +194,7 @@ def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
 
 
 def convert_export(values: Mapping[str, Any]) -> Content:
-    """Convert a row of our own Parquet export."""
+    """Converts a row of our own Parquet export."""
     prompt = None if values["prompt"] is None else parse_turns(values["prompt"], "prompt")[0]
     if prompt is None:
         return convert_text(values)
@@ -203,17 +203,17 @@ def convert_export(values: Mapping[str, Any]) -> Content:
 
 
 def convert_messages(values: Mapping[str, Any]) -> Content:
-    """Convert a list of messages, as OpenAI and Hugging Face write it."""
+    """Converts a list of messages, as OpenAI and Hugging Face write it."""
     return split_conversation(*parse_turns(values["messages"], "messages"))
 
 
 def convert_sharegpt(values: Mapping[str, Any]) -> Content:
-    """Convert a conversation with ShareGPT's names of keys and roles."""
+    """Converts a conversation with ShareGPT's names of keys and roles."""
     return split_conversation(*parse_turns(values["conversations"], "conversations", "from", "value", SHAREGPT_ROLES))
 
 
 def convert_preference(values: Mapping[str, Any]) -> Content:
-    """Convert a preference pair: strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
+    """Converts a preference pair: strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
     chosen, rejected = values["chosen"], values["rejected"]
     explicit = values.get("prompt")
     if explicit is None and is_dialogue(chosen) and is_dialogue(rejected):
@@ -233,7 +233,7 @@ def convert_preference(values: Mapping[str, Any]) -> Content:
 
 
 def convert_alpaca(values: Mapping[str, Any]) -> Content:
-    """Convert an instruction of Alpaca, with its input after an empty line."""
+    """Converts an instruction of Alpaca, with its input after an empty line."""
     instruction = parse_text(values["instruction"], "instruction")
     context = "" if values.get("input") is None else parse_text(values["input"], "input")
     prompt = f"{instruction}\n\n{context}" if context.strip() else instruction
@@ -241,12 +241,12 @@ def convert_alpaca(values: Mapping[str, Any]) -> Content:
 
 
 def convert_prompt(values: Mapping[str, Any]) -> Content:
-    """Convert a prompt and its answer, if it has one."""
+    """Converts a prompt and its answer, if it has one."""
     return Content(check_prompt(parse_prompt(values["prompt"])), parse_answer(values.get("completion"), "completion"))
 
 
 def convert_text(values: Mapping[str, Any]) -> Content:
-    """Convert plain text."""
+    """Converts plain text."""
     text = parse_text(values["text"], "text")
     if not text or text.isspace():
         raise InvalidRecord("empty text", "`text` is empty")

@@ -57,12 +57,12 @@ class Piece:
     rows: tuple[Row | Problem, ...] | None = None
 
     def described(self) -> dict[str, Any]:
-        """Return the identity of the piece as JSON values."""
+        """Returns the identity of the piece as JSON values."""
         return {"name": self.name, "first_line": self.first_line, "digest": self.digest}
 
 
 def pieces(path: DataPath, name: str) -> Iterator[Piece]:
-    """Cut a file into pieces.
+    """Cuts a file into pieces.
 
     Raises:
         UserError: the file is missing or cannot be read.
@@ -77,7 +77,7 @@ def pieces(path: DataPath, name: str) -> Iterator[Piece]:
 
 
 def _byte_ranges(path: Path, name: str) -> Iterator[Piece]:
-    """Yield ranges of whole lines; a line longer than a piece is a range by itself."""
+    """Yields ranges of whole lines; a line longer than a piece is a range by itself."""
     start, line, first_line, length = 0, 1, 1, 0
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -122,7 +122,7 @@ def _row_batches(path: DataPath, name: str) -> Iterator[Piece]:
 
 
 def _target_bytes(before: int) -> int:
-    """Return the size of the next piece, given the bytes before it."""
+    """Returns the size of the next piece, given the bytes before it."""
     # Small pieces first: with pieces of 16 MiB from the start a small file would occupy one process alone.
     return min(max(before // 4, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
 
@@ -145,7 +145,7 @@ class PieceRecords:
 
 
 def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence[str] = ()) -> PieceRecords:
-    """Read the records of a piece.
+    """Reads the records of a piece.
 
     Args:
         labels: the closed label set; empty for open-ended answers.
@@ -177,7 +177,7 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
 
 def _check_labels(table: pa.Table, labels: Sequence[str]) -> None:
     # None is among them: a record without an answer is no wrong label.
-    known = pa.array([None, *labels], pa.string())
-    wrong = pa.compute.invert(pa.compute.is_in(table["completion"], value_set=known))
+    names = pa.array([None, *labels], pa.string())
+    wrong = pa.compute.invert(pa.compute.is_in(table["completion"], value_set=names))
     for row in table.filter(wrong).slice(0, 1).to_pylist():
         raise unknown_label_problem(row["completion"], labels, row["source"], row["line"]).error()

@@ -32,7 +32,7 @@ def read(
     batch: int = BATCH_RECORDS,
     skipped: OnSkipped | None = None,
 ) -> Iterator[pa.Table]:
-    """Stream a file as tables of RECORD with up to ``batch`` rows, in file order.
+    """Streams a file as tables of RECORD with up to ``batch`` rows, in file order.
 
     Args:
         path: .jsonl, .json, .csv, .tsv (each also as .gz or .zst) or .parquet, local or behind a URL such as
@@ -60,7 +60,7 @@ def scan_records(
     name: str | None = None,
     answers: bool = True,
 ) -> Iterator[Record | Problem]:
-    """Yield every record of a file, and a problem for each bad one; takes the arguments of `read`."""
+    """Yields every record of a file, and a problem for each bad one; takes the arguments of `read`."""
     source = str(path) if name is None else name
     where = to_data_path(path)
     cells = file_format(where) in DELIMITERS
@@ -88,7 +88,7 @@ def check_file(
     name: str | None = None,
     answers: bool = True,
 ) -> list[Problem]:
-    """Return all problems of a file, in line order."""
+    """Returns all problems of a file, in line order."""
     return list(find_problems(path, columns, labels, name=name, answers=answers))
 
 
@@ -100,7 +100,7 @@ def find_problems(
     name: str | None = None,
     answers: bool = True,
 ) -> Iterator[Problem]:
-    """Yield the problems of a file in one pass, in about 200 bytes of memory a record.
+    """Yields the problems of a file in one pass, in about 200 bytes of memory a record.
 
     ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
 
@@ -110,17 +110,17 @@ def find_problems(
     """
     seen: dict[int, int] = {}
     answered: dict[int, int] = {}
-    known = {label: number for number, label in enumerate(labels)} if labels is not None else None
+    indices = {label: number for number, label in enumerate(labels)} if labels is not None else None
     names = list(labels or ())
     # Answers outside the label set get numbers of their own, so that conflicts among them are reported, too.
-    numbers = dict(known or {})
+    numbers = dict(indices or {})
     for item in scan_records(path, columns, name=name, answers=answers):
         if isinstance(item, Problem):
             yield item
             continue
         file, line, answer = item["source"], item["line"], item["completion"]
-        if known is not None and answer is not None and answer not in known:
-            yield unknown_label_problem(answer, known, file, line)
+        if indices is not None and answer is not None and answer not in indices:
+            yield unknown_label_problem(answer, indices, file, line)
         distinct = len(seen)
         # As integers ids take half the memory that their texts take.
         first = seen.setdefault(int(item["id"], 16), line)
@@ -128,7 +128,7 @@ def find_problems(
             message = f"the same record as line {first}"
             yield Problem(file, line, "duplicate", message, "only the first is used", blocking=False)
             continue
-        if known is None or answer is None:
+        if indices is None or answer is None:
             continue
         number = numbers.setdefault(answer, len(names))
         if number == len(names):
@@ -142,7 +142,7 @@ def find_problems(
 
 
 def unused_columns(path: DataPath, name: str, columns: Mapping[str, str] | None) -> list[str]:
-    """Return the columns that only ``meta`` keeps, judged by the first rows; none if they make no record."""
+    """Returns the columns that only ``meta`` keeps, judged by the first rows; none if they make no record."""
     conversion = RecordConverter(
         name, columns, answers=False, cells=file_format(path) in DELIMITERS, same_columns=has_fixed_columns(path)
     )
@@ -155,7 +155,7 @@ def unused_columns(path: DataPath, name: str, columns: Mapping[str, str] | None)
 
 
 def unused_columns_note(name: str, unused: list[str], columns: Mapping[str, str] | None) -> str:
-    """Return a line that says that columns are unused, and how to use one."""
+    """Returns a line that says that columns are unused, and how to use one."""
     verb = "is" if len(unused) == 1 else "are"
     free = "prompt" if columns and "prompt" not in columns else "completion"
     how = f"`data.columns` or --column NAME=COLUMN, such as prompt=question, {free}={unused[0]}"

@@ -29,7 +29,7 @@ _RESPONSE_FIELDS = ("id", "created", "model", "usage", "system_fingerprint", "se
 
 
 def parse_request_log(values: Mapping[str, Any]) -> Content:
-    """Parse one request and its answer; ``meta`` gets the request's settings, and the response's id, model and usage.
+    """Parses one request and its answer; ``meta`` gets the request's settings, and the response's id, model and usage.
 
     A column of the row wins over a setting of the same name; the response's id is then ``response_id``. The requested
     model is ``requested_model`` where the response names another.
@@ -56,7 +56,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
 
 
 def _object(value: Any) -> Any:
-    """Parse a value that is the JSON text of an object; return others unchanged."""
+    """Parses a value that is the JSON text of an object; returns others unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return parse_json(value)
     return value
@@ -73,7 +73,7 @@ def _request(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _response(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the object with the choices; None for a row without a response, as in a batch that was not sent yet."""
+    """Returns the object with the choices; None for a row without a response, as in a batch that was not sent yet."""
     error = _object(values.get("error"))
     if error:
         raise _failed(f"the request failed: {_error_message(error)}")
@@ -135,7 +135,7 @@ def _answer(choice: Mapping[str, Any]) -> str:
 def _request_metadata(
     values: Mapping[str, Any], request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of request and response besides the texts, without those that the row has itself."""
+    """Returns the values of request and response besides the texts, without those that the row has itself."""
     nested = request is not values
     settings = request if nested else {}
     metadata = {name: value for name, value in settings.items() if name not in ("messages", "prompt")}

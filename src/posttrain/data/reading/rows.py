@@ -50,13 +50,13 @@ class Problem:
         object.__setattr__(self, "fix", self.fix and one_line(self.fix))
 
     def error(self) -> UserError:
-        """Return the problem as the error that ends a command."""
+        """Returns the problem as the error that ends a command."""
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         return UserError(self.message, where=where, fix=self.fix)
 
 
 def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield the problems, but each problem with columns once a file, where it is met first, with its count."""
+    """Yields the problems, but each problem with columns once a file, where it is met first, with its count."""
     # A misspelled column is wrong in every record; a million equal lines would hide all other problems.
     collected = list(problems)
     counts = Counter(
@@ -72,7 +72,7 @@ def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def one_line(text: str) -> str:
-    """Format a text for a terminal: one line without control characters, shortened in the middle."""
+    """Formats a text for a terminal: one line without control characters, shortened in the middle."""
     # Cut first: a message may quote a line of 64 MiB.
     line = " ".join(text[: 4 * MAX_MESSAGE].split())
     line = "".join(character if character.isprintable() else "\ufffd" for character in line)
@@ -82,18 +82,18 @@ def one_line(text: str) -> str:
 
 
 def shorten(value: str, longest: int = 60) -> str:
-    """Shorten a value of the user's for a message."""
+    """Shortens a value of the user's for a message."""
     return value if len(value) <= longest else f"{value[: longest - 3]}..."
 
 
 def join_names(names: Collection[str], most: int = 8) -> str:
-    """Join names with commas, the first ones if there are many."""
-    shown = ", ".join(shorten(name) for name in islice(names, most))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+    """Joins names with commas, the first ones if there are many."""
+    text = ", ".join(shorten(name) for name in islice(names, most))
+    return text if len(names) <= most else f"{text} and {len(names) - most:,} more"
 
 
 def unknown_label_problem(label: str, labels: Iterable[str], file: str, line: int) -> Problem:
-    """Return the problem of an answer outside the closed label set."""
+    """Returns the problem of an answer outside the closed label set."""
     message = f"label `{shorten(label)}` is not in the label set"
     return Problem(file, line, "unknown label", message, suggest(label[:100], labels))
 
@@ -117,7 +117,7 @@ class BadFile(Exception):
 
 
 def check_row(value: Any, name: str, line: int) -> Row | Problem:
-    """Return a row if the value is an object that can be stored, else the problem."""
+    """Returns a row if the value is an object that can be stored, else the problem."""
     if not isinstance(value, dict):
         return Problem(name, line, "not an object", "a record must be a JSON object")
     wrong = _invalid_value(value, 1)
@@ -128,7 +128,7 @@ def check_row(value: Any, name: str, line: int) -> Row | Problem:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON; return None if the text is not JSON, or JSON that a row cannot hold."""
+    """Parses JSON; returns None if the text is not JSON, or JSON that a row cannot hold."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -137,25 +137,25 @@ def parse_json(text: str) -> Any:
 
 
 def nul_problem(name: str, line: int) -> Problem:
-    """Return the problem of a NUL character, which databases and tokenizers refuse."""
+    """Returns the problem of a NUL character, which databases and tokenizers refuse."""
     message = "holds a NUL character, which is no text"
     return Problem(name, line, "encoding", message, "save the file as UTF-8, without NUL characters")
 
 
 def not_utf8_problem(raw: bytes, name: str, line: int) -> Problem:
-    """Return the problem of bytes that are not UTF-8."""
+    """Returns the problem of bytes that are not UTF-8."""
     message = "the file is UTF-16, not UTF-8" if is_utf16(raw) else "holds bytes that are not UTF-8"
     return Problem(name, line, "encoding", message, "save the file as UTF-8")
 
 
 def is_utf16(raw: bytes) -> bool:
-    """Return True if a file starts like UTF-16: with a byte order mark, or a NUL in the first character."""
+    """Returns True if a file starts like UTF-16: with a byte order mark, or a NUL in the first character."""
     # Two NUL characters are no UTF-16 but binary data.
     return raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (b"\0" in raw[:2] and raw[:2] != b"\0\0")
 
 
 def _invalid_value(value: Any, level: int) -> tuple[str, str, str | None] | None:
-    """Return kind, message and fix of a value that cannot be stored: a lone surrogate, or too many levels."""
+    """Returns kind, message and fix of a value that cannot be stored: a lone surrogate, or too many levels."""
     if isinstance(value, str):
         try:
             # A lone surrogate is valid in Python and in JSON escapes, but no UTF-8 can hold it.

@@ -6,11 +6,12 @@ Two records that differ only in whitespace or in canonical Unicode forms have th
 import hashlib
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 
 import pyarrow as pa
+
+from posttrain.store.text_files import normalise_text
 
 Turn = Mapping[str, str]
 
@@ -33,25 +34,20 @@ _NO_WORD = re.compile(r"[\W_]+")
 _WITHOUT_SPACES = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
 
 
-def normalise_text(text: str) -> str:
-    """Apply NFC, strip, and collapse each run of whitespace to one space."""
-    # Most texts are plain ASCII, where bytes.translate is several times faster than unicodedata.
-    plain = _plain_bytes(text)
-    return " ".join(unicodedata.normalize("NFC", text).split()) if plain is None else plain.decode()
-
-
 def is_nearly_ascii(text: str) -> bool:
-    """Return True if `fold_case` changes nothing but ASCII letters and whitespace."""
+    """Returns True if `fold_case` changes nothing but ASCII letters and whitespace."""
     return text.isascii() or _ALMOST_ASCII.fullmatch(text) is not None
 
 
 def fold_case(text: str) -> str:
-    """Normalise and case-fold a text, for comparisons."""
-    return normalise_text(text).casefold()
+    """Normalises and case-fold a text, for comparisons."""
+    # Most texts are plain ASCII, where bytes.translate is several times faster than unicodedata.
+    plain = _plain_bytes(text)
+    return normalise_text(text).casefold() if plain is None else plain.decode().casefold()
 
 
 def input_id(prompt: Sequence[Turn] | None, text: str | None, image: str | None = None) -> str:
-    """Return 20 hex characters, equal exactly for records with equal normalised inputs."""
+    """Returns 20 hex characters, equal exactly for records with equal normalised inputs."""
     return _digest(b"[%s, %s%s]" % (_turns_bytes(prompt), _json_bytes(text), _image_bytes(image)))
 
 
@@ -62,7 +58,7 @@ def record_id(
     text: str | None,
     image: str | None = None,
 ) -> str:
-    """Return 20 hex characters, equal exactly for records with equal normalised contents."""
+    """Returns 20 hex characters, equal exactly for records with equal normalised contents."""
     return content_ids(prompt, completion, rejected, text, image)[0]
 
 
@@ -73,10 +69,10 @@ def content_ids(
     text: str | None,
     image: str | None = None,
 ) -> tuple[str, str]:
-    """Return `record_id` and `input_id`, normalising each text once.
+    """Returns `record_id` and `input_id`, normalising each text once.
 
     Args:
-        image: from `image_name`; the same question about two images is two inputs.
+        image: Result of `image_name`; the same question about two images is two inputs.
     """
     # The layout of these bytes must never change: every stored id and dataset version depends on it.
     turns, plain_text, image_part = _turns_bytes(prompt), _json_bytes(text), _image_bytes(image)
@@ -85,7 +81,7 @@ def content_ids(
 
 
 def image_name(meta: str | None) -> str | None:
-    """Return the image that a record's ``meta`` names, or None."""
+    """Returns the image that a record's ``meta`` names, or None."""
     # The substring test saves parsing JSON for the many records without an image.
     if not meta or '"image"' not in meta:
         return None
@@ -94,7 +90,7 @@ def image_name(meta: str | None) -> str | None:
 
 
 def assign_ids(table: pa.Table) -> pa.Table:
-    """Recompute ``id`` and ``input_id`` of every record from its content."""
+    """Recomputes ``id`` and ``input_id`` of every record from its content."""
     columns = (table[name].to_pylist() for name in ("prompt", "completion", "rejected", "text", "meta"))
     ids, input_ids = [], []
     for prompt, completion, rejected, text, meta in zip(*columns, strict=True):
@@ -105,13 +101,13 @@ def assign_ids(table: pa.Table) -> pa.Table:
 
 
 def without_answers(table: pa.Table) -> pa.Table:
-    """Remove the answers, as a pool hides them: null ``completion`` and ``rejected``, and matching ids."""
+    """Removes the answers, as a pool hides them: null ``completion`` and ``rejected``, and matching ids."""
     nulls = [None] * table.num_rows
     return assign_ids(_replace(_replace(table, "completion", nulls), "rejected", nulls))
 
 
 def _plain_bytes(text: str) -> bytes | None:
-    """Return the normalised text if it is ASCII without characters that JSON escapes, else None."""
+    """Returns the normalised text if it is ASCII without characters that JSON escapes, else None."""
     if not text.isascii():
         return None
     raw = text.encode().translate(_PLAIN)
@@ -125,7 +121,7 @@ def _plain_bytes(text: str) -> bytes | None:
 
 
 def _json_bytes(text: str | None) -> bytes:
-    """Return the normalised text as ASCII JSON, byte for byte as ``json.dumps`` writes it."""
+    """Returns the normalised text as ASCII JSON, byte for byte as ``json.dumps`` writes it."""
     if text is None:
         return b"null"
     plain = _plain_bytes(text)
@@ -142,7 +138,7 @@ def _turns_bytes(prompt: Sequence[Turn] | None) -> bytes:
 
 
 def _image_bytes(name: str | None) -> bytes:
-    """Return the suffix for an image, empty for none."""
+    """Returns the suffix for an image, empty for none."""
     # Empty, not "null": records of text keep the ids they had before records could name images.
     return b"" if name is None else b", %s" % encode_basestring_ascii(name).encode()
 
@@ -157,7 +153,7 @@ def _replace(table: pa.Table, name: str, values: Sequence[str | None]) -> pa.Tab
 
 
 def plain_words(texts: Iterable[str]) -> list[str]:
-    """Reduce each text to letters and digits in lower case, separated by spaces.
+    """Reduces each text to letters and digits in lower case, separated by spaces.
 
     As GPT-3's overlaps were counted (Brown et al. 2020, arXiv:2005.14165, appendix C).
     """

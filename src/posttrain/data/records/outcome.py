@@ -16,11 +16,11 @@ class Rejection:
     """The reason why a step rejects a record.
 
     Attributes:
-        reason: a category, by which rejections are counted.
-        detail: the particulars of this record.
-        score: the number that the decision rests on, if any: a similarity, a share, a perplexity.
-        cluster: id of the first record of its cluster, for a duplicate.
-        kept: id of the record that is kept in its place, for a duplicate.
+        reason: A category, by which rejections are counted.
+        detail: The particulars of this record.
+        score: The number that the decision rests on, if any: a similarity, a share, a perplexity.
+        cluster: Id of the first record of its cluster, for a duplicate.
+        kept: Id of the record that is kept in its place, for a duplicate.
     """
 
     reason: str
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
         kept: RECORD table; rows that the step adds follow the row that they derive from.
         rejected: REJECTED table.
         changed: CHANGED table of the kept rows with another content than before, and of the added rows.
-        facts: measurements by name: N values each, float64 or string, null where nothing was measured.
+        facts: Measurements by name: N values each, float64 or string, null where nothing was measured.
     """
 
     kept: pa.Table
@@ -49,12 +49,12 @@ class Outcome(NamedTuple):
 def reject_rows(
     table: pa.Table, step: str, rejections: Mapping[int, Rejection], facts: Mapping[str, pa.Array] | None = None
 ) -> Outcome:
-    """Split a table into the rows that stay and the rows in ``rejections``, with their reasons, both in table order."""
+    """Splits a table into kept rows and the rows in ``rejections``, with their reasons, both in table order."""
     rows = sorted(rejections)
     # A mask keeps the order of the table, whatever order the rejections come in.
     keep = np.ones(table.num_rows, dtype=bool)
     keep[rows] = False
-    removed = table.take(pa.array(rows, pa.int64()))
+    records = table.take(pa.array(rows, pa.int64()))
     ordered = [rejections[row] for row in rows]
     columns = [
         pa.array([step] * len(rows), pa.string()),
@@ -64,19 +64,19 @@ def reject_rows(
         pa.array([rejection.cluster for rejection in ordered], pa.string()),
         pa.array([rejection.kept for rejection in ordered], pa.string()),
     ]
-    rejected = pa.table([*removed.columns, *columns], schema=REJECTED)
+    rejected = pa.table([*records.columns, *columns], schema=REJECTED)
     return Outcome(table.filter(pa.array(keep)), rejected, facts=facts or {})
 
 
 def rewrite(
     table: pa.Table, values: Mapping[int, Mapping[str, Any]], step: str, details: Mapping[int, str] | None = None
 ) -> tuple[pa.Table, pa.Table]:
-    """Replace values of some rows, and return the table with the CHANGED table of those whose id changes.
+    """Replaces values of some rows, and returns the table with the CHANGED table of those whose id changes.
 
     Args:
         table: RECORD table.
-        values: by row the columns to replace, such as ``{"text": ...}``.
-        details: by row a description of the change.
+        values: Columns to replace by row, such as ``{"text": ...}``.
+        details: Description of the change by row.
     """
     rows = sorted(values)
     indices = pa.array(rows, pa.int64())

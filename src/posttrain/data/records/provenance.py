@@ -15,7 +15,7 @@ _MAX_CHANGES = 64  # of one record; bounds the loops, as two steps that undo eac
 
 
 def origin_ids(table: pa.Table) -> pa.Array:
-    """Return the id of the record that each record derives from, string [N].
+    """Returns the id of the record that each record derives from, string [N].
 
     ``""`` for a record that derives from several, null for an original.
     """
@@ -29,7 +29,7 @@ def origin_ids(table: pa.Table) -> pa.Array:
 
 
 def without_held_out_variants(table: pa.Table, held_out: pa.Table, changed: pa.Table) -> Outcome:
-    """Reject training records that derive from a held-out record; both are RECORD tables.
+    """Rejects training records that derive from a held-out record; both are RECORD tables.
 
     Args:
         changed: CHANGED table of the changes that steps have made to either.
@@ -47,7 +47,7 @@ def without_held_out_variants(table: pa.Table, held_out: pa.Table, changed: pa.T
 
 
 def origin_events(meta: str | None) -> list[dict[str, Any]]:
-    """Return the events of a derived record's history: the model or method that made it, and from which records.
+    """Returns the events of a derived record's history: the model or method that made it, and from which records.
 
     Each event has ``step``, ``what`` and ``method``, and either ``model`` and ``seeds`` or ``of``.
     """
@@ -75,7 +75,7 @@ def _origin(meta: str) -> str | None:
 
 
 def original_ids(ids: pa.ChunkedArray, changed: pa.Table) -> pa.ChunkedArray:
-    """Return the id with which each record was read, string [N]; one of several where steps made them equal.
+    """Returns the id with which each record was read, string [N]; one of several where steps made them equal.
 
     Args:
         changed: CHANGED table of all steps; a record that was derived from another gets the other's id.
@@ -89,11 +89,11 @@ def original_ids(ids: pa.ChunkedArray, changed: pa.Table) -> pa.ChunkedArray:
 
 
 def current_ids(ids: pa.ChunkedArray, changed: pa.Table, present: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the present id of each record, string [N], given one that it had before or between two steps.
+    """Returns the present id of each record, string [N], given one that it had before or between two steps.
 
     Args:
         changed: CHANGED table of the steps.
-        present: ids that records have now, which map to themselves.
+        present: Ids that records have now, which map to themselves.
     """
     for _ in range(_MAX_CHANGES if changed.num_rows else 0):
         at = compute.index_in(ids, value_set=changed["before"])

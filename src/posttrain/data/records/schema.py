@@ -73,18 +73,18 @@ FACT: pa.Schema = pa.schema(
 
 
 def records(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Build a RECORD table of ``rows``, each with every column."""
+    """Builds a RECORD table of ``rows``, each with every column."""
     return pa.Table.from_pylist(list(rows), schema=RECORD)
 
 
 def concat(tables: Sequence[pa.Table], schema: pa.Schema = RECORD) -> pa.Table:
-    """Concatenate tables to contiguous columns; no tables give an empty one."""
+    """Concatenates tables to contiguous columns; no tables give an empty one."""
     # The empty table makes no tables a table, too, and refuses one of another schema.
     return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 
 
 def locations(table: pa.Table) -> list[str]:
-    """Return ``file:line`` of every record."""
+    """Returns ``file:line`` of every record."""
     return [
         f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
     ]
@@ -94,7 +94,7 @@ class TextColumn(NamedTuple):
     """The M texts of one column of a RECORD table, in row order.
 
     Attributes:
-        column: name of the column.
+        column: Name of the column.
         texts: large_string [M].
         rows: int64 [M], the row of each text.
     """
@@ -105,7 +105,7 @@ class TextColumn(NamedTuple):
 
 
 def input_texts(table: pa.Table) -> list[str]:
-    """Return one string a record: its text, or its turns one a line, without the system turn."""
+    """Returns one string a record: its text, or its turns one a line, without the system turn."""
     # A system turn is the same in a whole file, and would make all of its inputs look alike.
     return [
         text if prompt is None else "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
@@ -114,7 +114,7 @@ def input_texts(table: pa.Table) -> list[str]:
 
 
 def joined_texts(table: pa.Table, field: TextField = "all") -> list[str]:
-    """Return one string a record, its texts one a line; ``""`` where there are none."""
+    """Returns one string a record, its texts one a line; ``""`` where there are none."""
     inputs = input_texts(table) if field != "answer" else [None] * table.num_rows
     better, worse = (
         table[name].to_pylist() if field != "input" else [None] * table.num_rows for name in ("completion", "rejected")
@@ -123,7 +123,7 @@ def joined_texts(table: pa.Table, field: TextField = "all") -> list[str]:
 
 
 def text_columns(table: pa.Table, field: TextField = "all") -> Iterator[TextColumn]:
-    """Yield all texts of a RECORD table but nulls: all turns (system turns too), answers and plain texts."""
+    """Yields all texts of a RECORD table but nulls: all turns (system turns too), answers and plain texts."""
     for name in _columns(field):
         column = table[name].combine_chunks()
         if name == "prompt":
@@ -136,10 +136,10 @@ def text_columns(table: pa.Table, field: TextField = "all") -> Iterator[TextColu
 
 
 def record_texts(record: Mapping[str, Any], field: TextField = "all", system: bool = True) -> list[str]:
-    """Return the texts of one record.
+    """Returns the texts of one record.
 
     Args:
-        system: whether system turns are included.
+        system: True if system turns are included.
     """
     texts: list[str] = []
     for name in _columns(field):
@@ -154,10 +154,10 @@ def record_texts(record: Mapping[str, Any], field: TextField = "all", system: bo
 def map_texts(
     record: Mapping[str, Any], function: Callable[[str], str], field: TextField = "all", system: bool = True
 ) -> dict[str, Any]:
-    """Apply a function to the texts of a record, and return the columns that change.
+    """Applies a function to the texts of a record, and returns the columns that change.
 
     Args:
-        system: whether system turns are mapped too.
+        system: True if system turns are mapped too.
     """
     changed: dict[str, Any] = {}
     for name in _columns(field):
@@ -177,7 +177,7 @@ def map_texts(
 
 
 def first_empty(values: Mapping[str, Any]) -> str | None:
-    """Return the name of the first column that holds an empty text, such as one that `map_texts` returns."""
+    """Returns the name of the first column that holds an empty text, such as one that `map_texts` returns."""
     for name, value in values.items():
         texts = [turn["content"] for turn in value] if name == "prompt" else [value]
         if "" in texts:

@@ -81,7 +81,7 @@ class RecordCounts:
     _totals: Counter[str] = field(default_factory=Counter)
 
     def add(self, table: pa.Table, splits: Sequence[str | None] | None) -> None:
-        """Count the rows of a RECORD table [N]; ``splits`` names the side of each, if there are sides.
+        """Counts the rows of a RECORD table [N]; ``splits`` names the side of each, if there are sides.
 
         Raises:
             ValueError: ``splits`` is not as long as the table.
@@ -90,12 +90,12 @@ class RecordCounts:
             raise ValueError(f"{len(splits)} names of splits for {table.num_rows} records")
         self.records += table.num_rows
         self.sources.update(source or "unknown" for source in table["source"].to_pylist())
-        sides = [ALL] * table.num_rows if splits is None else [side or "none" for side in splits]
+        row_splits = [ALL] * table.num_rows if splits is None else [split or "none" for split in splits]
         if splits is not None:
-            self.splits.update(sides)
+            self.splits.update(row_splits)
         parts = text_parts(table)
         self._add_lengths(parts)
-        self._add_answers(table["completion"], sides)
+        self._add_answers(table["completion"], row_splits)
         self._add_sample(table["id"].to_pylist(), parts)
 
     @property
@@ -117,34 +117,34 @@ class RecordCounts:
         """Balances of all labelled records and of each split's; empty if answers are no labels."""
         if self.open_ended or not self._labels:
             return {}
-        sides: dict[str, Counter[str]] = {name: Counter() for name in (ALL, *sorted(self.splits))}
-        for (side, label), count in self._labels.items():
-            for name in {ALL, side}:
-                sides[name][label] += count
-        return {side: label_balance(counts) for side, counts in sides.items() if counts}
+        by_split: dict[str, Counter[str]] = {name: Counter() for name in (ALL, *sorted(self.splits))}
+        for (split, label), count in self._labels.items():
+            for name in {ALL, split}:
+                by_split[name][label] += count
+        return {split: label_balance(counts) for split, counts in by_split.items() if counts}
 
     def _add_lengths(self, parts: dict[str, pa.Array]) -> None:
         for part, texts in parts.items():
-            known = texts.drop_null()
-            texts_known = known.to_pylist()
+            present = texts.drop_null()
+            present_texts = present.to_pylist()
             counted = {
-                "characters": pc.utf8_length(known).to_numpy(zero_copy_only=False),
-                "words": np.array([word_count(text) for text in texts_known]),
+                "characters": pc.utf8_length(present).to_numpy(zero_copy_only=False),
+                "words": np.array([word_count(text) for text in present_texts]),
             }
             if self.tokenizer is not None:
-                counted["tokens"] = np.array([len(ids) for ids in self.tokenizer(texts_known)])
+                counted["tokens"] = np.array([len(ids) for ids in self.tokenizer(present_texts)])
             for unit, lengths in counted.items():
                 name = f"{part} {unit}"
                 self._lengths.setdefault(name, DistributionBuilder()).add(lengths.astype(np.float64))
                 self._totals[name] += int(lengths.sum())
 
-    def _add_answers(self, answers: pa.ChunkedArray, sides: Sequence[str]) -> None:
+    def _add_answers(self, answers: pa.ChunkedArray, row_splits: Sequence[str]) -> None:
         # Counted before the return below: the share of answered records is wanted of open answers too.
         self.answered += len(answers) - answers.null_count
         if self._open_ended:
             return
-        pairs = zip(sides, answers.to_pylist(), strict=True)
-        self._labels.update((side, answer) for side, answer in pairs if answer is not None)
+        pairs = zip(row_splits, answers.to_pylist(), strict=True)
+        self._labels.update((split, answer) for split, answer in pairs if answer is not None)
         if len({label for _, label in self._labels}) > _MOST_LABELS:
             self._open_ended = True
             # From here on labels are never read, so their memory, which would grow with the set, is freed.
@@ -183,11 +183,11 @@ class FactCounts:
     _records: Counter[str] = field(default_factory=Counter)
 
     def add(self, table: pa.Table) -> None:
-        """Count the rows of a FACT table."""
+        """Counts the rows of a FACT table."""
         for group in table.group_by(["step", "name"], use_threads=False).aggregate([]).to_pylist():
             step, name = group["step"], group["name"]
-            chosen = pc.and_(pc.equal(table["step"], step), pc.equal(table["name"], name))
-            rows = table.filter(chosen)
+            matches = pc.and_(pc.equal(table["step"], step), pc.equal(table["name"], name))
+            rows = table.filter(matches)
             numbers = rows["value"].drop_null().to_numpy()
             texts = rows["text"].drop_null()
             if step.startswith("pii"):
@@ -259,10 +259,10 @@ def input_column(table: pa.Table) -> pa.Array:
     turns = prompt.flatten()
     # Arrow joins a million prompts at once, where a Python loop over turns would take most of the report's time.
     owners = np.repeat(np.arange(len(prompt)), pc.fill_null(pc.list_value_length(prompt), 0).to_numpy())
-    shown = pc.fill_null(pc.not_equal(turns.field("role"), "system"), True)
-    counts = np.bincount(owners[shown.to_numpy(zero_copy_only=False)], minlength=len(prompt))
+    visible = pc.fill_null(pc.not_equal(turns.field("role"), "system"), True)
+    counts = np.bincount(owners[visible.to_numpy(zero_copy_only=False)], minlength=len(prompt))
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
-    contents = pc.fill_null(turns.field("content").filter(shown), "")
+    contents = pc.fill_null(turns.field("content").filter(visible), "")
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\n")
     return pc.if_else(prompt.is_valid(), joined, table["text"].combine_chunks())
 

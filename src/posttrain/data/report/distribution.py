@@ -101,8 +101,8 @@ def round_significant(values: Floats) -> Floats:
     dropped = 52 - _KEPT_BITS
     limit = np.finfo(np.float64).max / 2
     bits = np.ascontiguousarray(np.clip(values, -limit, limit)).view(np.int64)
-    kept = (bits + (1 << (dropped - 1))) & ~np.int64((1 << dropped) - 1)
-    return np.asarray(kept.view(np.float64) + 0.0)  # and no negative zero
+    rounded = (bits + (1 << (dropped - 1))) & ~np.int64((1 << dropped) - 1)
+    return np.asarray(rounded.view(np.float64) + 0.0)  # and no negative zero
 
 
 def histograms(distributions: Sequence[Distribution], most: int = 30) -> tuple[Floats, list[Counts], list[int]]:
@@ -114,19 +114,19 @@ def histograms(distributions: Sequence[Distribution], most: int = 30) -> tuple[F
         Edges float64 [B + 1], the counts int64 [B] of each distribution, and how many of it lie above the last edge.
         Bins hold their lower edge, not their upper one.
     """
-    known = [distribution for distribution in distributions if distribution.count]
-    if not known:
+    filled = [distribution for distribution in distributions if distribution.count]
+    if not filled:
         return np.zeros(1), [np.zeros(0, dtype=np.int64) for _ in distributions], [0] * len(distributions)
     low, high = (
-        min(distribution.values[0] for distribution in known),
-        max(distribution.values[-1] for distribution in known),
+        min(distribution.values[0] for distribution in filled),
+        max(distribution.values[-1] for distribution in filled),
     )
-    usual = max(distribution.quantile(0.99) for distribution in known)
+    usual = max(distribution.quantile(0.99) for distribution in filled)
     # A few outliers would squeeze all else into one bin; they are counted above the last edge.
     if high - low > 1.5 * (usual - low) > 0:
         high = usual
     # Bins of fractional width over whole numbers would hold 1 or 2 of them by turns, and look like a comb.
-    whole = all(np.array_equal(distribution.values, np.rint(distribution.values)) for distribution in known)
+    whole = all(np.array_equal(distribution.values, np.rint(distribution.values)) for distribution in filled)
     width = _round_width((high - low) / (most - 1), whole)
     first = np.floor(low / width)
     bins = int(np.floor(high / width) - first) + 1

@@ -183,10 +183,10 @@ def _with_splits(
     return zip(records, splits, strict=True)
 
 
-def _funnel(kept: int, rejected: RejectionCounts) -> tuple[Mapping[str, Any], ...]:
-    rows = [("read", "in", kept + rejected.total)]
+def _funnel(records: int, rejected: RejectionCounts) -> tuple[Mapping[str, Any], ...]:
+    rows = [("read", "in", records + rejected.total)]
     rows += [(rejection.step, rejection.reason, rejection.count) for rejection in rejected.reasons]
-    rows.append(("kept", "kept", kept))
+    rows.append(("kept", "kept", records))
     return tuple({"set": _SET, "step": step, "reason": reason, "count": count} for step, reason, count in rows)
 
 
@@ -196,7 +196,7 @@ def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
 
 def profile_version(version: Version, tokenizer: Tokenizer | None = None) -> Profile:
     """Profiles a stored version piece by piece: its records, rejections and measured facts."""
-    tables, sides = tee(version.sided_tables())  # both are read in turn, so at most one table waits
+    tables, sides = tee(version.tables_with_splits())  # both are read in turn, so at most one table waits
     return build_profile(
         (table for table, _ in tables),
         (names for _, names in sides),

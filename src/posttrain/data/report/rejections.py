@@ -89,7 +89,7 @@ class ClusterCollector:
     _sample: BottomKSample[Member] = field(default_factory=lambda: BottomKSample(_SAMPLED))
 
     def add(self, rejected: pa.Table, texts: pa.Array, shown: int) -> None:
-        """Count the rows of a REJECTED table whose cluster is not null; of ``texts`` [N] ``shown`` characters."""
+        """Counts the rows of a REJECTED table whose cluster is not null; of ``texts`` [N] ``shown`` characters."""
         names = rejected["cluster"].to_pylist()
         ids = rejected["id"].to_pylist()
         # Eight bytes each instead of a name: millions of duplicates may be rejected.
@@ -114,8 +114,8 @@ class ClusterCollector:
         for index in order[sampled[order]][:_LARGEST].tolist():
             members = texts[int(cluster_hashes[index])]
             # Equal texts once: members of a cluster are often copies.
-            shown = tuple(mask(text)[0] for text in list(dict.fromkeys(text for _, text in members))[:_SHOWN_TEXTS])
-            largest.append(DuplicateCluster(members[0][0], int(removed[index]) + 1, shown))
+            examples = tuple(mask(text)[0] for text in list(dict.fromkeys(text for _, text in members))[:_SHOWN_TEXTS])
+            largest.append(DuplicateCluster(members[0][0], int(removed[index]) + 1, examples))
         return DuplicateClusters(dict(Counter((removed + 1).tolist())), tuple(largest))
 
 
@@ -163,7 +163,7 @@ class RejectionCounts:
         order = id_hashes(ids, self.seed)
         for row in sample.wanted(order).tolist():
             row_values = {name: rows[name][row].as_py() for name in rows.schema.names if name != "prompt"}
-            place = (
+            location = (
                 f"{row_values['source']}:{row_values['line']}"
                 if row_values["line"] is not None
                 else str(row_values["source"])
@@ -173,7 +173,9 @@ class RejectionCounts:
             score = (
                 row_values["score"] if row_values["score"] is not None and math.isfinite(row_values["score"]) else None
             )
-            example = Example(ids[row], place, text, answer, _truncate(row_values["detail"]), score, row_values["kept"])
+            example = Example(
+                ids[row], location, text, answer, _truncate(row_values["detail"]), score, row_values["kept"]
+            )
             sample.add(int(order[row]), ids[row], example)
 
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.config import DataConfig
-from posttrain.data.contamination.decontaminate import Decontaminate
-from posttrain.data.reading.data_files import content_digest
+from posttrain.data.reading.data_files import content_digest, locate_file
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import unknown_label_problem
 from posttrain.data.records.identity import without_answers
@@ -21,9 +20,9 @@ from posttrain.data.records.schema import CHANGED, RECORD, concat, locations
 from posttrain.data.sets.record_set import RecordSet, Transform
 from posttrain.data.split import hash_split
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.step import RowStep, Step
+from posttrain.data.steps.step import DataStep, RowStep
 from posttrain.data.steps.validity import Answers
-from posttrain.data.versions.named_versions import Versions, evaluation_side, ids_processed_by, training_side
+from posttrain.data.versions.named_versions import Versions, evaluation_split, ids_processed_by, training_split
 from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps
 from posttrain.data.versions.suites import require_unseen_suites, shared_inputs_error, suite_tables
 from posttrain.store.errors import UserError
@@ -36,7 +35,7 @@ class LoopData:
     """Holds RECORD tables; ``rejected`` a REJECTED table for each set, ``funnel`` the counts of every step.
 
     A funnel entry is ``{set, step, reason, count}``. Each set's begin with ``read, in`` and end with
-    ``kept, kept``; what stands between adds up to the difference.
+    ``kept, kept``; the entries between add up to the difference.
     """
 
     pool: pa.Table
@@ -59,11 +58,11 @@ def build_pool_and_test(
     the steps like those of files; records that have been through them do not change.
 
     Args:
-        root: the folder that relative files start from.
-        labels: the closed label set; answers outside it are the user's mistake, and equal inputs with
+        root: The folder that relative files start from.
+        labels: The closed label set; answers outside it are the user's mistake, and equal inputs with
             different answers are rejected. None for open-ended answers.
-        versions: the names in ``config`` that are versions, as `resolve_versions` finds them.
-        suites: what models are measured on besides the test records.
+        versions: The names in ``config`` that are versions, as `resolve_versions` finds them.
+        suites: Evaluation records besides the test records.
 
     Raises:
         UserError: on the first bad record, with file and line; no files; no answers where they are needed; records to
@@ -72,10 +71,10 @@ def build_pool_and_test(
     steps = [step.located(root) for step in applicable_steps(config.steps, labels or ())]
     for step in steps:
         step.check()
-    named = _NamedSources(config, root, versions)
-    labelled = RecordSet("labelled", named.answered_records(config.labelled, labels))
+    sources = _NamedSources(config, root, versions)
+    labelled = RecordSet("labelled", sources.answered_records(config.labelled, labels))
     pool = RecordSet(
-        "pool", without_answers(concat([named.training_records(name, answers=False) for name in config.pool]))
+        "pool", without_answers(concat([sources.training_records(name, answers=False) for name in config.pool]))
     )
     if not config.pool and not config.labelled:
         raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
@@ -88,29 +87,30 @@ def build_pool_and_test(
         labelled.replace(rest, "split", "held out for the test")
         test = RecordSet("test", held_out)
     else:
-        test = RecordSet("test", named.answered_records(config.test or [], labels, test=True))
+        test = RecordSet("test", sources.answered_records(config.test or [], labels, test=True))
         test.apply_steps(Answers())
         test.apply_steps(*[step for step in steps if step.evaluation])
     suites_by_file = load_suites(suites, config, root)
-    measured = concat([test.records, *suites_by_file.values()])
+    evaluation = concat([test.records, *suites_by_file.values()])
     changed = concat([labelled.changed, test.changed], CHANGED)
     for record_set in (labelled, pool):
-        record_set.transform(lambda records: without_held_out_variants(records, measured, changed))
+        record_set.transform("split", partial(without_held_out_variants, held_out=evaluation, changed=changed))
     pool.apply_steps(*[step for step in steps if not step.training_only and not step.needs_answers])
     rejected = [record_set.rejected.select(RECORD.names) for record_set in (labelled, pool)]
-    # Test records drawn from the labelled files stand in these files, too.
-    drawn = [test.records] if isinstance(config.test, float) else []
+    # Test records drawn from the labelled files are in these files, too.
+    test_records = [test.records] if isinstance(config.test, float) else []
     require_unseen_suites(
-        concat([labelled.records, pool.records]), suites_by_file, steps, others=concat([*rejected, *drawn])
+        concat([labelled.records, pool.records]), suites_by_file, steps, others=concat([*rejected, *test_records])
     )
     for step in [step for step in steps if step.training_only]:
-        labelled.transform(_skip_processed(named.processed_ids(step), partial(apply_step, step, evaluation=measured)))
-    pool.apply_steps(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=measured)
+        work = _skip_processed(sources.processed_ids(step), partial(apply_step, step, evaluation=evaluation))
+        labelled.transform(step.name, work)
+    pool.apply_steps(*[step for step in steps if step.removes_leaks], evaluation=evaluation)
     # The pool must not hold what is labelled already, or it would be chosen again.
-    pool.transform(drop_labelled(labelled.records))
+    pool.transform("labelled", drop_labelled(labelled.records))
     record_sets = (pool, labelled, test)
     for record_set in (labelled, pool):
-        _require_no_test_inputs(record_set.records, measured)
+        _require_no_test_inputs(record_set.records, evaluation)
     return LoopData(
         pool.records.combine_chunks(),
         test.records.combine_chunks(),
@@ -143,13 +143,9 @@ def input_digests(config: DataConfig, root: Path, versions: Versions = _NO_VERSI
         UserError: when a file is missing or cannot be read.
     """
     return {
-        name: versions[name].id if name in versions else content_digest(_locate(root, name), name)
+        name: versions[name].id if name in versions else content_digest(locate_file(root, name), name)
         for name in config.files
     }
-
-
-def _locate(root: Path, name: str) -> Path:
-    return root / Path(name).expanduser()
 
 
 @dataclass(frozen=True)
@@ -162,28 +158,28 @@ class _NamedSources:
 
     def training_records(self, name: str, *, answers: bool) -> pa.Table:
         if name in self.versions:
-            return training_side(self.versions[name], name)
-        return concat(list(read(_locate(self.root, name), self.config.columns, name=name, answers=answers)))
+            return training_split(self.versions[name], name)
+        return concat(list(read(locate_file(self.root, name), self.config.columns, name=name, answers=answers)))
 
     def test_records(self, name: str) -> pa.Table:
         if name not in self.versions:
             return self.training_records(name, answers=True)
         training_ids = {self.versions[source].id for source in self._training_sources if source in self.versions}
-        return evaluation_side(self.versions[name], name, training_ids)
+        return evaluation_split(self.versions[name], name, training_ids)
 
     def answered_records(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
         tables = [self.test_records(name) if test else self.training_records(name, answers=True) for name in names]
         for name, table in zip(names, tables, strict=True):
             answerless = table["completion"].null_count == table.num_rows
             if answerless and (labels is not None or table["text"].null_count == table.num_rows):
-                fix = "say in `data.columns` which column is the completion" if name not in self.versions else None
+                fix = "name the column of the completion in `data.columns`" if name not in self.versions else None
                 raise UserError("no record has an answer", where=name, fix=fix)
             if labels is not None:
                 _require_known_labels(table, labels)
         return concat(tables)
 
-    def processed_ids(self, step: Step) -> set[str]:
-        """Ids of records that a step must not add to again, as their version was built with it."""
+    def processed_ids(self, step: DataStep) -> set[str]:
+        """Returns the ids of records that a step must not add to again, as their version was built with it."""
         versions = [self.versions[name] for name in self.config.labelled if name in self.versions]
         return ids_processed_by(versions, step) if isinstance(step, RowStep) else set()
 
@@ -192,35 +188,35 @@ class _NamedSources:
         return [*self.config.pool, *self.config.labelled]
 
 
-def _skip_processed(done: set[str], work: Transform) -> Transform:
-    """Runs ``work`` only on records whose ids are not in ``done``; the others come first."""
+def _skip_processed(processed_ids: set[str], work: Transform) -> Transform:
+    """Runs ``work`` only on records whose ids are not in ``processed_ids``; the others come first."""
 
     def apart(records: pa.Table) -> Outcome:
-        ready = compute.is_in(records["id"], value_set=pa.array(sorted(done), pa.string()))
-        outcome = work(records.filter(compute.invert(ready)))
+        is_processed = compute.is_in(records["id"], value_set=pa.array(sorted(processed_ids), pa.string()))
+        outcome = work(records.filter(compute.invert(is_processed)))
         # The untouched records come first, as they did when their version was built.
-        return outcome._replace(kept=concat([records.filter(ready), outcome.kept]))
+        return outcome._replace(kept=concat([records.filter(is_processed), outcome.kept]))
 
-    return apart if done else work
+    return apart if processed_ids else work
 
 
 def _require_known_labels(table: pa.Table, labels: Sequence[str]) -> None:
-    known = set(labels)
+    label_set = set(labels)
     columns = (table[name].to_pylist() for name in ("completion", "source", "line"))
     for answer, source, line in zip(*columns, strict=True):
-        if answer is not None and answer not in known:
+        if answer is not None and answer not in label_set:
             raise unknown_label_problem(answer, labels, source, line).error()
 
 
 def drop_labelled(labelled: pa.Table) -> Transform:
     """Returns a function that rejects inputs that ``labelled`` holds."""
-    known = dict(zip(labelled["input_id"].to_pylist(), locations(labelled), strict=True))
+    location_of_input = dict(zip(labelled["input_id"].to_pylist(), locations(labelled), strict=True))
 
     def step(table: pa.Table) -> Outcome:
         rejections = {
-            row: Rejection("already labelled", f"the same input as {known[identity]}")
+            row: Rejection("already labelled", f"the same input as {location_of_input[identity]}")
             for row, identity in enumerate(table["input_id"].to_pylist())
-            if identity in known
+            if identity in location_of_input
         }
         return reject_rows(table, "labelled", rejections)
 

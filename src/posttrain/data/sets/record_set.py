@@ -10,7 +10,7 @@ import pyarrow as pa
 from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.schema import CHANGED, REJECTED, concat
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 
 Transform = Callable[[pa.Table], Outcome]
 """Splits a RECORD table into kept and rejected records."""
@@ -26,17 +26,21 @@ class RecordSet:
         self._rejected: list[pa.Table] = []
         self._changed: list[pa.Table] = []
 
-    def apply_steps(self, *steps: Step, evaluation: pa.Table | None = None) -> None:
+    def apply_steps(self, *steps: DataStep, evaluation: pa.Table | None = None) -> None:
         """Runs the steps; counts and keeps what they reject.
 
         Args:
             evaluation: RECORD table of what models are measured on.
         """
         for step in steps:
-            self.transform(partial(apply_step, step, evaluation=evaluation))
+            self.transform(step.name, partial(apply_step, step, evaluation=evaluation))
 
-    def transform(self, function: Transform) -> None:
-        """Runs a function; counts and keeps what it rejects."""
+    def transform(self, step: str, function: Transform) -> None:
+        """Runs a function; counts and keeps what it rejects.
+
+        Args:
+            step: Name under which records that the function adds are counted.
+        """
         before = self.records.num_rows
         self.records, rejected, changed, _ = function(self.records)
         self._rejected.append(rejected)
@@ -45,7 +49,7 @@ class RecordSet:
         self.funnel += [self._entry(name, reason, count) for (name, reason), count in Counter(names).items()]
         # Steps may add rows; a negative entry keeps the funnel's sum right.
         if added := self.records.num_rows + rejected.num_rows - before:
-            self.funnel.append(self._entry("augment", "added", -added))
+            self.funnel.append(self._entry(step, "added", -added))
 
     def replace(self, records: pa.Table, step: str, reason: str) -> None:
         """Continues with ``records``; the missing ones moved to another set and are not rejected."""
@@ -53,7 +57,7 @@ class RecordSet:
         self.records = records
 
     def full_funnel(self) -> list[dict[str, Any]]:
-        """The funnel from ``in`` to ``kept``; the entries between add up to the difference."""
+        """Returns the funnel from ``in`` to ``kept``; the entries between add up to the difference."""
         return [*self.funnel, self._entry("kept", "kept", self.records.num_rows)]
 
     @property

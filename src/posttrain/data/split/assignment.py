@@ -11,13 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
+from posttrain.data.arrays import Floats, Indices, Splits
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.provenance import origin_ids
 from posttrain.data.records.schema import locations
-from posttrain.data.split.config import SPLITS, SplitsConfig, parse_timestamp
+from posttrain.data.split.config import SPLITS, FrozenSplits, SplitsConfig, parse_timestamp
 from posttrain.store.errors import UserError
-
-Splits = npt.NDArray[np.int8]
 
 LINKS_TWO_SPLITS = "links two splits"
 
@@ -35,13 +34,10 @@ SPLIT_KEYS: pa.Schema = pa.schema(
         ("made", pa.bool_()),
     ]
 )
-"""One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks.
-``made``: whether it was derived from others (`posttrain.data.records.provenance`); ``origin`` is the id of the one that
-it was derived from, its own for all others."""
+"""One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config needs it.
+``made``: True if it was derived from others (`posttrain.data.records.provenance`); ``origin`` is the id of the one that
+it was derived from, its own for all others. Shards on disk hold these columns, so their names stay."""
 
-Indices = npt.NDArray[np.int64]
-
-Floats = npt.NDArray[np.float64]
 
 DRAW_STEP = 2.0**-48
 """Draws are whole multiples of this."""
@@ -52,7 +48,7 @@ class SplitAssignment(NamedTuple):
 
     Attributes:
         splits: int8 [N], index into `SPLITS`; -1 for a rejected record.
-        rejections: by row.
+        rejections: The rejections by row.
     """
 
     splits: Splits
@@ -61,10 +57,10 @@ class SplitAssignment(NamedTuple):
 
 def assign_splits(
     keys: pa.Table,
-    config: SplitsConfig,
+    config: FrozenSplits,
     clusters: Indices | None = None,
-    known: Splits | None = None,
-    among_known: Indices | None = None,
+    previous_splits: Splits | None = None,
+    previous_clusters: Indices | None = None,
 ) -> SplitAssignment:
     """Assigns all records at once.
 
@@ -72,50 +68,52 @@ def assign_splits(
     without such records its own hash or time decides. A record linked to two splits is rejected, and by time also one
     linked to a split of another time: in either split it would leak. Records derived from others (variants and
     synthetic ones) are trained on or rejected, never measured on. So appending moves no record. A new record may join
-    two clusters, though, and their labels alone do not say which one: give ``known`` if the set has earlier versions.
-    Records with a split then come first and keep it, and a new record that joins two splits is rejected. Only if
-    records with two splits are linked by themselves, which new settings can cause, the training record is rejected.
+    two clusters, though, and their labels alone do not say which one: give ``previous_splits`` if the set has earlier
+    versions. Records with a split then come first and keep it, and a new record that joins two splits is rejected. Only
+    if records with two splits are linked by themselves, which new settings can cause, the training record is rejected.
 
     Each record, or each group of linked records, falls into a split with the odds of the config's shares. With
     ``stratify``, the thresholds of `freeze_settings` make the shares hold in every stratum of the first version, as
     nearly as whole numbers of groups and clusters allow; what comes later has the odds again. Shares that stay exact
-    while a set grows
-    would move records.
+    while a set grows would move records.
 
     Args:
         keys: SPLIT_KEYS table of N rows in reading order.
         clusters: int64 [N], equal for near duplicates; None: only equal inputs are alike.
-        known: int8 [K], splits of the first K records in the version before; -1 for what has none.
-        among_known: int64 [N], clusters that the known records form by themselves; None: none spans two splits.
+        previous_splits: int8 [K], splits of the first K records in the version before; -1 for what has none.
+        previous_clusters: int64 [N], clusters that records with a split form alone; None: none spans two splits.
     """
-    before = np.full(keys.num_rows, UNASSIGNED, dtype=np.int8)
-    before[: 0 if known is None else len(known)] = [] if known is None else known
+    previous = np.full(keys.num_rows, UNASSIGNED, dtype=np.int8)
+    if previous_splits is not None:
+        previous[: len(previous_splits)] = previous_splits
     if config.by == "time":
         own = _splits_by_time(keys, config)
     else:
-        fresh = before == UNASSIGNED
+        fresh = previous == UNASSIGNED
         own = np.zeros(keys.num_rows, dtype=np.int8)
         own[fresh] = _splits_by_hash(keys.filter(pa.array(fresh)), config)
     derived = np.asarray(keys["made"])
     # A variant of a test record would measure whether the model has seen the original.
     own[derived] = 0
     # A record marked as derived since then leaves the held-out splits.
-    before[derived & (before > 0)] = UNASSIGNED
-    splits = np.where(before == UNASSIGNED, own, before)
+    previous[derived & (previous > 0)] = UNASSIGNED
+    splits = np.where(previous == UNASSIGNED, own, previous)
     every_row = np.arange(keys.num_rows)
-    cluster, alone = (every_row if labels is None else first_with_label(labels) for labels in (clusters, among_known))
+    cluster, previous_cluster = (
+        every_row if labels is None else first_with_label(labels) for labels in (clusters, previous_clusters)
+    )
     linked = [*links(keys, None), cluster]
     head = first_of_component(linked)
     # Only components with rows of different splits need the slow loop; these are few.
     mixed = np.zeros(keys.num_rows, dtype=bool)
     mixed[head[splits != splits[head]]] = True
     rows = np.flatnonzero(mixed[head])
-    conflicts = _assign_linked(rows, [*linked, alone], splits, before, derived | (config.by == "time"))
+    conflicts = _assign_linked(rows, [*linked, previous_cluster], splits, previous, derived | (config.by == "time"))
     return SplitAssignment(splits, _link_rejections(keys, conflicts, own if config.by == "time" else None))
 
 
-def _splits_by_hash(keys: pa.Table, config: SplitsConfig) -> Splits:
-    """Split of each row by its own hash."""
+def _splits_by_hash(keys: pa.Table, config: FrozenSplits) -> Splits:
+    """Finds the split of each row by its own hash."""
     _, validation, test = config.shares
     draw = hash_draw(keys["input_id"].to_pylist(), keys["group"].to_pylist(), config.seed)
     if not config.thresholds:
@@ -128,7 +126,7 @@ def _splits_by_hash(keys: pa.Table, config: SplitsConfig) -> Splits:
 
 
 def _splits_by_time(keys: pa.Table, config: SplitsConfig) -> Splits:
-    """Split of each row by its own time.
+    """Finds the split of each row by its own time.
 
     Raises:
         ValueError: the config has no moments; `freeze_settings` finds them.
@@ -147,13 +145,13 @@ def _assign_linked(
     rows: Indices,
     linked: list[Indices],
     splits: Splits,
-    before: Splits,
+    previous: Splits,
     strict: npt.NDArray[np.bool_],
 ) -> dict[int, list[int]]:
     """Decides for linked rows that would go to different splits; changes ``splits`` in place.
 
     Args:
-        rows: rising.
+        rows: Rising.
         linked: [N] each; the last but one links only new rows, the last only rows that have a split.
         strict: [N], whether a row goes to its own split or is rejected.
 
@@ -162,7 +160,7 @@ def _assign_linked(
     """
     # Held-out rows come first, then training rows, then new ones: so of two linked rows the training row is rejected,
     # as a test set must not change.
-    rows = rows[np.lexsort((rows, np.where(before[rows] == UNASSIGNED, 1, -before[rows])))]
+    rows = rows[np.lexsort((rows, np.where(previous[rows] == UNASSIGNED, 1, -previous[rows])))]
     names = np.stack([firsts[rows] + index * len(splits) for index, firsts in enumerate(linked)], axis=1)
     distinct, names = np.unique(names, return_inverse=True)
     names = names.reshape(len(rows), len(linked))
@@ -170,7 +168,7 @@ def _assign_linked(
     links_by_row = {}
     for row, row_names in zip(rows.tolist(), names.tolist(), strict=True):
         split = int(splits[row])
-        new = before[row] == UNASSIGNED
+        new = previous[row] == UNASSIGNED
         relevant = row_names[:-1] if new else [*row_names[:-2], row_names[-1]]
         linked_rows = [max(holders[name][index] for name in relevant) for index in range(len(SPLITS))]
         linked_splits = [index for index, holder in enumerate(linked_rows) if holder >= 0]
@@ -196,8 +194,8 @@ def _link_rejections(keys: pa.Table, links_by_row: Mapping[int, list[int]], own:
     for row, linked in links_by_row.items():
         shared = " and ".join(f"`{SPLITS[i]}` ({locations_of[other]})" for i, other in enumerate(linked) if other >= 0)
         reason = "" if own is None else f"is of the time of `{SPLITS[own[row]]}` and "
-        reason = "was made of others and " if derived[row] else reason
-        rejections[row] = Rejection(LINKS_TWO_SPLITS, f"{reason}hangs together with {shared}")
+        reason = "was derived from others and " if derived[row] else reason
+        rejections[row] = Rejection(LINKS_TWO_SPLITS, f"{reason}is linked to {shared}")
     return rejections
 
 
@@ -255,7 +253,7 @@ def links(keys: pa.Table, clusters: Indices | None) -> list[Indices]:
 
 
 def first_of_component(linked: list[Indices]) -> Indices:
-    """First row of each row's component, connected through any of the `links`: int64 [N]."""
+    """Finds the first row of each row's component, connected through any of the `links`: int64 [N]."""
     rows = np.arange(len(linked[0]))
     # Links to oneself add no edge.
     later = [np.flatnonzero(firsts != rows) for firsts in linked]
@@ -303,7 +301,7 @@ def hash_draw(inputs: Sequence[str], groups: Sequence[str | None] | None, seed: 
 
 
 def split_by_draw(draw: Floats, below_test: Floats | float, below_validation: Floats | float) -> npt.NDArray[np.int8]:
-    """Index of the split of each draw, int8 [N]: test begins at 0, validation follows, train is the rest."""
+    """Finds the index of the split of each draw, int8 [N]: test begins at 0, validation follows, train is the rest."""
     return np.where(draw < below_test, 2, np.where(draw < below_validation, 1, 0)).astype(np.int8)
 
 
@@ -316,8 +314,8 @@ def hash_split(table: pa.Table, fraction: float, seed: int = 0, group: bool = Tr
     held out.
 
     Args:
-        fraction: in [0, 1].
-        group: whether groups count; otherwise every record goes by its input.
+        fraction: Share to hold out, in [0, 1].
+        group: True if groups count; otherwise every record goes by its input.
     """
     groups = table["group"].to_pylist() if group else None
     held_out = hash_draw(table["input_id"].to_pylist(), groups, seed) < fraction

@@ -40,11 +40,6 @@ class SplitsConfig(Section):
         0.8, description="Jaccard similarity from which inputs stay in one split; null: equal inputs only."
     )
     seed: int = Field(0, description="Seed of the hash.")
-    thresholds: dict[str, tuple[Share, Share]] | None = Field(
-        None,
-        description="By stratum the draws below which a record is test, and test or validation; "
-        "the first version fixes them, nobody writes them by hand.",
-    )
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -74,8 +69,21 @@ class SplitsConfig(Section):
         return self
 
 
+class FrozenSplits(SplitsConfig):
+    """Holds the split's settings with all that the first version's records decided; stored in every later recipe."""
+
+    thresholds: dict[str, tuple[Share, Share]] | None = Field(
+        None, description="By stratum the draws below which a record is test, and test or validation."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_config(cls, value: Any) -> Any:
+        return value.model_dump() if type(value) is SplitsConfig else value
+
+
 def parse_timestamp(value: Any) -> int:
-    """Microseconds since 1970, UTC.
+    """Parses a moment to microseconds since 1970, UTC.
 
     Args:
         value: ISO 8601, in UTC where it names no zone; or seconds, or milliseconds, since 1970.
@@ -97,5 +105,5 @@ def parse_timestamp(value: Any) -> int:
 
 
 def format_timestamp(microseconds: int) -> str:
-    """ISO 8601 in UTC, which `parse_timestamp` reads back."""
+    """Formats a moment as ISO 8601 in UTC, which `parse_timestamp` reads back."""
     return (_EPOCH + timedelta(microseconds=microseconds)).isoformat()

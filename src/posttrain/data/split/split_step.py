@@ -8,15 +8,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
+from posttrain.data.arrays import Floats, Indices, Splits
 from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
 from posttrain.data.records.provenance import current_ids
 from posttrain.data.records.schema import input_texts
-from posttrain.data.split import SPLITS, SplitsConfig, assign_splits, split_keys
+from posttrain.data.split import SPLITS, FrozenSplits, assign_splits, split_keys
 from posttrain.data.split.assignment import (
     DRAW_STEP,
-    Floats,
-    Indices,
+    UNASSIGNED,
     first_of_component,
     first_with_label,
     hash_draw,
@@ -31,20 +31,17 @@ _NGRAM = 5
 _STRATA = 10_000
 
 
-Splits = npt.NDArray[np.int8]
-
-
 class Split(GlobalStep):
     """Assigns every record to a split by its index in `SPLITS`.
 
     Attributes:
-        settings: of the config, or as an earlier version has frozen them.
+        settings: Settings of the config, or as an earlier version has frozen them.
     """
 
     name: ClassVar[str] = "split"
     version: ClassVar[int] = 2
     evaluation: ClassVar[bool] = True
-    settings: SplitsConfig
+    settings: FrozenSplits
 
     def key(self) -> dict[str, Any]:
         return {"step": self.name, "version": self.version, **self.settings.model_dump(mode="json")}
@@ -63,45 +60,45 @@ class Split(GlobalStep):
 
     def decide(self, corpus: Corpus) -> GlobalResult:
         """Assigns all rows; a row keeps the split that it had in earlier versions."""
-        sketches, rows, previous = corpus.sketches(), np.flatnonzero(corpus.alive), corpus.sides()
+        sketches, rows, previous = corpus.sketches(), np.flatnonzero(corpus.alive), corpus.previous_splits()
         if compute.any(sketches["made"]).as_py():
             # A derived record may name its origin by the id that it had before some step changed it.
             index, originals = sketches.column_names.index("origin"), compute.invert(sketches["made"])
-            origin = current_ids(sketches["origin"], corpus.changed(), sketches["origin"].filter(originals))
+            origin = current_ids(sketches["origin"], corpus.id_changes(), sketches["origin"].filter(originals))
             sketches = sketches.set_column(index, "origin", origin)
         cluster, among_previous = np.arange(corpus.rows, dtype=np.int64), None
         if self.settings.near_duplicates is not None:
             cluster = self._clusters(corpus, sketches)
             among_previous = self._among_previous(corpus, sketches, cluster, previous)
         living = sketches.take(pa.array(rows))
-        settled = freeze_settings(living, self.settings, cluster[rows])
+        frozen = freeze_settings(living, self.settings, cluster[rows])
         splits, rejections = assign_splits(
-            living, settled, cluster[rows], previous[rows], None if among_previous is None else among_previous[rows]
+            living, frozen, cluster[rows], previous[rows], None if among_previous is None else among_previous[rows]
         )
-        side = np.full(corpus.rows, -1, dtype=np.int8)
-        side[rows] = splits
+        row_splits = np.full(corpus.rows, UNASSIGNED, dtype=np.int8)
+        row_splits[rows] = splits
         # Rows without a split are marked, as a later version must not take their clusters for intact.
-        state = pa.table({"cluster": cluster, "side": side})
+        state = pa.table({"cluster": cluster, "side": row_splits})
         rejections_by_row = {int(rows[row]): rejection for row, rejection in rejections.items()}
         return GlobalResult(
             rejections_by_row,
             state=state,
-            settled=settled.model_dump(mode="json"),
-            sides=np.maximum(side, 0).astype(np.uint8),
+            frozen_settings=frozen.model_dump(mode="json"),
+            splits=np.maximum(row_splits, 0).astype(np.uint8),
         )
 
     def _clusters(self, corpus: Corpus, sketches: pa.Table) -> Indices:
         """Finds the cluster of every row, int64 [N], named by its smallest row; compares only what changed."""
-        state = corpus.known()
-        known = None if state is None else np.asarray(state.table["cluster"].to_numpy())
-        if state is None or known is None or state.unchanged:
-            return self._cluster(corpus, sketches, None, corpus.alive, known)
-        whole = _intact_rows(known, np.asarray(state.table["side"].to_numpy()), corpus.alive)
-        # Clusters that lost a row may fall apart, so only intact ones count as known, and these must come first.
-        order = np.concatenate([np.flatnonzero(whole), np.flatnonzero(~whole)])
+        state = corpus.previous_state
+        previous = None if state is None else np.asarray(state.table["cluster"].to_numpy())
+        if state is None or previous is None or state.unchanged:
+            return self._cluster(corpus, sketches, None, corpus.alive, previous)
+        intact = _intact_rows(previous, np.asarray(state.table["side"].to_numpy()), corpus.alive)
+        # Clusters that lost a row may fall apart, so only intact ones are reused, and these must come first.
+        order = np.concatenate([np.flatnonzero(intact), np.flatnonzero(~intact)])
         position = np.argsort(order)
         cluster = self._cluster(
-            corpus, sketches, order, corpus.alive[order], position[known[order[: np.count_nonzero(whole)]]]
+            corpus, sketches, order, corpus.alive[order], position[previous[order[: np.count_nonzero(intact)]]]
         )
         return first_with_label(order[cluster][position])
 
@@ -128,7 +125,7 @@ class Split(GlobalStep):
         sketches: pa.Table,
         rows: Indices | None,
         alive: npt.NDArray[np.bool_] | None = None,
-        known: Indices | None = None,
+        previous: Indices | None = None,
     ) -> Indices:
         """Clusters some rows in this order, and names each cluster by its first position; None: all rows."""
         subset = sketches if rows is None else sketches.take(pa.array(rows))
@@ -138,33 +135,33 @@ class Split(GlobalStep):
 
         threshold = self.settings.near_duplicates
         assert threshold is not None
-        compared = np.ones(subset.num_rows, dtype=bool) if alive is None else alive
+        mask = np.ones(subset.num_rows, dtype=bool) if alive is None else alive
         alone = self._alone(corpus, threshold)
         # What no earlier step has found similar to anything need not be compared again.
-        compared = compared & ~(alone if rows is None else alone[rows])
-        return cluster_near_duplicates(subset, texts, threshold, _NGRAM, compared, known, corpus.map)
+        mask = mask & ~(alone if rows is None else alone[rows])
+        return cluster_near_duplicates(subset, texts, threshold, _NGRAM, mask, previous, corpus.map)
 
     def _alone(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
         """Marks, bool [N], the rows for which an earlier step found no similar living row."""
-        earlier_clusters = corpus.clustered().get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
-        if earlier_clusters is None:
+        clusters = corpus.clusters.get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
+        if clusters is None:
             return np.zeros(corpus.rows, dtype=bool)
-        cluster = np.asarray(earlier_clusters.to_numpy())
+        cluster = np.asarray(clusters.to_numpy())
         living = np.bincount(cluster[corpus.alive], minlength=corpus.rows)
         return np.asarray(living[cluster] < 2)
 
 
-def _intact_rows(cluster: Indices, side: Splits, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Bool [N]: rows of clusters that have lost no row, and that had a split before.
+def _intact_rows(cluster: Indices, splits: Splits, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Marks the rows of clusters that have lost no row, and that had a split before: bool [N].
 
     Args:
-        cluster, side: [K], of the first K rows as they were.
+        cluster, splits: [K], of the first K rows as they were.
         alive: bool [N], as the rows are now.
     """
     old = len(cluster)
     sizes = np.bincount(cluster, minlength=old)
-    # A row without a side may have been dead, and alone, or not.
-    changed = np.where(alive[:old], side < 0, sizes[cluster] > 1)
+    # A row without a split may have been dead, and alone, or not.
+    changed = np.where(alive[:old], splits < 0, sizes[cluster] > 1)
     broken = np.zeros(old, dtype=bool)
     broken[cluster[changed]] = True
     intact = np.zeros(len(alive), dtype=bool)
@@ -172,7 +169,7 @@ def _intact_rows(cluster: Indices, side: Splits, alive: npt.NDArray[np.bool_]) -
     return intact
 
 
-def freeze_settings(keys: pa.Table, config: SplitsConfig, clusters: Indices | None = None) -> SplitsConfig:
+def freeze_settings(keys: pa.Table, config: FrozenSplits, clusters: Indices | None = None) -> FrozenSplits:
     """Returns the config with everything decided that counts decide; what is frozen already stays.
 
     By time: ``since``, the timestamps that split the records by the shares. With strata: ``thresholds``, which are as
@@ -181,7 +178,7 @@ def freeze_settings(keys: pa.Table, config: SplitsConfig, clusters: Indices | No
     The result is stored with the version, and all later versions use it.
 
     Args:
-        keys, clusters: as in `assign_splits`.
+        keys, clusters: As in `assign_splits`.
 
     Raises:
         UserError: there are more than 10,000 strata, so the answers are no labels; too few records to find a time;
@@ -209,7 +206,7 @@ def _originals(keys: pa.Table, clusters: Indices | None) -> tuple[pa.Table, Indi
     return keys.take(pa.array(rows)), None if clusters is None else clusters[rows]
 
 
-def _freeze_since(keys: pa.Table, config: SplitsConfig) -> dict[str, str]:
+def _freeze_since(keys: pa.Table, config: FrozenSplits) -> dict[str, str]:
     # Sorted by time, the shares are positions.
     times = np.sort(keys["time"].cast(pa.int64()).to_numpy())
     train, validation, test = config.shares
@@ -228,7 +225,7 @@ def _freeze_since(keys: pa.Table, config: SplitsConfig) -> dict[str, str]:
 
 
 def _freeze_thresholds(
-    keys: pa.Table, config: SplitsConfig, clusters: Indices | None
+    keys: pa.Table, config: FrozenSplits, clusters: Indices | None
 ) -> dict[str, tuple[float, float]]:
     heads, sizes = np.unique(first_of_component(links(keys, clusters)), return_counts=True)
     firsts = keys.take(pa.array(heads))
@@ -253,8 +250,8 @@ def _nearest_cuts(draw: Floats, sizes: Indices, shares: Iterable[float]) -> list
     """Finds for each share the threshold below which the records' share is nearest to it.
 
     Args:
-        draw: of the components, rising.
-        sizes: records in each.
+        draw: Draws of the components, rising.
+        sizes: Number of records in each component.
     """
     below = np.concatenate([[0], np.cumsum(sizes)])
     least = np.concatenate([[0.0], draw + DRAW_STEP])

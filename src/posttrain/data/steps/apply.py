@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Splits
 from posttrain.data.records.outcome import Outcome, reject_rows, rewrite
 from posttrain.data.records.schema import CHANGED, RECORD
-from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind, Step
+from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -23,7 +24,9 @@ class TableCorpus:
 
     table: pa.Table
     step: GlobalStep
-    measured: pa.Table = field(default_factory=RECORD.empty_table)
+    evaluation: pa.Table = field(default_factory=RECORD.empty_table)
+    previous_state: PreviousState | None = None
+    clusters: Mapping[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -42,23 +45,14 @@ class TableCorpus:
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         return self.table.take(pa.array(rows, pa.int64()))
 
-    def known(self) -> PreviousState | None:
-        return None
-
-    def sides(self) -> npt.NDArray[np.int8]:
+    def previous_splits(self) -> Splits:
         return np.full(self.rows, -1, dtype=np.int8)
 
-    def changed(self) -> pa.Table:
+    def id_changes(self) -> pa.Table:
         return CHANGED.empty_table()
 
-    def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
-        return {}
-
-    def parts(self) -> Sequence[ShardView]:
+    def shard_views(self) -> Sequence[ShardView]:
         return [self]
-
-    def evaluation(self) -> pa.Table:
-        return self.measured
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(function, items)
@@ -67,7 +61,7 @@ class TableCorpus:
         return iter([(0, function(self.table))])
 
 
-def apply_step(step: Step, table: pa.Table, evaluation: pa.Table | None = None) -> Outcome:
+def apply_step(step: DataStep, table: pa.Table, evaluation: pa.Table | None = None) -> Outcome:
     """Applies a step to a RECORD table.
 
     Args:

@@ -24,8 +24,8 @@ class Bound(NamedTuple):
     """A bound on a measure: ``at least``, ``at most``, ``more than`` or ``less than`` the limit.
 
     Attributes:
-        reason: the reason of the rejection.
-        measure: the name of the measure.
+        reason: The reason of the rejection.
+        measure: The name of the measure.
         limit: None sets no bound.
     """
 
@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 
 
 def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequence[Bound]) -> Outcome:
-    """Reject every record of a RECORD table of N rows by the first of the bounds that it breaks.
+    """Rejects every record of a RECORD table of N rows by the first of the bounds that it breaks.
 
     Args:
         measures: float64 [N] each, which also become the facts of the outcome, NaN as null; NaN breaks no bound.
@@ -58,7 +58,7 @@ def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequenc
 
 
 def ratio(piece: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Divide, float64 [N]; NaN where the whole is zero."""
+    """Divides two arrays, float64 [N]; NaN where the whole is zero."""
     quotients = np.full(len(whole), np.nan)
     # `where` leaves NaN and raises no warning where the whole is zero.
     np.divide(piece, whole, out=quotients, where=whole > 0)

@@ -28,10 +28,11 @@ class Drop(RowStep):
     """
 
     name: ClassVar[str] = "drop"
+    every_round: ClassVar[bool] = True
 
-    file: str = Field(description="the file")
+    file: str = Field(description="File that names the records.")
     only: str | None = Field(
-        "harmful", description="column of true and false that selects rows, if the file has it; null: all rows"
+        "harmful", description="Column of true and false that selects rows, if the file has it; null: all rows."
     )
 
     def located(self, root: Path) -> Self:
@@ -60,7 +61,7 @@ class Drop(RowStep):
 
 @cache
 def _named_ids(file: str, only: str | None, state: str) -> dict[str, int]:
-    """Return the line of each id in a file, the first if it occurs twice.
+    """Returns the line of each id in a file, the first if it occurs twice.
 
     Raises:
         UserError: the file cannot be read, has no ids, or has neither true nor false for one.

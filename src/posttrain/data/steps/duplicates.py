@@ -11,17 +11,15 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field
 
+from posttrain.data.arrays import Indices
 from posttrain.data.duplicates import near_duplicates as search
 from posttrain.data.duplicates.all_pairs import Fetch
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import TextField as Words
-from posttrain.data.records.schema import joined_texts, locations
+from posttrain.data.records.schema import TextField, joined_texts, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
-
-Indices = npt.NDArray[np.int64]
 
 _MINILM = "minilm"
 
@@ -37,15 +35,17 @@ class Minhash(GlobalStep):
 
     name: ClassVar[str] = "minhash"
 
-    threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which two inputs are alike")
-    ngram: int = Field(5, ge=1, description="characters in one n-gram")
-    seed: int = Field(0, ge=0, description="draws the permutations of the sketches")
+    threshold: float = Field(
+        0.8, gt=0, le=1, description="Jaccard similarity from which two inputs are near duplicates."
+    )
+    ngram: int = Field(5, ge=1, description="Characters in one n-gram.")
+    seed: int = Field(0, ge=0, description="Seed of the permutations of the sketches.")
     permutations: int = Field(
-        PERMUTATIONS, ge=1, description="most minima a sketch may take; more of them propose fewer pairs in vain"
+        PERMUTATIONS, ge=1, description="Most minima in a sketch; more of them propose fewer pairs in vain."
     )
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """Sketch inputs as `posttrain.data.duplicates.minhash` does, with a 64-bit hash of each ``answer``."""
+        """Sketches inputs as `posttrain.data.duplicates.minhash` does, with a 64-bit hash of each ``answer``."""
         sketches = cached_minhash_sketch(
             tuple(joined_texts(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
         )
@@ -55,65 +55,65 @@ class Minhash(GlobalStep):
         return sketches.append_column("answer", pa.array(np.frombuffer(digests, dtype=np.uint64)))
 
     def decide(self, corpus: Corpus) -> GlobalResult:
-        previous = corpus.known()
+        state = corpus.previous_state
         # If other rows are alive now, a cluster may have lost the row that joined its halves: search from scratch.
-        known = previous.table if previous and previous.unchanged else None
+        previous = state.table if state and state.unchanged else None
         cluster = cluster_inputs(
-            corpus, self.threshold, self.ngram, None if known is None else np.asarray(known["cluster"].to_numpy())
+            corpus, self.threshold, self.ngram, None if previous is None else np.asarray(previous["cluster"].to_numpy())
         )
         sketches = corpus.sketches().select(["grams", "answer"])
         grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
         # Alike inputs with different answers stay: they may show the limit between two labels.
-        removed, kept = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
+        duplicates, first_rows = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
         # Equal hashes of all n-grams are similarity 1, and pairs of the version before keep their score: only the rest
         # needs the texts.
-        score = np.where(grams[removed] == grams[kept], 1.0, np.nan)
-        if known is not None:
-            again = np.flatnonzero(removed < known.num_rows)
-            same = again[known["kept"].to_numpy()[removed[again]] == kept[again]]
-            score[same] = known["score"].to_numpy()[removed[same]]
+        score = np.where(grams[duplicates] == grams[first_rows], 1.0, np.nan)
+        if previous is not None:
+            old = np.flatnonzero(duplicates < previous.num_rows)
+            same = old[previous["kept"].to_numpy()[duplicates[old]] == first_rows[old]]
+            score[same] = previous["score"].to_numpy()[duplicates[same]]
         unknown = np.flatnonzero(np.isnan(score))
         score[unknown] = search.similarities(
-            _fetch_texts(corpus), removed[unknown], kept[unknown], self.ngram, corpus.map
+            _fetch_texts(corpus), duplicates[unknown], first_rows[unknown], self.ngram, corpus.map
         )
-        named = np.unique(np.concatenate([kept, cluster[removed]]))
-        named_records = corpus.columns(["id", "source", "line"]).take(pa.array(named))
-        ids = dict(zip(named.tolist(), named_records["id"].to_pylist(), strict=True))
-        where = dict(zip(named.tolist(), locations(named_records), strict=True))
+        named_rows = np.unique(np.concatenate([first_rows, cluster[duplicates]]))
+        named_records = corpus.columns(["id", "source", "line"]).take(pa.array(named_rows))
+        ids = dict(zip(named_rows.tolist(), named_records["id"].to_pylist(), strict=True))
+        where = dict(zip(named_rows.tolist(), locations(named_records), strict=True))
         rejections = {}
-        for row, stays, similarity in zip(removed.tolist(), kept.tolist(), score.tolist(), strict=True):
-            detail = f"similarity {similarity:.2f} to {where[stays]}"
+        for row, first, similarity in zip(duplicates.tolist(), first_rows.tolist(), score.tolist(), strict=True):
+            detail = f"similarity {similarity:.2f} to {where[first]}"
             if similarity < self.threshold:
-                detail += ", with which it hangs together by others"
+                detail += "; linked through other records"
             rejections[row] = Rejection(
-                "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[stays]
+                "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[first]
             )
         kind = SimilarityKind(self.threshold, self.ngram, self.seed, self.permutations)
-        return GlobalResult(rejections, state=_state(cluster, removed, kept, score), clustered=kind)
+        return GlobalResult(rejections, state=_state(cluster, duplicates, first_rows, score), similarity=kind)
 
 
-def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:
-    """Return the cluster of every row of a corpus, int64 [N], named by its smallest row; rejected rows are alone.
+def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, previous: Indices | None = None) -> Indices:
+    """Returns the cluster of every row of a corpus, int64 [N], named by its smallest row; rejected rows are alone.
 
     Args:
-        corpus: its sketches are those of `posttrain.data.duplicates.minhash.minhash_sketch` for this threshold.
-        known: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
+        corpus: Its sketches are those of `posttrain.data.duplicates.minhash.minhash_sketch` for this threshold.
+        previous: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
             with a later row are looked for, and the result is that of a search from scratch.
     """
     return search.cluster_near_duplicates(
-        corpus.sketches(), _fetch_texts(corpus), threshold, ngram, corpus.alive, known, corpus.map
+        corpus.sketches(), _fetch_texts(corpus), threshold, ngram, corpus.alive, previous, corpus.map
     )
 
 
-def _state(cluster: Indices, removed: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
-    """Return for every row its cluster, the row kept in its place (-1 for none) and the similarity of the two."""
-    kept_rows, scores = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
-    kept_rows[removed], scores[removed] = kept, score
-    return pa.table({"cluster": cluster, "kept": kept_rows, "score": scores})
+def _state(cluster: Indices, duplicates: Indices, first_rows: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
+    """Returns for every row its cluster, the row kept in its place (-1 for none) and the similarity of the two."""
+    column, scores = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
+    column[duplicates], scores[duplicates] = first_rows, score
+    return pa.table({"cluster": cluster, "kept": column, "score": scores})
 
 
 def _repeats_in_clusters(rows: Indices, cluster: Indices, answers: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:
-    """Return the rows that repeat cluster and answer of an earlier row, and for each the first such row."""
+    """Returns the rows that repeat cluster and answer of an earlier row, and for each the first such row."""
     # The sort is stable, so the first of equal rows in reading order is kept.
     order = rows[np.lexsort((answers[rows], cluster[rows]))]
     new = np.ones(len(order), dtype=bool)
@@ -137,12 +137,12 @@ class Exact(GlobalStep):
         ids = np.asarray(corpus.sketches()["id"].to_numpy(), dtype="S20")
         rows = np.flatnonzero(corpus.alive)
         _, first, inverse = np.unique(ids[rows], return_index=True, return_inverse=True)
-        kept = rows[first][inverse]  # np.unique returns the first of equal ids
-        removed = rows[kept != rows]
-        stays = kept[kept != rows]
-        where = _locations_by_row(corpus, np.unique(stays))
+        first_rows = rows[first][inverse]  # np.unique returns the first of equal ids
+        duplicates = rows[first_rows != rows]
+        originals = first_rows[first_rows != rows]
+        where = _locations_by_row(corpus, np.unique(originals))
         rejections = {}
-        for row, other in zip(removed.tolist(), stays.tolist(), strict=True):
+        for row, other in zip(duplicates.tolist(), originals.tolist(), strict=True):
             identity = ids[other].decode()
             detail = f"the same as {where[other]}"
             rejections[row] = Rejection("exact duplicate", detail, cluster=identity, kept=identity)
@@ -150,7 +150,7 @@ class Exact(GlobalStep):
 
 
 def _locations_by_row(corpus: Corpus, rows: np.ndarray) -> dict[int, str]:
-    """Return ``file:line`` of some rows."""
+    """Returns ``file:line`` of some rows."""
     return dict(zip(rows.tolist(), locations(corpus.columns(["source", "line"]).take(pa.array(rows))), strict=True))
 
 
@@ -180,19 +180,19 @@ class Conflicts(GlobalStep):
         names, counts = np.unique(distinct, return_counts=True)
         disputed = rows[np.isin(inputs, names[counts > 1])]
         records = corpus.take(disputed)
-        quoted = [
+        quotes = [
             (identity, f"`{answer}` at {where}")
             for identity, answer, where in zip(
                 records["input_id"].to_pylist(), records["completion"].to_pylist(), locations(records), strict=True
             )
         ]
         details: dict[str, list[str]] = {}
-        for identity, text in quoted:
+        for identity, text in quotes:
             details.setdefault(identity, []).append(text)
         return GlobalResult(
             {
                 row: Rejection("conflicting labels", "; ".join(details[identity]))
-                for row, (identity, _) in zip(disputed.tolist(), quoted, strict=True)
+                for row, (identity, _) in zip(disputed.tolist(), quotes, strict=True)
             }
         )
 
@@ -211,13 +211,15 @@ class Semantic(GlobalStep):
 
     name: ClassVar[str] = "semantic"
 
-    model: str = Field(_MINILM, description="`minilm`, a folder or the Hub id of a sentence embedder")
-    threshold: float = Field(0.95, gt=0, le=1, description="cosine from which two records mean the same")
-    field: Words = Field("input", description="the words that are embedded: the input, the answer, or all")
+    model: str = Field(_MINILM, description="Sentence embedder: `minilm`, a folder or a Hub id.")
+    threshold: float = Field(0.95, gt=0, le=1, description="Cosine similarity from which two records are duplicates.")
+    field: TextField = Field("input", description="Text to embed: the input, the answer, or all.")
     exact_rows: int = Field(
-        100_000, ge=1, description="most different embeddings of which all pairs are compared; cells beyond"
+        100_000,
+        ge=1,
+        description="Most distinct embeddings of which all pairs are compared; more are compared in cells.",
     )
-    seed: int = Field(0, ge=0, description="draws the first centres of the cells")
+    seed: int = Field(0, ge=0, description="Seed of the initial centres of the cells.")
 
     def located(self, root: Path) -> Self:
         folder = root / Path(self.model).expanduser()
@@ -253,46 +255,46 @@ class Semantic(GlobalStep):
         # Answers are read only of rows that are not alone in their cluster.
         many = np.flatnonzero(sizes[cluster] > 1)
         ids = sketches["id"].take(pa.array(rows)).to_pylist()
-        removed, kept = _semantic_repeats(corpus, rows, many, cluster)
-        kept_records = corpus.columns(["source", "line"]).take(pa.array(rows[np.unique(kept)]))
-        where = dict(zip(np.unique(kept).tolist(), locations(kept_records), strict=True))
+        duplicates, first_rows = _semantic_repeats(corpus, rows, many, cluster)
+        first_records = corpus.columns(["source", "line"]).take(pa.array(rows[np.unique(first_rows)]))
+        where = dict(zip(np.unique(first_rows).tolist(), locations(first_records), strict=True))
         rejections = {}
-        scores = cosines(vectors, removed, kept).tolist()
-        for row, stays, cosine in zip(removed.tolist(), kept.tolist(), scores, strict=True):
-            detail = f"cosine {cosine:.3f} to {where[stays]}"
+        scores = cosines(vectors, duplicates, first_rows).tolist()
+        for row, first, cosine in zip(duplicates.tolist(), first_rows.tolist(), scores, strict=True):
+            detail = f"cosine {cosine:.3f} to {where[first]}"
             if cosine < self.threshold:
-                detail += ", with which it hangs together by others"
+                detail += "; linked through other records"
             rejections[int(rows[row])] = Rejection(
-                "semantic duplicate", detail, cosine, cluster=ids[int(cluster[row])], kept=ids[stays]
+                "semantic duplicate", detail, cosine, cluster=ids[int(cluster[row])], kept=ids[first]
             )
         return GlobalResult(rejections)
 
 
 def _vectors(column: pa.ChunkedArray, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.float16]:
-    """Return the embeddings of the rows that are alive, and hold no others in memory."""
+    """Returns the embeddings of the rows that are alive, and hold no others in memory."""
     width = column.type.list_size
-    kept = [np.empty((0, width), dtype=np.float16)]
+    chunks = [np.empty((0, width), dtype=np.float16)]
     first = 0
     for chunk in column.chunks:
-        kept.append(chunk.flatten().to_numpy().reshape(len(chunk), width)[alive[first : first + len(chunk)]])
+        chunks.append(chunk.flatten().to_numpy().reshape(len(chunk), width)[alive[first : first + len(chunk)]])
         first += len(chunk)
-    return np.concatenate(kept)
+    return np.concatenate(chunks)
 
 
 def _semantic_repeats(
     corpus: Corpus, rows: npt.NDArray[np.int64], many: npt.NDArray[np.int64], cluster: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return those of ``many`` that repeat cluster and answer of an earlier embedding, and the first of each."""
+    """Returns those of ``many`` that repeat cluster and answer of an earlier embedding, and the first of each."""
     first: dict[tuple[int, str | None, str | None], int] = {}
-    removed, kept = [], []
+    duplicates, first_rows = [], []
     records = corpus.take(rows[many]).select(["completion", "rejected"])
     answers = zip(records["completion"].to_pylist(), records["rejected"].to_pylist(), strict=True)
     for row, (better, worse) in zip(many.tolist(), answers, strict=True):
-        stays = first.setdefault((int(cluster[row]), better, worse), row)
-        if stays != row:
-            removed.append(row)
-            kept.append(stays)
-    return np.array(removed, dtype=np.int64), np.array(kept, dtype=np.int64)
+        first_row = first.setdefault((int(cluster[row]), better, worse), row)
+        if first_row != row:
+            duplicates.append(row)
+            first_rows.append(first_row)
+    return np.array(duplicates, dtype=np.int64), np.array(first_rows, dtype=np.int64)
 
 
 @lru_cache(maxsize=8)

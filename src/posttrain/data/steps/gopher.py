@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field as Setting
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from posttrain.data.quality.repetition import ngram_shares, repeated_shares
 from posttrain.data.records.outcome import Outcome
@@ -35,26 +34,26 @@ class Gopher(RowStep):
     """
 
     name: ClassVar[str] = "gopher"
-    field: TextField = Setting("all", description="which words of a record are read: input, answer or all")
-    min_words: int | None = Setting(50, ge=0, description="fewest words")
-    max_words: int | None = Setting(100_000, ge=0, description="most words")
-    min_mean_word_length: float | None = Setting(3, ge=0, description="lowest mean length of a word, in characters")
-    max_mean_word_length: float | None = Setting(10, ge=0, description="highest mean length of a word, in characters")
-    max_symbols_per_word: float | None = Setting(
-        0.1, ge=0, description="most hash signs, and most ellipses, for each word"
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
+    min_words: int | None = Field(50, ge=0, description="Fewest words.")
+    max_words: int | None = Field(100_000, ge=0, description="Most words.")
+    min_mean_word_length: float | None = Field(3, ge=0, description="Lowest mean length of a word, in characters.")
+    max_mean_word_length: float | None = Field(10, ge=0, description="Highest mean length of a word, in characters.")
+    max_symbols_per_word: float | None = Field(
+        0.1, ge=0, description="Most hash signs, and most ellipses, for each word."
     )
-    max_bullet_lines: float | None = Setting(
-        0.9, ge=0, le=1, description="largest share of lines that begin with a bullet"
+    max_bullet_lines: float | None = Field(
+        0.9, ge=0, le=1, description="Largest share of lines that begin with a bullet."
     )
-    max_ellipsis_lines: float | None = Setting(
-        0.3, ge=0, le=1, description="largest share of lines that end with an ellipsis"
+    max_ellipsis_lines: float | None = Field(
+        0.3, ge=0, le=1, description="Largest share of lines that end with an ellipsis."
     )
-    min_alphabetic_words: float | None = Setting(
-        0.8, ge=0, le=1, description="smallest share of words with a letter in them"
+    min_alphabetic_words: float | None = Field(
+        0.8, ge=0, le=1, description="Smallest share of words with a letter in them."
     )
-    min_stop_words: int | None = Setting(2, ge=0, description="fewest different stop words")
-    stop_words: tuple[str, ...] = Setting(
-        STOP_WORDS, description="words, in lower case, that all prose of a language has"
+    min_stop_words: int | None = Field(2, ge=0, description="Fewest different stop words.")
+    stop_words: tuple[str, ...] = Field(
+        STOP_WORDS, description="Words, in lower case, that all prose of a language has."
     )
 
     def apply(self, table: pa.Table) -> Outcome:
@@ -127,24 +126,24 @@ class GopherRepetition(RowStep):
     """
 
     name: ClassVar[str] = "gopher_repetition"
-    field: TextField = Setting("all", description="which words of a record are read: input, answer or all")
-    max_lines: float | None = Setting(0.30, ge=0, le=1, description="largest share of lines that stood before")
-    max_paragraphs: float | None = Setting(
-        0.30, ge=0, le=1, description="largest share of paragraphs that stood before"
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
+    max_lines: float | None = Field(0.30, ge=0, le=1, description="Largest share of lines that occur earlier.")
+    max_paragraphs: float | None = Field(
+        0.30, ge=0, le=1, description="Largest share of paragraphs that occur earlier."
     )
-    max_line_characters: float | None = Setting(
-        0.20, ge=0, le=1, description="largest share of characters in lines that stood before"
+    max_line_characters: float | None = Field(
+        0.20, ge=0, le=1, description="Largest share of characters in lines that occur earlier."
     )
-    max_paragraph_characters: float | None = Setting(
-        0.20, ge=0, le=1, description="largest share of characters in paragraphs that stood before"
+    max_paragraph_characters: float | None = Field(
+        0.20, ge=0, le=1, description="Largest share of characters in paragraphs that occur earlier."
     )
-    max_top_ngram: dict[PositiveInt, float] = Setting(
+    max_top_ngram: dict[PositiveInt, float] = Field(
         {2: 0.20, 3: 0.18, 4: 0.16},
-        description="by n, largest share of characters in the most frequent n-gram",
+        description="Largest share of characters in the most frequent n-gram, by n.",
     )
-    max_repeated_ngrams: dict[PositiveInt, float] = Setting(
+    max_repeated_ngrams: dict[PositiveInt, float] = Field(
         {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10},
-        description="by n, largest share of characters in n-grams of words that stood before",
+        description="Largest share of characters in n-grams of words that occur earlier, by n.",
     )
 
     def apply(self, table: pa.Table) -> Outcome:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field
 
+from posttrain.data.arrays import Indices
 from posttrain.data.labels.confident_learning import PruneRule, find_label_issues
 from posttrain.data.labels.label_noise import LabelAudit, audit_labels
 from posttrain.data.quality.features import embed_texts
@@ -17,8 +18,6 @@ from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.schema import input_texts
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
-
-Rows = npt.NDArray[np.int64]
 
 _COLUMNS = 1 << 18  # columns of hashed n-grams
 
@@ -41,17 +40,22 @@ class LabelErrors(GlobalStep):
     training_only: ClassVar[bool] = True
     needs_answers: ClassVar[bool] = True
 
-    action: Literal["report", "reject"] = Field("report", description="only report label errors, or reject the records")
+    action: Literal["report", "reject"] = Field("report", description="Report label errors, or reject the records.")
     features: Literal["embedding", "ngrams"] = Field(
-        "embedding", description="what inputs are compared by: a sentence embedding, or n-grams, which need no model"
+        "embedding", description="Features of the inputs: a sentence embedding, or n-grams, which need no model."
     )
-    embedder: str = Field("minilm", description="model for `features: embedding`: minilm, a folder or a Hub id")
+    embedder: str = Field("minilm", description="Model for `features: embedding`: minilm, a folder or a Hub id.")
     prune: Literal["likelihood"] | PruneRule = Field(
-        "likelihood", description="what makes an error: more likely wrong than right, or a rule of confident learning"
+        "likelihood",
+        description="Definition of an error: more likely wrong than right, or a rule of confident learning.",
     )
-    folds: int = Field(5, ge=2, description="parts of the records, each predicted by what the others teach")
-    rounds: int = Field(2, ge=1, description="times that predictions are made, each with less weight on likely errors")
-    seed: int = Field(0, description="seed of the hash that deals records out to folds")
+    folds: int = Field(
+        5, ge=2, description="Number of folds; the labels of each are predicted by a classifier of the others."
+    )
+    rounds: int = Field(
+        2, ge=1, description="Number of times that labels are predicted, each time with less weight on likely errors."
+    )
+    seed: int = Field(0, description="Seed of the hash that assigns records to folds.")
 
     def check(self) -> None:
         if self.features == "embedding":
@@ -67,14 +71,14 @@ class LabelErrors(GlobalStep):
         return {**super().key(), "embedder": embedder_key(self.embedder)}
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """Sketch ``input_id`` and ``label``, null for records that are not judged."""
+        """Sketches ``input_id`` and ``label``, null for records that are not judged."""
         # The better answer of a preference pair is a text of its own, not a label.
         pairs = pa.compute.is_valid(table["rejected"])
         label = pa.compute.if_else(pairs, pa.scalar(None, pa.string()), table["completion"])
         return pa.table({"input_id": table["input_id"], "label": label})
 
     def sketch_key(self) -> dict[str, Any]:
-        # No setting changes the sketch, so that another one does not make it anew.
+        # No setting changes the sketch, so a new setting does not repeat it.
         return {"step": self.name, "version": self.version}
 
     def decide(self, corpus: Corpus) -> GlobalResult:
@@ -98,18 +102,18 @@ class LabelErrors(GlobalStep):
         }
         return GlobalResult(rejections if self.action == "reject" else {}, facts=facts)
 
-    def _judged(self, sketches: pa.Table, alive: npt.NDArray[np.bool_]) -> tuple[Rows, Rows, list[str]]:
-        """Return the rows to judge, the index of each row's label, and the labels by index.
+    def _judged(self, sketches: pa.Table, alive: npt.NDArray[np.bool_]) -> tuple[Indices, Indices, list[str]]:
+        """Returns the rows to judge, the index of each row's label, and the labels by index.
 
         Raises:
             UserError: there are answers, and none has enough different inputs to be a label.
         """
         rows = np.flatnonzero(alive & np.asarray(pa.compute.is_valid(sketches["label"])))
-        given = sketches.take(pa.array(rows)).combine_chunks()
-        encoded = given["label"].combine_chunks().dictionary_encode()
+        judged = sketches.take(pa.array(rows)).combine_chunks()
+        encoded = judged["label"].combine_chunks().dictionary_encode()
         answers, inputs = (
             np.asarray(codes.to_numpy(), dtype=np.int64)
-            for codes in (encoded.indices, given["input_id"].combine_chunks().dictionary_encode().indices)
+            for codes in (encoded.indices, judged["input_id"].combine_chunks().dictionary_encode().indices)
         )
         # Different inputs, not records: copies of one input would lie in one fold, and the others lack its label.
         different = np.unique(np.stack([answers, inputs]), axis=1)[0]
@@ -117,10 +121,10 @@ class LabelErrors(GlobalStep):
         if len(rows) and not often.any():
             message = f"no answer has {self.folds} different inputs, so answers are no labels"
             raise UserError(message, where="label_errors", fix="leave the step out")
-        kept, labels = np.unique(answers[often[answers]], return_inverse=True)
-        return rows[often[answers]], labels, encoded.dictionary.take(pa.array(kept)).to_pylist()
+        label_codes, labels = np.unique(answers[often[answers]], return_inverse=True)
+        return rows[often[answers]], labels, encoded.dictionary.take(pa.array(label_codes)).to_pylist()
 
-    def _features(self, corpus: Corpus, rows: Rows) -> npt.NDArray[Any]:
+    def _features(self, corpus: Corpus, rows: Indices) -> npt.NDArray[Any]:
         if self.features == "embedding":
             parts = [vectors for _, vectors in corpus.map_tables(partial(_embed_table, name=self.embedder))]
             return np.concatenate(parts)[rows]
@@ -131,8 +135,8 @@ class LabelErrors(GlobalStep):
             vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows], self.seed
         )
 
-    def _errors(self, labels: Rows, label_audit: LabelAudit) -> list[tuple[int, int]]:
-        """Return the label errors, and the more likely label of each."""
+    def _errors(self, labels: Indices, label_audit: LabelAudit) -> list[tuple[int, int]]:
+        """Returns the label errors, and the more likely label of each."""
         if self.prune == "likelihood":
             wrong = label_audit.channel.likely != labels
             # Another class may be likelier than the label, and the label still more likely right than wrong.
@@ -156,7 +160,7 @@ def _count_table(table: pa.Table) -> Any:
 
 
 def ngram_counts(texts: Sequence[str]) -> Any:
-    """Count character n-grams of 2 to 5 within words, each in the column of its hash: sparse float64 [N, 2^18]."""
+    """Counts character n-grams of 2 to 5 within words, each in the column of its hash: sparse float64 [N, 2^18]."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     # Hashed: workers need no vocabulary in common. Signs that alternate would leave negative counts, which have no
@@ -168,7 +172,7 @@ def ngram_counts(texts: Sequence[str]) -> Any:
 
 
 def lsa_features(rows: Any, seed: int = 0) -> npt.NDArray[np.float64]:
-    """Reduce `ngram_counts` by latent semantic analysis (Deerwester et al. 1990): unit rows, float64 [N, <= 256].
+    """Reduces `ngram_counts` by latent semantic analysis (Deerwester et al. 1990): unit rows, float64 [N, <= 256].
 
     TF-IDF with the logarithm of counts, then the leading singular vectors by a seeded randomised method.
     """
@@ -178,8 +182,8 @@ def lsa_features(rows: Any, seed: int = 0) -> npt.NDArray[np.float64]:
     from threadpoolctl import threadpool_limits
 
     # Hashing leaves most of the 2^18 columns empty, and the decomposition would still pay for their width.
-    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
-    weighed = TfidfTransformer(sublinear_tf=True).fit_transform(rows[:, used])
+    columns = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
+    tfidf = TfidfTransformer(sublinear_tf=True).fit_transform(rows[:, columns])
     with threadpool_limits(1):  # more threads would add up in another order, and round differently
-        width = max(1, min(_WIDTH, weighed.shape[0] - 1))
-        return np.asarray(normalize(TruncatedSVD(width, random_state=seed).fit_transform(weighed)), dtype=np.float64)
+        width = max(1, min(_WIDTH, tfidf.shape[0] - 1))
+        return np.asarray(normalize(TruncatedSVD(width, random_state=seed).fit_transform(tfidf)), dtype=np.float64)

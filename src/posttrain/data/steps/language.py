@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
-from pydantic import Field as Setting
+from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 from posttrain.data.records.schema import TextField, joined_texts
@@ -31,24 +31,24 @@ class Language(RowStep):
     """
 
     name: ClassVar[str] = "language"
-    field: TextField = Setting("all", description="which words of a record are read: input, answer or all")
-    keep: tuple[str, ...] | None = Setting(
-        None, min_length=1, description="codes of the languages that stay, such as en; all if not set"
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
+    keep: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Codes of the languages that stay, such as en; null: all."
     )
-    threshold: float = Setting(0.65, ge=0, le=1, description="probability from which a guess counts")
-    min_letters: int = Setting(
-        20, ge=0, description="letters from which a guess is made; each of Chinese, Japanese or Korean counts thrice"
+    threshold: float = Field(0.65, ge=0, le=1, description="Probability from which a guess counts.")
+    min_letters: int = Field(
+        20, ge=0, description="Letters from which a guess is made; a Chinese, Japanese or Korean one counts as three."
     )
-    unknown: Literal["keep", "reject"] = Setting(
-        "keep", description="what becomes of records too short or unsure, where only some languages stay"
+    unknown: Literal["keep", "reject"] = Field(
+        "keep", description="Keep or reject records that are too short or unsure, if `keep` is set."
     )
-    read_characters: int = Setting(500, ge=1, description="how many characters are read, from the beginning")
+    read_characters: int = Field(500, ge=1, description="Characters that are read, from the beginning.")
 
     def check(self) -> None:
-        known = {guess["lang"] for guess in _detector().detect("a", k=1000, threshold=-1)}
-        if strange := sorted(set(self.keep or ()) - known):
+        codes = {guess["lang"] for guess in _detector().detect("a", k=1000, threshold=-1)}
+        if unknown := sorted(set(self.keep or ()) - codes):
             raise UserError(
-                f"no language has the code {strange[0]}", where="step language", fix="codes are like en, de or zh"
+                f"no language has the code {unknown[0]}", where="step language", fix="codes are like en, de or zh"
             )
 
     def apply(self, table: pa.Table) -> Outcome:
@@ -68,7 +68,7 @@ class Language(RowStep):
         return reject_rows(table, self.name, rejections, facts)
 
     def _guesses(self, texts: Sequence[str]) -> tuple[list[str], list[float | None]]:
-        """Return the best guess for every text and its probability, None for texts that are too short."""
+        """Returns the best guess for every text and its probability, None for texts that are too short."""
         detector = _detector() if texts else None
         languages = [UNKNOWN] * len(texts)
         scores: list[float | None] = [None] * len(texts)
@@ -83,7 +83,7 @@ class Language(RowStep):
 
 
 def _has_letters(text: str, enough: int) -> bool:
-    """Return True if a text has enough letters; a Chinese, Japanese or Korean one counts thrice."""
+    """Returns True if a text has enough letters; a Chinese, Japanese or Korean one counts thrice."""
     # Counting stops early: long texts would be counted letter by letter in Python.
     beginnings = (text[: 2 * enough], text)  # the first is nearly always enough
     return any(

@@ -8,8 +8,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField as Words
-from posttrain.data.records.schema import joined_texts
+from posttrain.data.records.schema import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
 from posttrain.data.steps.resources import Precision, load_language_model, locate_model, model_key
 from posttrain.data.steps.step import RowStep
@@ -23,8 +22,10 @@ _AT_ONCE = 1024  # records; bounds the memory that their tokens take
 class ModelStep(RowStep):
     """Base class of steps that score records under a language model, loaded once a process."""
 
-    model: str = Field(description="language model: a folder, a Hub id, a .gguf file, smollm2-135m or tiny")
-    precision: Precision = Field("float32", description="of the model's weights: float32, bfloat16 or float16")
+    model: str = Field(description="Language model: a folder, a Hub id, a .gguf file, smollm2-135m or tiny.")
+    precision: Precision = Field(
+        "float32", description="Precision of the model's weights: float32, bfloat16 or float16."
+    )
 
     def located(self, root: Path) -> Self:
         return self.model_copy(update={"model": locate_model(self.model, root)})
@@ -36,7 +37,7 @@ class ModelStep(RowStep):
         return {**super().key(), "model": model_key(self.model)}
 
     def loaded(self) -> "LanguageModel":
-        """Return the language model.
+        """Returns the language model.
 
         Raises:
             UserError: it is no causal language model.
@@ -57,9 +58,9 @@ class Perplexity(ModelStep):
 
     name: ClassVar[str] = "perplexity"
 
-    min_perplexity: float | None = Field(None, ge=1, description="lowest perplexity that stays; null: no bound")
-    max_perplexity: float | None = Field(None, ge=1, description="highest perplexity that stays; null: no bound")
-    field: Words = Field("all", description="which words of a record are read: input, answer or all")
+    min_perplexity: float | None = Field(None, ge=1, description="Lowest perplexity that stays; null: no bound.")
+    max_perplexity: float | None = Field(None, ge=1, description="Highest perplexity that stays; null: no bound.")
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
 
     def apply(self, table: pa.Table) -> Outcome:
         from posttrain.models.likelihood import text_log_likelihoods
@@ -79,11 +80,11 @@ class Perplexity(ModelStep):
 
 
 class Difficulty(ModelStep):
-    """Keeps records whose prompt makes the answer more likely, but does not give it away.
+    """Keeps records whose prompt makes the answer more likely, but does not contain it.
 
     Instruction-following difficulty (Li et al., "From Quantity to Quality", 2024, arXiv:2308.12032): how surprising
-    the answer is given the prompt, over how surprising it is alone, as `posttrain.models.likelihood` says.
-    Above 1 the prompt does not help, so the answer does not fit it; close to 0 the prompt gives the answer away,
+    the answer is given the prompt, over how surprising it is alone, as `posttrain.models.likelihood` computes it.
+    Above 1 the prompt does not help, so the answer does not fit it; close to 0 the prompt contains the answer,
     and there is little to learn. Of a preference pair the better answer is read. Records without a prompt or an answer,
     and those longer than the model's context, have no difficulty, and stay.
 
@@ -93,8 +94,8 @@ class Difficulty(ModelStep):
     name: ClassVar[str] = "difficulty"
     needs_answers: ClassVar[bool] = True
 
-    min_ifd: float | None = Field(None, ge=0, description="lowest ratio of perplexities that stays; null: no bound")
-    max_ifd: float | None = Field(1.0, ge=0, description="highest ratio of perplexities that stays; null: no bound")
+    min_ifd: float | None = Field(None, ge=0, description="Lowest ratio of perplexities that stays; null: no bound.")
+    max_ifd: float | None = Field(1.0, ge=0, description="Highest ratio of perplexities that stays; null: no bound.")
 
     def apply(self, table: pa.Table) -> Outcome:
         from posttrain.models.likelihood import instruction_following_difficulty

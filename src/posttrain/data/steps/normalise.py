@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
-from pydantic import Field as Setting
+from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
 from posttrain.data.records.schema import first_empty, map_texts, text_columns
@@ -19,7 +19,7 @@ UnicodeForm = Literal["nfc", "nfkc", "keep"]
 """Unicode normal form (Unicode Standard Annex #15): canonical, compatible as well (ﬁ to fi, ² to 2), or as it is."""
 
 Quotes = Literal["keep", "straight"]
-"""Whether curly quotation marks become the straight ones of a keyboard."""
+"""Curly quotation marks stay, or become the straight ones of a keyboard."""
 
 _SPACES = "\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 
@@ -69,9 +69,9 @@ class Normalise(RowStep):
 
     name: ClassVar[str] = "normalise"
     evaluation: ClassVar[bool] = True
-    unicode: UnicodeForm = Setting("nfc", description="Unicode normal form: nfc, nfkc, or keep what there is")
-    quotes: Quotes = Setting("keep", description="keep quotation marks, or make curly ones straight")
-    blank_lines: int = Setting(2, ge=0, description="how many blank lines stay of those that follow each other")
+    unicode: UnicodeForm = Field("nfc", description="Unicode normal form: nfc, nfkc, or keep the text as it is.")
+    quotes: Quotes = Field("keep", description="Keep quotation marks, or make curly ones straight.")
+    blank_lines: int = Field(2, ge=0, description="Most blank lines in a row; further ones are removed.")
 
     def apply(self, table: pa.Table) -> Outcome:
         function = partial(clean_text, form=self.unicode, quotes=self.quotes, blank_lines=self.blank_lines)
@@ -92,7 +92,7 @@ class Normalise(RowStep):
 
 
 def _rows_to_clean(table: pa.Table, pattern: str) -> npt.NDArray[np.int64]:
-    """Return the rows with a text that may change, in order."""
+    """Returns the rows with a text that may change, in order."""
     # A regular expression over Arrow's buffers rules most texts out without making Python strings of them.
     rows = [
         held.rows[pa.compute.match_substring_regex(held.texts, pattern).to_numpy(zero_copy_only=False)]
@@ -102,13 +102,13 @@ def _rows_to_clean(table: pa.Table, pattern: str) -> npt.NDArray[np.int64]:
 
 
 def dirty_pattern(form: UnicodeForm = "nfc", quotes: Quotes = "keep") -> str:
-    """Return an RE2 expression that matches every text that `clean_text` changes, and few others."""
+    """Returns an RE2 expression that matches every text that `clean_text` changes, and few others."""
     safe = "" if form == "nfkc" or quotes == "straight" else _SAFE
     return f"[^\\n\\t\\x20-\\x7e{safe}]|{_LOOSE}"
 
 
 def clean_text(text: str, form: UnicodeForm = "nfc", quotes: Quotes = "keep", blank_lines: int = 2) -> str:
-    """Clean a text; cleaning the result again changes nothing.
+    """Cleans a text; cleaning the result again changes nothing.
 
     Line ends of all systems become line feeds, and spaces of all widths become the space. Control characters, invisible
     characters and marks of direction are removed; joiners stay only between characters beyond ASCII. Spaces and tabs
@@ -116,7 +116,7 @@ def clean_text(text: str, form: UnicodeForm = "nfc", quotes: Quotes = "keep", bl
     indentation of lines and the spaces within them stay, as they have a meaning in code.
 
     Args:
-        blank_lines: the most consecutive blank lines to keep.
+        blank_lines: The most consecutive blank lines to keep.
     """
     # Again until nothing changes: a removed character may join two that compose, or leave a line blank.
     while (new := _clean_once(text, form, quotes, blank_lines)) != text:

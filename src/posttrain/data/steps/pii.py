@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
-from posttrain.data.records.schema import TextField as Words
+from posttrain.data.records.schema import TextField
 from posttrain.data.steps.step import RowStep
 
 
@@ -26,16 +26,17 @@ class PersonalData(RowStep):
     evaluation: ClassVar[bool] = True
 
     action: Literal["mask", "reject", "report"] = Field(
-        "mask", description="mask: put a placeholder such as <EMAIL> in its place; reject the record; or only report it"
+        "mask",
+        description="Replace personal data by a placeholder such as <EMAIL>, reject the record, or only report it.",
     )
-    field: Words = Field("all", description="which words of a record are searched: input, answer or all")
+    field: TextField = Field("all", description="Text of a record to search: the input, the answer, or all.")
     kinds: list[Kind] = Field(
         [kind for kind in KINDS if kind != "ssn"],
         min_length=1,
-        description="kinds to search for: email, phone, ip, card, iban, resident_id (of China) and ssn (of the USA)",
+        description="Kinds to search for: email, phone, ip, card, iban, resident_id (of China) and ssn (of the USA).",
     )
     reserved_addresses: bool = Field(
-        False, description="whether private IP addresses and those for documentation count as well"
+        False, description="Count private IP addresses and those for documentation as well."
     )
 
     @field_validator("kinds")
@@ -50,9 +51,9 @@ class PersonalData(RowStep):
         suspects = self._suspects(table)
         read = table.select([*self._columns(), "prompt"]).take(pa.array(suspects))
         for row, record in zip(suspects.tolist(), read.to_pylist(), strict=True):
-            masked, tally = self._masked(record)
+            columns, tally = self._masked(record)
             if tally:
-                counts[row], values[row] = tally, masked
+                counts[row], values[row] = tally, columns
         facts = self._facts(table.num_rows, counts)
         details = {
             row: ", ".join(f"{tally[kind]} {kind}" for kind in KINDS if tally[kind]) for row, tally in counts.items()
@@ -64,11 +65,11 @@ class PersonalData(RowStep):
             return reject_rows(table, self.name, rejections, facts)
         if self.action == "report" or not counts:
             return reject_rows(table, self.name, {}, facts)
-        kept, changed = rewrite(table, values, self.name, details)
-        return reject_rows(kept, self.name, {}, facts)._replace(changed=changed)
+        table, changed = rewrite(table, values, self.name, details)
+        return reject_rows(table, self.name, {}, facts)._replace(changed=changed)
 
     def _suspects(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Return the rows that may hold personal data."""
+        """Returns the rows that may hold personal data."""
         # One expression over Arrow's buffers: most records need none of the slower patterns.
         suspect = np.zeros(table.num_rows, dtype=bool)
         for name in self._columns():
@@ -85,7 +86,7 @@ class PersonalData(RowStep):
         return inputs + (["completion", "rejected"] if self.field != "input" else [])
 
     def _masked(self, record: dict[str, Any]) -> tuple[dict[str, Any], Counter[Kind]]:
-        """Return the columns that change, and the number of matches by kind."""
+        """Returns the columns that change, and the number of matches by kind."""
         tally: Counter[Kind] = Counter()
         changed: dict[str, Any] = {}
         for name in self._columns():
@@ -120,7 +121,7 @@ class PersonalData(RowStep):
 
 
 def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
-    """Yield each chunk with its first row."""
+    """Yields each chunk with its first row."""
     start = 0
     for chunk in column.chunks:
         yield start, chunk
@@ -128,7 +129,7 @@ def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
 
 
 def _may_hold_pii(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Return bool [N], the texts that match `HINT`, as every text with personal data does."""
+    """Returns bool [N], the texts that match `HINT`, as every text with personal data does."""
     hit = pa.compute.match_substring_regex(texts, HINT)
     hit = hit.combine_chunks() if isinstance(hit, pa.ChunkedArray) else hit
     return np.asarray(pa.compute.fill_null(hit, False).to_numpy(zero_copy_only=False), dtype=bool)

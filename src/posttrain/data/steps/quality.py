@@ -2,18 +2,24 @@
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 from filelock import FileLock
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from posttrain.data.quality.features import NgramSettings
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField as Words
-from posttrain.data.records.schema import joined_texts
+from posttrain.data.records.schema import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
-from posttrain.data.steps.resources import check_exists, file_key, file_state, resolve_path
+from posttrain.data.steps.resources import (
+    Files,
+    check_exists,
+    file_key,
+    file_state,
+    load_linear_classifier,
+    resolve_path,
+)
 from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder
@@ -21,8 +27,6 @@ from posttrain.store.hashing import digest
 
 if TYPE_CHECKING:
     from posttrain.data.quality.classifier import LinearClassifier
-
-Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
 class Quality(RowStep):
@@ -37,19 +41,19 @@ class Quality(RowStep):
     name: ClassVar[str] = "quality"
 
     quality_threshold: float | None = Field(
-        0.5, ge=0, le=1, description="lowest probability of being good that stays; null: only measure"
+        0.5, ge=0, le=1, description="Lowest probability of being good that stays; null: report only."
     )
-    model: str | None = Field(None, description="folder of the classifier")
-    good: Files = Field([], description="files of good examples, in any format that records are read from")
-    bad: Files = Field([], description="files of bad examples")
-    field: Words = Field("all", description="which words of a record are read: input, answer or all")
+    model: str | None = Field(None, description="Folder of the classifier.")
+    good: Files = Field([], description="Files of good examples, in any format that records are read from.")
+    bad: Files = Field([], description="Files of bad examples.")
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
     ngrams: NgramSettings = Field(
-        NgramSettings(), description="the n-grams of words and characters that are its features"
+        NgramSettings(), description="Features of the classifier: n-grams of words and characters."
     )
     embedder: str | None = Field(
-        None, description="sentence embeddings as further features: minilm, a folder or a Hub id"
+        None, description="Sentence embedder for further features: minilm, a folder or a Hub id; null: none."
     )
-    strength: float = Field(1.0, gt=0, description="how far the examples outweigh the penalty on large weights")
+    strength: float = Field(1.0, gt=0, description="Weight of the examples relative to the penalty on large weights.")
 
     @model_validator(mode="after")
     def _has_a_classifier(self) -> Self:
@@ -97,14 +101,13 @@ class Quality(RowStep):
         return apply_bounds(table, self.name, {"quality": probabilities}, [bound])
 
     def _classifier(self) -> "LinearClassifier":
-        model = str(self.model)
         if not self.good:
-            return _loaded_classifier(model, file_state(model))
+            return load_linear_classifier(str(self.model))
         # As JSON, because the cache's key must be hashable and settings hold lists.
         return _trained_classifier(self.model_dump_json(), tuple(file_state(file) for file in [*self.good, *self.bad]))
 
     def _train(self) -> "LinearClassifier":
-        """Train the classifier from the files, unless its folder holds it already."""
+        """Trains the classifier from the files, unless its folder holds it already."""
         if self.model is None:
             return self._learned({})
         from posttrain.data.quality.classifier import is_classifier, load_classifier
@@ -117,12 +120,12 @@ class Quality(RowStep):
             if is_classifier(folder):
                 classifier = load_classifier(folder)
                 if classifier.report.get("examples") != examples:
-                    fix = "name another folder, or remove this one to have it trained anew"
+                    fix = "name another folder, or remove this one to train it again"
                     raise UserError("was trained on other examples or settings", where=self.model, fix=fix)
                 return classifier
-            learned = self._learned({"examples": examples})
-            learned.save(folder)
-            return learned
+            classifier = self._learned({"examples": examples})
+            classifier.save(folder)
+            return classifier
 
     def _learned(self, extra: dict[str, Any]) -> "LinearClassifier":
         from posttrain.data.quality.classifier import train_quality
@@ -142,10 +145,3 @@ _NOT_TRAINED = frozenset({"version", "quality_threshold"})
 @cache
 def _trained_classifier(settings: str, states: tuple[str, ...]) -> "LinearClassifier":
     return Quality.model_validate_json(settings)._train()
-
-
-@cache
-def _loaded_classifier(folder: str, state: str) -> "LinearClassifier":
-    from posttrain.data.quality.classifier import load_classifier
-
-    return load_classifier(Path(folder))

@@ -1,15 +1,15 @@
 """Maps the name of each step to its class, which is imported on first use."""
 
-from posttrain.data.steps.step import Step
+from posttrain.data.steps.step import DataStep
 from posttrain.store.extensions import Registry
 
 BUILT_IN = {
     "answers": "posttrain.data.steps.validity:Answers",
-    "augment": "posttrain.data.augment.augment:Augment",
+    "augment": "posttrain.data.steps.augment:Augment",
     "balance": "posttrain.data.steps.balance:Balance",
     "c4": "posttrain.data.steps.web_pages:C4",
     "conflicts": "posttrain.data.steps.duplicates:Conflicts",
-    "decontaminate": "posttrain.data.contamination.decontaminate:Decontaminate",
+    "decontaminate": "posttrain.data.steps.decontaminate:Decontaminate",
     "difficulty": "posttrain.data.steps.model_scores:Difficulty",
     "drop": "posttrain.data.steps.drop:Drop",
     "exact": "posttrain.data.steps.duplicates:Exact",
@@ -30,4 +30,4 @@ BUILT_IN = {
     "toxicity": "posttrain.data.steps.toxicity:Toxicity",
 }
 
-STEPS: Registry[type[Step]] = Registry("step", "posttrain.steps", BUILT_IN, Step)
+STEPS: Registry[type[DataStep]] = Registry("step", "posttrain.steps", BUILT_IN, DataStep)

@@ -3,31 +3,37 @@
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from posttrain.data.reading.data_files import content_digest
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_stats
 
 if TYPE_CHECKING:
+    from posttrain.data.quality.classifier import LinearClassifier
     from posttrain.models.language_model import LanguageModel
+
+Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""Files, globs, folders and URLs; a single one needs no list."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def resolve_path(root: Path, name: str) -> str:
-    """Resolve a path that the user gave against ``root``."""
+    """Resolves a path that the user gave against ``root``."""
     return str((root / Path(name).expanduser()).resolve())
 
 
 def check_exists(name: str, where: str) -> None:
-    """Raise a UserError unless there is such a file or folder."""
+    """Raises a UserError unless there is such a file or folder."""
     if not Path(name).exists():
         raise UserError(f"there is no `{name}`", where=where, fix="check the path")
 
 
 def file_key(name: str) -> str:
-    """Return the digest of a file's or folder's content, 64 hex characters; it is read again only after a change.
+    """Returns the digest of a file's or folder's content, 64 hex characters; it is read again only after a change.
 
     Raises:
         UserError: it is missing or cannot be read.
@@ -36,7 +42,7 @@ def file_key(name: str) -> str:
 
 
 def file_state(name: str) -> str:
-    """Return a digest of sizes and times of a file or folder, which changes with it, without reading it."""
+    """Returns a digest of sizes and times of a file or folder, which changes with it, without reading it."""
     path = Path(name)
     return digest(file_stats(path)) if path.exists() else ""
 
@@ -47,8 +53,24 @@ def _file_key(name: str, state: str) -> str:
     return content_digest(Path(name), name)
 
 
+def load_linear_classifier(folder: str) -> "LinearClassifier":
+    """Loads a classifier of `posttrain.data.quality.classifier`, once a process and again after its files change.
+
+    Raises:
+        UserError: the folder holds no such classifier.
+    """
+    return _load_linear_classifier(folder, file_state(folder))
+
+
+@cache
+def _load_linear_classifier(folder: str, state: str) -> "LinearClassifier":
+    from posttrain.data.quality.classifier import load_classifier
+
+    return load_classifier(Path(folder))
+
+
 def locate_model(model: str, root: Path) -> str:
-    """Resolve a language model's name as `posttrain.models.sources` does.
+    """Resolves a language model's name as `posttrain.models.sources` does.
 
     Raises:
         UserError: it leads to no model.
@@ -59,14 +81,14 @@ def locate_model(model: str, root: Path) -> str:
 
 
 def model_key(model: str) -> str:
-    """Return the key of a language model: the digest of its content; a Hub id and the tiny model are their own keys."""
+    """Returns the key of a language model: the digest of its content; a Hub id or `tiny` is its own key."""
     source = locate_model(model, Path())
     # A Hub id is its own key: its content is not known before it is downloaded.
     return file_key(source) if Path(source).is_absolute() else source
 
 
 def load_language_model(model: str, precision: Precision) -> "LanguageModel":
-    """Load a language model, once a process and again after its files change.
+    """Loads a language model, once a process and again after its files change.
 
     Raises:
         UserError: it holds no causal language model.

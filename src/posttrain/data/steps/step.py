@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.arrays import Splits
 from posttrain.data.records.outcome import Outcome, Rejection
 from posttrain.store.section import Section
 
@@ -32,45 +33,50 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Step(Section):
+class DataStep(Section):
     """A data step: a section of the config, and the work that it describes.
 
     A step is pickled to workers, so it loads models and files there, on first use, and not when it is constructed.
 
     Attributes:
-        name: the step's name in the config.
-        version: raised by hand when the same settings give other results, so that finished shards are not reused.
-        evaluation: whether evaluation records go through it too.
-        training_only: whether it runs after the split, on training records alone.
-        needs_answers: whether it is skipped for a pool, whose answers are hidden.
-        needs_labels: whether it is skipped where answers are open-ended.
+        name: The step's name in the config.
+        version: Raised by hand when the same settings give other results, so that finished shards are not reused.
+        evaluation: True if evaluation records go through it too.
+        training_only: True if it runs after the split, on training records alone.
+        removes_leaks: True if it removes what overlaps with evaluation records; the loop's pool goes through it too.
+        every_round: True if the loop applies it to the whole training set of every round, not only to new records,
+            because the files or evaluation records that it compares with may have changed.
+        needs_answers: True if it is skipped for a pool, whose answers are hidden.
+        needs_labels: True if it is skipped where answers are open-ended.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     evaluation: ClassVar[bool] = False
     training_only: ClassVar[bool] = False
+    removes_leaks: ClassVar[bool] = False
+    every_round: ClassVar[bool] = False
     needs_answers: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = False
 
     def located(self, root: Path) -> Self:
-        """Return the step with its paths resolved against ``root``, the workspace's folder."""
+        """Returns the step with its paths resolved against ``root``, the workspace's folder."""
         return self
 
     def check(self) -> None:
-        """Raise a UserError if a package, a file or a model that the step needs is missing; runs before any work."""
+        """Raises a UserError if a package, a file or a model that the step needs is missing; runs before any work."""
 
     def key(self) -> dict[str, Any]:
-        """Return everything that the result depends on besides the records, as JSON; files by digest, not path."""
+        """Returns everything that the result depends on besides the records, as JSON; files by digest, not path."""
         return {"step": self.name, "version": self.version, **self.model_dump(mode="json")}
 
 
-class RowStep(Step, ABC):
+class RowStep(DataStep, ABC):
     """A step that decides about each record by itself, so that tables can be cut anywhere."""
 
     @abstractmethod
     def apply(self, table: pa.Table) -> Outcome:
-        """Split a RECORD table into kept and rejected rows, change rows, or measure them."""
+        """Splits a RECORD table into kept and rejected rows, changes rows, or measures them."""
 
 
 class ShardView(Protocol):
@@ -81,18 +87,18 @@ class ShardView(Protocol):
         """The number of rows, rejected ones too."""
 
     def sketches(self) -> pa.Table:
-        """Return the result of `GlobalStep.sketch` for every row."""
+        """Returns the result of `GlobalStep.sketch` for every row."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """Return the RECORD table of some rows, in the order given."""
+        """Returns the RECORD table of some rows, in the order given."""
 
 
 class PreviousState(NamedTuple):
     """The state that a step saved when the dataset was smaller.
 
     Attributes:
-        table: the `GlobalResult.state`, one row for each of the first K rows of today.
-        unchanged: whether the same of these rows are alive as were then.
+        table: The `GlobalResult.state`, one row for each of the first K rows of today.
+        unchanged: True if the same of these rows are alive as were then.
     """
 
     table: pa.Table
@@ -120,40 +126,43 @@ class Corpus(Protocol):
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
-        """Bool [N], the rows that no earlier step rejected."""
+        """The rows that no earlier step rejected, bool [N]."""
+
+    @property
+    def evaluation(self) -> pa.Table:
+        """RECORD table of all evaluation records: the held-out splits, and every suite."""
+
+    @property
+    def previous_state(self) -> PreviousState | None:
+        """The state that the step saved with the same settings, if any."""
+
+    @property
+    def clusters(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
+        """The clusters, int64 [N], that earlier steps computed over these rows and ones rejected since."""
 
     def sketches(self) -> pa.Table:
-        """Return the result of `GlobalStep.sketch` for every row."""
+        """Returns the result of `GlobalStep.sketch` for every row."""
 
     def columns(self, names: Iterable[str]) -> pa.Table:
-        """Return some RECORD columns of every row: ids, but not texts, as those of a large dataset exceed memory."""
+        """Returns some RECORD columns of every row: ids, but not texts, as those of a large dataset exceed memory."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """Return the RECORD table of some rows, in the order given."""
+        """Returns the RECORD table of some rows, in the order given."""
 
-    def known(self) -> PreviousState | None:
-        """Return the state that the step saved with the same settings, if any."""
+    def previous_splits(self) -> Splits:
+        """Returns the split that each row had in earlier versions, int8 [N], by its index; -1 for none."""
 
-    def sides(self) -> npt.NDArray[np.int8]:
-        """Return the split that each row had in earlier versions, int8 [N], by its index; -1 for none."""
+    def id_changes(self) -> pa.Table:
+        """Returns ``id`` and ``before`` of the CHANGED table of all steps so far."""
 
-    def changed(self) -> pa.Table:
-        """Return ``id`` and ``before`` of the CHANGED table of all steps so far."""
-
-    def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
-        """Return the clusters, int64 [N], that earlier steps computed over these rows and ones rejected since."""
-
-    def parts(self) -> Sequence[ShardView]:
-        """Return views of all rows, in order."""
-
-    def evaluation(self) -> pa.Table:
-        """Return the RECORD table of all evaluation records: the held-out splits, and every suite."""
+    def shard_views(self) -> Sequence[ShardView]:
+        """Returns views of all rows, in order."""
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Apply a function to each item on all workers, and yield the results in order; both are pickled."""
+        """Applies a function to each item on all workers, and yields the results in order; both are pickled."""
 
     def map_tables(self, function: Callable[[pa.Table], Result]) -> Iterator[tuple[int, Result]]:
-        """Apply a function to all rows, table by table, and yield each table's first row and result, on workers."""
+        """Applies a function to all rows, table by table, and yields each table's first row and result, on workers."""
 
 
 @dataclass(frozen=True)
@@ -161,38 +170,38 @@ class GlobalResult:
     """The result of a global step.
 
     Attributes:
-        rejections: by row.
-        rewritten: by row the RECORD columns to replace, such as ``{"text": ...}``.
-        facts: as in `Outcome`, N values each.
+        rejections: The rejections by row.
+        rewritten: The RECORD columns to replace, by row, such as ``{"text": ...}``.
+        facts: As in `Outcome`, N values each.
         state: N rows that the step wants back as `PreviousState` when the dataset has grown.
-        settled: settings that the records decided, frozen for all versions that grow from this one.
-        clustered: the settings by which the state's column ``cluster`` holds all clusters of similar inputs.
-        sides: uint8 [N], the split of each row by its index in `posttrain.data.split.SPLITS`; None: unchanged.
-        contaminated: by source of evaluation records the number that training records give away, and their total.
+        frozen_settings: Settings that the records decided, the same for all versions that grow from this one.
+        similarity: The settings by which the state's column ``cluster`` holds all clusters of similar inputs.
+        splits: uint8 [N], the split of each row by its index in `posttrain.data.split.SPLITS`; None: unchanged.
+        contaminated: The number of evaluation records that training records leak, and their total, by source.
     """
 
     rejections: Mapping[int, Rejection] = field(default_factory=dict)
     rewritten: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     facts: Mapping[str, pa.Array] = field(default_factory=dict)
     state: pa.Table | None = None
-    settled: Mapping[str, Any] | None = None
-    clustered: SimilarityKind | None = None
-    sides: npt.NDArray[np.uint8] | None = None
+    frozen_settings: Mapping[str, Any] | None = None
+    similarity: SimilarityKind | None = None
+    splits: npt.NDArray[np.uint8] | None = None
     contaminated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class GlobalStep(Step, ABC):
+class GlobalStep(DataStep, ABC):
     """A step that decides about each record in view of all others, whatever tables they are cut into."""
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """Reduce each row of a RECORD table to what `decide` compares, so that all rows fit into memory."""
+        """Reduces each row of a RECORD table to what `decide` compares, so that all rows fit into memory."""
         return table.select(["id"])
 
     def sketch_key(self) -> dict[str, Any]:
-        """Return everything that a sketch depends on besides its row, as JSON."""
+        """Returns everything that a sketch depends on besides its row, as JSON."""
         # Every setting by default, which is always right; a step whose sketch ignores costly settings leaves them out.
         return self.key()
 
     @abstractmethod
     def decide(self, corpus: Corpus) -> GlobalResult:
-        """Decide about all rows at once, in one process."""
+        """Decides about all rows at once, in one process."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from posttrain.data.duplicates.repeated_substrings import (
     RepeatedSpan,
-    Windows,
+    WordWindows,
     comparable_words,
     concatenate_windows,
     find_repeats,
@@ -24,8 +24,7 @@ from posttrain.data.duplicates.repeated_substrings import (
 )
 from posttrain.data.reading.rows import shorten
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import TextField as Words
-from posttrain.data.records.schema import locations
+from posttrain.data.records.schema import TextField, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 
 _ROWS_A_BLOCK = 1024  # rows whose texts are in memory at a time
@@ -49,13 +48,16 @@ class Substring(GlobalStep):
 
     name: ClassVar[str] = "substring"
 
-    length: int = Field(50, ge=10, description="fewest words of a run that counts as repeated")
-    field: Words = Field("all", description="the words that are read: of the input, the answer, or all")
+    length: int = Field(50, ge=10, description="Fewest words of a run that counts as repeated.")
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
     action: Literal["cut", "reject"] = Field(
-        "cut", description="cut the repeated runs out, or reject records that are mostly repeated"
+        "cut", description="Cut the repeated runs out, or reject records that are mostly repeated."
     )
     share: float = Field(
-        0.5, ge=0, lt=1, description="with `action: reject`, the part of its words above which a record goes"
+        0.5,
+        ge=0,
+        lt=1,
+        description="For `action: reject`: a record is rejected if a larger share of its words is repeated.",
     )
 
     def sketch_key(self) -> dict[str, Any]:
@@ -93,14 +95,14 @@ class Substring(GlobalStep):
                     rewritten[row] = values
             if rejected:
                 detail = f"{own.share:.0%} of its words: {'; '.join(own.details)}"
-                rejections[row] = Rejection("repeated text", detail, own.share, own.kept, own.kept)
+                rejections[row] = Rejection("repeated text", detail, own.share, own.first_id, own.first_id)
         facts = {"repeated_share": pa.array(share, pa.float64()), "repeated_at": pa.array(at, pa.string())}
         return GlobalResult(rejections, rewritten, facts)
 
     def _repeated(
         self, candidates: Sequence[RepeatedSpan], corpus: Corpus
     ) -> Iterator[tuple[int, Mapping[str, Any], "_Repeated"]]:
-        """Yield every row with repeated words, its record, and its repeated parts."""
+        """Yields every row with repeated words, its record, and its repeated parts."""
         owner = np.array([_row_of(repeat.text) for repeat in candidates], dtype=np.int64)
         blocks = np.unique(owner, return_inverse=True)[1] // _ROWS_A_BLOCK
         for block in np.split(np.arange(len(candidates)), np.flatnonzero(np.diff(blocks)) + 1) if candidates else []:
@@ -121,19 +123,19 @@ class Substring(GlobalStep):
             by_row: dict[int, list[RepeatedSpan]] = {}
             for repeat in here:
                 # Equal fingerprints are only candidates: nothing is cut before its words are compared.
-                if confirmed := verify_span(
+                if own_spans := verify_span(
                     repeat, words_by_text[repeat.text], words_by_text[repeat.source], self.length
                 ):
-                    by_row.setdefault(_row_of(repeat.text), []).extend(confirmed)
-            for row, confirmed in by_row.items():
-                cuts = _joined_spans(confirmed)
+                    by_row.setdefault(_row_of(repeat.text), []).extend(own_spans)
+            for row, own_spans in by_row.items():
+                cuts = _joined_spans(own_spans)
                 repeated_words = sum(end - begin for spans in cuts.values() for begin, end in spans)
-                spelled = {repeat.text: texts[repeat.text].split() for repeat in confirmed}
+                words = {repeat.text: texts[repeat.text].split() for repeat in own_spans}
                 details = [
                     f"words {repeat.begin + 1} to {repeat.end} of {_NAMES.get(_part_of(repeat.text), 'the prompt')} "
-                    f"({repeat.end - repeat.begin} words, `{_sample(spelled[repeat.text], repeat.begin)}`) stand at "
+                    f"({repeat.end - repeat.begin} words, `{_sample(words[repeat.text], repeat.begin)}`) stand at "
                     f"{where[_row_of(repeat.source)]}"
-                    for repeat in confirmed
+                    for repeat in own_spans
                 ]
                 yield (
                     row,
@@ -142,7 +144,7 @@ class Substring(GlobalStep):
                         repeated_words / counts[row],
                         {_part_of(code): _spans(texts[code], spans) for code, spans in cuts.items()},
                         details,
-                        ids[_row_of(confirmed[0].source)],
+                        ids[_row_of(own_spans[0].source)],
                     ),
                 )
 
@@ -151,16 +153,16 @@ class _Repeated(NamedTuple):
     """The repeated parts of one record.
 
     Attributes:
-        share: share of its words that are repeated.
-        cuts: by text the ranges of repeated characters.
-        details: of each repeat, as the rejection shows it.
-        kept: id of the record where the first of it stands.
+        share: Share of its words that are repeated.
+        cuts: The ranges of repeated characters, by text.
+        details: One line for each repeat, as the rejection shows it.
+        first_id: Id of the record that holds the first of them.
     """
 
     share: float
     cuts: Mapping[int, Sequence[tuple[int, int]]]
     details: Sequence[str]
-    kept: str
+    first_id: str
 
 
 # The texts of a record in reading order: its turns by their number, then these.
@@ -170,7 +172,7 @@ _NAMES = {_ANSWER: "the answer", _TEXT: "the text"}
 
 
 def _code(row: Any, part: Any) -> Any:
-    """Encode row and part of a text as one integer that sorts in reading order."""
+    """Encodes row and part of a text as one integer that sorts in reading order."""
     # One integer, so that the search over all texts sorts and compares plain int64 arrays.
     return row * _PARTS_PER_ROW + part
 
@@ -183,8 +185,8 @@ def _part_of(code: Any) -> Any:
     return code % _PARTS_PER_ROW
 
 
-def _parts(table: pa.Table, field: Words) -> dict[int, str]:
-    """Return the texts of a RECORD table that are read, by their code."""
+def _parts(table: pa.Table, field: TextField) -> dict[int, str]:
+    """Returns the texts of a RECORD table that are read, by their code."""
     parts: dict[int, str] = {}
     columns = (table[name].to_pylist() for name in ("prompt", "completion", "text"))
     for row, (prompt, completion, text) in enumerate(zip(*columns, strict=True)):
@@ -200,7 +202,7 @@ def _parts(table: pa.Table, field: Words) -> dict[int, str]:
 
 
 def _suspects(corpus: Corpus) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-    """Return the rows that may hold or repeat a repeated run, and the fingerprints that occur twice."""
+    """Returns the rows that may hold or repeat a repeated run, and the fingerprints that occur twice."""
     lists = corpus.sketches()["fingerprints"].combine_chunks()
     sizes = np.diff(lists.offsets.to_numpy())
     values = np.asarray(lists.flatten().to_numpy(), dtype=np.uint64)
@@ -212,21 +214,21 @@ def _suspects(corpus: Corpus) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uin
     return np.unique(row[is_member(values, shared)]), shared
 
 
-def _windows(table: pa.Table, field: Words, length: int, shared: npt.NDArray[np.uint64]) -> Windows:
+def _windows(table: pa.Table, field: TextField, length: int, shared: npt.NDArray[np.uint64]) -> WordWindows:
     parts = _parts(table, field)
     result = windows(list(parts.values()), length, shared)
     return result._replace(text=np.array(list(parts), dtype=np.int64)[result.text])
 
 
 def _sample(words: Sequence[str], begin: int) -> str:
-    """Return the first words of a run, for a message."""
+    """Returns the first words of a run, for a message."""
     return shorten(" ".join([*words[begin : begin + _SAMPLE_WORDS], "…"]), _SAMPLE_LENGTH)
 
 
-def _joined_spans(confirmed: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int, int]]]:
-    """Merge the repeats of each text, which are in order, to spans of words that do not overlap."""
+def _joined_spans(repeats: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int, int]]]:
+    """Merges the repeats of each text, which are in order, to spans of words that do not overlap."""
     spans: dict[int, list[tuple[int, int]]] = {}
-    for repeat in confirmed:
+    for repeat in repeats:
         own = spans.setdefault(repeat.text, [])
         if own and repeat.begin <= own[-1][1]:
             own[-1] = (own[-1][0], max(own[-1][1], repeat.end))
@@ -236,13 +238,13 @@ def _joined_spans(confirmed: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int
 
 
 def _spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Convert spans of words to spans of characters, with the whitespace after each word."""
+    """Converts spans of words to spans of characters, with the whitespace after each word."""
     starts = [match.start() for match in _WORD.finditer(text)]
     return [(starts[begin], starts[end] if end < len(starts) else len(text)) for begin, end in spans]
 
 
 def _without(record: Mapping[str, Any], cuts: Mapping[int, Sequence[tuple[int, int]]]) -> dict[str, Any] | None:
-    """Return the columns of a record without the cut characters; None if a text is left empty."""
+    """Returns the columns of a record without the cut characters; None if a text is left empty."""
     values: dict[str, Any] = {}
     for part, spans in cuts.items():
         turn = None if part in _NAMES else record["prompt"][part]

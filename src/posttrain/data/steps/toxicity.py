@@ -15,16 +15,14 @@ from pydantic import Field
 
 from posttrain.data.records.identity import plain_words
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField as Words
-from posttrain.data.records.schema import joined_texts
+from posttrain.data.records.schema import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
-from posttrain.data.steps.resources import check_exists, file_key, file_state, resolve_path
+from posttrain.data.steps.resources import check_exists, file_key, file_state, load_linear_classifier, resolve_path
 from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
 from posttrain.store.text_files import read_text
 
 if TYPE_CHECKING:
-    from posttrain.data.quality.classifier import LinearClassifier
     from posttrain.models.classifier import SequenceClassifier
 
 # A word, in lower case, with a sign or a digit in the place of a letter.
@@ -40,16 +38,16 @@ class TermList:
     """Listed terms, each as its words in lower case.
 
     Attributes:
-        by_first: by first word the terms that begin with it, as tuples of words.
-        words: terms of one word.
+        by_first: Terms by their first word, as tuples of words.
+        words: Terms of one word.
     """
 
     by_first: dict[str, tuple[tuple[str, ...], ...]]
     words: frozenset[str]
 
     @classmethod
-    def of(cls, lines: Iterable[str]) -> "TermList":
-        """Parse lines of terms, and skip empty lines and those that begin with ``#``."""
+    def from_lines(cls, lines: Iterable[str]) -> "TermList":
+        """Parses lines of terms, and skips empty lines and those that begin with ``#``."""
         terms = {tuple(term.split()) for term in plain_words(line for line in lines if not line.startswith("#"))}
         by_first: dict[str, tuple[tuple[str, ...], ...]] = {}
         for term in sorted(terms - {()}):
@@ -70,18 +68,18 @@ class Toxicity(RowStep):
 
     name: ClassVar[str] = "toxicity"
 
-    action: Literal["reject", "report"] = Field("reject", description="reject the records, or only report them")
-    field: Words = Field("all", description="which words of a record are read: input, answer or all")
-    words: str | None = Field(None, description="file of terms, one a line; null: the short list of the program")
-    disguised: bool = Field(False, description="whether words such as f*ck and sh1t count")
+    action: Literal["reject", "report"] = Field("reject", description="Reject the records, or only report them.")
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
+    words: str | None = Field(None, description="File of terms, one a line; null: the short list of the program.")
+    disguised: bool = Field(False, description="Count words such as f*ck and sh1t, too.")
     max_hits: float | None = Field(
-        1.0, ge=0, description="most listed words for each 100 words; 0: any rejects; null: they do not matter"
+        1.0, ge=0, description="Most listed words for each 100 words; 0: any rejects; null: no bound."
     )
     classifier: str | None = Field(
-        None, description="folder of a transformers sequence classifier, or of one that `quality` has trained"
+        None, description="Folder of a transformers sequence classifier, or of one that `quality` has trained."
     )
-    toxic_labels: list[str] = Field([], description="labels of the classifier that count as toxic")
-    classifier_threshold: float = Field(0.5, ge=0, le=1, description="probability from which a record goes")
+    toxic_labels: list[str] = Field([], description="Labels of the classifier that count as toxic.")
+    classifier_threshold: float = Field(0.5, ge=0, le=1, description="Probability from which a record is rejected.")
 
     def located(self, root: Path) -> Self:
         return self.model_copy(
@@ -122,7 +120,7 @@ class Toxicity(RowStep):
 
         folder = str(self.classifier)
         if is_classifier(Path(folder)):
-            return 1 - _linear_classifier(folder, file_state(folder)).probabilities(texts)
+            return 1 - load_linear_classifier(folder).probabilities(texts)
         where = "toxicity.toxic_labels"
         if not self.toxic_labels:
             raise UserError("no toxic label is set", where=where, fix="name labels of the classifier")
@@ -143,35 +141,28 @@ def _sequence_classifier(folder: str, state: str) -> "SequenceClassifier":
     return SequenceClassifier.load(Path(folder))
 
 
-@cache
-def _linear_classifier(folder: str, state: str) -> "LinearClassifier":
-    from posttrain.data.quality.classifier import load_classifier
-
-    return load_classifier(Path(folder))
-
-
 def read_terms(path: Path | None) -> TermList:
-    """Read the terms of a file, one a line, or the list that comes with the program.
+    """Reads the terms of a file, one a line, or the list that comes with the program.
 
     Raises:
         UserError: the file is missing, is not UTF-8, or lists nothing.
     """
     if path is None:
-        return TermList.of(files(__package__).joinpath("terms.txt").read_text(encoding="utf-8").splitlines())
-    terms = TermList.of(read_text(path, str(path)).splitlines())
+        return TermList.from_lines(files(__package__).joinpath("terms.txt").read_text(encoding="utf-8").splitlines())
+    terms = TermList.from_lines(read_text(path, str(path)).splitlines())
     if not terms.by_first:
         raise UserError("lists no term", where=str(path), fix="put one on a line")
     return terms
 
 
 def count_terms(texts: Sequence[str], terms: TermList, *, disguised: bool = False) -> npt.NDArray[np.int64]:
-    """Count the listed terms and the words of each text, int64 [N, 2].
+    """Counts the listed terms and the words of each text, int64 [N, 2].
 
     Words are runs of letters and digits, whatever their case; a Chinese or Japanese character is a word. Terms that
     overlap all count.
 
     Args:
-        disguised: whether words count whose letters are hidden behind ``*`` or ``#`` or replaced by digits and signs
+        disguised: True if words count whose letters are hidden behind ``*`` or ``#`` or replaced by digits and signs
             that look like them, if the first letter is there and at least half of them are.
     """
     counts = np.zeros((len(texts), 2), np.int64)
@@ -196,16 +187,16 @@ def _count_listed(words: Sequence[str], terms: TermList) -> int:
 # Disguised words recur, and each costs a pass over the list; bounded, as their number grows with the data.
 @lru_cache(100_000)
 def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
-    """Return True if a disguised word is a listed one."""
+    """Returns True if a disguised word is a listed one."""
     if not listed.isdisjoint(plain_words([word])[0].split()):
         return False  # it is listed in this form, and has been counted
     # An exclamation mark at the end is punctuation; within a word it looks like an i.
-    shown = word.rstrip("!").translate(_LOOKALIKES)
-    if not _HIDDEN.search(shown):
-        return shown in listed
-    seen = len(_HIDDEN.sub("", shown))
+    plain = word.rstrip("!").translate(_LOOKALIKES)
+    if not _HIDDEN.search(plain):
+        return plain in listed
+    num_letters = len(_HIDDEN.sub("", plain))
     # With fewer letters shown, almost any listed word of that length would match.
-    if shown[0] in "*#" or 2 * seen < len(shown):
+    if plain[0] in "*#" or 2 * num_letters < len(plain):
         return False
-    pattern = re.compile(_HIDDEN.sub("[a-z]", shown))
+    pattern = re.compile(_HIDDEN.sub("[a-z]", plain))
     return any(pattern.fullmatch(term) for term in listed)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
-from pydantic import Field as Setting
+from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 from posttrain.data.records.schema import input_texts, text_columns
@@ -40,17 +40,17 @@ class Schema(RowStep):
 
     name: ClassVar[str] = "schema"
     evaluation: ClassVar[bool] = True
-    max_control_characters: int | None = Setting(0, ge=0, description="most control characters, and most NULs")
-    max_replacement_share: float | None = Setting(
-        0.001, ge=0, le=1, description="largest share of characters that are U+FFFD"
+    max_control_characters: int | None = Field(0, ge=0, description="Most control characters, and most NULs.")
+    max_replacement_share: float | None = Field(
+        0.001, ge=0, le=1, description="Largest share of characters that are U+FFFD."
     )
-    max_private_share: float | None = Setting(
-        0.01, ge=0, le=1, description="largest share of characters that are of a private-use area"
+    max_private_share: float | None = Field(
+        0.01, ge=0, le=1, description="Largest share of characters of a private-use area."
     )
-    max_mojibake: int | None = Setting(2, ge=0, description="most sequences that look like UTF-8 read as Windows-1252")
-    max_characters: int | None = Setting(1_000_000, ge=0, description="most characters of a record")
-    max_turns: int | None = Setting(1_000, ge=0, description="most turns of a prompt")
-    empty_turns: bool = Setting(False, description="whether turns without a word may stand in a prompt")
+    max_mojibake: int | None = Field(2, ge=0, description="Most sequences that look like UTF-8 read as Windows-1252.")
+    max_characters: int | None = Field(1_000_000, ge=0, description="Most characters of a record.")
+    max_turns: int | None = Field(1_000, ge=0, description="Most turns of a prompt.")
+    empty_turns: bool = Field(False, description="Allow turns without a word in a prompt.")
 
     def apply(self, table: pa.Table) -> Outcome:
         names = ("characters", "turns", *_PATTERNS)
@@ -103,10 +103,10 @@ class Answers(RowStep):
 class Lengths(Section):
     """Bounds on one part of a record; a bound that is not set rejects nothing."""
 
-    min_characters: int | None = Setting(None, ge=0, description="fewest characters (code points)")
-    max_characters: int | None = Setting(None, ge=0, description="most characters (code points)")
-    min_words: int | None = Setting(None, ge=0, description="fewest words; whitespace parts them")
-    max_words: int | None = Setting(None, ge=0, description="most words; whitespace parts them")
+    min_characters: int | None = Field(None, ge=0, description="Fewest characters (code points).")
+    max_characters: int | None = Field(None, ge=0, description="Most characters (code points).")
+    min_words: int | None = Field(None, ge=0, description="Fewest words, split at whitespace.")
+    max_words: int | None = Field(None, ge=0, description="Most words, split at whitespace.")
 
 
 class Length(RowStep):
@@ -118,8 +118,8 @@ class Length(RowStep):
     """
 
     name: ClassVar[str] = "length"
-    input: Lengths = Setting(Lengths(), description="bounds on the prompt or text")
-    answer: Lengths = Setting(Lengths(), description="bounds on each answer")
+    input: Lengths = Field(Lengths(), description="Bounds on the prompt or text.")
+    answer: Lengths = Field(Lengths(), description="Bounds on each answer.")
 
     def apply(self, table: pa.Table) -> Outcome:
         inputs = pa.array(input_texts(table), pa.large_string())

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field as Setting
+from pydantic import Field
 
 from posttrain.data.quality.repetition import repeated_shares
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
@@ -44,16 +44,16 @@ class C4(RowStep):
     """
 
     name: ClassVar[str] = "c4"
-    field: TextField = Setting("input", description="which words of a record are the page: input, answer or all")
-    terminal_punctuation: bool = Setting(True, description="whether lines that do not end like a sentence go")
-    min_words_per_line: int = Setting(3, ge=0, description="fewest words of a line that stays")
-    min_sentences: int = Setting(5, ge=0, description="fewest sentences of a page")
-    max_word_length: int = Setting(1000, ge=1, description="most characters of a word in a line that stays")
-    javascript: bool = Setting(True, description="whether lines that name Javascript go")
-    policies: bool = Setting(True, description="whether lines go that speak of cookies, privacy or terms of use")
-    citations: bool = Setting(True, description="whether marks such as [1] and [citation needed] go out of lines")
-    lorem_ipsum: bool = Setting(True, description="whether pages with placeholder text go")
-    curly_brackets: bool = Setting(True, description="whether pages with a curly bracket go")
+    field: TextField = Field("input", description="Text of a record that is the page: the input, the answer, or all.")
+    terminal_punctuation: bool = Field(True, description="Remove lines that do not end like a sentence.")
+    min_words_per_line: int = Field(3, ge=0, description="Fewest words of a line that stays.")
+    min_sentences: int = Field(5, ge=0, description="Fewest sentences of a page.")
+    max_word_length: int = Field(1000, ge=1, description="Most characters of a word in a line that stays.")
+    javascript: bool = Field(True, description="Remove lines that name Javascript.")
+    policies: bool = Field(True, description="Remove lines about cookies, privacy or terms of use.")
+    citations: bool = Field(True, description="Remove marks such as [1] and [citation needed] from lines.")
+    lorem_ipsum: bool = Field(True, description="Reject pages with placeholder text.")
+    curly_brackets: bool = Field(True, description="Reject pages with a curly bracket.")
 
     def apply(self, table: pa.Table) -> Outcome:
         pages = joined_texts(table, self.field)
@@ -66,9 +66,9 @@ class C4(RowStep):
                 sentences.append(None)
                 continue
             new = map_texts(record, self._kept_lines, self.field, system=False)
-            left = _count_sentences({**record, **new}, self.field)
-            sentences.append(left)
-            if rejection := self._rejection(page, left, first_empty(new)):
+            count = _count_sentences({**record, **new}, self.field)
+            sentences.append(count)
+            if rejection := self._rejection(page, count, first_empty(new)):
                 rejections[row] = rejection
             elif new:
                 values[row] = new
@@ -121,16 +121,16 @@ class Fineweb(RowStep):
     """
 
     name: ClassVar[str] = "fineweb"
-    field: TextField = Setting("all", description="which words of a record are read: input, answer or all")
-    min_punctuated_lines: float | None = Setting(
-        0.12, ge=0, le=1, description="the share of lines that end in punctuation must be above this"
+    field: TextField = Field("all", description="Text of a record to read: the input, the answer, or all.")
+    min_punctuated_lines: float | None = Field(
+        0.12, ge=0, le=1, description="The share of lines that end in punctuation must be above this."
     )
-    max_repeated_characters: float | None = Setting(
-        0.1, ge=0, le=1, description="the share of characters in lines that stood before must be below this"
+    max_repeated_characters: float | None = Field(
+        0.1, ge=0, le=1, description="The share of characters in lines that occur earlier must be below this."
     )
-    max_short_lines: float | None = Setting(0.67, ge=0, le=1, description="the share of short lines must be below this")
-    short_line: int = Setting(30, ge=0, description="characters up to which a line is short")
-    max_lines_per_word: float | None = Setting(0.3, ge=0, description="most line ends for each word")
+    max_short_lines: float | None = Field(0.67, ge=0, le=1, description="The share of short lines must be below this.")
+    short_line: int = Field(30, ge=0, description="Most characters of a short line.")
+    max_lines_per_word: float | None = Field(0.3, ge=0, description="Most line ends for each word.")
 
     def apply(self, table: pa.Table) -> Outcome:
         return apply_bounds(

@@ -1,1 +1,1 @@
-"""New records out of seed records, by a model that is asked for them."""
+"""Writes new records from seed records with a model."""

@@ -21,10 +21,10 @@ class SynthesisConfig(Section):
     )
     records: int = Field(100, ge=1, description="Number of new records.")
     examples: int = Field(8, ge=1, description="Seeds that a request shows; 8 in the paper.")
-    per_request: int = Field(4, ge=1, description="Items that a request asks for.")
+    per_request: int = Field(4, ge=1, description="Items requested at a time.")
     form: Form = Field(
         "json",
-        description="Format that a request asks for: a JSON array, or numbered lines, which small models manage. "
+        description="Requested format: a JSON array, or numbered lines, which small models manage. "
         "Either is read, whatever the request says.",
     )
     max_requests: int | None = Field(None, ge=1, description="Requests at most; four times those needed by default.")
@@ -38,11 +38,11 @@ class SynthesisConfig(Section):
     max_words: int = Field(150, ge=1, description="Most words of a new instruction.")
     unwanted_words: tuple[str, ...] = Field(
         ("image", "images", "picture", "pictures", "graph", "graphs"),
-        description="A new instruction with one of these asks for what text cannot hold.",
+        description="Words of instructions that no text can answer; an item with one of them is rejected.",
     )
     system: str | None = Field(None, description="The system turn before an instruction that is to be answered.")
     seed: int = Field(0, ge=0, description="Of the choice of examples.")
-    endpoint: EndpointConfig | None = Field(None, description="The server that is asked; empty for a model given.")
+    endpoint: EndpointConfig | None = Field(None, description="The server; null for a local model.")
 
     @model_validator(mode="after")
     def _lengths_leave_room(self) -> Self:

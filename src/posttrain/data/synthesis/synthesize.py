@@ -1,6 +1,6 @@
 """Makes new records from seed records, in the manner of Self-Instruct (Wang et al. 2023, arXiv:2212.10560).
 
-A model sees seeds and is asked for more. Its replies are parsed strictly, compared with all seeds and all earlier items
+A model sees seeds and writes more. Its replies are parsed strictly, compared with all seeds and all earlier items
 (ROUGE-L below 0.7), answered if they are instructions, and run through steps of the pipeline: quality steps on the new
 records alone, steps that compare together with the seeds.
 """
@@ -28,7 +28,7 @@ from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.schema import RECORD, REJECTED, concat, records
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.registry import STEPS
-from posttrain.data.steps.step import GlobalStep, Step
+from posttrain.data.steps.step import DataStep, GlobalStep
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.requests import Request, RequestSchedule, Seed, select_seeds
 from posttrain.store.errors import UserError
@@ -81,7 +81,7 @@ def synthesize(
     *,
     model: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    steps: Sequence[Step] | None = None,
+    steps: Sequence[DataStep] | None = None,
 ) -> SynthesisResult:
     """Makes new records; the same call after a kill requests only replies that are missing.
 
@@ -98,26 +98,26 @@ def synthesize(
             in the folder.
         WorkError: the endpoint keeps failing.
     """
-    chosen = select_seeds(seeds.to_pylist(), config)
-    requests = RequestSchedule(chosen, config)
+    selected = select_seeds(seeds.to_pylist(), config)
+    requests = RequestSchedule(selected, config)
     with _open_cache(work_folder) as replies:
         usage = Usage()
         if generate is not None:
             name = model or "local"
-            ask: Generate = CachedGenerate(generate, name, replies, settings)
+            generate_replies: Generate = CachedGenerate(generate, name, replies, settings)
         elif config.endpoint is not None:
             endpoint = Endpoint(config.endpoint, replies)
-            ask, usage, name = endpoint, endpoint.usage, config.endpoint.model
+            generate_replies, usage, name = endpoint, endpoint.usage, config.endpoint.model
         else:
             raise UserError("no model is named", where="endpoint", fix="set endpoint.base_url and endpoint.model")
-        synthesis = _Synthesis(config, requests, [seed.text for seed in chosen], name, _source(seeds))
+        synthesis = _Synthesis(config, requests, [seed.text for seed in selected], name, _source(seeds))
         steps_to_run = _default_steps() if steps is None else steps
         target = config.records
         with progress_bar("synthesising", config.records, "records") as advance:
             # Steps at the end reject some records, so the target is raised until enough are kept or requests run out.
             while True:
                 while (before := len(synthesis.new_records)) < target and synthesis.requested < config.most_requests:
-                    synthesis.advance(ask, target)
+                    synthesis.advance(generate_replies, target)
                     advance(len(synthesis.new_records) - before)
                 outcome = synthesis.outcome(seeds, steps_to_run, usage)
                 if (kept := outcome.records.num_rows) >= config.records or synthesis.requested >= config.most_requests:
@@ -142,14 +142,14 @@ def _open_cache(folder: Path) -> Iterator[ReplyCache]:
                 remove_tree(folder)
 
 
-def _default_steps() -> list[Step]:
+def _default_steps() -> list[DataStep]:
     return [STEPS[name](**settings) for name, settings in DEFAULT_STEPS]
 
 
 def _source(seeds: pa.Table) -> str:
     """Names the source of new records, by a name that no seed has."""
-    taken, number = set(seeds["source"].to_pylist()), 1
-    while (name := "synthetic" if number == 1 else f"synthetic {number}") in taken:
+    sources, number = set(seeds["source"].to_pylist()), 1
+    while (name := "synthetic" if number == 1 else f"synthetic {number}") in sources:
         number += 1
     return name
 
@@ -168,7 +168,7 @@ class _Synthesis:
         self.requested = self.line_replies = 0  # requests so far; replies without a JSON array
         self.new_records: list[Seed] = []
 
-    def advance(self, ask: Generate, target: int) -> None:
+    def advance(self, generate_replies: Generate, target: int) -> None:
         """Sends some more requests towards ``target`` items, and reads their replies."""
         config = self._config
         # The first wave assumes that every item is kept, later ones the rate so far.
@@ -179,10 +179,10 @@ class _Synthesis:
         wave = [self._requests.at(number, self.new_records) for number in range(self.requested, self.requested + count)]
         self.requested += count
         new: list[int] = []
-        for request, reply in zip(wave, ask([request.prompt for request in wave]), strict=True):
+        for request, reply in zip(wave, generate_replies([request.prompt for request in wave]), strict=True):
             new += self._read(request, reply)
         if config.method == "instructions":
-            self._answer(new, ask)
+            self._answer(new, generate_replies)
         for row in new:
             if row not in self._rejections:
                 record = self._rows[row]
@@ -226,10 +226,10 @@ class _Synthesis:
             return Rejection("too similar", f"ROUGE-L {score:.3f} to {what}", score)
         return None
 
-    def _answer(self, rows: Sequence[int], ask: Generate) -> None:
+    def _answer(self, rows: Sequence[int], generate_replies: Generate) -> None:
         system = [{"role": "system", "content": self._config.system}] if self._config.system else []
         prompts = [[*system, *self._rows[row]["prompt"]] for row in rows]
-        for row, reply in zip(rows, ask(prompts) if prompts else [], strict=True):
+        for row, reply in zip(rows, generate_replies(prompts) if prompts else [], strict=True):
             if reply is None or not reply.strip():
                 self._rejections[row] = Rejection("no answer", "the model gave none, or was cut off")
             else:
@@ -245,7 +245,7 @@ class _Synthesis:
             self._rejections[row] = problem
         return row
 
-    def outcome(self, seeds: pa.Table, steps: Sequence[Step], usage: Usage) -> SynthesisResult:
+    def outcome(self, seeds: pa.Table, steps: Sequence[DataStep], usage: Usage) -> SynthesisResult:
         """Runs the steps, and returns the kept and the rejected records."""
         kept, dropped, *_ = reject_rows(assign_ids(records(self._rows)), STEP, self._rejections)
         rejected = [dropped]

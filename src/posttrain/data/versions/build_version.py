@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as parquet
 
-from posttrain.data.reading.data_files import DataPath, content_digest, display_path, expand_paths, to_data_path
+from posttrain.data.reading.data_files import content_digest, display_path, expand_paths, locate_file
 from posttrain.data.reading.pieces import Piece, pieces
 from posttrain.data.reading.rows import join_names, shorten
 from posttrain.data.records.schema import RECORD, concat, locations
@@ -40,9 +40,9 @@ class Source:
     """Names a file that a version is built from.
 
     Attributes:
-        name: as the user named it.
+        name: As the user named it.
         digest: SHA-256 of its content.
-        pieces: its cuts, if an earlier version has read it; the file itself may be missing then.
+        pieces: Its cuts, if an earlier version has read it; the file itself may be missing then.
     """
 
     name: str
@@ -68,25 +68,25 @@ def build_version(
     that it has lost. Otherwise both have the same id.
 
     Args:
-        files: named from the workspace's folder, in the order in which their records count as first.
-        grown_from: a version whose files come first; its shards are reused if the recipe is the same, and the splits of
+        files: Named from the workspace's folder, in the order in which their records count as first.
+        grown_from: A version whose files come first; its shards are reused if the recipe is the same, and the splits of
             its records always.
-        suites: evaluation records that training records must not give away.
-        begin: called before a build, not if the version exists; may raise to prevent it.
+        suites: Evaluation records that training records must not overlap with.
+        begin: Called before a build, not if the version exists; may raise to prevent it.
 
     Raises:
         UserError: a file is missing, a record is bad (with file and line), a step cannot run, or a suite holds training
             records and no step removes them.
     """
     root = workspace.root
-    written, recipe = recipe, recipe.located(root)
+    original, recipe = recipe, recipe.located(root)
     for step in recipe.steps:
         step.check()
     # Files are hashed before the build, so that a finished version is found without reading records.
     sources = _sources(files, grown_from, root)
     versions = resolve_versions([suite.file for suite in suites], root, workspace) if suites else {}
     digests = {
-        name: versions[name].id if name in versions else content_digest(_locate(root, name), name)
+        name: versions[name].id if name in versions else content_digest(locate_file(root, name), name)
         for name in (suite.file for suite in suites)
     }
 
@@ -97,10 +97,10 @@ def build_version(
         build = _run_recipe(recipe, sources, evaluation, held_out, engine, root, scratch, grown_from)
         phases = [[commit_shard(workspace, shard) for shard in shards] for shards in build.phases]
         meta = {
-            "recipe": written.model_dump(mode="json"),  # its files as they were named: the same in any folder
+            "recipe": original.model_dump(mode="json"),  # its files as they were named: the same in any folder
             "keys": recipe.keys(),
             "made_of": made_of,
-            "settled": build.settled,
+            "settled": build.frozen_settings,
             "sources": _source_entries(sources, build.phases[0]),
             "suites": digests,
             "splits": list(SPLITS) if recipe.splits else ["train"],
@@ -134,7 +134,7 @@ def build_version(
 
 
 def _history_id(grown_from: Version | None, made_of: str, workspace: Workspace) -> str | None:
-    """Id of the version that splits are kept from: ``grown_from``, or its parent for a rebuild from its own files."""
+    """Returns the id of the version that splits come from: ``grown_from``, or its parent for its own files."""
     if grown_from is None:
         return None
     # Building a version's own files again must find that version, not one that grew from it.
@@ -156,7 +156,7 @@ def _run_recipe(
 
     Args:
         suites: RECORD table of each suite by its name.
-        held_out: names of suites that are the held-out side of a version.
+        held_out: Names of suites that are the held-out side of a version.
     """
     existing = {} if grown_from is None else grown_from.intact_shards()
     build = VersionBuild(recipe, engine, scratch)
@@ -176,7 +176,7 @@ def _run_recipe(
             _input_columns(build), suites, recipe.steps, held_out, others=_input_columns(build, training=False)
         )
     # After the split, as only now it is known what is measured on.
-    build.run_steps(split, len(recipe.chain), concat([build.measured(), *suites.values()]))
+    build.run_steps(split, len(recipe.chain), concat([build.held_out_records(), *suites.values()]))
     for name in suites:
         contaminated, count = build.contaminated.get(name, (0, 0))
         if count and contaminated == count:
@@ -186,26 +186,26 @@ def _run_recipe(
 
 
 def _input_columns(build: VersionBuild, *, training: bool = True) -> pa.Table:
-    """``input_id``, ``source`` and ``line`` of the training records, or of the held-out ones."""
-    rows = np.flatnonzero(build.alive & ((build.sides == 0) == training))
+    """Reads ``input_id``, ``source`` and ``line`` of the training records, or of the held-out ones."""
+    rows = np.flatnonzero(build.alive & ((build.splits == 0) == training))
     return build.corpus(0).columns(["input_id", "source", "line"]).take(pa.array(rows))
 
 
 def _sources(files: Sequence[str], before: Version | None, root: Path) -> list[Source]:
     """Lists the parent's files and then the new ones; a file with new content replaces the parent's."""
-    known = {
+    by_name = {
         entry["name"]: Source(
             entry["name"], entry["digest"], tuple(Piece(entry["name"], "", *piece) for piece in entry["pieces"])
         )
         for entry in (before.meta.get("sources", []) if before else [])
     }
     names = dict.fromkeys(display_path(path, root) for path in expand_paths(files, root))
-    fresh = {name: Source(name, content_digest(_locate(root, name), name)) for name in names}
-    for name, source in fresh.items():
-        if name not in known or known[name].digest != source.digest:
+    new = {name: Source(name, content_digest(locate_file(root, name), name)) for name in names}
+    for name, source in new.items():
+        if name not in by_name or by_name[name].digest != source.digest:
             # A file with new content keeps its place: records count as first in the order of the files.
-            known[name] = source
-    return list(known.values())
+            by_name[name] = source
+    return list(by_name.values())
 
 
 def _pieces(
@@ -220,7 +220,7 @@ def _pieces(
         if source.pieces and all(reading_task(recipe, piece, scratch).key in existing for piece in source.pieces):
             yield from source.pieces
             continue
-        path = _locate(root, source.name)
+        path = locate_file(root, source.name)
         if source.pieces and content_digest(path, source.name) != source.digest:
             fix = "restore its content, or keep the steps before the first global one unchanged"
             raise UserError("has changed since it was added", where=source.name, fix=fix)
@@ -241,15 +241,10 @@ def _source_entries(sources: Sequence[Source], shards: Sequence[Shard]) -> list[
     ]
 
 
-def _locate(root: Path, name: str) -> DataPath:
-    """Resolves a name against the workspace's folder; URLs stay."""
-    return to_data_path(name) if "://" in name else root / Path(name).expanduser()
-
-
 def require_training_records(build: VersionBuild) -> None:
     """Raises a UserError if no training record is left, and names the step that rejected the most."""
     splits, rejected = build.recipe.splits, build.rejected_by_reason
-    if (build.alive & (build.sides == 0)).any() or (splits is not None and not splits.shares[0]):
+    if (build.alive & (build.splits == 0)).any() or (splits is not None and not splits.shares[0]):
         return
     (step, reason), count = rejected.most_common(1)[0]
     files = ", ".join(dict.fromkeys(shard.piece["name"] for shard in build.phases[0]))
@@ -260,16 +255,16 @@ def require_training_records(build: VersionBuild) -> None:
 
 def require_filled_splits(build: VersionBuild, splits: SplitsConfig) -> None:
     """Raises a UserError if a split with a share is empty."""
-    for side, (name, share) in enumerate(zip(SPLITS, splits.shares, strict=True)):
-        if share > 0 and not (build.sides[build.alive] == side).any():
+    for index, (name, share) in enumerate(zip(SPLITS, splits.shares, strict=True)):
+        if share > 0 and not (build.splits[build.alive] == index).any():
             where, message = f"data.splits.{name}", f"`{name}` is empty"
             spanning = _describe_linked(build) if splits.by == "time" else None
             if spanning is not None:
                 fix = "give it more, by its share or by `data.splits.since`, or set `data.splits.group` to false"
                 raise UserError(f"{message}: {spanning}", where=where, fix=fix)
             count = int(build.alive.sum())
-            counted = "is 1 record" if count == 1 else f"are {count:,} records"
-            raise UserError(message, where=where, fix=f"there {counted} and a share of {share:g}")
+            records_text = "is 1 record" if count == 1 else f"are {count:,} records"
+            raise UserError(message, where=where, fix=f"there {records_text} and a share of {share:g}")
 
 
 def _describe_linked(build: VersionBuild) -> str | None:

@@ -136,9 +136,9 @@ def export_folder(splits: Mapping[str, pa.Table], folder: Path) -> int:
     return sum(table.num_rows for table in splits.values())
 
 
-def _write_split(records: pa.Table, folder: Path, split: str, shown: Path) -> None:
+def _write_split(records: pa.Table, folder: Path, split: str, target: Path) -> None:
     folder.mkdir(parents=True)
-    rows = [_as_column(row) for row in export_rows(records, shown)]
+    rows = [_as_column(row) for row in export_rows(records, target)]
     table = pa.Table.from_pylist(rows) if rows else pa.table({"prompt": pa.array([], pa.string())})
     file = folder / "data-00000-of-00001.arrow"
     with pyarrow.ipc.new_stream(str(file), table.schema) as stream:

@@ -22,9 +22,9 @@ class RecordHistory:
     """Holds a record and everything that happened to it.
 
     Attributes:
-        record: the record as it was last seen, with all RECORD columns.
-        events: in order, each with ``step`` and ``what``, and further details.
-        split: name of its split; None if it is not in the version.
+        record: The record as it was last seen, with all RECORD columns.
+        events: Events in order, each with ``step`` and ``what``, and further details.
+        split: Name of its split; None if it is not in the version.
     """
 
     record: dict[str, Any]
@@ -58,12 +58,12 @@ def record_histories(version: Version, text: str) -> list[RecordHistory]:
     facts = pa.concat_tables([*tables, _with_ids(parquet.read_table(version.folder / FACTS_FILE), forms)])
     histories = []
     for number, shards in enumerate(version.phases):
-        for record, why, side in _appearances(version, number, shards, ids, dropped):
+        for record, why, split_index in _appearances(version, number, shards, ids, dropped):
             events = [*_origin(record, origins), *_events(record["id"], origins, facts)]
             if why is not None:
                 histories.append(RecordHistory(record, [*events, _rejection(why)], None))
-            elif side is not None:
-                split = version.splits[side]
+            elif split_index is not None:
+                split = version.splits[split_index]
                 replacements = _duplicates_replaced(dropped, record["id"])
                 histories.append(
                     RecordHistory(
@@ -130,8 +130,8 @@ def _appearances(
         for record, row in zip(shard.records().take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True):
             matches = compute.and_(compute.equal(dropped["phase"], phase), compute.equal(dropped["row"], start + row))
             reasons = dropped.filter(matches).to_pylist()
-            side = int(version.sides[start + row]) if last and version.sides[start + row] != EXCLUDED else None
-            yield record, (reasons[0] if reasons else None), side
+            split = int(version.row_splits[start + row]) if last else EXCLUDED
+            yield record, (reasons[0] if reasons else None), None if split == EXCLUDED else split
         start += shard.rows
 
 
@@ -145,8 +145,8 @@ def _events(id: str, origins: Changes, facts: pa.Table) -> list[dict[str, Any]]:
             events.append({"step": row["step"], "what": f"made of {before}{detail}", "before": before})
         for row in facts.filter(compute.equal(facts["id"], form)).to_pylist():
             value = row["text"] if row["value"] is None else row["value"]
-            shown = f"{value:.4g}" if isinstance(value, float) else value
-            events.append({"step": row["step"], "what": f"{row['name']} {shown}", "value": value})
+            value_text = f"{value:.4g}" if isinstance(value, float) else value
+            events.append({"step": row["step"], "what": f"{row['name']} {value_text}", "value": value})
     # Equal records share an id, and with it the events of both.
     return [event for index, event in enumerate(events) if event not in events[:index]]
 
@@ -154,7 +154,7 @@ def _events(id: str, origins: Changes, facts: pa.Table) -> list[dict[str, Any]]:
 def _origin(record: dict[str, Any], origins: Changes) -> list[dict[str, Any]]:
     """Reports where a record was read, and before that how it was generated, unless a step of this version did so."""
     steps = {origins[form][1]["step"] for form in _ancestors(record["id"], origins) if form in origins}
-    # The change that this version recorded says the same, with its detail.
+    # The change that this version recorded is the same event, with its detail.
     events = [event for event in origin_events(record["meta"]) if event["step"] not in steps]
     return [*events, {"step": "read", "what": f"read from {record['source']}:{record['line']}"}]
 
@@ -192,13 +192,13 @@ class Diff:
     """Holds what changed between two versions.
 
     Attributes:
-        came: RECORD table of the records that only the newer version holds.
-        went: REJECTED table of those that only the older one holds, with the newer one's reason, if any.
-        changed: inputs that both hold once with different answers: ``input_id, before, after, source, line``.
+        added: RECORD table of the records that only the newer version holds.
+        removed: REJECTED table of those that only the older one holds, with the newer one's reason, if any.
+        changed: Inputs that both hold once with different answers: ``input_id, before, after, source, line``.
     """
 
-    came: pa.Table
-    went: pa.Table
+    added: pa.Table
+    removed: pa.Table
     changed: pa.Table
 
 
@@ -215,11 +215,11 @@ ANSWER_CHANGES = pa.schema(
 
 def diff_versions(older: Version, newer: Version) -> Diff:
     """Finds the records added, removed (and why), and answered differently from ``older`` to ``newer``."""
-    came = _records_without(newer, _all_ids(older))
-    went = _records_without(older, _all_ids(newer))
-    new, old = _single_inputs(came), _single_inputs(went)
-    # Only inputs that occur once on both sides can be paired: of several answers none is the changed one.
-    both = {
+    added = _records_without(newer, _all_ids(older))
+    removed = _records_without(older, _all_ids(newer))
+    new, old = _single_inputs(added), _single_inputs(removed)
+    # Only inputs that occur once in both versions can be paired: of several answers none is the changed one.
+    paired = {
         identity
         for identity in old
         if identity in new and _unanswered_content(old[identity]) == _unanswered_content(new[identity])
@@ -233,13 +233,13 @@ def diff_versions(older: Version, newer: Version) -> Diff:
             "line": new[identity]["line"],
         }
         for identity in old
-        if identity in both
+        if identity in paired
     ]
     # A changed answer is reported as such, not as one record removed and one added.
-    known = pa.array(sorted(both), pa.string())
+    inputs = pa.array(sorted(paired), pa.string())
     return Diff(
-        _filter_out(came, "input_id", known),
-        _with_reasons(_filter_out(went, "input_id", known), newer),
+        _filter_out(added, "input_id", inputs),
+        _with_reasons(_filter_out(removed, "input_id", inputs), newer),
         pa.Table.from_pylist(changed, schema=ANSWER_CHANGES),
     )
 
@@ -250,13 +250,13 @@ def _all_ids(version: Version) -> pa.Array:
     )
 
 
-def _records_without(version: Version, known: pa.Array) -> pa.Table:
-    return concat([_filter_out(table, "id", known) for table in version.tables()])
+def _records_without(version: Version, ids: pa.Array) -> pa.Table:
+    return concat([_filter_out(table, "id", ids) for table in version.tables()])
 
 
-def _filter_out(table: pa.Table, column: str, known: pa.Array) -> pa.Table:
-    """Drops the rows whose value in ``column`` is among the known."""
-    return table.filter(compute.invert(compute.is_in(table[column], value_set=known)))
+def _filter_out(table: pa.Table, column: str, values: pa.Array) -> pa.Table:
+    """Drops the rows whose value in ``column`` is one of ``values``."""
+    return table.filter(compute.invert(compute.is_in(table[column], value_set=values)))
 
 
 def _unanswered_content(record: Mapping[str, Any]) -> Any:
@@ -264,7 +264,7 @@ def _unanswered_content(record: Mapping[str, Any]) -> Any:
 
 
 def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
-    """Records by input, of the inputs that occur once in ``table``."""
+    """Returns the records by input, of the inputs that occur once in ``table``."""
     rows = table.to_pylist()
     counts: dict[str, int] = {}
     for row in rows:
@@ -272,11 +272,11 @@ def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
     return {row["input_id"]: row for row in rows if counts[row["input_id"]] == 1}
 
 
-def _with_reasons(went: pa.Table, newer: Version) -> pa.Table:
-    ids = went["id"].combine_chunks()
+def _with_reasons(removed: pa.Table, newer: Version) -> pa.Table:
+    ids = removed["id"].combine_chunks()
     # Only rows of removed records are kept, as a version may have rejected millions.
     tables = [table.filter(compute.is_in(table["id"], value_set=ids)) for table in newer.rejected()]
     reasons = {row["id"]: row for row in concat(tables, REJECTED).to_pylist()}
     unknown = {**dict.fromkeys(REJECTED.names), "step": "", "reason": "not in the newer version", "detail": ""}
-    rows = [{**reasons.get(row["id"], unknown), **row} for row in went.to_pylist()]
+    rows = [{**reasons.get(row["id"], unknown), **row} for row in removed.to_pylist()]
     return pa.Table.from_pylist(rows, schema=REJECTED)

@@ -1,17 +1,19 @@
-"""Checks from the records alone that no split gives another away, whatever code made the splits."""
+"""Checks from the records alone that no split leaks another, whatever code made the splits."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Self
 
 import pyarrow as pa
 
-from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.contamination.evaluation_index import EvaluationIndex, index_evaluation
 from posttrain.data.records.provenance import origin_ids
 from posttrain.data.records.schema import input_texts, joined_texts, locations
 from posttrain.data.split import SplitsConfig
+from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.step import DataStep
 from posttrain.data.versions.recipe import Recipe
 from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
@@ -33,14 +35,14 @@ _STRICT_STEP = Decontaminate()
 
 @dataclass(frozen=True)
 class Leak:
-    """Names a record of one split that gives away one of another.
+    """Names a record of one split that overlaps with one of another.
 
     Attributes:
         kind: ``exact`` (an equal input), ``group``, ``origin`` (one is derived from the other, or both from a third),
             ``near duplicate`` or, by the length of the run, ``13-gram``.
-        splits: names of the two.
+        splits: Names of the two.
         locations: ``file:line`` of the two records, in the order of the splits.
-        detail: description of what is shared.
+        detail: Description of what is shared.
     """
 
     kind: str
@@ -60,14 +62,14 @@ def find_leaks(
 
     The check reads nothing but the records: inputs are compared by identity, by exact Jaccard
     similarity of their character 5-grams, and groups by name. Between ``train`` and every other split shared runs of
-    words count too, by the rule of `posttrain.data.contamination.decontaminate.Decontaminate`: those in more than 10
+    words count too, by the rule of `posttrain.data.steps.decontaminate.Decontaminate`: those in more than 10
     held-out records are the wording of the task. Of several things that two records share, the first is reported.
 
     Args:
         tables: RECORD table of each split by its name.
         threshold: Jaccard similarity from which inputs are alike; None: only equal ones are.
-        ngram: words in a run; None: runs are not looked for.
-        group: whether a shared group is a leak.
+        ngram: Words in a run; None: runs are not looked for.
+        group: True if a shared group is a leak.
     """
     # Training first, so that it is the searched side of every pair.
     order = sorted(tables, key=lambda name: name != _TRAIN)
@@ -99,11 +101,11 @@ def require_no_leaks(
     group: bool = True,
     fix: str = "the step `decontaminate` removes such records from training",
 ) -> None:
-    """Raises a UserError if a split is empty or one gives another away.
+    """Raises a UserError if a split is empty or overlaps with another.
 
     Args:
-        version: what errors call the records.
-        fix: advice in the error about a leak.
+        version: Name of the records in errors.
+        fix: Advice in the error about a leak.
 
     Raises:
         UserError: an empty split, or a leak: how many there are, and the first.
@@ -114,14 +116,14 @@ def require_no_leaks(
     leaks = find_leaks(tables, threshold, ngram, group=group)
     if leaks:
         (leaking, other), first = leaks[0].splits, leaks[0]
-        # Records, not leaks: one record may give several others away.
+        # Records, not leaks: one record may overlap with several others.
         count = len({leak.locations[0] for leak in leaks if leak.splits == first.splits})
-        records = "1 record" if count == 1 else f"{count:,} records"
-        raise UserError(f"{records} of {leaking} give {other} away, the first: {first}", where=version, fix=fix)
+        records = f"1 record of {leaking} overlaps" if count == 1 else f"{count:,} records of {leaking} overlap"
+        raise UserError(f"{records} with {other}, the first: {first}", where=version, fix=fix)
 
 
 def _origin_ids(table: pa.Table) -> list[str]:
-    """Id of the record that each row was derived from; its own if there is none."""
+    """Returns the id of the record that each row was derived from; its own if there is none."""
     origins = origin_ids(table).to_pylist()
     return [origin or id for origin, id in zip(origins, table["id"].to_pylist(), strict=True)]
 
@@ -151,28 +153,28 @@ def _shared_with(
 
 
 def training_records(
-    version: Version, name: str, measured: Mapping[str, pa.Table] = _NO_TABLES, step: Decontaminate | None = None
+    version: Version, name: str, evaluation: Mapping[str, pa.Table] = _NO_TABLES, steps: Sequence[DataStep] = ()
 ) -> pa.Table:
     """Reads a version's training records, and checks that they leak no evaluation record.
 
     Args:
-        name: what errors call the version.
-        measured: RECORD tables of what the loop measures on, by name, which a set of the loop's must not give away.
-        step: step that the loop separates them with; None: it does not.
+        name: Name of the version in errors.
+        evaluation: RECORD tables of the loop's evaluation records, by name, which a set of the loop must not leak.
+        steps: The loop's steps, one of which may separate the two.
 
     Raises:
         UserError: training and held-out records share something, or there are no training records.
     """
     if version.whole:
         records = version.records()
-        require_no_overlap(records, measured, name, step)
+        require_no_overlap(records, evaluation, name, steps)
         return records
     held_out = [split for split in version.splits[1:] if version.count(split)]
     records = version.records(version.splits[0])
     # Without held-out records there is nothing that could leak.
     if held_out:
         recipe = Recipe.model_validate(version.meta["recipe"])
-        check = LeakCheck.of(recipe.decontamination, recipe.splits)
+        check = LeakCheck.from_steps(recipe.steps, recipe.splits)
         _check_leaks(
             [{version.splits[0]: records, **{split: version.records(split) for split in held_out}}], name, check
         )
@@ -180,22 +182,22 @@ def training_records(
 
 
 def require_no_overlap(
-    records: pa.Table, measured: Mapping[str, pa.Table], name: str, step: Decontaminate | None
+    records: pa.Table, evaluation: Mapping[str, pa.Table], name: str, steps: Sequence[DataStep]
 ) -> None:
     """Raises a UserError if the training records share something with records that models are measured on.
 
     Args:
         records: RECORD table of the training records.
-        measured: RECORD tables by name, each compared with the training records only.
-        name: what errors call the training records.
-        step: step that separated them; None: nothing did.
+        evaluation: RECORD tables by name, each compared with the training records only.
+        name: Name of the training records in errors.
+        steps: The steps that they went through, one of which may have separated the two.
 
     Raises:
         UserError: they share something; names both places.
     """
-    pairs = [{"train": records, what: table} for what, table in measured.items() if table.num_rows]
+    pairs = [{"train": records, source: table} for source, table in evaluation.items() if table.num_rows]
     if records.num_rows and pairs:
-        _check_leaks(pairs, name, LeakCheck.of(step, None))
+        _check_leaks(pairs, name, LeakCheck.from_steps(steps, None))
 
 
 @dataclass(frozen=True)
@@ -204,9 +206,9 @@ class LeakCheck:
 
     Attributes:
         threshold: Jaccard similarity from which inputs are alike; None: only equal ones are.
-        ngram: words in a run that must not be shared.
-        group: whether a shared group is a leak.
-        fix: advice for the error message.
+        ngram: Words in a run that must not be shared.
+        group: True if a shared group is a leak.
+        fix: Advice for the error message.
     """
 
     threshold: float | None
@@ -214,29 +216,30 @@ class LeakCheck:
     group: bool
     fix: str
 
-    @staticmethod
-    def of(step: Decontaminate | None, splits: SplitsConfig | None) -> "LeakCheck":
-        """Takes the stricter of the recipe's step and its split; either may be absent."""
+    @classmethod
+    def from_steps(cls, steps: Sequence[DataStep], splits: SplitsConfig | None) -> Self:
+        """Takes the stricter of the recipe's `decontaminate` and its split; either may be absent."""
+        step = next((step for step in steps if isinstance(step, Decontaminate)), None)
         thresholds = [step.threshold if step else None, splits.near_duplicates if splits else None]
         threshold = min((value for value in thresholds if value is not None), default=None)
         # No setting of the step loosens the check: a model must never train on what it is measured on.
         ngram = step.ngram if step and step.ngram is not None else _DEFAULT_NGRAM
         group = splits is None or splits.group
-        return LeakCheck(threshold, ngram, group, _suggest_fix(step, threshold, ngram))
+        return cls(threshold, ngram, group, _suggest_fix(step, threshold, ngram))
 
     @property
-    def left_out(self) -> str | None:
-        """Names the checks that the settings switch off; None if there are none."""
-        off = [] if self.group else ["shared groups (`splits.group` is false)"]
-        off += [] if self.threshold is not None else ["near duplicates (no threshold is set)"]
-        return " and ".join(off) or None
+    def disabled_checks(self) -> str | None:
+        """The checks that the settings switch off; None if there are none."""
+        checks = [] if self.group else ["shared groups (`splits.group` is false)"]
+        checks += [] if self.threshold is not None else ["near duplicates (no threshold is set)"]
+        return " and ".join(checks) or None
 
 
 def _check_leaks(splits: Sequence[Mapping[str, pa.Table]], name: str, check: LeakCheck) -> None:
     for tables in splits:
         require_no_leaks(tables, name, check.threshold, check.ngram, group=check.group, fix=check.fix)
-    if check.left_out:
-        log.warning("%s: the check before training does not look for %s", name, check.left_out)
+    if check.disabled_checks:
+        log.warning("%s: the check before training does not look for %s", name, check.disabled_checks)
 
 
 def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int) -> str:

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posttrain.data.split import SplitsConfig
+from posttrain.data.split import FrozenSplits
+from posttrain.data.steps.resources import Files
 from posttrain.data.versions.build_version import STAGE, build_version
 from posttrain.data.versions.named_versions import RESERVED_NAMES
-from posttrain.data.versions.recipe import Files, Recipe, Suite, applicable_steps, default_steps
+from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps, default_steps
 from posttrain.data.versions.version import Version
 from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError
@@ -39,7 +40,7 @@ class BuildConfig(Recipe):
     name: str = Field(description="Name of the dataset.")
     files: Files = Field([], description="Files, globs, folders and URLs; added to those of the last version.")
     suites: list[Suite] = Field(
-        [], description="Evaluation files that training records must not give away, besides held-out records."
+        [], description="Evaluation files that training records must not overlap with, besides held-out records."
     )
     workspace: Path = Field(Path("."), description="The workspace's folder.")
     fresh: bool = Field(False, description="Start from these files alone, not from the last version's.")
@@ -54,8 +55,8 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
     """Builds a version and names it, resumes an interrupted build, or returns a finished one.
 
     Args:
-        config: such as ``{"name": "support", "files": ["new.jsonl"], "steps": ["exact", "minhash"]}``.
-        workspace: an open one; None: the one that the config names, created if missing.
+        config: Such as ``{"name": "support", "files": ["new.jsonl"], "steps": ["exact", "minhash"]}``.
+        workspace: An open one; None: the one that the config names, created if missing.
 
     Raises:
         UserError: the config, a file or a record is wrong; nothing is named then.
@@ -125,11 +126,11 @@ def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     recipe = recipe.model_copy(update={"steps": steps})
     if parent is None or recipe.splits is None or not parent.meta.get("settled"):
         return recipe
-    settled = SplitsConfig(**parent.meta["settled"])
-    # Other settings than the parent's start anew; only `since` and `thresholds` are decided by its records.
+    frozen = FrozenSplits(**parent.meta["settled"])
+    # Other settings than the parent's start from scratch; only `since` and `thresholds` are decided by its records.
     configured = recipe.splits.model_dump(exclude={"since", "thresholds"})
-    unchanged = settled.model_dump(include=set(configured)) == configured
-    return recipe.model_copy(update={"splits": settled}) if unchanged else recipe
+    unchanged = frozen.model_dump(include=set(configured)) == configured
+    return recipe.model_copy(update={"splits": frozen}) if unchanged else recipe
 
 
 def _last_semantic(earlier: list[NamedVersion]) -> str | None:
@@ -139,13 +140,13 @@ def _last_semantic(earlier: list[NamedVersion]) -> str | None:
 def _refuse_taken(config: BuildConfig, earlier: Sequence[NamedVersion]) -> None:
     """Refuses to give a new version a number that is taken."""
     semantic = config.version and config.version.removeprefix("v")
-    taken = next((version for version in earlier if semantic and version.semantic == semantic), None)
-    if taken is not None:
-        raise UserError(f"{taken.text} is {taken.artifact_id} already", where="--version", fix="give a later version")
+    other = next((version for version in earlier if semantic and version.semantic == semantic), None)
+    if other is not None:
+        raise UserError(f"{other.text} is {other.artifact_id} already", where="--version", fix="give a later version")
 
 
 def _bump(parent: Version | None, version: Version) -> Bump:
-    """Major if records are processed differently, minor if only files were added, patch if files changed."""
+    """Returns major if records are processed differently, minor if only files were added, patch if files changed."""
     if parent is None or _recipe_keys(parent) != _recipe_keys(version):
         return "major"
     before = {source["name"]: source["digest"] for source in parent.meta["sources"]}
@@ -154,12 +155,12 @@ def _bump(parent: Version | None, version: Version) -> Bump:
 
 
 def _recipe_keys(version: Version) -> dict[str, Any]:
-    """JSON values that decide how records are processed, wherever the workspace's folder lies."""
+    """Returns JSON values that decide how records are processed, wherever the workspace's folder is."""
     return {**version.meta.get("keys", {}), "splits": version.meta.get("settled")}
 
 
 def check_tag(text: str) -> None:
-    """Raises a UserError unless the text can stand behind the ``@`` of a version's name, and is no version itself."""
+    """Raises a UserError unless the text can follow the ``@`` of a version's name, and is no version itself."""
     if not _TAG.fullmatch(text):
         fix = "a letter, then letters, digits, `_`, `-` and `.`, and no version such as v1 or 1.0.0"
         raise UserError(f"`{text}` is no tag", fix=fix)
@@ -197,9 +198,9 @@ class Garbage:
     """Lists what can be removed.
 
     Attributes:
-        versions: names to forget.
-        artifacts: ids of datasets and shards to delete, in a safe order.
-        size: bytes of these artifacts.
+        versions: Names to forget.
+        artifacts: Ids of datasets and shards to delete, in a safe order.
+        size: Bytes of these artifacts.
     """
 
     versions: Sequence[NamedVersion]
@@ -213,7 +214,7 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
     Tagged versions stay, and so do versions that a run used: a model's lineage leads to them.
 
     Args:
-        keep: how many of the newest versions of each name stay; None: all.
+        keep: Number of the newest versions of each name that stay; None: all.
     """
     metadata = workspace.metadata
     versions: list[NamedVersion] = []
@@ -228,16 +229,16 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
         version.artifact_id for version in metadata.names() if (version.name, version.version) not in forgotten
     }
     datasets = [id for id in {version.artifact_id for version in versions} if id not in named_ids]
-    dropped = set(datasets)
+    garbage_ids = set(datasets)
     in_use: set[str] = set()
     for row in metadata.artifacts("dataset"):
-        if row.id not in dropped and workspace.artifacts.exists(row.id):
+        if row.id not in garbage_ids and workspace.artifacts.exists(row.id):
             dataset = Version.open(workspace.artifacts, row.id)
             in_use.update(id for ids in dataset.meta.get("phases", []) for id in ids)
-    known = {row.id for row in metadata.artifacts()}
+    recorded_ids = {row.id for row in metadata.artifacts()}
     loose = [row.id for row in metadata.artifacts("records") if row.id not in in_use]
     # A build that was killed between committing a shard and recording it leaves one that no row names.
-    loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in known | in_use]
+    loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in recorded_ids | in_use]
     sizes = {row.id: row.size for row in metadata.artifacts()}
     # Datasets go before the shards that they refer to.
     artifacts = [*sorted(datasets), *loose]

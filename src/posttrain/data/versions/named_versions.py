@@ -28,8 +28,8 @@ def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | No
     so a version must be given: ``train@v3``.
 
     Args:
-        root: the folder that relative files start from.
-        workspace: where versions are looked up; None: there is none yet.
+        root: The folder that relative files start from.
+        workspace: Workspace of the versions; None: there is none yet.
 
     Raises:
         UserError: a name is neither a file's nor a version's.
@@ -41,7 +41,7 @@ def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | No
         id = None if workspace is None or name in RESERVED_NAMES else _dataset_id(workspace, name)
         if id is not None and workspace is not None:
             versions[name] = Version.open(workspace.artifacts, id)
-        # A missing file is reported by whoever reads it, who can say more about it.
+        # A missing file is reported by its reader, which knows more about it.
         elif "@" in name or not Path(name).suffix:
             fix = "check the path, or take a version that `posttrain data list` names"
             raise UserError("there is no such file, and no such dataset version", where=name, fix=fix)
@@ -49,7 +49,7 @@ def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | No
 
 
 def _dataset_id(workspace: Workspace, name: str) -> str | None:
-    """Id of the dataset version of that name; None if there is none."""
+    """Returns the id of the dataset version of that name; None if there is none."""
     try:
         id = workspace.metadata.named(name) or workspace.metadata.resolve(name)
     except UserError:
@@ -58,8 +58,8 @@ def _dataset_id(workspace: Workspace, name: str) -> str | None:
     return id if row is not None and row.kind == "dataset" else None
 
 
-def training_side(version: Version, name: str) -> pa.Table:
-    """RECORD table of the version's training split, checked for leaks; of all records if nothing is held out.
+def training_split(version: Version, name: str) -> pa.Table:
+    """Reads the version's training split, checked for leaks, as a RECORD table; all records if nothing is held out.
 
     Raises:
         UserError: training and held-out records share something, or there are none to learn from.
@@ -67,11 +67,11 @@ def training_side(version: Version, name: str) -> pa.Table:
     return _require_records(training_records(version, name), name, "no training records")
 
 
-def evaluation_side(version: Version, name: str, learned_from: Collection[str]) -> pa.Table:
-    """RECORD table of the version's test split; of all records if nothing is held out.
+def evaluation_split(version: Version, name: str, learned_from: Collection[str]) -> pa.Table:
+    """Reads the version's test split as a RECORD table; all records if nothing is held out.
 
     Args:
-        learned_from: ids of the versions that models train on.
+        learned_from: Ids of the versions that models train on.
 
     Raises:
         UserError: it is empty, or it was not split and models train on it.
@@ -93,7 +93,7 @@ def _require_records(records: pa.Table, name: str, what: str) -> pa.Table:
 
 
 def ids_processed_by(versions: Iterable[Version], step: RowStep) -> set[str]:
-    """Ids of the training records whose version was built with exactly this step."""
+    """Returns the ids of the training records whose version was built with exactly this step."""
     ids: set[str] = set()
     for version in versions:
         # Settings are compared by digest: JSON turns tuples into lists.

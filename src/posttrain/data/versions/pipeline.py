@@ -15,7 +15,7 @@ import pyarrow as pa
 from posttrain.data.reading.pieces import Piece
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.schema import RECORD, concat
-from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind, Step
+from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
 from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment, id_changes
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps
 from posttrain.data.versions.shards import PreviousShard, Shard, ShardCorpus, ShardTask, fact_table
@@ -45,11 +45,11 @@ class StepState:
     """Keeps what a global step needs to process only new records when the set has grown.
 
     Attributes:
-        name: of the step.
-        step: digest of its settings.
-        shards: keys of the shards that it saw.
-        alive: digest of which of their rows were alive then.
-        table: one row a row of the shards.
+        name: Name of the step.
+        step: Digest of its settings.
+        shards: Keys of the shards that it saw.
+        alive: Digest of which of their rows were alive then.
+        table: One row a row of the shards.
     """
 
     name: str
@@ -68,17 +68,17 @@ class VersionBuild:
     """Holds the records while a version is built, and runs steps on them.
 
     Attributes:
-        phases: the shards of each phase; a phase ends where content changes.
+        phases: The shards of each phase; a phase ends where content changes.
         alive: bool [N], rows of the last phase that no step took out.
         rejected: DROPPED tables of what global steps took out.
         facts: FACT tables of the global steps.
-        funnel: counts by (step, reason), in the order of the steps.
-        states: of the global steps, by their index in the chain.
-        sides: uint8 [N], the split of each row of the last phase; the first one is what models learn from.
-        settled: the split's settings, as the records have decided them.
-        contaminated: by source of evaluation records how many of them training records give away, and their number.
-        previous_states: of the global steps of an earlier version, whose shards were the first of today's.
-        previous_assignment: the splits that records had in that version; None without one.
+        funnel: Counts by (step, reason), in the order of the steps.
+        states: States of the global steps, by their index in the chain.
+        splits: uint8 [N], the split of each row of the last phase; the first one is what models learn from.
+        frozen_settings: The split's settings, as the records have decided them.
+        contaminated: The number of evaluation records that training records leak, and their total, by source.
+        previous_states: States of the global steps of an earlier version, whose shards were the first of today's.
+        previous_assignment: The splits that records had in that version; None without one.
     """
 
     recipe: Recipe
@@ -93,15 +93,15 @@ class VersionBuild:
     funnel: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: dict[int, StepState] = field(default_factory=dict)
 
-    sides: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
-    settled: dict[str, Any] | None = None
+    splits: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+    frozen_settings: dict[str, Any] | None = None
     contaminated: dict[str, tuple[int, int]] = field(default_factory=dict)
     _unassigned: pa.Table | None = None
     _clusters: dict[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """Lists the recipe's steps, including the split."""
+    def steps(self) -> list[DataStep]:
+        """The recipe's steps, including the split."""
         return self.recipe.chain
 
     @property
@@ -113,12 +113,12 @@ class VersionBuild:
 
     @property
     def rejected_by_reason(self) -> Counter[tuple[str, str]]:
-        """Counts rejected records by (step, reason)."""
+        """Number of rejected records by (step, reason)."""
         return Counter({key: count for key, count in self.funnel.items() if key[1] != "in" and count > 0})
 
     @property
     def num_rejected(self) -> int:
-        """Counts the records that the steps rejected."""
+        """Number of records that the steps rejected."""
         return self.rejected_by_reason.total()
 
     @property
@@ -130,7 +130,7 @@ class VersionBuild:
         """Reads the pieces of all files, each through the row steps that come first: the first phase.
 
         Args:
-            existing: folders of an earlier version's shards by their keys.
+            existing: Folders of an earlier version's shards by their keys.
 
         Raises:
             UserError: a record is bad, with file and line.
@@ -171,22 +171,28 @@ class VersionBuild:
                 index += len(following)
 
     def corpus(
-        self, index: int, evaluation: pa.Table | None = None, before: PreviousState | None = None
+        self, index: int, evaluation: pa.Table | None = None, previous_state: PreviousState | None = None
     ) -> ShardCorpus:
         """Gives the records that the step at ``index`` processes: after the split only the training records."""
-        alive = self.alive & (self.sides == 0)
-        measured = RECORD.empty_table() if evaluation is None else evaluation
         previous = self.previous_assignment
-        past = None if previous is None else partial(previous.splits_of, self.phases, self.alive)
-        changed = partial(id_changes, self.phases)
-        return ShardCorpus(self.shards, index, alive, self.engine, measured, before, self._clusters, past, changed)
+        return ShardCorpus(
+            self.shards,
+            index,
+            self.alive & (self.splits == 0),
+            self.engine,
+            RECORD.empty_table() if evaluation is None else evaluation,
+            previous_state,
+            self._clusters,
+            None if previous is None else partial(previous.splits_of, self.phases, self.alive),
+            partial(id_changes, self.phases),
+        )
 
-    def measured(self) -> pa.Table:
-        """RECORD table of the records that the split holds out."""
-        held_out, starts = self.alive & (self.sides != 0), self.corpus(0).starts
-        parts = zip(self.corpus(0).parts(), np.split(held_out, starts[1:-1]), strict=True)
+    def held_out_records(self) -> pa.Table:
+        """Reads the RECORD table of the records that the split holds out."""
+        held_out, starts = self.alive & (self.splits != 0), self.corpus(0).starts
+        views = zip(self.corpus(0).shard_views(), np.split(held_out, starts[1:-1]), strict=True)
         return concat(
-            list(self.engine.map(_take_rows, [(part, np.flatnonzero(rows)) for part, rows in parts if rows.any()]))
+            list(self.engine.map(_take_rows, [(view, np.flatnonzero(rows)) for view, rows in views if rows.any()]))
         )
 
     def reject(self, step: str, rejections: Mapping[int, Rejection]) -> None:
@@ -216,24 +222,24 @@ class VersionBuild:
         """Runs a global step, applies its rejections and split, and returns the rows that it rewrites."""
         keys = [shard.key for shard in self.shards]
         corpus = self.corpus(index, evaluation, self._previous_state(index, step, keys))
-        decision = step.decide(corpus)
-        if decision.state is not None:
+        result = step.decide(corpus)
+        if result.state is not None:
             self.states[index] = StepState(
-                step.name, digest(step.key()), keys, _mask_digest(corpus.alive), decision.state
+                step.name, digest(step.key()), keys, _mask_digest(corpus.alive), result.state
             )
             # Later steps with the same settings, such as the split, reuse these clusters instead of searching again.
-            if decision.clustered is not None:
-                self._clusters[decision.clustered] = decision.state["cluster"]
-        self.contaminated.update(decision.contaminated)
-        self._add_facts(step.name, decision.facts)
-        self.reject(step.name, decision.rejections)
-        if decision.sides is not None:
-            self.sides = decision.sides
-            self.settled = dict(decision.settled or {})
+            if result.similarity is not None:
+                self._clusters[result.similarity] = result.state["cluster"]
+        self.contaminated.update(result.contaminated)
+        self._add_facts(step.name, result.facts)
+        self.reject(step.name, result.rejections)
+        if result.splits is not None:
+            self.splits = result.splits
+            self.frozen_settings = dict(result.frozen_settings or {})
             if self.previous_assignment is not None:
-                splits = np.where(self.alive, self.sides, -1).astype(np.int8)
+                splits = np.where(self.alive, self.splits, -1).astype(np.int8)
                 self._unassigned = self.previous_assignment.unassigned_now(self.phases, splits)
-        return decision.rewritten
+        return result.rewritten
 
     def _previous_state(self, index: int, step: GlobalStep, keys: Sequence[str]) -> PreviousState | None:
         """Returns the state that the step left when the first of today's shards were all there was."""
@@ -241,7 +247,7 @@ class VersionBuild:
         if state is None or state.step != digest(step.key()) or list(keys[: len(state.shards)]) != state.shards:
             return None
         # Only the first split counts: records that were held out since then must be processed as new.
-        now = (self.alive & (self.sides == 0))[: state.table.num_rows]
+        now = (self.alive & (self.splits == 0))[: state.table.num_rows]
         return PreviousState(state.table, _mask_digest(now) == state.alive)
 
     def _add_facts(self, step: str, facts: Mapping[str, pa.Array]) -> None:
@@ -256,7 +262,7 @@ class VersionBuild:
         """Makes new shards of the rows left: rewritten, through row steps, sketched for the global steps after them."""
         starts = self.corpus(0).starts
         sketchers = global_steps(self.steps, after)
-        measured = self.alive & (self.sides != 0)
+        held_out = self.alive & (self.splits != 0)
         by_shard: dict[int, dict[int, Mapping[str, Any]]] = {}
         for row, values in rewritten.items():
             index = int(np.searchsorted(starts, row, side="right")) - 1
@@ -264,17 +270,17 @@ class VersionBuild:
         tasks, untouched = [], []
         for index, shard in enumerate(self.shards):
             rows = slice(int(starts[index]), int(starts[index + 1]))
-            # Held-out rows skip the row steps and stand last in their shard: their splits are restored by position.
-            apart = np.flatnonzero(measured[rows])
-            untouched.append(self.sides[rows][apart])
+            # Held-out rows skip the row steps and come last in their shard: their splits are restored by position.
+            skipped = np.flatnonzero(held_out[rows])
+            untouched.append(self.splits[rows][skipped])
             dropped = np.flatnonzero(~self.alive[rows])
-            source = PreviousShard(shard, dropped, by_shard.get(index, {}), rewriter, apart)
+            source = PreviousShard(shard, dropped, by_shard.get(index, {}), rewriter, skipped)
             tasks.append(ShardTask(source, None, (), steps, sketchers, self.folder))
         shards = [Shard.open(folder) for folder in self.engine.map(run_task, tasks)]
         self._begin(shards)
         ends = np.cumsum([shard.rows for shard in shards])
-        for end, sides in zip(ends.tolist(), untouched, strict=True):
-            self.sides[end - len(sides) : end] = sides
+        for end, splits in zip(ends.tolist(), untouched, strict=True):
+            self.splits[end - len(splits) : end] = splits
 
     def _begin(self, shards: list[Shard]) -> None:
         """Starts a phase with these shards, of which every row is alive and in the first split."""
@@ -282,7 +288,7 @@ class VersionBuild:
         # Clusters name rows of the phase before, which no longer exist.
         self._clusters = {}
         self.alive = np.ones(sum(shard.rows for shard in shards), dtype=bool)
-        self.sides = np.zeros(len(self.alive), dtype=np.uint8)
+        self.splits = np.zeros(len(self.alive), dtype=np.uint8)
         for shard in shards:
             for step, reason, count in shard.funnel:
                 self.funnel[step, reason] += count

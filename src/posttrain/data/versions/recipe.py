@@ -7,26 +7,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny
 
-from posttrain.data.contamination.decontaminate import Decontaminate
-from posttrain.data.split import SplitsConfig
+from posttrain.data.split import FrozenSplits
 from posttrain.data.split.split_step import Split
 from posttrain.data.steps.registry import BUILT_IN, STEPS
-from posttrain.data.steps.step import GlobalStep, RowStep, Step
+from posttrain.data.steps.step import DataStep, GlobalStep, RowStep
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Files = Annotated[list[str], BeforeValidator(_as_list)]
-"""Files, globs, folders and URLs; a single one needs no list."""
-
-
-def parse_step(value: Any) -> Step:
+def parse_step(value: Any) -> DataStep:
     """Reads a step from its name, or from ``{name: settings}``."""
-    if isinstance(value, Step):
+    if isinstance(value, DataStep):
         return value
     name: Any = value
     settings: Any = {}
@@ -57,8 +48,8 @@ def _steps(value: Any) -> Any:
     return steps
 
 
-def config_name(step: Step) -> str:
-    """Return the name by which `STEPS` finds the class again, also in another process that reads a recipe."""
+def config_name(step: DataStep) -> str:
+    """Returns the name by which `STEPS` finds the class again, also in another process that reads a recipe."""
     reference = f"{type(step).__module__}:{type(step).__qualname__}"
     # Built-in steps first: the registry would load the entry points of all installed packages.
     if BUILT_IN.get(step.name) == reference or (step.name in STEPS and STEPS[step.name] is type(step)):
@@ -66,12 +57,12 @@ def config_name(step: Step) -> str:
     return reference
 
 
-def step_values(step: Step) -> dict[str, Any]:
+def step_values(step: DataStep) -> dict[str, Any]:
     """Returns the step as the config writes it."""
     return {config_name(step): step.model_dump(mode="json")}
 
 
-StepField = Annotated[SerializeAsAny[Step], PlainSerializer(step_values)]
+StepField = Annotated[SerializeAsAny[DataStep], PlainSerializer(step_values)]
 Steps = Annotated[list[StepField], BeforeValidator(_steps)]
 """Steps in the order in which they run; those for training records only come last."""
 
@@ -87,40 +78,35 @@ DEFAULT_STEPS: Any = [
 
 
 @cache
-def default_steps() -> tuple[Step, ...]:
+def default_steps() -> tuple[DataStep, ...]:
     """Parses `DEFAULT_STEPS`, once: steps are frozen, so all configs share them."""
     return tuple(parse_step(item) for item in DEFAULT_STEPS)
 
 
 class Suite(Section):
-    """Names evaluation records that training records must not give away."""
+    """Names evaluation records that training records must not overlap with."""
 
     file: str = Field(description="The file, named from the workspace's folder, or a dataset version.")
-    columns: dict[str, str] | None = Field(None, description="Which column holds what; null: as in the recipe.")
+    columns: dict[str, str] | None = Field(None, description="Columns of the file; null: those of the recipe.")
 
 
 class Recipe(Section):
     """Everything that decides a version's records, besides the content of the files."""
 
-    columns: dict[str, str] | None = Field(None, description="Which column holds what.")
-    labels: list[str] = Field([], description="The closed label set; empty: answers are open-ended.")
-    steps: Steps = Field([], description="What the records go through.")
-    splits: SplitsConfig | None = Field(None, description="What is held out, and how; null: nothing.")
+    columns: dict[str, str] | None = Field(None, description="Columns of the files.")
+    labels: list[str] = Field([], description="Closed label set; empty: answers are open-ended.")
+    steps: Steps = Field([], description="Steps that the records go through.")
+    splits: FrozenSplits | None = Field(None, description="Held-out splits; null: none.")
 
     def located(self, root: Path) -> "Recipe":
         """Copies the recipe with the steps' files resolved against ``root``."""
         return self.model_copy(update={"steps": [step.located(root) for step in self.steps]})
 
     @property
-    def chain(self) -> list[Step]:
-        """Lists all steps, with the split, if any, before those for training records only."""
+    def chain(self) -> list[DataStep]:
+        """All steps, with the split, if any, before those for training records only."""
         split = [Split(settings=self.splits)] if self.splits else []
         return [*self.steps[: self.boundary], *split, *self.steps[self.boundary :]]
-
-    @property
-    def decontamination(self) -> Decontaminate | None:
-        """The step that removes training records that give evaluation records away; None if there is none."""
-        return next((step for step in self.steps if isinstance(step, Decontaminate)), None)
 
     @property
     def boundary(self) -> int:
@@ -128,7 +114,7 @@ class Recipe(Section):
         return next((index for index, step in enumerate(self.steps) if step.training_only), len(self.steps))
 
     def keys(self) -> dict[str, Any]:
-        """JSON values that identify the recipe: equal keys give equal records."""
+        """Returns JSON values that identify the recipe: equal keys give equal records."""
         return {
             "columns": self.columns,
             "labels": self.labels,
@@ -137,12 +123,12 @@ class Recipe(Section):
         }
 
 
-def applicable_steps(steps: Sequence[Step], labels: Sequence[str]) -> list[Step]:
+def applicable_steps(steps: Sequence[DataStep], labels: Sequence[str]) -> list[DataStep]:
     """Drops steps that need labels if there are none; an empty label set means open-ended answers."""
     return [step for step in steps if labels or not step.needs_labels]
 
 
-def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
+def row_steps(steps: Sequence[DataStep], start: int) -> tuple[RowStep, ...]:
     """Returns the row steps from ``start`` up to the next global one."""
     result: list[RowStep] = []
     for step in steps[start:]:
@@ -152,7 +138,7 @@ def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
     return tuple(result)
 
 
-def global_steps(steps: Sequence[Step], start: int) -> tuple[tuple[int, GlobalStep], ...]:
+def global_steps(steps: Sequence[DataStep], start: int) -> tuple[tuple[int, GlobalStep], ...]:
     """Returns the global steps from ``start`` up to the next row step, each with its index."""
     result: list[tuple[int, GlobalStep]] = []
     for index, step in enumerate(steps[start:], start):

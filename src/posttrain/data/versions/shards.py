@@ -17,6 +17,7 @@ import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet as parquet
 
+from posttrain.data.arrays import Splits
 from posttrain.data.reading.pieces import Piece, read_piece
 from posttrain.data.records.outcome import rewrite
 from posttrain.data.records.schema import CHANGED, FACT, RECORD, REJECTED, concat
@@ -50,9 +51,9 @@ class Shard:
 
     Attributes:
         key: SHA-256 of all that the content depends on, 64 hex characters.
-        rows: number of records.
-        funnel: counts of what each step did, as ``[step, reason, count]``; the first entry counts the rows read.
-        shape: of the records in the file; None where there was no file.
+        rows: Number of records.
+        funnel: Counts of what each step did, as ``[step, reason, count]``; the first entry counts the rows read.
+        shape: Shape of the records in the file; None where there was no file.
     """
 
     folder: Path
@@ -84,7 +85,7 @@ class PreviousShard:
 
     Attributes:
         dropped: int64, rows that a global step rejected.
-        rewritten: columns that a global step rewrote, by row.
+        rewritten: Columns that a global step rewrote, by row.
         untouched: int64, held-out rows, none of them dropped, that skip the steps. They come last.
     """
 
@@ -100,12 +101,12 @@ class ShardTask:
     """Makes one shard; pickled to a worker. The same task gives the same bytes wherever it runs.
 
     Attributes:
-        source: a piece of a file, or a shard of the phase before.
-        columns: which column holds what, for a piece.
-        labels: the closed label set that a piece's answers keep to; empty for open-ended answers.
-        steps: row steps that run on the rows.
-        sketchers: the global steps that follow, by their index in the recipe.
-        parent: the folder in which the shard's own, named by its key, is created.
+        source: A piece of a file, or a shard of the phase before.
+        columns: Columns of the file, for a piece.
+        labels: The closed label set that a piece's answers keep to; empty for open-ended answers.
+        steps: Row steps that run on the rows.
+        sketchers: The global steps that follow, by their index in the recipe.
+        parent: The folder in which the shard's own, named by its key, is created.
     """
 
     source: Piece | PreviousShard
@@ -130,12 +131,12 @@ class ShardTask:
 
     @property
     def finished(self) -> Path | None:
-        """Returns the shard's folder if it exists already."""
+        """The shard's folder, if it exists already."""
         folder = self.parent / self.key
         return folder if (folder / SUMMARY).exists() else None
 
     def _source_key(self) -> list[Any]:
-        """JSON values that identify the source."""
+        """Returns JSON values that identify the source."""
         if isinstance(self.source, Piece):
             # The name of the file counts, because records hold it; its path does not.
             return [self.source.described(), dict(self.columns or {}), list(self.labels)]
@@ -168,10 +169,10 @@ class ShardTask:
         facts: list[pa.Table] = []
         for step in self.steps:
             before = table
-            table, rejected, changed, measured = step.apply(table)
+            table, rejected, changed, measurements = step.apply(table)
             rejections.append(rejected)
             changes.append(changed)
-            facts += [fact_table(before, step.name, name, values) for name, values in measured.items()]
+            facts += [fact_table(before, step.name, name, values) for name, values in measurements.items()]
             # Each shard counts for itself, so that the funnel needs no second pass over all rejections.
             counts = Counter(rejected["reason"].to_pylist())
             funnel += [[step.name, reason, count] for reason, count in counts.items()]
@@ -204,11 +205,18 @@ class ShardTask:
             return piece.records, RECORD.empty_table(), [], funnel, piece.shape, self.source.described()
         previous = self.source
         table, changed = rewrite(previous.shard.records(), previous.rewritten, previous.rewriter)
-        processed, alone = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
-        processed[previous.dropped] = processed[previous.untouched] = False
-        alone[previous.untouched] = True
-        untouched = table.filter(pa.array(alone))
-        return table.filter(pa.array(processed)), untouched, [changed], [], previous.shard.shape, previous.shard.piece
+        is_processed, is_untouched = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
+        is_processed[previous.dropped] = is_processed[previous.untouched] = False
+        is_untouched[previous.untouched] = True
+        untouched = table.filter(pa.array(is_untouched))
+        return (
+            table.filter(pa.array(is_processed)),
+            untouched,
+            [changed],
+            [],
+            previous.shard.shape,
+            previous.shard.piece,
+        )
 
 
 def fact_table(table: pa.Table, step: str, name: str, values: pa.Array) -> pa.Table:
@@ -226,7 +234,7 @@ def fact_table(table: pa.Table, step: str, name: str, values: pa.Array) -> pa.Ta
 
 
 def _sketch_file(index: int) -> str:
-    """File name of the sketches for the step at ``index``."""
+    """Returns the file name of the sketches for the step at ``index``."""
     return f"sketch-{index}.arrow"
 
 
@@ -253,24 +261,24 @@ class ShardCorpus:
     """Presents shards on disk as a `posttrain.data.steps.step.Corpus`, in bounded memory.
 
     Attributes:
-        index: of the step in the chain, which names its sketches.
+        index: Index of the step in the chain, which names its sketches.
         alive: bool [N].
-        measured: RECORD table of what models are measured on.
-        before: state of the step for the first rows, from when the set was smaller.
-        clusters: clusters that earlier steps found.
-        past: returns the splits that rows had in an earlier version; None without one.
-        changes: returns what steps have rewritten so far.
+        evaluation: RECORD table of the evaluation records.
+        previous_state: State of the step for the first rows, from when the set was smaller.
+        clusters: Clusters that earlier steps computed.
+        read_previous_splits: Returns the splits that rows had in an earlier version; None without one.
+        read_id_changes: Returns what steps have rewritten so far.
     """
 
     shards: Sequence[Shard]
     index: int
     alive: npt.NDArray[np.bool_]
     engine: Engine
-    measured: pa.Table = field(default_factory=RECORD.empty_table)
-    before: PreviousState | None = None
+    evaluation: pa.Table = field(default_factory=RECORD.empty_table)
+    previous_state: PreviousState | None = None
     clusters: Mapping[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
-    past: Callable[[], npt.NDArray[np.int8]] | None = None
-    changes: Callable[[], pa.Table] = CHANGED.empty_table
+    read_previous_splits: Callable[[], Splits] | None = None
+    read_id_changes: Callable[[], pa.Table] = CHANGED.empty_table
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -301,23 +309,16 @@ class ShardCorpus:
         back[order] = np.arange(len(rows))
         return pa.concat_tables(parts).combine_chunks().take(pa.array(back))
 
-    def known(self) -> PreviousState | None:
-        return self.before
+    def previous_splits(self) -> Splits:
+        if self.read_previous_splits is None:
+            return np.full(self.rows, -1, dtype=np.int8)
+        return self.read_previous_splits()
 
-    def sides(self) -> npt.NDArray[np.int8]:
-        return np.full(self.rows, -1, dtype=np.int8) if self.past is None else self.past()
+    def id_changes(self) -> pa.Table:
+        return self.read_id_changes()
 
-    def changed(self) -> pa.Table:
-        return self.changes()
-
-    def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
-        return self.clusters
-
-    def parts(self) -> Sequence[ShardView]:
+    def shard_views(self) -> Sequence[ShardView]:
         return [CorpusShard(shard, self.index) for shard in self.shards]
-
-    def evaluation(self) -> pa.Table:
-        return self.measured
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return self.engine.map(function, items)

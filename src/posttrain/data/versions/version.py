@@ -44,11 +44,11 @@ class Version:
     """Reads a dataset version piece by piece.
 
     Attributes:
-        id: of its artifact.
-        folder: of its files.
+        id: Id of its artifact.
+        folder: Folder of its files.
         meta: ``recipe``, ``sources``, ``phases`` (artifact ids of shards), ``splits`` (their names), ``counts``,
             ``funnel``.
-        path: the folder of an artifact; shards are artifacts of their own, shared by versions.
+        path: The folder of an artifact; shards are artifacts of their own, shared by versions.
     """
 
     id: str
@@ -59,10 +59,10 @@ class Version:
     @staticmethod
     def open(artifacts: ArtifactStore, id: str) -> "Version":
         """Opens the version behind an artifact of the kind ``dataset``."""
-        return Version.of_folder(artifacts.path(id), id, artifacts.path)
+        return Version.open_folder(artifacts.path(id), id, artifacts.path)
 
     @staticmethod
-    def of_folder(folder: Path, id: str = "", path: Callable[[str], Path] = Path) -> "Version":
+    def open_folder(folder: Path, id: str = "", path: Callable[[str], Path] = Path) -> "Version":
         """Opens the version in a folder; ``path`` leads to its shards."""
         return Version(id, folder, json.loads((folder / META_FILE).read_text(encoding="utf-8")), path)
 
@@ -77,12 +77,12 @@ class Version:
         return [[Shard.open(self.path(id)) for id in ids] for ids in self.meta["phases"]]
 
     @cached_property
-    def sides(self) -> npt.NDArray[np.uint8]:
-        """Uint8 [N]: the split of each row of the last phase, or `EXCLUDED`."""
+    def row_splits(self) -> npt.NDArray[np.uint8]:
+        """The split of each row of the last phase, or `EXCLUDED`: uint8 [N]."""
         return np.asarray(parquet.read_table(self.folder / MANIFEST)["side"].to_numpy())
 
     def intact_shards(self) -> dict[str, Path]:
-        """Folders of the version's shards by their keys, without damaged ones, which are rebuilt."""
+        """Returns the folders of the version's shards by their keys, without damaged ones, which are rebuilt."""
         folders = {}
         for id in dict.fromkeys(id for ids in self.meta.get("phases", []) for id in ids):
             try:
@@ -105,16 +105,16 @@ class Version:
 
     def tables(self, split: str | None = None, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yields RECORD tables (or some columns) of all records or of one split, in reading order."""
-        for table, sides in self._shards(columns):
-            selected = sides != EXCLUDED if split is None else sides == self.splits.index(split)
+        for table, row_splits in self._shards(columns):
+            selected = row_splits != EXCLUDED if split is None else row_splits == self.splits.index(split)
             if selected.any():
                 yield table if selected.all() else table.filter(pa.array(selected))
 
-    def sided_tables(self) -> Iterator[tuple[pa.Table, list[str]]]:
+    def tables_with_splits(self) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yields RECORD tables with the split of every row."""
-        for table, sides in self._shards(None):
-            inside = sides != EXCLUDED
-            yield table.filter(pa.array(inside)), [self.splits[side] for side in sides[inside].tolist()]
+        for table, row_splits in self._shards(None):
+            inside = row_splits != EXCLUDED
+            yield table.filter(pa.array(inside)), [self.splits[index] for index in row_splits[inside].tolist()]
 
     def records(self, split: str | None = None) -> pa.Table:
         """Reads all records, or those of one split, into one RECORD table."""
@@ -184,8 +184,8 @@ class Version:
             split = next(number for number, shards in enumerate(self.phases) if [shard.key for shard in shards] == keys)
             return self.phases[: split + 1]
 
-        side = parquet.read_table(self.folder / _state_file(int(index)), columns=["side"])["side"].to_numpy()
-        return PreviousAssignment(phases, keys, side, unassigned)
+        splits = parquet.read_table(self.folder / _state_file(int(index)), columns=["side"])["side"].to_numpy()
+        return PreviousAssignment(phases, keys, splits, unassigned)
 
     def _shards(self, columns: Sequence[str] | None) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint8]]]:
         """Yields RECORD tables (or some columns) with the split of every row, `EXCLUDED` for none."""
@@ -195,22 +195,22 @@ class Version:
             return
         start = 0
         for shard in self.phases[-1]:
-            sides = self.sides[start : start + shard.rows]
+            row_splits = self.row_splits[start : start + shard.rows]
             start += shard.rows
-            yield shard.records(columns), sides
+            yield shard.records(columns), row_splits
 
 
 def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Fills ``folder`` with a version; the same content always gives the same bytes.
 
     Args:
-        meta: entries of `Version.meta` besides counts, funnel and states.
+        meta: Entries of `Version.meta` besides counts, funnel and states.
 
     Returns:
         The counts, for the artifact's meta.
     """
-    sides = np.where(build.alive, build.sides, np.uint8(EXCLUDED)).astype(np.uint8)
-    counts_by_split = {name: int((sides == side).sum()) for side, name in enumerate(meta["splits"])}
+    row_splits = np.where(build.alive, build.splits, np.uint8(EXCLUDED)).astype(np.uint8)
+    counts_by_split = {name: int((row_splits == index).sum()) for index, name in enumerate(meta["splits"])}
     num_read = build.funnel["read", "in"]
     counts = {
         "records": sum(counts_by_split.values()),
@@ -220,10 +220,10 @@ def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) ->
     }
     # The order of the steps, not of the counts, makes the bytes independent of the engine's timing.
     order = ["read", *(step.name for step in build.steps)]
-    counted = sorted(
+    entries = sorted(
         build.funnel.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1] != "in", entry[0][1])
     )
-    funnel = [{"step": step, "reason": reason, "count": count} for (step, reason), count in counted]
+    funnel = [{"step": step, "reason": reason, "count": count} for (step, reason), count in entries]
     states = {
         str(index): {"name": state.name, "step": state.step, "shards": state.shards, "alive": state.alive}
         for index, state in sorted(build.states.items())
@@ -237,7 +237,7 @@ def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) ->
     text = json.dumps({**full, "states": states}, ensure_ascii=False, indent=1, sort_keys=True)
     (folder / META_FILE).write_text(text + "\n", encoding="utf-8")
     tables = {
-        MANIFEST: pa.table({"side": sides}),
+        MANIFEST: pa.table({"side": row_splits}),
         DROPPED_FILE: concat(build.rejected, DROPPED),
         FACTS_FILE: concat(build.facts, FACT),
         _UNASSIGNED_FILE: concat([build.unassigned], ASSIGNMENTS),
@@ -249,7 +249,7 @@ def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) ->
 
 
 def _state_file(index: int) -> str:
-    """File name of the state of the step at ``index``."""
+    """Returns the file name of the state of the step at ``index``."""
     return f"state-{index}.parquet"
 
 

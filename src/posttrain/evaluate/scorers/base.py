@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,14 @@ class ScorerOutput:
     """Answers and scores of N records.
 
     Args:
-        predicted: the model's answers.
+        predicted: The model's answers.
         score: float64 [N]; its mean is the suite's paired metric, so higher is better.
         valid: bool [N]; False where the answer is outside the allowed set or was cut off.
         confidence: float64 [N], probability of the answer; NaN where it is not known.
         log_likelihood: float64 [N], ln P(expected | prompt) in nats; NaN where it is not known.
         tokens: int64 [N], tokens of the expected answer; zeros where they are not counted.
         labels: float32 [N, K], ln P(label | prompt) of the label set, normalised over it; None where not computed.
+        metrics: Metrics of the scorer's own, by name.
     """
 
     predicted: Sequence[str]
@@ -43,6 +43,7 @@ class ScorerOutput:
     log_likelihood: np.ndarray
     tokens: np.ndarray
     labels: np.ndarray | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Examples:
     """N records.
 
     Args:
-        ids: record ids.
-        prompts: turns before the answer; empty for a plain text.
-        expected: the right answer; None where the record has none.
-        meta: the record's other columns, as JSON text.
+        ids: Record ids.
+        prompts: Turns before the answer; empty for a plain text.
+        expected: The right answer; None where the record has none.
+        meta: The record's other columns, as JSON text.
         locations: ``file:line`` of each record, for messages.
     """
 
@@ -92,12 +93,14 @@ class Scorer:
 
     Args:
         score: ``score(lm, examples, suite, where) -> ScorerOutput``.
-        main: the metric that stands for the suite.
-        paired: the metric that is the mean of the records' scores, for which intervals are computed.
-        metrics: names of all metrics without a label set.
-        label_metrics: names of further metrics with a label set.
-        plain_text: whether records without a prompt can be scored.
-        needs_labels: whether the task must have a closed label set.
+        main: The metric that stands for the suite.
+        paired: The metric that is the mean of the records' scores, for which intervals are computed.
+        metrics: Names of all metrics without a label set. The suite computes ``paired``, ``invalid_rate``,
+            ``log_likelihood_sum`` with ``log_likelihood``, from that sum ``perplexity`` with ``tokens``, ``ece`` and,
+            with a label set, ``macro_f1``; any other must be in `ScorerOutput.metrics`.
+        label_metrics: Names of further metrics with a label set.
+        plain_text: True if records without a prompt can be scored.
+        needs_labels: True if the task must have a closed label set.
     """
 
     score: Callable[[LanguageModel, Examples, SuiteConfig, str], ScorerOutput]
@@ -109,12 +112,12 @@ class Scorer:
     needs_labels: bool = False
 
 
-def normalise(text: str) -> str:
-    """Normalises to NFC, without outer whitespace and with inner runs of whitespace as one space, as record ids do."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def from_generations(answers: Sequence[Generation], score: Sequence[float], valid: Sequence[bool]) -> ScorerOutput:
+def from_generations(
+    answers: Sequence[Generation],
+    score: Sequence[float],
+    valid: Sequence[bool],
+    metrics: Mapping[str, float] | None = None,
+) -> ScorerOutput:
     """Returns the scores of written answers, whose probabilities are not known."""
     unknown = np.full(len(answers), np.nan)
     return ScorerOutput(
@@ -124,6 +127,7 @@ def from_generations(answers: Sequence[Generation], score: Sequence[float], vali
         confidence=unknown,
         log_likelihood=unknown.copy(),
         tokens=np.zeros(len(answers), np.int64),
+        metrics=metrics or {},
     )
 
 
@@ -133,8 +137,8 @@ def read_examples(records: pa.Table, where: str) -> Examples:
     A plain text is scored as a whole: it has no prompt and is itself the expected answer.
 
     Args:
-        records: table by the record schema; ``source``, ``line`` and ``meta`` may be missing.
-        where: the suite's config key, named in errors.
+        records: Table by the record schema; ``source``, ``line`` and ``meta`` may be missing.
+        where: The suite's config key, named in errors.
 
     Raises:
         UserError: if there are no records.
@@ -158,8 +162,8 @@ def sample_records(records: pa.Table, n: int | None) -> pa.Table:
         return records
     # By hash and not by seed: every round draws the same records, whatever their order, so that rounds can be compared.
     digests = [hashlib.sha256(id.encode()).digest() for id in records["id"].to_pylist()]
-    drawn = sorted(sorted(range(len(digests)), key=lambda row: (digests[row], row))[:n])
-    return records.take(pa.array(drawn))
+    rows = sorted(sorted(range(len(digests)), key=lambda row: (digests[row], row))[:n])
+    return records.take(pa.array(rows))
 
 
 def _is_plain_text(row: dict[str, Any]) -> bool:

@@ -9,9 +9,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations, normalise
+from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.extensions import load_function
+from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -27,9 +28,9 @@ def score_exact_match(lm: LanguageModel, examples: Examples, suite: SuiteConfig,
 
     expected = examples.answers(where)
     answers = generate(lm, examples.prompts)
-    allowed = {normalise(label) for label in lm.task.label_set}
-    written = [normalise(answer.text) for answer in answers]
-    right = [float(text == normalise(answer)) for text, answer in zip(written, expected, strict=True)]
+    allowed = {normalise_text(label) for label in lm.task.label_set}
+    written = [normalise_text(answer.text) for answer in answers]
+    right = [float(text == normalise_text(answer)) for text, answer in zip(written, expected, strict=True)]
     valid = [
         answer.finished and (not allowed or text in allowed) for answer, text in zip(answers, written, strict=True)
     ]
@@ -66,7 +67,7 @@ def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where
     picked = [_last_group(pattern, answer.text) for answer in answers]
     references = [_last_group(pattern, answer) or answer for answer in expected]
     correct = [
-        extracted is not None and normalise(extracted) == normalise(want)
+        extracted is not None and normalise_text(extracted) == normalise_text(want)
         for extracted, want in zip(picked, references, strict=True)
     ]
     return from_generations(answers, correct, [extracted is not None for extracted in picked])

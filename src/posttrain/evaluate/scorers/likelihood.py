@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, normalise
+from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput
 from posttrain.store.errors import UserError
+from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -25,13 +26,13 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
     labels = lm.task.label_set
     if not labels:
         raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")
-    position = {normalise(label): index for index, label in enumerate(labels)}
+    position = {normalise_text(label): index for index, label in enumerate(labels)}
     answers = examples.answers(where)
     for answer, location in zip(answers, examples.locations, strict=True):
-        if normalise(answer) not in position:
+        if normalise_text(answer) not in position:
             raise UserError(f"{location}: label `{answer}` is not in task.labels", where=where)
     # Before the model is asked: a label that is misspelt in one record costs no pass over all others.
-    truth = np.array([position[normalise(answer)] for answer in answers])
+    truth = np.array([position[normalise_text(answer)] for answer in answers])
     # `exact` has the true label scored without pruning: its log-likelihood is a metric.
     scores = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities
     log_probabilities = scores.astype(np.float64)

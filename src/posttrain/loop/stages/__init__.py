@@ -1,1 +1,1 @@
-"""The stages of a round: what each reads, what it writes, and the package that does its work."""
+"""The stages of a round, each in the file of its name."""

@@ -13,10 +13,10 @@ from posttrain.data.versions.version import write_dataset
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
 from posttrain.loop.difficulty import check_columns
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import CachedWork, RoundStep
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.state import RoundState
-from posttrain.loop.suites import suite_digests, suite_settings, suites_beside_test
+from posttrain.loop.suites import other_suites, suite_inputs, suite_settings
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 
@@ -34,25 +34,14 @@ class RoundData:
     labelled: Artifact
 
 
-class Collect(Stage):
-    """Builds one of the three sets; all three come from one pass over the files.
-
-    Args:
-        set: ``pool``, ``test`` or ``labelled``.
-        sources: the files and versions that the sets are built from, shared by the three.
-    """
+class Collect(RoundStep):
+    """Collects the records of a round."""
 
     name = "collect"
-    kind = "dataset"
-    seeded = False
-
-    def __init__(self, set: str, sources: "_Sources") -> None:
-        self.set, self.sources = set, sources
-        self.name = f"collect {set}"
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Collect the records, and check before any model is loaded that later stages can use them."""
+        """Collects the records, and checks before any model is loaded that later stages can use them."""
         # A wrong label in the oracle's file would otherwise end the round after the pool was scored.
         check_answers(context.config, context.workspace.root)
         data = collect(context)
@@ -66,19 +55,34 @@ class Collect(Stage):
                 log.info("  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"])
         return context.update(pool=data.pool.id, test=data.test.id, files=data.labelled.id)
 
+
+class CollectSet(CachedWork):
+    """Builds one of the three sets; all three come from one pass over the files.
+
+    Args:
+        set: ``pool``, ``test`` or ``labelled``.
+        sources: The files and versions that the sets are built from, shared by the three.
+    """
+
+    kind = "dataset"
+    seeded = False
+
+    def __init__(self, set: str, sources: "_Sources") -> None:
+        self.set, self.sources, self.name = set, sources, f"collect {set}"
+
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """Digests of the files, and of the suites that training records must not repeat."""
+        """Returns digests of the files, and of the suites that training records must not repeat."""
         # Records that repeat a suite are removed from training, never from the test set: it is measured on itself.
-        beside = {} if self.set == "test" else suite_digests(context.config, context.workspace.root)
-        return self.sources.digests | beside
+        suites = {} if self.set == "test" else suite_inputs(context.config, context.workspace.root)
+        return self.sources.digests | suites
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The data section, with the content of the files that its steps name."""
-        beside = {} if self.set == "test" else suite_settings(context.config, context.workspace.root)
-        return self.sources.settings | beside
+        """Returns the data section, with the content of the files that its steps name."""
+        suites = {} if self.set == "test" else suite_settings(context.config, context.workspace.root)
+        return self.sources.settings | suites
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the set with its rejections."""
+        """Writes the set with its rejections."""
         built = self.sources.built
         funnel = [entry for entry in built.funnel if entry["set"] == self.set]
         return write_dataset(
@@ -93,15 +97,15 @@ class _Sources:
         self.root, self.labels = context.workspace.root, context.config.task.label_set
         self.config = with_added_files(context.config.data, self.root)
         self.versions = resolve_versions(self.config.files, self.root, context.workspace)
-        self.suites = suites_beside_test(context.config)
+        self.suites = other_suites(context.config)
         self.digests = input_digests(self.config, self.root, self.versions)
 
     @property
     def settings(self) -> dict[str, Any]:
         values: dict[str, Any] = {"data": self.config.model_dump(mode="json"), "labels": self.labels}
         # A step that drops records by a file depends on the content of that file too.
-        if self.config.drops:
-            values["drop"] = [step.located(self.root).key() for step in self.config.drops]
+        if steps := [step for step in self.config.every_round_steps if not step.training_only]:
+            values["drop"] = [step.located(self.root).key() for step in steps]
         return values
 
     # Cached and lazy: three stages share one pass over the files, and none reads them if all three are found.
@@ -118,7 +122,7 @@ class _Sources:
 
 
 def collect(context: RoundContext) -> RoundData:
-    """Build or find the three dataset versions that this round works with.
+    """Builds or finds the three dataset versions that this round works with.
 
     Raises:
         UserError: a file or version is missing, a record is bad, or no record is left to test on.
@@ -126,16 +130,16 @@ def collect(context: RoundContext) -> RoundData:
     sources, metadata = _Sources(context), context.workspace.metadata
     artifacts = {}
     for name in SETS:
-        artifacts[name] = context.run(Collect(name, sources))
+        artifacts[name] = context.run(CollectSet(name, sources))
         metadata.name_artifact(name, artifacts[name].id, metadata.named(name))
     return RoundData(**artifacts)
 
 
 def with_added_files(config: DataConfig, root: Path) -> DataConfig:
-    """Add the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled`` to the data section."""
+    """Adds the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled`` to the data section."""
     added = {}
     for name in ("pool", "labelled"):
         files = sorted(path.relative_to(root).as_posix() for path in (root / "data" / name).glob("[!.]*"))
-        named = getattr(config, name)
-        added[name] = [*named, *[file for file in files if file not in named]]
+        listed = getattr(config, name)
+        added[name] = [*listed, *[file for file in files if file not in listed]]
     return config.model_copy(update=added)

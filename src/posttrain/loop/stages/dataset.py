@@ -13,11 +13,11 @@ from posttrain.data.records.schema import concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import Dataset, write_dataset
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import carried_dataset, finished_states
+from posttrain.loop.history import finished_states, parent_dataset
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.label import LABELS
-from posttrain.loop.state import RoundState
-from posttrain.loop.suites import measured_on, suite_digests, suite_settings
+from posttrain.loop.state import RoundState, save_state
+from posttrain.loop.suites import measured_on, suite_inputs, suite_settings
 from posttrain.store.errors import Waiting
 
 log = logging.getLogger("posttrain")
@@ -28,16 +28,16 @@ class NothingToLabel(Waiting):
 
 
 @dataclass(frozen=True)
-class ExtendDataset(Stage):
+class BuildDataset(Stage):
     """Adds the records of the labelled files, as they are now, and this round's labels to the parent.
 
-    Removes records that repeat what models are measured on at present, the parent's records too.
+    Removes records that repeat present evaluation records, the parent's records too.
 
     Args:
-        parent: id of the dataset to build on; None for the first.
-        labelled: id of the labelled files' records.
-        test: id of the test set.
-        labels: id of this round's labels; None where there was no batch.
+        parent: Id of the dataset to build on; None for the first.
+        labelled: Id of the labelled files' records.
+        test: Id of the test set.
+        labels: Id of this round's labels; None where there was no batch.
     """
 
     parent: str | None
@@ -49,19 +49,24 @@ class ExtendDataset(Stage):
     seeded = False
 
     @classmethod
+    def can_stop(cls, round: int) -> bool:
+        """Returns False for round 0, whose dataset is only the start of round 1."""
+        return round > 0
+
+    @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Build the training set.
+        """Builds the training set.
 
         Raises:
             NothingToLabel: there was no batch, and an earlier round trained on the same records.
         """
         state, workspace = context.state, context.workspace
-        parent = carried_dataset(workspace) if context.number else None
+        parent = parent_dataset(workspace) if context.number else None
         artifact = context.run(cls(parent, state.id("files"), state.id("test"), state.labelled))
         records = artifact.meta["counts"]["records"]
         if context.number == 0:
             # The labelled files' records, which round 1 builds on; the base model was not trained on them.
-            return context.update(labels=records, carry=artifact.id)
+            return context.update(labels=records, next_parent=artifact.id)
         # The loop with random records shares the names of the workspace, which are the main loop's.
         if not workspace.metadata.arm:
             workspace.metadata.name_artifact("train", artifact.id, parent)
@@ -69,56 +74,56 @@ class ExtendDataset(Stage):
             # Without a batch a round is worth its training only if files were added to the labelled records.
             if _was_trained_on(context, artifact.id):
                 raise NothingToLabel(str(state.nothing_to_label))
-            workspace.metadata.update_round(context.number, status="open")
+            save_state(workspace.metadata, context.number, state, status="open")
         log.info("  training set: %d records", records)
         new = context.artifact(state.labelled).meta["labels"] if state.labelled else 0
         return context.update(dataset=artifact.id, labels=records, labels_new=new)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The labelled files, the test set, the other suites' content, the labels and the parent."""
+        """Returns the labelled files, the test set, the other suites' content, the labels and the parent."""
         inputs = {"labelled": self.labelled, "test": self.test}
-        inputs |= suite_digests(context.config, context.workspace.root)
+        inputs |= suite_inputs(context.config, context.workspace.root)
         inputs |= {"labels": self.labels} if self.labels else {}
         return inputs | ({"parent": self.parent} if self.parent else {})
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The label set, and the steps that remove training records."""
-        root, data = context.workspace.root, context.config.data
+        """Returns the label set, and the steps that remove training records."""
+        root, steps = context.workspace.root, context.config.data.every_round_steps
+        first = next((step for step in steps if step.removes_leaks), None)
         settings: dict[str, Any] = {"labels": context.config.task.label_set}
-        settings["decontaminate"] = data.decontamination.key() if data.decontamination else None
-        if data.drops:
-            settings["drop"] = [step.located(root).key() for step in data.drops]
+        settings["decontaminate"] = first.key() if first else None
+        if others := [step.located(root).key() for step in steps if step is not first]:
+            settings["drop"] = others
         return settings | suite_settings(context.config, root)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the set with its rejections."""
+        """Writes the set with its rejections."""
         root, data = context.workspace.root, context.config.data
-        before = context.dataset(self.parent) if self.parent else None
+        parent = context.dataset(self.parent) if self.parent else None
         labelled = context.dataset(self.labelled).records
         measured = measured_on(context.config, context.dataset(self.test).records, root)
         version = next_training_set(
-            before,
-            self._new_records(context, before, labelled),
+            parent,
+            self._new_records(context, parent, labelled),
             parent_id=self.parent,
             labels=context.config.task.label_set or None,
             labelled=labelled,
-            decontaminate=data.decontamination,
-            measured=concat(list(measured.values())),
-            drops=[step.located(root) for step in data.drops],
+            steps=[step.located(root) for step in data.every_round_steps],
+            evaluation=concat(list(measured.values())),
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
-    def _new_records(self, context: RoundContext, before: Dataset | None, labelled: pa.Table) -> pa.Table:
-        """The records that the parent does not hold: of the labelled files, and of this round's batch."""
-        known = pa.array(before.records["id"].to_pylist() if before else [], pa.string())
-        added = labelled.filter(compute.invert(compute.is_in(labelled["id"], value_set=known)))
+    def _new_records(self, context: RoundContext, parent: Dataset | None, labelled: pa.Table) -> pa.Table:
+        """Returns the records that the parent does not hold: of the labelled files, and of this round's batch."""
+        parent_ids = pa.array(parent.records["id"].to_pylist() if parent else [], pa.string())
+        added = labelled.filter(compute.invert(compute.is_in(labelled["id"], value_set=parent_ids)))
         if self.labels is None:
             return added
         return pa.concat_tables([added, parquet.read_table(context.path(self.labels) / LABELS, schema=added.schema)])
 
 
 def _was_trained_on(context: RoundContext, dataset: str) -> bool:
-    """True if an earlier round trained on the same records, or there are none to train on."""
+    """Returns True if an earlier round trained on the same records, or there are none to train on."""
     # By records and not by the artifact's id, which also changes with the settings that removed records.
     records = set(context.dataset(dataset).records["id"].to_pylist())
     earlier = [state.dataset for state in finished_states(context.workspace)]

@@ -12,7 +12,7 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.gate import decide
 from posttrain.loop.history import finished_states
-from posttrain.loop.model_registry import champion_besides
+from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
 from posttrain.loop.state import RoundState
@@ -32,11 +32,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Decide(Stage):
-    """Decides whether the candidate is deployed, refused, or the champion rolled back.
+    """Decides if the candidate is deployed or refused, or the champion rolled back.
 
     Args:
-        candidate: the candidate's measurement; ``champion`` and ``baseline`` likewise.
-        latency: id of the timing that the metrics come from.
+        candidate: Measurement of the candidate.
+        champion: Measurement of the champion.
+        baseline: Measurement of the base model.
+        latency: Id of the timing that the metrics come from.
     """
 
     candidate: Measurement
@@ -48,12 +50,12 @@ class Decide(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Judge the candidate against the champion of this moment."""
+        """Judges the candidate against the champion of this moment."""
         # A user may promote or roll back by hand meanwhile: the candidate has to beat the model that it would replace.
         while True:
-            stage = cls.of(context)
+            stage = cls.from_context(context)
             artifact = context.run(stage)
-            champion = champion_besides(context.workspace, context.number)
+            champion = champion_before_round(context.workspace, context.number)
             if champion == context.state.champion:
                 record = json.loads((context.path(artifact.id) / DECISION).read_text(encoding="utf-8"))
                 return context.update(decision={**record, "id": artifact.id})
@@ -61,32 +63,32 @@ class Decide(Stage):
             context = context.with_state(champion=champion).after(Evaluate)
 
     @classmethod
-    def of(cls, context: RoundContext) -> "Decide":
-        """Build the stage from the state's evaluations."""
+    def from_context(cls, context: RoundContext) -> "Decide":
+        """Builds the stage from the state's evaluations."""
         state = context.state
         candidate, champion, base = (state.id(f"{role}evaluation") for role in ("", "champion_", "base_"))
         first = finished_states(context.workspace)[0].metrics or {}
         # The base model is not timed again: its latency is that of round 0.
-        untimed = {**first, **metrics_of(context, base, None, "")}
+        base_metrics = {**first, **metrics_of(context, base, None, "")}
         return cls(
             Measurement(candidate, state.metrics or {}),
             Measurement(champion, metrics_of(context, champion, state.latency, "champion")),
-            Measurement(base, untimed),
+            Measurement(base, base_metrics),
             state.latency,
         )
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """The three models by their role."""
+        """Returns the measurements of the three models by their role."""
         return {"candidate": self.candidate, "champion": self.champion, "baseline": self.baseline}
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The evaluations and the latency measurement."""
+        """Returns the evaluations and the latency measurement."""
         inputs = {role: measured.evaluation for role, measured in self.measurements.items()}
         return inputs | ({"latency": self.latency} if self.latency else {})
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The gate, the bootstrap and the metrics."""
+        """Returns the gate, the bootstrap and the metrics."""
         return {
             "gate": context.config.gate.model_dump(mode="json"),
             "bootstrap": context.config.evaluate.bootstrap.model_dump(mode="json"),
@@ -95,7 +97,7 @@ class Decide(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write ``decision.json``: action, rules, metrics, and intervals (difference, low, high, n) by metric."""
+        """Writes ``decision.json``: action, rules, metrics, and intervals (difference, low, high, n) by metric."""
         candidate, champion = (
             read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion)
         )
@@ -120,7 +122,7 @@ class Decide(Stage):
 
 
 def decision_reason(decision: Mapping[str, Any]) -> str:
-    """Format the rules that decided in one line."""
+    """Formats the rules that decided in one line."""
     deploys = decision["action"] == "deploy"
     sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[decision["action"]]
     rules = [rule for rule in decision["rules"] if rule["section"] in sections]

@@ -5,23 +5,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import carried_dataset
+from posttrain.loop.history import parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.loop.stage import Step
+from posttrain.loop.stage import RoundStep
 from posttrain.loop.stages.decide import decision_reason
 from posttrain.loop.state import RoundState
 
 log = logging.getLogger("posttrain")
 
 
-class Deploy(Step):
+class Deploy(RoundStep):
     """Carries the decision out. A row of the registry is the outcome, so there is no artifact."""
 
     name = "deploy"
+    ends_round = True
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Change the registry, unless it is done already, and settle which dataset the next round builds on."""
+        """Changes the registry, unless it is done already, and determines the dataset that the next round builds on."""
         state, metadata = context.state, context.workspace.metadata
         registry = ModelRegistry(context.workspace, context.config.deploy)
         if context.number == 0:
@@ -44,14 +45,14 @@ class Deploy(Step):
                 registry.rollback(reason=reason, round=context.number)
         log.info("  %s: %s", action, reason)
         decision = {**state.decision, "action": action}
-        set_aside = action != "deploy" and _discards_labels(context, decision)
+        discards_labels = action != "deploy" and _discards_labels(context, decision)
         # Only after the decision: the next round builds on these labels, unless they made the model surely worse.
-        carry = carried_dataset(context.workspace) if set_aside else state.dataset
-        return context.update(decision=decision, set_aside=set_aside, carry=carry)
+        next_parent = parent_dataset(context.workspace) if discards_labels else state.dataset
+        return context.update(decision=decision, discards_labels=discards_labels, next_parent=next_parent)
 
 
 def _discards_labels(context: RoundContext, decision: Mapping[str, Any]) -> bool:
-    """True if a refused round's labels stay out of later training sets: its model is surely worse."""
+    """Returns True if a refused round's labels stay out of later training sets: its model is surely worse."""
     policy = context.config.label.when_refused
     # Worse beyond chance: a batch that brought nothing is kept, as its labels are most likely right.
     worse = any(interval["high"] < 0 for interval in decision["intervals"].values())

@@ -2,29 +2,20 @@
 
 import json
 import logging
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from posttrain.data.config import DataConfig
-from posttrain.data.reading.reader import read
-from posttrain.data.sets.pool_and_test import input_digests
-from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.latency import answer_function, measure_latency
 from posttrain.evaluate.metric_names import flat_metrics
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, task_key
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
+from posttrain.loop.suites import function_digests, suite_digests, suite_records
 from posttrain.models.task import record_turns
-from posttrain.store.artifacts import Artifact
-from posttrain.store.extensions import load_function
-from posttrain.store.hashing import file_digest
 
 log = logging.getLogger("posttrain")
 
@@ -38,9 +29,9 @@ class Evaluate(Stage):
     """Scores one model on every suite.
 
     Args:
-        model: its id.
-        test: id of the test set.
-        full: take all records where a suite names a sample.
+        model: Id of the model.
+        test: Id of the test set.
+        full: True for all records where a suite names a sample.
     """
 
     model: str
@@ -53,7 +44,7 @@ class Evaluate(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Evaluate the champion, the candidate and the base model, and time the first two.
+        """Evaluates the champion, the candidate and the base model, and times the first two.
 
         In round 0 all three are the base model, which is measured once.
         """
@@ -61,48 +52,51 @@ class Evaluate(Stage):
         base, test = state.id("base"), state.id("test")
         champion, candidate = state.champion or base, state.candidate or base
         # One stage a model: the champion's and the base model's evaluations of earlier rounds are found, not repeated.
-        evaluated = {model: context.run(cls(model, test)).id for model in (champion, candidate, base)}
+        evaluation_of = {model: context.run(cls(model, test)).id for model in (champion, candidate, base)}
         latency = measure_latencies(context, candidate, champion, test)
-        metrics = metrics_of(context, evaluated[candidate], latency, "candidate")
+        metrics = metrics_of(context, evaluation_of[candidate], latency, "candidate")
         log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
         return context.update(
-            evaluation=evaluated[candidate],
-            champion_evaluation=evaluated[champion] if context.number else None,
-            base_evaluation=evaluated[base],
+            evaluation=evaluation_of[candidate],
+            champion_evaluation=evaluation_of[champion] if context.number else None,
+            base_evaluation=evaluation_of[base],
             latency=latency,
             metrics=metrics,
         )
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The model, the test set, and digests of the other suites' files and functions."""
-        return {"model": self.model, "test": self.test, **_suite_digests(context)}
+        """Returns the model, the test set, and digests of the other suites' files and functions."""
+        return {"model": self.model, "test": self.test, **self._suite_inputs(context)}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The suites and the task."""
+        """Returns the suites and the task."""
         # A list, because the key sorts mappings and the order counts: the first suite's metrics have no prefix.
         suites = [[name, suite.model_dump(mode="json")] for name, suite in context.config.evaluate.suites.items()]
-        columns = {"columns": context.config.data.columns} if _suite_digests(context) else {}
+        columns = {"columns": context.config.data.columns} if self._suite_inputs(context) else {}
         return {"suites": suites, "full": self.full, **task_key(context.config), **columns}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Load the model and run the suites."""
-        lm, test = context.model(self.model), context.artifact(self.test)
+        """Loads the model and runs the suites."""
+        lm = context.model(self.model)
         results = {
-            name: run_suite(lm, suite_records(context, suite, test), suite, name, full=self.full)
+            name: run_suite(lm, suite_records(context, suite, self.test), suite, name, full=self.full)
             for name, suite in context.config.evaluate.suites.items()
         }
         write_evaluation(out, results)
         return {"metrics": flat_metrics(results), "full": self.full}
 
+    def _suite_inputs(self, context: RoundContext) -> dict[str, str]:
+        return suite_digests(context.config, context.workspace.root) | function_digests(context.config)
+
 
 @dataclass(frozen=True)
-class MeasureLatency(Stage):
+class MeasureLatency(CachedWork):
     """Times candidate and champion on the same prompts, interleaved.
 
     Args:
-        candidate: the model's id.
-        champion: likewise.
-        test: id of the test set.
+        candidate: Id of the candidate.
+        champion: Id of the champion.
+        test: Id of the test set.
     """
 
     candidate: str
@@ -113,17 +107,17 @@ class MeasureLatency(Stage):
     seeded = False
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """Both models and the test set."""
+        """Returns both models and the test set."""
         return {"candidate": self.candidate, "champion": self.champion, "test": self.test}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The repeats and prompts, and the settings by which a model answers."""
+        """Returns the repeats and prompts, and the settings by which a model answers."""
         scorer = next(iter(context.config.evaluate.suites.values())).scorer
         latency = context.config.evaluate.latency.model_dump(mode="json")
         return {"latency": latency, "scorer": scorer, **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Measure percentiles in seconds."""
+        """Measures percentiles in seconds."""
         config = context.config.evaluate.latency
         records = sample_records(context.dataset(self.test).records, config.prompts)
         prompts = [record_turns(record) for record in records.select(["prompt", "text"]).to_pylist()]
@@ -132,52 +126,30 @@ class MeasureLatency(Stage):
         if self.champion != self.candidate:
             models["champion"] = context.model(self.champion)
         main = next(iter(context.config.evaluate.suites.values()))
-        timed = measure_latency(
+        latencies = measure_latency(
             models, prompts, config.repeats, answer=answer_function(main, bool(context.config.task.label_set))
         )
-        (out / LATENCY).write_text(json.dumps({"champion": timed["candidate"], **timed}), encoding="utf-8")
+        (out / LATENCY).write_text(json.dumps({"champion": latencies["candidate"], **latencies}), encoding="utf-8")
         return {}
 
 
 def measure_latencies(context: RoundContext, candidate: str, champion: str, test: str) -> str | None:
-    """Measure the latencies and return the id of the measurement; None where the config switches it off."""
+    """Measures the latencies and returns the id of the measurement; None where the config switches it off."""
     if not context.config.evaluate.latency.prompts:
         return None
     return context.run(MeasureLatency(candidate, champion, test)).id
 
 
 def metrics_of(context: RoundContext, evaluation: str, latency: str | None, role: str) -> dict[str, float]:
-    """Read a model's metrics by bare name; ``role`` is candidate or champion in the latency measurement."""
+    """Reads a model's metrics by bare name; ``role`` is candidate or champion in the latency measurement."""
     metrics = flat_metrics(read_evaluation(context.path(evaluation)))
     if latency is not None:
-        timed = json.loads((context.path(latency) / LATENCY).read_text(encoding="utf-8"))[role]
-        metrics |= {name: value for name, value in timed.items() if name != "n"}
+        values = json.loads((context.path(latency) / LATENCY).read_text(encoding="utf-8"))[role]
+        metrics |= {name: value for name, value in values.items() if name != "n"}
     return metrics
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Format the headline metrics in one line."""
-    named = [name for name in _HEADLINES if name in metrics] or list(metrics)[:3]
-    return ", ".join(f"{name} {metrics[name]:.3f}" for name in named)
-
-
-def suite_records(context: RoundContext, suite: SuiteConfig, test: Artifact) -> pa.Table:
-    """RECORD table of the records that a suite measures on."""
-    if suite.data == "test":
-        return context.dataset(test.id).records
-    path = context.workspace.root / Path(suite.data).expanduser()
-    return pa.concat_tables(read(path, suite.columns or context.config.data.columns, name=suite.data))
-
-
-def _suite_digests(context: RoundContext) -> dict[str, str]:
-    """Content digests of the suites' files, and of the modules whose functions score."""
-    suites = context.config.evaluate.suites
-    files = [suite.data for suite in suites.values() if suite.data != "test"]
-    digests = input_digests(DataConfig(pool=files), context.workspace.root)
-    for name, suite in suites.items():
-        if suite.function:
-            # The file behind the function, since a scorer that was edited must score again.
-            load_function(suite.function, f"evaluate.suites.{name}.function")
-            source = getattr(sys.modules[suite.function.partition(":")[0]], "__file__", None)
-            digests[f"{name}.function"] = file_digest(Path(source)) if source else ""
-    return digests
+    """Formats the headline metrics in one line."""
+    names = [name for name in _HEADLINES if name in metrics] or list(metrics)[:3]
+    return ", ".join(f"{name} {metrics[name]:.3f}" for name in names)

@@ -18,7 +18,7 @@ class Fetch(Stage):
     """Fetches one model.
 
     Args:
-        model: a folder, a file or a name, as in the config.
+        model: A folder, a file or a name, as in the config.
         kind: ``model``, or ``teacher`` for one that only others learn from.
     """
 
@@ -28,12 +28,17 @@ class Fetch(Stage):
     seeded = False
 
     @classmethod
+    def can_stop(cls, round: int) -> bool:
+        """Returns False: fetching leaves nothing that a user would stop to look at."""
+        return False
+
+    @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Fetch the model that rounds start from."""
+        """Fetches the model that rounds start from."""
         return context.update(base=context.run(cls(context.config.model)).id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """A fingerprint of the source: file names, sizes and times."""
+        """Returns a fingerprint of the source: file names, sizes and times."""
         # Not the content: hashing gigabytes at each start would be slow.
         source = locate(self.model, context.workspace.root)
         path = Path(source)
@@ -41,18 +46,18 @@ class Fetch(Stage):
         return {"source": digest([[source], file_stats(path) if path.is_absolute() else []])}
 
     def settings(self, context: RoundContext) -> dict[str, str]:
-        """The model's name."""
+        """Returns the model's name."""
         return {self.kind: self.model}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> Mapping[str, Any]:
-        """Download or convert the model."""
+        """Downloads or converts the model."""
         fetch(locate(self.model, context.workspace.root), out)
         # A teacher's artifact must not depend on its path: a copy elsewhere is the same teacher.
         return {"name": self.model} if self.kind == "model" else {}
 
 
 def fetch_teacher(context: RoundContext) -> Artifact | None:
-    """Fetch the model that a candidate learns from; None where the objective has no teacher."""
+    """Fetches the model that a candidate learns from; None where the objective has no teacher."""
     config = context.config.train
     if not config.has_teacher:
         return None

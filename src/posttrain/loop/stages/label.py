@@ -1,4 +1,4 @@
-"""Label: asks people, or an oracle, for the labels of the batch; exports a batch that waits and imports its labels."""
+"""Label: requests the labels of the batch from people or an oracle; exports a waiting batch and imports its labels."""
 
 import logging
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.score_files import BATCH, SCORES, chosen_records
 from posttrain.loop.stage import Stage
-from posttrain.loop.state import RoundState
+from posttrain.loop.state import RoundState, save_state
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.files import check_new_file, disk_errors, write_atomically
@@ -34,7 +34,7 @@ LABELS = "labels.parquet"
 
 
 def check_answers(config: Config, root: Path) -> None:
-    """Check that an oracle's file exists and that its answers are in the label set; before any work.
+    """Checks that an oracle's file exists and that its answers are in the label set; before any work.
 
     Raises:
         UserError: if not, with file and line.
@@ -42,11 +42,11 @@ def check_answers(config: Config, root: Path) -> None:
     if config.label.annotator != "oracle":
         return
     path = _answers(config, root)
-    name, known = str(config.label.file), set(config.task.label_set)
+    name, labels = str(config.label.file), set(config.task.label_set)
     columns = config.label.columns if config.label.columns is not None else _columns(config)
     for table in read(path, columns, name=name):
         for answer, line in zip(table["completion"].to_pylist(), table["line"].to_pylist(), strict=True):
-            if known and answer is not None and answer not in known:
+            if labels and answer is not None and answer not in labels:
                 raise unknown_label_problem(answer, config.task.label_set, name, line).error()
 
 
@@ -55,8 +55,8 @@ class Label(Stage):
     """Requests the labels of a batch from the annotator.
 
     Args:
-        selection: id of the batch.
-        pool: id of the pool that it is from.
+        selection: Id of the batch.
+        pool: Id of the pool that it is from.
     """
 
     selection: str
@@ -66,17 +66,17 @@ class Label(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Label the batch, if there is one.
+        """Labels the batch, if there is one.
 
         Raises:
             Waiting: people have not labelled it yet.
         """
         state = context.state
-        if state.selection is None or state.asked is None:
+        if state.selection is None or state.queried_pool is None:
             return state
-        # Waiting leaves here, before the row is changed: the round stays on the stage until the labels are in.
-        labels = context.run(cls(state.selection, state.asked))
-        context.workspace.metadata.update_round(context.number, status="open")
+        # Raises Waiting before the row changes: the round stays on this stage until the labels are in.
+        labels = context.run(cls(state.selection, state.queried_pool))
+        save_state(context.workspace.metadata, context.number, state, status="open")
         log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]))
         if agreement := pool_agreement(context.workspace, state.selection, labels.id):
             log.info(
@@ -86,14 +86,14 @@ class Label(Stage):
         return context.update(labelled=labels.id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The batch, its pool, and the content of an oracle's file."""
+        """Returns the batch, its pool, and the content of an oracle's file."""
         inputs = {"selection": self.selection, "pool": self.pool}
         if context.config.label.annotator == "oracle":
             inputs["answers"] = file_digest(_answers(context.config, context.workspace.root))
         return inputs
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The annotator, the labels and the columns of its file."""
+        """Returns the annotator, the labels and the columns of its file."""
         config = context.config.label
         return {
             "annotator": config.annotator,
@@ -103,7 +103,7 @@ class Label(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the answers, a RECORD table."""
+        """Writes the answers, a RECORD table."""
         config, root = context.config, context.workspace.root
         batch, suggestions = chosen_records(context, context.artifact(self.selection), context.artifact(self.pool))
         request = AnnotationRequest(
@@ -124,12 +124,12 @@ def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.T
 
 
 def _columns(config: Config) -> dict[str, str] | None:
-    """The data's columns without the group, which a file of answers need not have."""
+    """Returns the data's columns without the group, which a file of answers need not have."""
     return {name: column for name, column in (config.data.columns or {}).items() if name != "group"} or None
 
 
 def _answers(config: Config, root: Path) -> Path:
-    """The oracle's file."""
+    """Returns the oracle's file."""
     name = config.label.file
     if not name:
         raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
@@ -140,12 +140,12 @@ def _answers(config: Config, root: Path) -> Path:
 
 
 def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolShare | None:
-    """Estimate the share of the pool that the champion labels as people do, from records drawn at random.
+    """Estimates the share of the pool that the champion labels as people do, from records drawn at random.
 
     Args:
-        workspace: where both are stored.
-        selection: id of the batch.
-        labels: id of its labels.
+        workspace: The workspace.
+        selection: Id of the batch.
+        labels: Id of its labels.
 
     Returns:
         None if no record was drawn, the champion had not been trained yet, or there is no closed label set.
@@ -159,16 +159,16 @@ def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolSha
     if "probabilities" not in parquet.read_schema(workspace.artifacts.path(scores) / SCORES).names:
         return None
     # All other records were chosen because they are hard, and say little of the rest of the pool.
-    drawn = batch.filter(compute.and_(compute.is_valid(batch["inclusion"]), compute.is_valid(batch["predicted"])))
+    sample = batch.filter(compute.and_(compute.is_valid(batch["inclusion"]), compute.is_valid(batch["predicted"])))
     answers = parquet.read_table(workspace.artifacts.path(labels) / LABELS, columns=["id", "completion"]).to_pydict()
     answer_of = dict(zip(answers["id"], answers["completion"], strict=True))
-    rows = [row for row in drawn.to_pylist() if answer_of.get(row["id"]) is not None]
+    rows = [row for row in sample.to_pylist() if answer_of.get(row["id"]) is not None]
     agrees = np.array([answer_of[row["id"]] == row["predicted"] for row in rows], bool)
     return estimate_pool_share(agrees, np.array([row["inclusion"] for row in rows], np.float64))
 
 
 def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
-    """Write the open round's batch to a new CSV file; returns the number of records.
+    """Writes the open round's batch to a new CSV file; returns the number of records.
 
     Raises:
         UserError: if no round waits for labels, or the file exists.
@@ -180,7 +180,7 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
 
 
 def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
-    """Check a filled batch and store it where the next run reads it.
+    """Checks a filled batch and stores it where the next run reads it.
 
     Returns:
         The number of labels that are filled in, and of records in the batch.
@@ -201,7 +201,7 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
 
 
 def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
-    """Report on each round's labels: counts by class and annotator, agreement with the champion.
+    """Reports on each round's labels: counts by class and annotator, agreement with the champion.
 
     ``pool_agreement`` is the share of the whole pool that the champion labelled right, estimated from the records that
     were drawn at random: value, low, high, drawn; None where there are none, or they cannot be read any more.
@@ -225,8 +225,8 @@ def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
 
 def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, list[str] | None]:
     waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
-    state = RoundState.of(waiting[-1]) if waiting else RoundState()
+    state = RoundState.from_row(waiting[-1]) if waiting else RoundState()
     if state.batch is None:
         raise UserError("no round waits for labels", fix="posttrain status")
     context = RoundContext(workspace, config, waiting[-1].number, state=state)
-    return context, *chosen_records(context, *map(context.artifact, (state.batch["selection"], state.batch["asked"])))
+    return context, *chosen_records(context, *map(context.artifact, (state.batch["selection"], state.batch["pool"])))

@@ -15,9 +15,9 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
-from posttrain.loop.history import carried_dataset, finished_states
+from posttrain.loop.history import finished_states, parent_dataset
 from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
-from posttrain.loop.scoring import calibrated, remove_unused_scores, scoring_for, scoring_inputs, scoring_settings
+from posttrain.loop.scoring import fit_calibration, remove_unused_scores, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
@@ -34,9 +34,9 @@ log = logging.getLogger("posttrain")
 
 
 def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
-    """The pool's records whose inputs the training set does not hold yet."""
-    taken = pa.array(train["input_id"].to_pylist(), pa.string())
-    return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=taken)))
+    """Returns the pool's records whose inputs the training set does not hold yet."""
+    inputs = pa.array(train["input_id"].to_pylist(), pa.string())
+    return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=inputs)))
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Score(Stage):
     """Scores pool records by the champion's uncertainty; embeds them, labelled records and hard test records.
 
     Args:
-        champion: id of the model.
-        pool: id of the pool.
-        train: id of the training set so far, whose inputs are not scored.
-        test: id of the test set.
-        evaluation: id of the champion's.
-        cold: embed only, because the champion is untrained and its probabilities say nothing.
-        others: evaluations that hard cases compare the champion's with, by role.
-        scoring: the champion, and the models that the configured scores need besides it.
+        champion: Id of the model.
+        pool: Id of the pool.
+        train: Id of the training set so far, whose inputs are not scored.
+        test: Id of the test set.
+        evaluation: Id of the champion's evaluation.
+        cold: True to embed only, because the champion is untrained and its probabilities say nothing.
+        others: Evaluations that hard cases compare the champion's with, by role.
+        scoring: The champion, and the models that the configured scores need besides it.
     """
 
     champion: str
@@ -68,35 +68,35 @@ class Score(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Score the pool, unless a batch is out already."""
+        """Scores the pool, unless a batch is out already."""
         state = context.state
         champion, pool, test = state.id("champion"), state.id("pool"), state.id("test")
         # A batch that people are labelling stays, whatever happens to the pool and the config meanwhile.
-        if state.waits is not None and state.batch and _are_whole(context, *state.batch.values()):
+        if state.waits_for is not None and state.batch and _are_whole(context, *state.batch.values()):
             return state
         # The loop that draws at random needs no scores from its champion, unless training follows them.
         needs_scores = not context.workspace.metadata.arm or follows_scores(context.config)
         cold = champion == finished_states(context.workspace)[0].candidate or not needs_scores
         evaluation = context.run(Evaluate(champion, test))
-        train = carried_dataset(context.workspace)
-        scores = context.run(cls.of(context, champion, pool, train, test, evaluation.id, cold))
-        beside = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
-        done = "embedded" if cold else "scored"
-        log.info("  %s %d of %d pool records%s", done, scores.meta["sampled"], scores.meta["pool"], beside)
+        train = parent_dataset(context.workspace)
+        scores = context.run(cls.from_context(context, champion, pool, train, test, evaluation.id, cold))
+        embedded_only = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
+        verb = "embedded" if cold else "scored"
+        log.info("  %s %d of %d pool records%s", verb, scores.meta["sampled"], scores.meta["pool"], embedded_only)
         # The fields of the last attempt's batch go with its scores: none must describe the batch that is selected now.
-        return context.update(asked=pool, scores=scores.id, selection=None, outlook=None, waits=None)
+        return context.update(queried_pool=pool, scores=scores.id, selection=None, gain_estimate=None, waits_for=None)
 
     @classmethod
-    def of(
+    def from_context(
         cls, context: RoundContext, champion: str, pool: str, train: str, test: str, evaluation: str, cold: bool
     ) -> "Score":
-        """Build the stage with the evaluations and models that it needs."""
+        """Builds the stage with the evaluations and models that it needs."""
         # Hard cases compare answers, and an untrained champion's are no better than chance.
         others = {} if cold else evaluations_to_compare(context, champion, test)
         return cls(champion, pool, train, test, evaluation, cold, others, scoring_for(context, champion))
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The champion, the records, and every model and evaluation that a score depends on."""
+        """Returns the champion, the records, and every model and evaluation that a score depends on."""
         inputs = {"champion": self.champion, "pool": self.pool, "train": self.train, "evaluation": self.evaluation}
         inputs |= self.others
         inputs |= {"sentence model": self.scoring.sentences.id} if self.scoring.sentences else {}
@@ -104,11 +104,11 @@ class Score(Stage):
         return inputs | ({} if self.cold else scoring_inputs(self.scoring, self._score_names(context)))
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The numbers of records to score and embed, the scores and the task."""
+        """Returns the numbers of records to score and embed, the scores and the task."""
         select = context.config.select
         settings: dict[str, Any] = {
             "pool_sample": select.pool_sample,
-            "embedded": select.embedded_in(context.number, self.cold),
+            "embedded": select.embedding_limit(context.number, self.cold),
             "by_neighbours": self._by_neighbours(context),
             "cold": self.cold,
         }
@@ -117,13 +117,13 @@ class Score(Stage):
         return settings | scoring_settings(context, cold=self.cold) | task_key(context.config)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the score tables, the embeddings of labelled records and the hard test cases."""
+        """Writes the score tables, the embeddings of labelled records and the hard test cases."""
         select, scoring = context.config.select, self.scoring
         labelled, test = context.dataset(self.train).records, context.dataset(self.test).records
         free = free_records(context.dataset(self.pool).records, labelled)
         if context.in_round:  # a preview with another config must not remove the loop's cached scores
             remove_unused_scores(context, scoring)
-        calibration = {} if self.cold else calibrated(context, scoring, test, self.evaluation)
+        calibration = {} if self.cold else fit_calibration(context, scoring, test, self.evaluation)
         scaled = replace(scoring, temperature=calibration.get("temperature", 1.0))
         sample, seed = 0 if self.cold else select.pool_sample, context.seed("score")
         scored = None if self.cold else score_pool(scaled, free, sample, seed, self._score_names(context))
@@ -134,12 +134,12 @@ class Score(Stage):
             else:
                 embeddings = to_matrix(scored, "embedding")
             agreement = _neighbours(context, scoring, test, embeddings)
-        embedded = select.embedded_in(context.number, self.cold, agreement.get("neighbours_share", True))
+        embedded = select.embedding_limit(context.number, self.cold, agreement.get("neighbours_share", True))
         # Drawn from the same order, after the sample: no record is embedded twice.
-        beside = sample_pool(free, embedded - sample, seed, after=sample)
+        embedded_only = sample_pool(free, embedded - sample, seed, after=sample)
         # Every configured score has a column in a cold start too, so that tables of all rounds have one schema.
         names = select.wanted_scores()
-        unscored = unscored_table(scaled, beside, names) if scored is None or beside.num_rows else None
+        unscored = unscored_table(scaled, embedded_only, names) if scored is None or embedded_only.num_rows else None
         scores = with_sample_sizes(unscored, free) if scored is None else scored
         if unscored is not None and not self.cold:
             parquet.write_table(add_cost_column(unscored, free, select.cost), out / UNSCORED)
@@ -147,28 +147,29 @@ class Score(Stage):
         parquet.write_table(scores, out / SCORES)
         if labelled.num_rows:
             np.save(out / LABELLED, embed_records(scoring, labelled), allow_pickle=False)
-            names = [name for name in self._score_names(context) if SCORE_NAMES[name].of == "labelled"]
+            names = [name for name in self._score_names(context) if SCORE_NAMES[name].task == "labelled"]
             if names:
                 parquet.write_table(score_labelled(scoring, labelled, names), out / LABELLED_SCORES)
         if not self.cold:
             cases, hard = hard_test_cases(context, self.evaluation, self.others, test)
             (out / CASES).write_text(json.dumps(cases_to_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
-        unasked = 0 if self.cold else beside.num_rows
-        return {**sample_sizes(scores), "unasked": unasked, "cold": self.cold, **calibration, **agreement}
+        # Its older name stays on disk: artifacts of earlier rounds have it.
+        unscored_count = 0 if self.cold else embedded_only.num_rows
+        return {**sample_sizes(scores), "unasked": unscored_count, "cold": self.cold, **calibration, **agreement}
 
     def _score_names(self, context: RoundContext) -> list[str]:
         return [] if self.cold else context.config.select.wanted_scores()
 
     def _by_neighbours(self, context: RoundContext) -> bool:
-        """True if the strategy depends on whether neighbours share labels."""
-        return bool(context.config.task.label_set) and context.config.select.goes_by_neighbours(
+        """Returns True if the strategy depends on whether neighbours share labels."""
+        return bool(context.config.task.label_set) and context.config.select.depends_on_neighbours(
             context.number, self.cold
         )
 
 
 def _are_whole(context: RoundContext, *ids: str) -> bool:
-    """True if the files of these artifacts match their checksums."""
+    """Returns True if the files of these artifacts match their checksums."""
     try:
         for id in ids:
             context.path(id)
@@ -179,15 +180,16 @@ def _are_whole(context: RoundContext, *ids: str) -> bool:
 
 
 def _neighbours(context: RoundContext, scoring: ScoringContext, test: pa.Table, pool: np.ndarray) -> dict[str, Any]:
-    """Measure whether test records that lie near each other share labels: only then is covering the pool worth it."""
+    """Measures if test records that lie near each other share labels: only then is covering the pool worth it."""
     # The config's seed, not the round's: the same records in all rounds, so that a sentence model embeds them once.
-    drawn = sample_pool(test, MAX_AGREEMENT_RECORDS, context.config.seed)
-    agreement = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist(), pool)
-    return {"neighbours_share": agreement.shared, "neighbours_kappa": agreement.kappa if agreement.records else None}
+    sample = sample_pool(test, MAX_AGREEMENT_RECORDS, context.config.seed)
+    agreement = neighbour_agreement(embed_records(scoring, sample), sample["completion"].to_pylist(), pool)
+    kappa = agreement.kappa if agreement.records else None
+    return {"neighbours_share": agreement.neighbours_share_labels, "neighbours_kappa": kappa}
 
 
 def evaluations_to_compare(context: RoundContext, champion: str, test: str) -> dict[str, str]:
-    """Evaluate the models that the kinds of hard cases compare the champion with; returns the evaluations by role.
+    """Evaluates the models that the kinds of hard cases compare the champion with; returns the evaluations by role.
 
     ``previous`` is the champion that this one replaced, for regressions; ``other`` the model that it was last compared
     with, refused candidates too, for disagreement.
@@ -200,24 +202,24 @@ def evaluations_to_compare(context: RoundContext, champion: str, test: str) -> d
             models["previous"] = models["other"] = str(state.champion)
         elif champion == state.champion and state.candidate not in (None, champion):
             models["other"] = str(state.candidate)
-    wanted = {"previous": "regressions" in kinds, "other": "disagreement" in kinds}
-    return {role: context.run(Evaluate(model, test)).id for role, model in models.items() if wanted[role]}
+    is_used = {"previous": "regressions" in kinds, "other": "disagreement" in kinds}
+    return {role: context.run(Evaluate(model, test)).id for role, model in models.items() if is_used[role]}
 
 
 def hard_test_cases(
     context: RoundContext, evaluation: str, others: dict[str, str], records: pa.Table
 ) -> tuple[list[HardCase], pa.Table]:
-    """Find the hard cases of the first suite; returns them and their records, in one order.
+    """Finds the hard cases of the first suite; returns them and their records, in one order.
 
     Args:
-        context: the round.
-        evaluation: of the champion.
-        others: from `evaluations_to_compare`.
+        context: The round.
+        evaluation: Id of the champion's evaluation.
+        others: Result of `evaluations_to_compare`.
         records: RECORD table of the test set.
     """
     main = next(iter(read_evaluation(context.path(evaluation)).values()))
-    compared = {role: read_evaluation(context.path(id))[main.name].predictions for role, id in others.items()}
-    ranked = hard_cases(context.config.select.hard_cases, Evaluations(main.predictions, **compared))
+    predictions = {role: read_evaluation(context.path(id))[main.name].predictions for role, id in others.items()}
+    ranked = hard_cases(context.config.select.hard_cases, Evaluations(main.predictions, **predictions))
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
     # The first suite may measure on a file of its own, whose records the test set does not hold.
     cases = [case for case in ranked if case.id in row_of]

@@ -10,13 +10,13 @@ import pyarrow as pa
 from posttrain.data.versions.leaks import require_no_overlap
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.difficulty import difficulties
-from posttrain.loop.model_registry import champion_besides
+from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
 from posttrain.store.artifacts import Artifact
-from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.sinks import open_sinks
 from posttrain.train.stage import VERSION, train
 
@@ -26,13 +26,13 @@ class Train(Stage):
     """Trains one candidate.
 
     Args:
-        source: id of the model to start from.
-        dataset: id of the training set.
-        records: its RECORD table.
-        config: the train section; without a curriculum where no record has a score.
+        source: Id of the model to start from.
+        dataset: Id of the training set.
+        records: RECORD table of the training set.
+        config: The train section; without a curriculum where no record has a score.
         difficulties: float64 [records], a higher one is harder; None where no curriculum follows a score.
-        scored: the artifacts that the difficulties were read from, by role.
-        teacher: the model to learn from, where the objective has one.
+        score_inputs: Artifacts that the difficulties were read from, by role.
+        teacher: The model to learn from, where the objective has one.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Train(Stage):
     records: pa.Table
     config: TrainConfig
     difficulties: np.ndarray | None
-    scored: dict[str, str]
+    score_inputs: dict[str, str]
     teacher: Artifact | None
     name = "train"
     kind = "model"
@@ -48,43 +48,36 @@ class Train(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Train the candidate.
+        """Trains the candidate.
 
         Raises:
             UserError: the training set holds records of the test set or of another suite.
         """
         # Not the champion of the round's start: labelling may take days, and the user may promote or roll back by hand.
-        champion = champion_besides(context.workspace, context.number)
+        champion = champion_before_round(context.workspace, context.number)
         source = context.state.id("base") if context.config.train.start == "base" else champion
         dataset, test = context.state.id("dataset"), context.state.id("test")
         teacher = fetch_teacher(context)
         records = context.dataset(dataset).records
         # Not in `run`, which a finished training skips: the suites may have changed since then.
         measured = measured_on(context.config, context.dataset(test).records, context.workspace.root)
-        what = f"the training set of round {context.number}"
-        require_no_overlap(records, measured, what, context.config.data.decontamination)
-        config, hard, scored = difficulties(context, records)
-        stage = cls(source, dataset, records, config, hard, scored, teacher)
+        name = f"the training set of round {context.number}"
+        require_no_overlap(records, measured, name, context.config.data.steps)
+        config, difficulty, score_inputs = difficulties(context, records)
+        stage = cls(source, dataset, records, config, difficulty, score_inputs, teacher)
         return context.update(champion=champion, candidate=context.run(stage).id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """The model to start from, the training set, the teacher and the scores."""
+        """Returns the model to start from, the training set, the teacher and the scores."""
         teacher = {"teacher": self.teacher.id} if self.teacher else {}
-        return {"source": self.source, "dataset": self.dataset} | teacher | self.scored
+        return {"source": self.source, "dataset": self.dataset} | teacher | self.score_inputs
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The train section without keys that change no weight."""
-        # The key holds the teacher's artifact id, not its path.
-        train = context.config.train.with_teacher(None)
-        # Left out where empty: keys of trainings from before there were options stay what they are.
-        unused = set() if train.options else {"options"}
-        return {
-            "train": train.model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS, *unused}),
-            **task_key(context.config),
-        }
+        """Returns the train section without keys that change no weight."""
+        return {"train": context.config.train.key_settings(), **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Train; a killed training resumes from the checkpoints in ``scratch``."""
+        """Trains; a killed training resumes from the checkpoints in ``scratch``."""
         # The key is in the name, so that a tracker shows a resumed round as the same run.
         run = f"{context.workspace.root.resolve().name}-round-{context.number}-{scratch.name[:8]}"
         # Not in the artifact, which must be the same bytes whenever it is built: speed and memory are not.

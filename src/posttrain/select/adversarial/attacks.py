@@ -31,16 +31,16 @@ def gcg(problem: AttackProblem) -> Iterator[list[Rewriting]]:
     for _ in range(2 * problem.max_swaps):
         if loss is None or gains is None:
             return
-        drawn = problem.allowed(_draw_swaps(problem, own, gains.cpu().numpy()))[:_LOSSES_PER_STEP]
-        losses = problem.losses(drawn) if drawn else np.zeros(0)
+        swaps = problem.allowed(_draw_swaps(problem, own, gains.cpu().numpy()))[:_LOSSES_PER_STEP]
+        losses = problem.losses(swaps) if swaps else np.zeros(0)
         if losses is None:
             return
         # A step that gains nothing is no end: the next one draws other swaps from the same gains.
-        if not drawn or losses.max() <= loss:
+        if not swaps or losses.max() <= loss:
             continue
         best = int(losses.argmax())
-        own, loss = drawn[best].own, float(losses[best])
-        yield [drawn[best]]
+        own, loss = swaps[best].own, float(losses[best])
+        yield [swaps[best]]
         gains = problem.gains(own)
 
 

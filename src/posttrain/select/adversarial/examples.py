@@ -33,11 +33,11 @@ class SearchSettings:
     """The method of a search, and its bounds.
 
     Attributes:
-        n: number of examples wanted.
+        n: number of examples to search for.
         method: one of `posttrain.select.adversarial.search.ATTACKS`.
-        similarity: cosine of the sentence embeddings of old and new words, at least.
-        swaps: tokens that may differ.
-        budget: sequences that the model reads at most, in all, but for the closing check.
+        similarity: least cosine of the sentence embeddings of old and new words.
+        swaps: most tokens that may differ.
+        budget: most sequences that the model reads in all, but for the closing check.
         seed: fixes which records are tried first, and every draw.
     """
 
@@ -57,9 +57,9 @@ class AdversarialExample:
         original: id of that record.
         prompt: the turns, with other words in the last of the user's.
         text_before, text: those words, of the record and of this prompt.
-        answer_before, answer: of the model; the first is right.
+        answer_before, answer: the model's answers; the first is right.
         similarity: cosine of the words' sentence embeddings.
-        swaps: tokens that differ.
+        swaps: number of tokens that differ.
         loss_before, loss: -ln P(right answer | prompt) in nats, among the labels where there are some.
     """
 
@@ -81,12 +81,12 @@ class SearchOutcome:
     """The examples of a search, and its counts.
 
     Attributes:
-        examples: in the order in which their records were tried.
+        examples: the examples, in the order in which their records were tried.
         counts: ``records`` judged; of these ``wrong`` (the model does not answer them rightly to begin with),
             ``no_words`` (the user's words cannot be separated from the template), and ``tried``; of these ``unchanged``
             (every rewriting kept its answer), ``out_of_budget``, ``unconfirmed`` (only the first check saw another
             answer) and ``kept``.
-        passes: sequences that the model has read.
+        passes: number of sequences that the model has read.
     """
 
     examples: list[AdversarialExample] = field(repr=False)
@@ -98,6 +98,8 @@ def to_json_row(example: AdversarialExample, method: str, columns: Mapping[str, 
     """Returns an example as a line of JSON, which `posttrain data add` reads; other columns become its meta.
 
     Args:
+        example: the example.
+        method: name of the attack.
         columns: names of the file's columns in place of ``prompt`` and ``completion``.
     """
     # A single turn as a plain string, which every format of records takes; a conversation stays a list of turns.

@@ -28,7 +28,7 @@ class QueryBudget:
     refused: bool = False
 
     def take(self, count: int) -> bool:
-        """Counts sequences; returns False, and counts nothing any more, if fewer are left."""
+        """Counts sequences; returns False, and counts nothing any more, if that exceeds the limit."""
         # Once refused, always refused: otherwise a small request would still pass, and what a search tries last would
         # depend on the sizes of its requests.
         self.refused = self.refused or self.spent + count > self.limit
@@ -43,8 +43,8 @@ class Rewriting:
 
     Attributes:
         own: their token ids, as many as the original's.
-        similarity: to the original.
-        swaps: tokens that differ from the original's.
+        similarity: similarity to the original.
+        swaps: number of tokens that differ from the original's.
     """
 
     own: tuple[int, ...]
@@ -110,9 +110,9 @@ class AttackProblem:
 
     Attributes:
         similarity: compares texts.
-        min_similarity: to the original, of an allowed rewriting.
-        max_swaps: tokens that may differ from the original's.
-        generator: of this record alone, so that its draws do not depend on the records tried before.
+        min_similarity: least similarity to the original of an allowed rewriting.
+        max_swaps: most tokens that may differ from the original's.
+        generator: this record's own, so that its draws do not depend on the records tried before.
     """
 
     lm: LanguageModel = field(repr=False)

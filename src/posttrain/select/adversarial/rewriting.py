@@ -21,7 +21,7 @@ class Passage:
         position: index of the last user turn.
         text: its words.
         before, own, after: token ids of the whole prompt, in their order; ``own`` are those of the words.
-        lead, tail: what the own tokens hold beside the words, such as a space before them.
+        lead, tail: text of the own tokens before and after the words, such as a space.
     """
 
     turns: Turns
@@ -102,7 +102,7 @@ class Vocabulary:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, lm: LanguageModel) -> Self:
+    def from_language_model(cls, lm: LanguageModel) -> Self:
         """Reads the vocabulary of a model."""
         layer = lm.model.get_input_embeddings()
         # The layer's output and not its weights: some layers scale what they look up.

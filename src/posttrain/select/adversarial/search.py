@@ -10,6 +10,7 @@ import numpy as np
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import answer_log_likelihoods, label_scores
 from posttrain.models.task import Turns
+from posttrain.select.adversarial.attacks import fgsm, gcg, hotflip
 from posttrain.select.adversarial.examples import (
     AdversarialExample,
     Judge,
@@ -20,14 +21,13 @@ from posttrain.select.adversarial.examples import (
 from posttrain.select.adversarial.problem import AnswerLoss, AttackProblem, QueryBudget, Rewriting, TextSimilarity
 from posttrain.select.adversarial.rewriting import Vocabulary, find_passage
 from posttrain.store.errors import UserError, suggest
-from posttrain.store.extensions import Registry
 from posttrain.store.progress import progress_bar
 
-_HERE = "posttrain.select.adversarial.attacks"
-
-ATTACKS: Mapping[str, Callable[[AttackProblem], Iterator[list[Rewriting]]]] = Registry(
-    "attack", "posttrain.attacks", {name: f"{_HERE}:{name}" for name in ("gcg", "hotflip", "fgsm")}
-)
+ATTACKS: Mapping[str, Callable[[AttackProblem], Iterator[list[Rewriting]]]] = {
+    "gcg": gcg,
+    "hotflip": hotflip,
+    "fgsm": fgsm,
+}
 """Each yields the candidates of one step after the other; those of one step are alternatives."""
 
 _MAX_RIVALS = 3  # labels that the right one is compared with while searching
@@ -63,22 +63,22 @@ def search(
 
     Args:
         lm: the model.
-        records: labelled, with different ids.
+        records: labelled records with different ids.
         judge: see `Judge`.
-        similarity: of texts, see `TextSimilarity`.
+        similarity: similarity of texts, see `TextSimilarity`.
         settings: the method, and the bounds of the search.
 
     Raises:
         UserError: the method is unknown, or the model answers none of the records rightly.
     """
     check_attack(settings.method)
-    drawn = sorted(records, key=lambda record: (_draw(settings.seed, record.id), record.id))
-    budget, vocabulary = QueryBudget(settings.budget), Vocabulary.of(lm)
+    ordered = sorted(records, key=lambda record: (_draw(settings.seed, record.id), record.id))
+    budget, vocabulary = QueryBudget(settings.budget), Vocabulary.from_language_model(lm)
     counts: Counter[str] = Counter()
     fooled: list[_Unconfirmed] = []
-    with progress_bar("looking for adversarial prompts", len(drawn), "records") as advance:
-        for start in range(0, len(drawn), _JUDGE_BATCH):
-            batch = drawn[start : start + _JUDGE_BATCH]
+    with progress_bar("looking for adversarial prompts", len(ordered), "records") as advance:
+        for start in range(0, len(ordered), _JUDGE_BATCH):
+            batch = ordered[start : start + _JUDGE_BATCH]
             if len(fooled) >= settings.n or not budget.take(len(batch)):
                 break
             judged = judge(batch, [record.prompt for record in batch])

@@ -14,8 +14,9 @@ import pyarrow as pa
 import torch
 
 from posttrain.models.task import TaskConfig
-from posttrain.select.scores.context import Floats, ScoredRecords
+from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, to_list_column
+from posttrain.select.scores.uncertainty import Floats
 
 if TYPE_CHECKING:
     from posttrain.models.chat import TokenizedExample
@@ -36,28 +37,30 @@ _CONFIDENCE_PROMPT = (
 _CONFIDENCE_REPLY = re.compile(r"([0-9]{1,3})\s*%?\.?")
 
 
-def score_log_probability(records: ScoredRecords) -> Floats:
+def score_log_probability(batch: ScoringBatch) -> Floats:
     """Scores records by the log-probability of the greedy answer."""
-    assert records.base is not None
-    values: Floats = records.base["log_probability"].to_numpy()
+    assert batch.base is not None
+    values: Floats = batch.base["log_probability"].to_numpy()
     return values
 
 
-def score_token_entropy(records: ScoredRecords) -> Floats:
+def score_token_entropy(batch: ScoringBatch) -> Floats:
     """Scores records by the mean entropy of the greedy answer's tokens."""
-    values: Floats = records.scoring.run(token_entropy_group(), records.answered)["token_entropy"].to_numpy()
+    values: Floats = batch.scoring.run(token_entropy_group(), batch.inputs_with_answers)["token_entropy"].to_numpy()
     return values
 
 
-def score_perplexity(records: ScoredRecords) -> Floats:
+def score_perplexity(batch: ScoringBatch) -> Floats:
     """Scores records by the perplexity of the input."""
-    values: Floats = records.scoring.run(perplexity_group(), records.records)["perplexity"].to_numpy()
+    values: Floats = batch.scoring.run(perplexity_group(), batch.inputs)["perplexity"].to_numpy()
     return values
 
 
-def score_verbalised_confidence(records: ScoredRecords) -> Floats:
+def score_verbalised_confidence(batch: ScoringBatch) -> Floats:
     """Scores records by the confidence that the model states; warns of replies without a number."""
-    values: Floats = records.scoring.run(verbalised_group(), records.answered)["verbalised_confidence"].to_numpy()
+    values: Floats = batch.scoring.run(verbalised_group(), batch.inputs_with_answers)[
+        "verbalised_confidence"
+    ].to_numpy()
     if missing := int(np.isnan(values).sum()):
         log.warning("  verbalised_confidence: no number for %d of %d records", missing, len(values))
     return values
@@ -86,7 +89,7 @@ def answer_group() -> ScoreGroup:
 
 
 def likelihood_group() -> ScoreGroup:
-    """Computes the ``log_probability`` of a given answer, in nats over ``tokens``."""
+    """Computes the ``log_probability`` of each record's answer, in nats over ``tokens``."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import answer_log_likelihoods
@@ -198,8 +201,8 @@ def perplexity_group() -> ScoreGroup:
         sums, counts = text_log_likelihoods(lm, texts)
         # NaN and not 1: one token has no context that it could be predicted from.
         perplexities = np.full(len(texts), np.nan)
-        known = counts > 0
-        perplexities[known] = np.exp(-sums[known] / counts[known])
+        defined = counts > 0
+        perplexities[defined] = np.exp(-sums[defined] / counts[defined])
         return pa.table({"perplexity": pa.array(perplexities, pa.float64())})
 
     return ScoreGroup("perplexity", 1, {}, score, _PERPLEXITY_CHUNK)

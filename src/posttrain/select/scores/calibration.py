@@ -11,17 +11,14 @@ import pyarrow.compute as compute
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
+from posttrain.models.calibration import expected_calibration_error
 from posttrain.select.pool_sample import sample_pool
 from posttrain.select.scores.answers import likelihood_group, surprisal
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import ScoringInput, prompts_of
+from posttrain.select.scores.uncertainty import Floats
 
-Floats = npt.NDArray[np.float64]
-
-Rows = npt.NDArray[np.bool_]
-
-CalibrationError = Callable[[Floats, Floats], float]
-"""Returns the expected calibration error of confidences [N], with 1 or 0 for right and wrong answers [N]."""
+RowMask = npt.NDArray[np.bool_]
 
 MIN_CALIBRATION_RECORDS = 30
 
@@ -43,8 +40,8 @@ class Calibration:
     Attributes:
         temperature: divides log-probabilities, of labels or of an answer per token; 1 where the error would not fall.
         ece_before: expected calibration error of the model as it is, 15 equal-width bins.
-        ece_after: of the calibrated model, each record with a temperature that was fitted to others.
-        records: number that it was fitted to.
+        ece_after: that of the calibrated model, each record with a temperature that was fitted to others.
+        records: number of records that it was fitted to.
     """
 
     temperature: float
@@ -85,15 +82,12 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
     return float(1 / minimum.x)
 
 
-def calibrate_labels(
-    log_probabilities: npt.ArrayLike, truth: npt.ArrayLike, error: CalibrationError
-) -> Calibration | None:
+def calibrate_labels(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> Calibration | None:
     """Fits a temperature to label probabilities, and measures the calibration error with and without it.
 
     Args:
         log_probabilities: float [N, K] of held-out records.
         truth: int [N], the right labels.
-        error: the expected calibration error with 15 bins.
 
     Returns:
         None for fewer than 30 records.
@@ -105,7 +99,6 @@ def calibrate_labels(
         lambda rows: fit_temperature(logs[rows], right[rows]),
         lambda rows, temperature: _confidence(at_temperature(logs[rows], temperature)),
         (logs.argmax(axis=1) == right).astype(np.float64),
-        error,
     )
 
 
@@ -144,13 +137,12 @@ def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> fl
     return float(np.exp(-minimum.x))
 
 
-def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: CalibrationError) -> Calibration | None:
+def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> Calibration | None:
     """Fits a temperature to the surprisal of written answers, as `calibrate_labels` does.
 
     Args:
         surprisal: float [N] >= 0, nats a token, of answers to held-out records.
         score: float [N] in [0, 1], 1 for a right answer.
-        error: the expected calibration error with 15 bins.
 
     Returns:
         None for fewer than 30 records.
@@ -162,15 +154,11 @@ def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: Cal
         lambda rows: fit_answer_temperature(nats[rows], right[rows]),
         lambda rows, temperature: answer_confidence(nats[rows], temperature),
         right,
-        error,
     )
 
 
 def _cross_fit(
-    fit: Callable[[Rows], float],
-    confidence: Callable[[Rows, float], Floats],
-    right: Floats,
-    error: CalibrationError,
+    fit: Callable[[RowMask], float], confidence: Callable[[RowMask, float], Floats], right: Floats
 ) -> Calibration:
     """Fits a temperature, and measures the errors before and after, each record's by one that was fitted to others."""
     # Crossed, or the error after would be that of the records that the temperature was fitted to.
@@ -179,10 +167,11 @@ def _cross_fit(
     for number in range(_FOLDS):
         after[fold == number] = confidence(fold == number, fit(fold != number))
     every = np.ones(len(right), bool)
-    errors = error(confidence(every, 1.0), right), error(after, right)
+    ece_before = expected_calibration_error(confidence(every, 1.0), right)
+    ece_after = expected_calibration_error(after, right)
     # The likelihood is led by the worst answers, and may spread where confidence was right on the whole.
-    temperature = fit(every) if errors[1] < errors[0] else 1.0
-    return Calibration(temperature, *errors, len(right))
+    temperature = fit(every) if ece_after < ece_before else 1.0
+    return Calibration(temperature, ece_before, ece_after, len(right))
 
 
 def _confidence(log_probabilities: Floats) -> Floats:
@@ -190,9 +179,7 @@ def _confidence(log_probabilities: Floats) -> Floats:
     return confidence
 
 
-def calibrate_champion(
-    scoring: ScoringContext, records: pa.Table, predictions: pa.Table, error: CalibrationError
-) -> Calibration | None:
+def calibrate_champion(scoring: ScoringContext, records: pa.Table, predictions: pa.Table) -> Calibration | None:
     """Fits the temperature at which the champion's confidence in labels, or in its written answers, is its accuracy.
 
     Args:
@@ -200,7 +187,6 @@ def calibrate_champion(
         records: RECORD table of records that the champion was not trained on.
         predictions: its answers, by ``id``; for a closed label set ``expected`` and ``labels``, the labels'
             log-probabilities; for free text ``predicted`` and ``score``.
-        error: the expected calibration error, with 15 equal-width bins.
 
     Returns:
         None where there are too few records, the predictions lack probabilities, or calibration is off.
@@ -209,30 +195,30 @@ def calibrate_champion(
     if not most:
         return None
     judged = (_judged_labels if scoring.labels else _judged_answers)(scoring, predictions, records)
-    drawn = sample_pool(judged, most, scoring.seed)
+    sample = sample_pool(judged, most, scoring.seed)
     if scoring.labels:
         index_of = {label: index for index, label in enumerate(scoring.labels)}
-        truth = [index_of[answer] for answer in drawn["expected"].to_pylist()]
-        logs = np.array(drawn["labels"].to_pylist(), np.float64).reshape(len(truth), len(index_of))
-        calibration = calibrate_labels(logs, truth, error)
+        truth = [index_of[answer] for answer in sample["expected"].to_pylist()]
+        logs = np.array(sample["labels"].to_pylist(), np.float64).reshape(len(truth), len(index_of))
+        calibration = calibrate_labels(logs, truth)
     else:
-        drawn_records = records.take(compute.index_in(drawn["id"], value_set=records["id"].combine_chunks()))
-        answers = zip(prompts_of(drawn_records), drawn["predicted"].to_pylist(), strict=True)
+        sampled_records = records.take(compute.index_in(sample["id"], value_set=records["id"].combine_chunks()))
+        answers = zip(prompts_of(sampled_records), sample["predicted"].to_pylist(), strict=True)
         nats = surprisal(
             scoring.run(likelihood_group(), [ScoringInput(prompt, (answer,)) for prompt, answer in answers])
         )
-        calibration = calibrate_answers(nats, drawn["score"].to_numpy(), error)
-    return _log_calibration(calibration, drawn.num_rows)
+        calibration = calibrate_answers(nats, sample["score"].to_numpy())
+    return _log_calibration(calibration, sample.num_rows)
 
 
 def _judged_labels(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
     """Returns the predictions that have label probabilities and whose right label is in the label set."""
-    known = compute.is_in(predictions["expected"], value_set=pa.array(scoring.labels, pa.string()))
-    return predictions.filter(compute.and_(known, compute.is_valid(predictions["labels"])))
+    is_label = compute.is_in(predictions["expected"], value_set=pa.array(scoring.labels, pa.string()))
+    return predictions.filter(compute.and_(is_label, compute.is_valid(predictions["labels"])))
 
 
 def _judged_answers(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
-    """Returns the predictions of the given records; none where a score is not from 0 to 1."""
+    """Returns the predictions of these records; none where a score is not from 0 to 1."""
     # A log-likelihood, such as perplexity's score, is no share of rightness to compare confidence with.
     scores = predictions["score"]
     shares = compute.and_(compute.greater_equal(scores, 0.0), compute.less_equal(scores, 1.0))

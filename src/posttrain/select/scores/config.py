@@ -44,7 +44,7 @@ class ScoringConfig(Section):
         """Checks that the models that scores use besides the champion exist, without loading one.
 
         Args:
-            names: of the scores that are computed.
+            names: names of the scores that are computed.
             root: the workspace's folder.
 
         Raises:

@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.models.task import Turns
 from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.passes import ScoreCache, ScoreGroup, ScoringInput, ScoringModel, cached_scores
 
-Floats = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 
@@ -26,10 +23,10 @@ class ScoringContext:
         model: the champion.
         labels: the closed label set; empty for free text.
         config: the config section ``select.scoring``.
-        cache: of scores.
-        seed: of masks and sampled answers; the same in every round.
+        cache: cache of finished scores.
+        seed: seed of masks and sampled answers; the same in every round.
         committee: earlier champions, oldest first, the champion not among them.
-        line: the champions of the rounds so far, oldest first.
+        past_champions: the champions of the rounds so far, oldest first.
         judge: the model that judges entailment; None for the champion.
         sentences: a sentence model that embeds the records; None for the champion.
         temperature: divides the champion's log-probabilities, of labels or of its answer per token.
@@ -41,7 +38,7 @@ class ScoringContext:
     cache: ScoreCache = field(default_factory=ScoreCache)
     seed: int = 0
     committee: Sequence[ScoringModel] = ()
-    line: Sequence[ScoringModel] = ()
+    past_champions: Sequence[ScoringModel] = ()
     judge: ScoringModel | None = None
     sentences: ScoringModel | None = None
     temperature: float = 1.0
@@ -56,13 +53,13 @@ class ScoringContext:
             vars(model).pop("lm", None)
 
 
-class ScoredRecords:
-    """Records to score, with what several scores share.
+class ScoringBatch:
+    """Records to score, with intermediate results that several scores share.
 
     Attributes:
         scoring: the models and their settings.
-        records: N prompts without answers.
-        answered: the same with one answer each: the champion's, or the right one of labelled records.
+        inputs: N prompts without answers.
+        inputs_with_answers: the same with one answer each: the champion's, or the right one of labelled records.
         base: the champion's table of base measures: ``predicted`` [N], for free text also ``log_probability`` [N];
             None for labelled records.
     """
@@ -71,12 +68,13 @@ class ScoredRecords:
         self, scoring: ScoringContext, prompts: Sequence[Turns], answers: Sequence[str], base: pa.Table | None = None
     ) -> None:
         self.scoring, self.base = scoring, base
-        self.records = [ScoringInput(prompt) for prompt in prompts]
-        self.answered = [ScoringInput(prompt, (answer,)) for prompt, answer in zip(prompts, answers, strict=True)]
+        self.inputs = [ScoringInput(prompt) for prompt in prompts]
+        pairs = zip(prompts, answers, strict=True)
+        self.inputs_with_answers = [ScoringInput(prompt, (answer,)) for prompt, answer in pairs]
         self._shared: dict[str, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.records)
+        return len(self.inputs)
 
     def share(self, name: str, compute: Callable[[], Result]) -> Result:
         """Returns the result of ``compute`` under a name, computed once for all scores that use it."""

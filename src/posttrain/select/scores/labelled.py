@@ -11,10 +11,11 @@ import pyarrow as pa
 import torch
 
 from posttrain.select.scores.answers import answer_group, encode_answer
-from posttrain.select.scores.context import Floats, ScoredRecords
+from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.labels import label_log_probabilities
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
 from posttrain.select.scores.sampled_answers import normalise_answer
+from posttrain.select.scores.uncertainty import Floats
 
 if TYPE_CHECKING:
     from posttrain.models.chat import TokenizedExample
@@ -23,43 +24,43 @@ if TYPE_CHECKING:
 _CHUNK = 64
 
 
-def score_loss(records: ScoredRecords) -> Floats:
+def score_loss(batch: ScoringBatch) -> Floats:
     """Scores records by the loss of the right answer, nats a token."""
-    return _loss_column(records, "loss")
+    return _loss_column(batch, "loss")
 
 
-def score_gradient_norm(records: ScoredRecords) -> Floats:
+def score_gradient_norm(batch: ScoringBatch) -> Floats:
     """Scores records by the norm of that loss's gradient in the output layer."""
-    return _loss_column(records, "gradient_norm")
+    return _loss_column(batch, "gradient_norm")
 
 
-def score_instruction_difficulty(records: ScoredRecords) -> Floats:
+def score_instruction_difficulty(batch: ScoringBatch) -> Floats:
     """Scores records by instruction-following difficulty."""
-    table = records.scoring.run(instruction_difficulty_group(), records.answered)
+    table = batch.scoring.run(instruction_difficulty_group(), batch.inputs_with_answers)
     values: Floats = table["instruction_difficulty"].to_numpy()
     return values
 
 
-def score_forgetting_events(records: ScoredRecords) -> Floats:
+def score_forgetting_events(batch: ScoringBatch) -> Floats:
     """Scores records by how often successive models of the loop forget their answers."""
-    models = records.scoring.line or [records.scoring.model]
-    return forgetting_events([_answers_correctly(records, model) for model in models])
+    models = batch.scoring.past_champions or [batch.scoring.model]
+    return forgetting_events([_answers_correctly(batch, model) for model in models])
 
 
-def _loss_column(records: ScoredRecords, name: str) -> Floats:
+def _loss_column(batch: ScoringBatch, name: str) -> Floats:
     # One backward pass gives both columns.
-    table = records.share("loss", lambda: records.scoring.run(loss_group(), records.answered))
+    table = batch.share("loss", lambda: batch.scoring.run(loss_group(), batch.inputs_with_answers))
     values: Floats = table[name].to_numpy()
     return values
 
 
-def _answers_correctly(records: ScoredRecords, model: ScoringModel) -> npt.NDArray[np.bool_]:
+def _answers_correctly(batch: ScoringBatch, model: ScoringModel) -> npt.NDArray[np.bool_]:
     """Returns for each record whether a model's answer is the right one: bool [N]."""
-    scoring, expected = records.scoring, [record.answers[0] for record in records.answered]
+    scoring, expected = batch.scoring, [record.answers[0] for record in batch.inputs_with_answers]
     if scoring.labels:
-        best = label_log_probabilities(scoring, model, records.records).argmax(axis=1)
+        best = label_log_probabilities(scoring, model, batch.inputs).argmax(axis=1)
         return np.array([scoring.labels[row] == answer for row, answer in zip(best, expected, strict=True)], bool)
-    predicted = scoring.run(answer_group(), records.records, model)["predicted"].to_pylist()
+    predicted = scoring.run(answer_group(), batch.inputs, model)["predicted"].to_pylist()
     scoring.unload(model)
     pairs = zip(predicted, expected, strict=True)
     return np.array([normalise_answer(answer) == normalise_answer(right) for answer, right in pairs], bool)

@@ -12,9 +12,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from posttrain.select.scores.context import Floats, ScoredRecords, ScoringContext
+from posttrain.select.scores.context import ScoringBatch, ScoringContext
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel, to_list_column, to_matrix
-from posttrain.select.scores.uncertainty import bald, consensus_kl, vote_entropy
+from posttrain.select.scores.uncertainty import Floats, bald, consensus_kl, vote_entropy
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 
@@ -27,46 +27,46 @@ _CHUNK = 256
 _TOLERANCE = 1e-3  # of label log-probabilities: passes with dropout are compared by small differences
 
 
-def score_bald(records: ScoredRecords) -> Floats:
+def score_bald(batch: ScoringBatch) -> Floats:
     """Scores records by the mutual information of label and weights."""
-    return bald(_dropout_probabilities(records))
+    return bald(_dropout_probabilities(batch))
 
 
-def score_vote_entropy(records: ScoredRecords) -> Floats:
+def score_vote_entropy(batch: ScoringBatch) -> Floats:
     """Scores records by the entropy of the committee's votes."""
-    return vote_entropy(_committee_probabilities(records))
+    return vote_entropy(_committee_probabilities(batch))
 
 
-def score_consensus_kl(records: ScoredRecords) -> Floats:
+def score_consensus_kl(batch: ScoringBatch) -> Floats:
     """Scores records by the committee's mean divergence from its mean."""
-    return consensus_kl(_committee_probabilities(records))
+    return consensus_kl(_committee_probabilities(batch))
 
 
-def _dropout_probabilities(records: ScoredRecords) -> Floats:
+def _dropout_probabilities(batch: ScoringBatch) -> Floats:
     """Computes label probabilities by T sub-networks of the champion: [T, N, K]."""
 
     def compute() -> Floats:
-        scoring, labels = records.scoring, records.scoring.labels
+        scoring, labels = batch.scoring, batch.scoring.labels
         passes = scoring.config.passes
         group = dropout_group(labels, passes, scoring.config.dropout, scoring.seed)
-        logs = to_matrix(scoring.run(group, records.records), "log_probabilities").astype(np.float64)
-        return np.exp(logs).reshape(len(records), passes, len(labels)).swapaxes(0, 1)
+        logs = to_matrix(scoring.run(group, batch.inputs), "log_probabilities").astype(np.float64)
+        return np.exp(logs).reshape(len(batch), passes, len(labels)).swapaxes(0, 1)
 
-    return records.share("dropout", compute)
+    return batch.share("dropout", compute)
 
 
-def _committee_probabilities(records: ScoredRecords) -> Floats:
+def _committee_probabilities(batch: ScoringBatch) -> Floats:
     """Computes label probabilities by the latest champions, or by sub-networks of a single one: [T, N, K]."""
 
     def compute() -> Floats:
-        scoring = records.scoring
+        scoring = batch.scoring
         members = [*scoring.committee, scoring.model][-scoring.config.committee :]
         if len(members) < 2:
             log.info("  one trained champion is no committee: its passes with dropout stand in")
-            return _dropout_probabilities(records)
-        return np.exp(np.stack([label_log_probabilities(scoring, member, records.records) for member in members]))
+            return _dropout_probabilities(batch)
+        return np.exp(np.stack([label_log_probabilities(scoring, member, batch.inputs) for member in members]))
 
-    return records.share("committee", compute)
+    return batch.share("committee", compute)
 
 
 def label_log_probabilities(scoring: ScoringContext, model: ScoringModel, records: Sequence[ScoringInput]) -> Floats:
@@ -142,9 +142,9 @@ def dropout_mask(lm: LanguageModel, share: float, seed: int, number: int) -> Ite
 
     Args:
         lm: the model.
-        share: of the inputs that are dropped.
+        share: share of the inputs to drop.
         seed: decides the masks, together with ``number``.
-        number: of the pass.
+        number: number of the pass.
 
     Raises:
         UserError: the model has no linear layer.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from posttrain.models.task import TaskConfig, Turns, record_turns
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, remove_tree, write_atomically
+from posttrain.store.files import make_folder, read_checked, remove_tree, write_checked
 from posttrain.store.hashing import digest
 from posttrain.store.progress import progress_bar
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("posttrain")
 
 KEY = "key"
-
-_DIGEST_SIZE = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class ScoringModel:
         return self.load()
 
     @classmethod
-    def of(cls, lm: LanguageModel) -> ScoringModel:
+    def from_language_model(cls, lm: LanguageModel) -> ScoringModel:
         """Wraps a loaded model; it has no id, so its scores are never cached."""
         return cls("", lm.task, lambda: lm)
 
@@ -97,25 +94,24 @@ class CachePartition:
     """The chunks of one group of scores by one model; a chunk is a table with the records' keys in ``key``.
 
     Attributes:
-        folder: holds the chunks; None keeps nothing.
+        folder: holds the chunks; None caches nothing.
     """
 
     folder: Path | None
 
     def read(self) -> Iterator[pa.Table]:
-        """Yields all chunks in the order of their names; reports and removes a damaged one, which is scored again."""
+        """Yields all chunks in the order of their names; removes a damaged one, with a warning: it is scored again."""
         if self.folder is None or not self.folder.is_dir():
             return
         for path in sorted(self.folder.iterdir()):
             if path.suffix != ".chunk":
-                path.unlink()  # left behind by a writer that was killed
+                path.unlink()  # the temporary file of a writer that was killed
                 continue
-            content = path.read_bytes()
-            if hashlib.sha256(content[_DIGEST_SIZE:]).digest() != content[:_DIGEST_SIZE]:
-                log.warning("%s is damaged; scoring its records again", path)
-                path.unlink()
+            content = read_checked(path)
+            if content is None:
+                path.unlink(missing_ok=True)
                 continue
-            with pa.ipc.open_stream(content[_DIGEST_SIZE:]) as reader:
+            with pa.ipc.open_stream(content) as reader:
                 yield reader.read_all()
 
     def write(self, chunk: pa.Table) -> None:
@@ -130,10 +126,9 @@ class CachePartition:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, chunk.schema) as writer:
             writer.write_table(chunk)
-        content = sink.getvalue().to_pybytes()
         # Named by its records: a pass that repeats a chunk overwrites it instead of adding a twin.
         path = self.folder / f"{digest(chunk[KEY].to_pylist())[:32]}.chunk"
-        write_atomically(path, hashlib.sha256(content).digest() + content)
+        write_checked(path, sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
@@ -141,13 +136,13 @@ class ScoreCache:
     """Finished scores on disk, by model and group.
 
     Attributes:
-        folder: holds a folder a model; None keeps nothing.
+        folder: holds a folder a model; None caches nothing.
     """
 
     folder: Path | None = None
 
     def partition(self, model: str, group: str) -> CachePartition:
-        """Returns the chunks of a model's group; those of a model without an id are not kept."""
+        """Returns the chunks of a model's group; those of a model without an id are not cached."""
         return CachePartition(self.folder / model / group if self.folder and model else None)
 
     def keep_only(self, models: Collection[str]) -> None:
@@ -162,14 +157,14 @@ class ScoreCache:
 def cached_scores(
     group: ScoreGroup, model: ScoringModel, records: Sequence[ScoringInput], cache: ScoreCache
 ) -> pa.Table:
-    """Returns the scores of one group, a row a record, from the cache where they are known.
+    """Returns the scores of one group, a row a record, from the cache where it has them.
 
     A record whose scores an earlier pass cached keeps the numbers of that pass, whatever shared its batch there.
 
     Args:
         group: the scores.
         model: is loaded only if there is something new to score.
-        records: N of them; those with the same content are scored once.
+        records: N records; those with the same content are scored once.
         cache: the scores of earlier passes.
     """
     key = digest(
@@ -182,16 +177,16 @@ def cached_scores(
     )
     partition = cache.partition(model.id, f"{group.name}-{key[:16]}")
     # By content: records that say the same are scored once, and a record keeps its scores when the pool grows.
-    wanted = {record.key: record for record in records}
-    # Only the wanted rows of a cached chunk stay in memory: the cache may hold a pool of millions.
-    tables = [_wanted_rows(chunk, wanted) for chunk in partition.read()]
-    known = {key for table in tables for key in table[KEY].to_pylist()}
-    missing = [record for key, record in wanted.items() if key not in known]
-    if known:
-        log.info("  %s: %d of %d records were scored before", group.name, len(known), len(wanted))
+    by_key = {record.key: record for record in records}
+    # Only these records' rows of a cached chunk stay in memory: the cache may hold a pool of millions.
+    tables = [_rows_with_keys(chunk, by_key) for chunk in partition.read()]
+    cached = {key for table in tables for key in table[KEY].to_pylist()}
+    missing = [record for key, record in by_key.items() if key not in cached]
+    if cached:
+        log.info("  %s: %d of %d records were scored before", group.name, len(cached), len(by_key))
     with progress_bar(f"scoring: {group.name.replace('_', ' ')}", len(missing), "records") as advance:
-        # Chunks are cut in the order given, so a killed pass resumes with the same chunk as an uninterrupted one: a
-        # model's numbers depend, in the last bits, on the batch that a record is in.
+        # Chunks are cut in the order of the records, so a killed pass resumes with the same chunk as an uninterrupted
+        # one: a model's numbers depend, in the last bits, on the batch that a record is in.
         for start in range(0, len(missing), group.chunk_size):
             chunk = missing[start : start + group.chunk_size]
             keys = pa.array([record.key for record in chunk], pa.string())
@@ -201,7 +196,7 @@ def cached_scores(
             tables.append(table)
             advance(len(chunk))
     # Without records the group still gives its columns, which callers concatenate.
-    if not wanted:
+    if not by_key:
         return group.score(model.lm, [])
     whole = pa.concat_tables(tables)
     row_of = {key: row for row, key in enumerate(whole[KEY].to_pylist())}
@@ -209,8 +204,8 @@ def cached_scores(
     return whole.take(rows).drop_columns(KEY).combine_chunks()
 
 
-def _wanted_rows(chunk: pa.Table, wanted: dict[str, ScoringInput]) -> pa.Table:
-    return chunk.filter(pa.array([key in wanted for key in chunk[KEY].to_pylist()], pa.bool_()))
+def _rows_with_keys(chunk: pa.Table, keys: Collection[str]) -> pa.Table:
+    return chunk.filter(pa.array([key in keys for key in chunk[KEY].to_pylist()], pa.bool_()))
 
 
 def prompts_of(pool: pa.Table) -> list[Turns]:

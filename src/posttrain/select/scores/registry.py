@@ -3,7 +3,7 @@
 Other packages add a score with a `ScoreSpec` as an entry point of the group ``posttrain.scores``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,9 +14,9 @@ from posttrain.store.extensions import Registry
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from posttrain.select.scores.context import ScoredRecords
+    from posttrain.select.scores.context import ScoringBatch
 
-Scorer = Callable[["ScoredRecords"], "npt.ArrayLike"]
+ScoreFunction = Callable[["ScoringBatch"], "npt.ArrayLike"]
 """Computes one number a record: float [N] for N records."""
 
 
@@ -25,24 +25,24 @@ class ScoreSpec:
     """A score of records, which becomes a column of the score table.
 
     Attributes:
-        of: its tasks: those with a closed label set, those with free text, or any; or labelled records only.
+        task: tasks that it is for: a closed label set, free text, or any; or labelled records only.
         sign: 1 where a high value means that the model is uncertain, -1 where a low one does.
-        meaning: in a few words.
-        scorer: the function that computes it, or its dotted path.
+        summary: a few words for help texts.
+        function: the function that computes it, or its dotted path.
     """
 
-    of: Literal["labels", "text", "any", "labelled"]
+    task: Literal["labels", "text", "any", "labelled"]
     sign: Literal[1, -1]
-    meaning: str
-    scorer: Scorer | str
+    summary: str
+    function: ScoreFunction | str
 
-    def compute(self, records: "ScoredRecords") -> "npt.ArrayLike":
+    def compute(self, batch: "ScoringBatch") -> "npt.ArrayLike":
         """Computes the score of each record, float [N]."""
-        scorer = self.scorer
-        if isinstance(scorer, str):  # imported on use: the config lists scores without loading torch
-            module, _, name = scorer.partition(":")
-            scorer = getattr(import_module(module), name)
-        values: npt.ArrayLike = scorer(records)
+        function = self.function
+        if isinstance(function, str):  # imported on use: the config lists scores without loading torch
+            module, _, name = function.partition(":")
+            function = getattr(import_module(module), name)
+        values: npt.ArrayLike = function(batch)
         return values
 
 
@@ -134,27 +134,15 @@ BASE_MEASURES = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence"
 """Measures that every pool's table has, with the sign that makes a high value mean uncertain."""
 
 
-class _Signs(Mapping[str, int]):
-    """Signs by column, looked up on use: a published score is imported only when its name is looked up."""
+def uncertainty_sign(name: str) -> int | None:
+    """Returns the sign that makes a high value of a column mean uncertain; None if it is no measure of the pool.
 
-    def __getitem__(self, name: str) -> int:
-        if name in BASE_MEASURES:
-            return BASE_MEASURES[name]
-        # Scores of labelled records are no columns of the pool's table.
-        if name not in SCORES or SCORES[name].of == "labelled":
-            raise KeyError(name)
-        return SCORES[name].sign
-
-    def __iter__(self) -> Iterator[str]:
-        yield from BASE_MEASURES
-        yield from (name for name in SCORES if SCORES[name].of != "labelled")
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-UNCERTAINTY_SIGN: Mapping[str, int] = _Signs()
-"""Columns of the pool's table that measure uncertainty, with the sign that makes a high value mean uncertain."""
+    A published score is imported when its own name is looked up, and never for another.
+    """
+    if name in BASE_MEASURES:
+        return BASE_MEASURES[name]
+    # Scores of labelled records are no columns of the pool's table.
+    return SCORES[name].sign if name in SCORES and SCORES[name].task != "labelled" else None
 
 
 def check_score_names(names: Iterable[str]) -> None:
@@ -164,6 +152,7 @@ def check_score_names(names: Iterable[str]) -> None:
             raise ValueError(f"`{name}` is always computed")
         if name not in SCORES:
             raise ValueError(f"no score `{name}`; {suggest(name, SCORES)}")
+        SCORES.check(name)
 
 
 def requested_scores(scores: Iterable[str], options: Mapping[str, Any]) -> list[str]:
@@ -176,29 +165,29 @@ def check_scores_fit_task(names: Iterable[str], has_labels: bool, options: Mappi
     """Checks, before any work, that the scores apply to the task.
 
     Args:
-        names: of the scores.
-        has_labels: whether the task has a closed label set.
-        options: the selector's; the scores that they use must be columns of the pool.
+        names: names of the scores.
+        has_labels: the task has a closed label set.
+        options: options of the selector; the scores that they use must be columns of the pool.
 
     Raises:
         UserError: if one does not.
     """
     used = {str(options.get(key)) for key in ("by", "hard")}
     for name in names:
-        of = SCORES[name].of
-        if of == "labels" and not has_labels:
+        task = SCORES.load(name, "select.options" if name in used else "select.scores").task
+        if task == "labels" and not has_labels:
             raise UserError(
                 f"score `{name}` needs label probabilities, and free text has none",
                 where="select.scores",
                 fix="use semantic_entropy or token_entropy, or set `task.labels`",
             )
-        if of == "text" and has_labels:
+        if task == "text" and has_labels:
             raise UserError(
                 f"score `{name}` is for written answers, and this task has a closed label set",
                 where="select.scores",
                 fix="use entropy, margin or bald, or leave `task.labels` out",
             )
-        if of == "labelled" and name in used:
+        if task == "labelled" and name in used:
             raise UserError(
                 f"score `{name}` needs the right answer, which no pool record has",
                 where="select.options",

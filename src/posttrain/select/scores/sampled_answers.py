@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from posttrain.select.scores.context import ScoredRecords
+from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput
 from posttrain.store.hashing import digest
 
@@ -36,26 +36,26 @@ SAMPLES_SCHEMA = pa.schema(
 _WORD = re.compile(r"\w+")
 
 
-def score_log_probability_variance(records: ScoredRecords) -> list[float]:
+def score_log_probability_variance(batch: ScoringBatch) -> list[float]:
     """Scores records by the variance of the sampled answers' log-probabilities."""
-    return [float(np.var(logs, ddof=1)) for logs in sampled_table(records)["log_probabilities"].to_pylist()]
+    return [float(np.var(logs, ddof=1)) for logs in sampled_table(batch)["log_probabilities"].to_pylist()]
 
 
-def score_lexical_diversity(records: ScoredRecords) -> list[float]:
+def score_lexical_diversity(batch: ScoringBatch) -> list[float]:
     """Scores records by how few words their sampled answers share."""
-    return [lexical_diversity(answers) for answers in sampled_table(records)["answers"].to_pylist()]
+    return [lexical_diversity(answers) for answers in sampled_table(batch)["answers"].to_pylist()]
 
 
-def score_self_consistency(records: ScoredRecords) -> list[float]:
+def score_self_consistency(batch: ScoringBatch) -> list[float]:
     """Scores records by the share of sampled answers that are the most frequent one."""
-    return [self_consistency(answers) for answers in sampled_table(records)["answers"].to_pylist()]
+    return [self_consistency(answers) for answers in sampled_table(batch)["answers"].to_pylist()]
 
 
-def sampled_table(records: ScoredRecords) -> pa.Table:
+def sampled_table(batch: ScoringBatch) -> pa.Table:
     """Returns the sampled answers of each record by `SAMPLES_SCHEMA`; sampled once for all scores that use them."""
-    scoring = records.scoring
+    scoring = batch.scoring
     group = sample_group(scoring.config.samples, scoring.config.temperature, scoring.seed)
-    return records.share("samples", lambda: scoring.run(group, records.records))
+    return batch.share("samples", lambda: scoring.run(group, batch.inputs))
 
 
 def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
@@ -65,9 +65,9 @@ def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
         from posttrain.models.chat import TokenizedExample
         from posttrain.models.likelihood import context_length, sequence_log_likelihoods
 
-        drawn = sample_answers(lm, records, samples, temperature, seed)
+        sampled = sample_answers(lm, records, samples, temperature, seed)
         sequences = []
-        for record, answers in zip(records, drawn, strict=True):
+        for record, answers in zip(records, sampled, strict=True):
             before = lm.prompt_ids(record.prompt)
             supervised = [[False] * len(before) + [True] * len(tokens) for tokens in answers]
             sequences += [TokenizedExample(before + ids, on) for ids, on in zip(answers, supervised, strict=True)]
@@ -75,7 +75,7 @@ def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
         cuts = range(0, len(sequences), samples)
         return pa.table(
             {
-                "answers": [[_decode_answer(lm, ids) for ids in answers] for answers in drawn],
+                "answers": [[_decode_answer(lm, ids) for ids in answers] for answers in sampled],
                 "log_probabilities": [sums[cut : cut + samples].tolist() for cut in cuts],
                 "tokens": [counts[cut : cut + samples].tolist() for cut in cuts],
             },
@@ -95,9 +95,9 @@ def sample_answers(
     Args:
         lm: the model.
         records: prompts.
-        samples: answers to each.
+        samples: number of answers to each.
         temperature: divides the logits; the distribution is not truncated.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
     """
     from transformers import LogitsProcessorList
 
@@ -107,11 +107,11 @@ def sample_answers(
     order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
     filler = lm.tokenizer.pad_token_id or 0
     while order:
-        taken = 1
+        size = 1
         # All samples of a prompt in one batch, and prompts of like length together, up to the batch's tokens.
-        while taken < len(order) and (taken + 1) * samples * (len(ids[order[taken]]) + limit) <= _BATCH_TOKENS:
-            taken += 1
-        rows, order = order[:taken], order[taken:]
+        while size < len(order) and (size + 1) * samples * (len(ids[order[size]]) + limit) <= _BATCH_TOKENS:
+            size += 1
+        rows, order = order[:size], order[size:]
         width = len(ids[rows[-1]])
         repeated = [row for row in rows for _ in range(samples)]
         padding = [width - len(ids[row]) for row in repeated]
@@ -181,7 +181,7 @@ def self_consistency(answers: Sequence[str]) -> float:
     X. Wang et al., Self-Consistency Improves Chain of Thought Reasoning, ICLR 2023 (arXiv:2203.11171), section 2.
 
     Args:
-        answers: S >= 1 of them, compared as `normalise_answer` returns them.
+        answers: S >= 1 answers, compared as `normalise_answer` returns them.
     """
     return max(Counter(map(normalise_answer, answers)).values()) / len(answers)
 
@@ -193,13 +193,13 @@ def lexical_diversity(answers: Sequence[str]) -> float:
     (arXiv:2302.09664) have it with ROUGE-L. Two answers without a word are alike.
 
     Args:
-        answers: S >= 2 of them.
+        answers: S >= 2 answers.
     """
     bags = [Counter(_WORD.findall(normalise_answer(answer))) for answer in answers]
     pairs = list(combinations(bags, 2))
-    return 1.0 - sum(_rouge_1(left, right) for left, right in pairs) / len(pairs)
+    return 1.0 - sum(_rouge_1(first, second) for first, second in pairs) / len(pairs)
 
 
-def _rouge_1(left: Counter[str], right: Counter[str]) -> float:
-    total = left.total() + right.total()
-    return 2 * (left & right).total() / total if total else 1.0
+def _rouge_1(first: Counter[str], second: Counter[str]) -> float:
+    total = first.total() + second.total()
+    return 2 * (first & second).total() / total if total else 1.0

@@ -17,7 +17,7 @@ import pyarrow as pa
 from scipy.special import logsumexp
 
 from posttrain.models.task import TaskConfig, Turns
-from posttrain.select.scores.context import ScoredRecords
+from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
 from posttrain.select.scores.sampled_answers import normalise_answer, sampled_table
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from posttrain.models.embedder import Embedder
     from posttrain.models.language_model import LanguageModel
 
-Clusters = list[list[int]]
+AnswerClusters = list[list[int]]
 """The cluster of each sampled answer, a list a record."""
 
 _CHUNK = 64
@@ -37,46 +37,46 @@ _ENTAILMENT_PROMPT = (
 )
 
 
-def score_semantic_entropy(records: ScoredRecords) -> list[float]:
+def score_semantic_entropy(batch: ScoringBatch) -> list[float]:
     """Scores records by the entropy over clusters of answers with similar embeddings."""
-    return _weighted_entropies(records, _embedding_clusters(records))
+    return _weighted_entropies(batch, _embedding_clusters(batch))
 
 
-def score_semantic_entropy_discrete(records: ScoredRecords) -> list[float]:
+def score_semantic_entropy_discrete(batch: ScoringBatch) -> list[float]:
     """Scores records by the same entropy, from the clusters' sizes alone."""
-    return [discrete_semantic_entropy(clusters) for clusters in _embedding_clusters(records)]
+    return [discrete_semantic_entropy(clusters) for clusters in _embedding_clusters(batch)]
 
 
-def score_entailment_entropy(records: ScoredRecords) -> list[float]:
+def score_entailment_entropy(batch: ScoringBatch) -> list[float]:
     """Scores records by the entropy over clusters of answers that entail each other."""
-    return _weighted_entropies(records, _entailment_clusters(records))
+    return _weighted_entropies(batch, _entailment_clusters(batch))
 
 
-def score_entailment_entropy_discrete(records: ScoredRecords) -> list[float]:
+def score_entailment_entropy_discrete(batch: ScoringBatch) -> list[float]:
     """Scores records by the same entropy, from the clusters' sizes alone."""
-    return [discrete_semantic_entropy(clusters) for clusters in _entailment_clusters(records)]
+    return [discrete_semantic_entropy(clusters) for clusters in _entailment_clusters(batch)]
 
 
-def _embedding_clusters(records: ScoredRecords) -> Clusters:
-    config = records.scoring.config
+def _embedding_clusters(batch: ScoringBatch) -> AnswerClusters:
+    config = batch.scoring.config
     group = embedding_cluster_group(config.embedder, config.similarity)
-    return records.share("embedding clusters", lambda: _clusters(records, group))
+    return batch.share("embedding clusters", lambda: _clusters(batch, group))
 
 
-def _entailment_clusters(records: ScoredRecords) -> Clusters:
-    group = entailment_cluster_group(records.scoring.judge)
-    return records.share("entailment clusters", lambda: _clusters(records, group))
+def _entailment_clusters(batch: ScoringBatch) -> AnswerClusters:
+    group = entailment_cluster_group(batch.scoring.judge)
+    return batch.share("entailment clusters", lambda: _clusters(batch, group))
 
 
-def _clusters(records: ScoredRecords, group: ScoreGroup) -> Clusters:
-    answers = sampled_table(records)["answers"].to_pylist()
-    inputs = [ScoringInput(record.prompt, tuple(own)) for record, own in zip(records.records, answers, strict=True)]
-    clusters: Clusters = records.scoring.run(group, inputs)["groups"].to_pylist()
+def _clusters(batch: ScoringBatch, group: ScoreGroup) -> AnswerClusters:
+    answers = sampled_table(batch)["answers"].to_pylist()
+    inputs = [ScoringInput(record.prompt, tuple(own)) for record, own in zip(batch.inputs, answers, strict=True)]
+    clusters: AnswerClusters = batch.scoring.run(group, inputs)["groups"].to_pylist()
     return clusters
 
 
-def _weighted_entropies(records: ScoredRecords, clusters: Clusters) -> list[float]:
-    table = sampled_table(records)
+def _weighted_entropies(batch: ScoringBatch, clusters: AnswerClusters) -> list[float]:
+    table = sampled_table(batch)
     sums, counts = table["log_probabilities"].to_pylist(), table["tokens"].to_pylist()
     means = [np.array(total) / np.maximum(1, count) for total, count in zip(sums, counts, strict=True)]
     return [semantic_entropy(own, logs) for own, logs in zip(clusters, means, strict=True)]
@@ -88,8 +88,8 @@ def cluster_answers(count: int, same: Callable[[int, int], bool]) -> list[int]:
     An answer joins the first cluster whose first answer means the same (Kuhn et al., algorithm 1).
 
     Args:
-        count: of the answers.
-        same: whether two answers, by their indices, mean the same.
+        count: number of answers.
+        same: returns whether two answers, by their indices, mean the same.
     """
     first: list[int] = []
     clusters: list[int] = []
@@ -108,7 +108,7 @@ def semantic_entropy(clusters: Sequence[int], log_probabilities: npt.ArrayLike) 
     (Farquhar et al., equations 4 and 5).
 
     Args:
-        clusters: of S answers.
+        clusters: clusters of S answers.
         log_probabilities: float [S], mean over each answer's tokens, in nats: a sum would count long answers as
             improbable (Kuhn et al., section 3.3).
 
@@ -125,7 +125,7 @@ def discrete_semantic_entropy(clusters: Sequence[int]) -> float:
     """Computes the entropy of the clusters' shares of the answers, in nats (Farquhar et al. 2024).
 
     Args:
-        clusters: of S answers.
+        clusters: clusters of S answers.
     """
     shares = np.unique(np.asarray(clusters), return_counts=True)[1] / len(clusters)
     return float(abs((shares * np.log(shares)).sum()))
@@ -152,9 +152,9 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
         def cluster(answers: Sequence[str]) -> list[int]:
             texts = [normalise_answer(answer) for answer in answers]
 
-            def same(left: int, right: int) -> bool:
-                cosine = float(vectors[texts[left]] @ vectors[texts[right]])
-                return texts[left] == texts[right] or cosine >= similarity
+            def same(first: int, second: int) -> bool:
+                cosine = float(vectors[texts[first]] @ vectors[texts[second]])
+                return texts[first] == texts[second] or cosine >= similarity
 
             return cluster_answers(len(texts), same)
 
@@ -189,9 +189,9 @@ def entailment_cluster_group(judge: ScoringModel | None = None) -> ScoreGroup:
         entails = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict == 0}
 
         def cluster(row: int, answers: Sequence[str]) -> list[int]:
-            def same(left: int, right: int) -> bool:
-                forth, back = (row, answers[left], answers[right]), (row, answers[right], answers[left])
-                return answers[left] == answers[right] or (forth in entails and back in entails)
+            def same(first: int, second: int) -> bool:
+                forth, back = (row, answers[first], answers[second]), (row, answers[second], answers[first])
+                return answers[first] == answers[second] or (forth in entails and back in entails)
 
             return cluster_answers(len(answers), same)
 
@@ -205,5 +205,5 @@ def _entailment_prompt(prompt: Turns, first: str, second: str) -> Turns:
     return [{"role": "user", "content": _ENTAILMENT_PROMPT.format(question=question, first=first, second=second)}]
 
 
-def _cluster_table(clusters: Clusters) -> pa.Table:
+def _cluster_table(clusters: AnswerClusters) -> pa.Table:
     return pa.table({"groups": pa.array(clusters, pa.list_(pa.int64()))})

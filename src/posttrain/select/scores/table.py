@@ -14,7 +14,7 @@ from posttrain.select.pool_sample import sample_pool, with_sample_sizes
 from posttrain.select.scores import uncertainty
 from posttrain.select.scores.answers import answer_group, surprisal
 from posttrain.select.scores.calibration import answer_confidence, at_temperature
-from posttrain.select.scores.context import ScoredRecords, ScoringContext
+from posttrain.select.scores.context import ScoringBatch, ScoringContext
 from posttrain.select.scores.labels import embedding_group, label_group, sentence_group
 from posttrain.select.scores.passes import ScoringInput, ScoringModel, prompts_of, to_list_column, to_matrix
 from posttrain.select.scores.registry import BASE_MEASURES, SCORES
@@ -32,7 +32,7 @@ def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.S
     Args:
         width: dimensions of the embeddings.
         labels: number of the task's labels.
-        extra: names of scores (see `SCORES`), placed between the measures and the embedding.
+        extra: names of scores (see `SCORES`), which come between the measures and the embedding.
     """
     return pa.schema(
         [
@@ -64,9 +64,9 @@ def score_pool(scoring: ScoringContext, pool: pa.Table, size: int, seed: int, na
     Args:
         scoring: the champion, the labels (none for free text) and the settings.
         pool: records by the record schema (``id``, ``source``, ``prompt``, ``text``).
-        size: of the sample.
-        seed: of the sample.
-        names: further scores, a column each; those of labelled records are left out.
+        size: size of the sample.
+        seed: seed of the sample.
+        names: further scores, a column each; those of labelled records do not count.
 
     Returns:
         Table by ``score_schema``, in the order of ``id``. Its schema's metadata holds ``sampled`` and
@@ -92,17 +92,17 @@ def score_records(scoring: ScoringContext, records: pa.Table, names: Sequence[st
     prompts, names = prompts_of(records), _pool_scores(names)
     measure = _measure_labels if scoring.labels else _measure_answers
     columns, embeddings, base = measure(scoring, prompts)
-    scored = ScoredRecords(scoring, prompts, base["predicted"].to_pylist(), base)
-    columns |= {name: np.asarray(SCORES[name].compute(scored), np.float64) for name in names}
+    batch = ScoringBatch(scoring, prompts, base["predicted"].to_pylist(), base)
+    columns |= {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in names}
     return _score_table(records, prompts, columns, embeddings, scoring, names)
 
 
 def unscored_table(scoring: ScoringContext, records: pa.Table, names: Sequence[str] = ()) -> pa.Table:
     """Embeds records without scoring them: as `score_records`, with measures NaN and answers null."""
     prompts, names = prompts_of(records), _pool_scores(names)
-    # NaN, not 0: `score_columns` imputes what is not known from the nearest scored records.
-    unknown = np.full(len(prompts), np.nan)
-    columns: Columns = dict.fromkeys((*BASE_MEASURES, *names), unknown)
+    # NaN, not 0: `score_columns` imputes missing values from the nearest scored records.
+    missing = np.full(len(prompts), np.nan)
+    columns: Columns = dict.fromkeys((*BASE_MEASURES, *names), missing)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if scoring.labels:
         columns["probabilities"] = to_list_column(np.full((len(prompts), len(scoring.labels)), np.nan))
@@ -122,21 +122,21 @@ def score_labelled(scoring: ScoringContext, records: pa.Table, names: Sequence[s
     """
     has_answer = pa.array([answer is not None for answer in records["completion"].to_pylist()], pa.bool_())
     labelled = records.filter(has_answer)
-    scored = ScoredRecords(scoring, prompts_of(labelled), labelled["completion"].to_pylist())
+    batch = ScoringBatch(scoring, prompts_of(labelled), labelled["completion"].to_pylist())
     # In the registry's order, whatever the config's: the artifact's id follows from the order of its columns.
     ordered = [name for name in SCORES if name in names]
-    columns = {name: np.asarray(SCORES[name].compute(scored), np.float64) for name in ordered}
+    columns = {name: np.asarray(SCORES[name].compute(batch), np.float64) for name in ordered}
     return pa.table({"id": labelled["id"], "input_id": labelled["input_id"], **columns})
 
 
 def embed_records(lm: LanguageModel | ScoringContext, records: pa.Table) -> Embeddings:
     """Embeds the records' inputs, float32 [N, D], as `score_pool` does."""
-    scoring = lm if isinstance(lm, ScoringContext) else ScoringContext(ScoringModel.of(lm))
+    scoring = lm if isinstance(lm, ScoringContext) else ScoringContext(ScoringModel.from_language_model(lm))
     return _embed(scoring, prompts_of(records))
 
 
 def _pool_scores(names: Sequence[str]) -> list[str]:
-    return [name for name in names if SCORES[name].of != "labelled"]
+    return [name for name in names if SCORES[name].task != "labelled"]
 
 
 def _embed(scoring: ScoringContext, prompts: Sequence[Turns]) -> Embeddings:

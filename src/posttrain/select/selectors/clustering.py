@@ -19,10 +19,12 @@ def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS, 
     """Chooses the rows nearest to the centres of ``n`` clusters of the pool, whatever the model predicts of them.
 
     Args:
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
         mini_batch: rows of a k-means step, such as 8,192, for a large pool in less time; None for all.
     """
-    return nearest_to_centres(pool.points("diverse", dimensions), n, seed, pool.free, mini_batch=mini_batch)
+    pool.check_counts(mini_batch=mini_batch)
+    points = pool.whitened_embeddings(dimensions)
+    return nearest_to_centres(points, n, seed, pool.unlabelled_rows, mini_batch=mini_batch)
 
 
 def uncertain_diverse(
@@ -34,16 +36,17 @@ def uncertain_diverse(
     each centre is taken (F. Zhdanov, Diverse mini-batch Active Learning, arXiv:1901.05954, 2019).
 
     Args:
-        pool_factor: clustered rows for each row wanted. 6 was the best of a few in one run on Banking77 (a linear
+        pool_factor: clustered rows for each row to choose. 6 was the best of a few in one run on Banking77 (a linear
             model, 60 to 64%): a choice, not a finding.
         by: ``entropy``, ``least_confidence`` or ``margin``.
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    points = pool.points("uncertain_diverse", dimensions)
+    pool.check_counts(pool_factor=pool_factor)
+    points = pool.whitened_embeddings(dimensions)
     uncertainty = pool.uncertainty(by)
     # Uncertainty alone fills a batch with near-duplicates of one hard question; diversity alone takes what the model
     # knows already.
-    candidates = pool.greatest(uncertainty, max(1, pool_factor) * n)
+    candidates = pool.top(uncertainty, pool_factor * n)
     # A margin is negated, from -1 to 0; weights must not be negative.
     pull = np.nan_to_num(np.maximum(uncertainty[candidates] + (1.0 if by == "margin" else 0.0), 0.0))
     return nearest_to_centres(points, n, seed, candidates, pull)
@@ -56,17 +59,17 @@ def typiclust(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS
     the cluster are near. Clusters of fewer than five rows come last.
 
     Args:
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    points = pool.points("typiclust", dimensions)
+    points = pool.whitened_embeddings(dimensions)
     everything = np.arange(len(pool))
-    count = min(_MAX_CLUSTERS, len(pool.chosen) + n, len(pool))
+    count = min(_MAX_CLUSTERS, len(pool.labelled_rows) + n, len(pool))
     cluster = k_means(points, everything, count, seed).cluster
     typical = typicality(points, cluster, np.random.default_rng(seed))
-    labels = np.bincount(cluster[pool.chosen], minlength=count)
+    labels = np.bincount(cluster[pool.labelled_rows], minlength=count)
     sizes = np.bincount(cluster, minlength=count)
-    free = pool.free
-    order = free[np.lexsort((free, -typical[free], cluster[free]))]
+    rows = pool.unlabelled_rows
+    order = rows[np.lexsort((rows, -typical[rows], cluster[rows]))]
     starts = np.searchsorted(cluster[order], np.arange(count))
     # A row's rank in its cluster counts the cluster's labels: clusters with fewer labels come first.
     rank = np.arange(len(order)) - starts[cluster[order]] + labels[cluster[order]]
@@ -106,11 +109,11 @@ def nearest_to_centres(
 
     Args:
         points: float32 [N, D].
-        n: rows to take, at most as many as there are candidates.
-        seed: of the first centres.
+        n: number of rows to take, at most that of the candidates.
+        seed: seed of the first centres.
         rows: int64 [M], the candidates.
         weights: float64 [M], non-negative pull of each candidate on the centres; None for all alike.
-        mini_batch: see `posttrain.select.selectors.k_means.k_means`.
+        mini_batch: rows of a k-means step; None for all.
 
     Returns:
         int64 [n] distinct rows: first the n nearest ones, the largest cluster's first. Where there are fewer different

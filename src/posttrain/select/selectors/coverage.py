@@ -28,8 +28,8 @@ def greedy_cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floa
     """Takes ``n`` times the row that adds most to the sum over columns of the greatest similarity in a chosen row.
 
     Args:
-        similarity: float32 [M, G], non-negative: how well each candidate covers each of what is to be covered.
-        n: rows wanted.
+        similarity: float32 [M, G], non-negative: how well each candidate covers each row to cover.
+        n: number of rows.
         before: float32 [G], how well each is covered from the start.
 
     Returns:
@@ -99,12 +99,14 @@ def facility_location(
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``; None for rows that count alike.
-        power: of the uncertainty, scaled to [0, 1].
-        ground: rows of the sum at most.
+        power: exponent of the uncertainty, scaled to [0, 1].
+        ground: most rows of the sum.
         candidates: most rows to choose from, or four times ``n`` if that is more; drawn at random.
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    points = pool.points("facility_location", dimensions)
+    pool.check_numbers(power=power)
+    pool.check_counts(ground=ground, candidates=candidates)
+    points = pool.whitened_embeddings(dimensions)
     generator = np.random.default_rng(seed)
     # A sample is enough: the mean over the pool counts, and that of the sample has a standard error of at most
     # 1 / (2 sqrt(ground)).
@@ -112,7 +114,7 @@ def facility_location(
     to_cover = _unit_rows(points[rows_to_cover]).T
     counts = np.ones(len(rows_to_cover), np.float32)
     if by is not None:
-        counts = (min_max_scale(pool.uncertainty(by), pool.free)[rows_to_cover] ** power).astype(np.float32)
+        counts = (min_max_scale(pool.uncertainty(by), pool.unlabelled_rows)[rows_to_cover] ** power).astype(np.float32)
 
     def similarity(rows: Rows) -> Floats:
         # In place: a matrix of candidates by ground rows is the largest thing in memory here.
@@ -127,15 +129,15 @@ def facility_location(
 def cover_pool(
     similarity: Callable[[Rows], Floats], pool: Pool, n: int, candidates: int, generator: np.random.Generator
 ) -> Rows:
-    """Covers the pool by some of the free rows, beyond what labelled rows cover; then draws others uniformly."""
-    sampled = sample_rows(pool.free, max(candidates, 4 * n), generator)
+    """Covers the pool by some of the unlabelled rows, beyond what labelled rows cover; then draws others uniformly."""
+    sampled = sample_rows(pool.unlabelled_rows, max(candidates, 4 * n), generator)
     similarities = similarity(sampled)
     # Labelled rows cover from the start: what lies near them is known.
     before = np.zeros(similarities.shape[1], np.float32)
-    for part in blocks(len(pool.chosen)):
-        before = np.maximum(before, similarity(pool.chosen[part]).max(axis=0))
+    for part in blocks(len(pool.labelled_rows)):
+        before = np.maximum(before, similarity(pool.labelled_rows[part]).max(axis=0))
     chosen = sampled[greedy_cover(similarities, n, before)[0]]
-    rest = generator.permutation(np.setdiff1d(pool.free, chosen)) if len(chosen) < n else chosen
+    rest = generator.permutation(np.setdiff1d(pool.unlabelled_rows, chosen)) if len(chosen) < n else chosen
     return np.concatenate([chosen, rest[: n - len(chosen)]])
 
 
@@ -160,16 +162,18 @@ def prob_cover(
     Rows near one with a label are covered from the start. Once all are, the others follow at random.
 
     Args:
-        radius: Euclidean; None for the greatest at which 95% of rows have none but rows of their own cluster within it
-            (section 4.2 there), on at most 2,000 rows.
+        radius: Euclidean distance; None for the greatest at which 95% of rows have none but rows of their own cluster
+            within it (section 4.2 there), on at most 2,000 rows.
         classes: clusters that the radius is estimated from; None for the columns of the probabilities, or ``n``.
         ground: most rows to cover; of a larger pool they are drawn at random.
         candidates: most rows to choose from, or four times ``n`` if that is more; drawn at random.
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    if radius is not None and not radius > 0:
-        raise UserError(f"strategy `prob_cover`: radius is {radius}, and must be positive")
-    points = pool.points("prob_cover", dimensions)
+    pool.check_numbers(radius=radius)
+    pool.check_counts(classes=classes, ground=ground, candidates=candidates)
+    if radius == 0:
+        raise UserError("strategy `prob_cover`: radius is 0, and must be positive")
+    points = pool.whitened_embeddings(dimensions)
     euclidean = Euclidean.from_rows(points)
     generator = np.random.default_rng(seed)
     if radius is None:
@@ -189,9 +193,9 @@ def pure_radius(points: Floats, classes: int, seed: int, generator: np.random.Ge
 
     Args:
         points: float32 [N, D].
-        classes: clusters.
-        seed: of the clusters.
-        generator: of the sampled rows.
+        classes: number of clusters.
+        seed: seed of the clusters.
+        generator: draws the sampled rows.
     """
     rows = sample_rows(np.arange(len(points)), _RADIUS_SAMPLE, generator)
     sample = points[rows]

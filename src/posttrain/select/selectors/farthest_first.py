@@ -35,16 +35,16 @@ _SHRINK_ABOVE = 64  # and one that lasts for more is halved
 def k_center(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS) -> Rows:
     """Takes always the row farthest from all that have a label or are chosen.
 
-    T. Gonzalez, 1985; core-set, O. Sener and S. Savarese, ICLR 2018. The greatest distance that is left is at most
-    twice the least possible. Where nothing has a label yet, the row nearest to the mean is the first.
+    T. Gonzalez, 1985; core-set, O. Sener and S. Savarese, ICLR 2018. The greatest distance to a chosen row is
+    then at most twice the least possible. Where nothing has a label yet, the row nearest to the mean is the first.
 
     Args:
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    points = pool.points("k_center", dimensions)
+    points = pool.whitened_embeddings(dimensions)
     similarity = Euclidean.from_rows(points)
     worth = np.where(pool.labelled, -np.inf, 0).astype(np.float32)
-    before = pool.chosen
+    before = pool.labelled_rows
     first = np.empty(0, np.int64)
     if not len(before):
         first = before = np.array([_most_central(points, similarity)])
@@ -66,14 +66,15 @@ def mmr(
     J. Carbonell and J. Goldstein, SIGIR 1998. Uncertainty u is scaled to [0, 1]; rows with a label count as chosen.
 
     Args:
-        relevance: from 0, only unlike each other, to 1, only uncertain.
+        relevance: weight of uncertainty from 0, only unlike each other, to 1, only uncertain.
         by: ``entropy``, ``least_confidence`` or ``margin``.
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    if not 0 <= relevance <= 1:
+    pool.check_numbers(relevance=relevance)
+    if relevance > 1:
         raise UserError(f"strategy `mmr`: relevance is {relevance}, and must be from 0 to 1")
-    uncertainty = min_max_scale(pool.uncertainty(by), pool.free)
-    return _farthest_by_cosine(pool, n, relevance * uncertainty, 1 - relevance, pool.points("mmr", dimensions))
+    uncertainty = min_max_scale(pool.uncertainty(by), pool.unlabelled_rows)
+    return _farthest_by_cosine(pool, n, relevance * uncertainty, 1 - relevance, pool.whitened_embeddings(dimensions))
 
 
 def composite(
@@ -96,24 +97,21 @@ def composite(
     Args:
         uncertainty: weight of u.
         diversity: weight of distance.
-        difficulty: weight of the column ``hard``; that is not needed for 0.
+        difficulty: weight of the column ``hard``, which is not read for 0.
         by: ``entropy``, ``least_confidence`` or ``margin``.
         hard: the column that says how hard a row is.
-        quotas: by a name in the column ``source`` the greatest share of a batch that may come from it. Where they
-            leave too few rows, fewer than ``n`` are chosen.
-        dimensions: principal components that are kept; None for the embeddings as they are.
+        quotas: greatest share of a batch, by name in the column ``source``. If they leave too few rows, fewer than
+            ``n`` are chosen.
+        dimensions: number of principal components; None for the embeddings as they are.
     """
-    weights = {"uncertainty": uncertainty, "diversity": diversity, "difficulty": difficulty}
-    for name, weight in weights.items():
-        if not 0 <= weight < np.inf:
-            raise UserError(f"strategy `composite`: {name} is {weight}, and must be a weight of 0 or more")
+    pool.check_numbers(uncertainty=uncertainty, diversity=diversity, difficulty=difficulty)
     worth = np.zeros(len(pool))
     # A term of weight 0 is not computed: its column may be missing.
     if uncertainty:
-        worth += uncertainty * min_max_scale(pool.uncertainty(by), pool.free)
+        worth += uncertainty * min_max_scale(pool.uncertainty(by), pool.unlabelled_rows)
     if difficulty:
-        worth += difficulty * min_max_scale(pool.column(hard, "composite"), pool.free)
-    points = pool.points("composite", dimensions) if diversity else np.zeros((len(pool), 1), np.float32)
+        worth += difficulty * min_max_scale(pool.column(hard), pool.unlabelled_rows)
+    points = pool.whitened_embeddings(dimensions) if diversity else np.zeros((len(pool), 1), np.float32)
     # (1 - cosine) / 2 times the weight, without its constant.
     return _farthest_by_cosine(pool, n, worth, diversity / 2, points, quotas)
 
@@ -128,12 +126,12 @@ def _farthest_by_cosine(
 ) -> Rows:
     worth = np.where(pool.labelled, -np.inf, worth)
     groups, most = _source_quotas(pool, n, quotas) if quotas else (None, None)
-    return farthest_first(Cosine.from_rows(points), n, worth, weight, pool.chosen, groups, most)
+    return farthest_first(Cosine.from_rows(points), n, worth, weight, pool.labelled_rows, groups, most)
 
 
 def _source_quotas(pool: Pool, n: int, quotas: Mapping[str, float]) -> tuple[Rows, Rows]:
     """Returns the group of each row, and how many rows each group may give."""
-    names, groups = np.unique(np.asarray(pool.column("source", "composite")).astype(str), return_inverse=True)
+    names, groups = np.unique(np.asarray(pool.column("source")).astype(str), return_inverse=True)
     for name, share in quotas.items():
         if name not in names:
             raise UserError(f"no record is of source `{name}`", where="quotas", fix=suggest(name, names.tolist()))
@@ -157,8 +155,8 @@ def farthest_first(
     """Takes ``n`` times the row with the greatest ``worth - weight * similarity to the nearest chosen row``.
 
     Args:
-        similarity: of N rows.
-        n: rows wanted.
+        similarity: similarity of N rows.
+        n: number of rows.
         worth: float [N]; minus infinity for a row that may not be taken.
         weight: non-negative.
         before: int64 rows that count as chosen. While there are none, the row worth most is taken.
@@ -171,8 +169,8 @@ def farthest_first(
     """
     worth = np.array(worth, np.float32)
     groups = np.zeros(len(worth), np.int64) if groups is None else groups
-    left = np.array([n]) if quotas is None else quotas.copy()
-    worth[left[groups] <= 0] = -np.inf
+    remaining = np.array([n]) if quotas is None else quotas.copy()
+    worth[remaining[groups] <= 0] = -np.inf
     queue = _LazyQueue(similarity, worth, weight, before) if len(before) else None
     chosen: list[int] = []
     while len(chosen) < n:
@@ -181,8 +179,8 @@ def farthest_first(
             break
         chosen.append(row)
         worth[row] = -np.inf
-        left[groups[row]] -= 1
-        if left[groups[row]] == 0:
+        remaining[groups[row]] -= 1
+        if remaining[groups[row]] == 0:
             worth[groups == groups[row]] = -np.inf
         # Nothing has a label yet: only now is there a row that the others can be far from.
         if queue is None:
@@ -192,7 +190,7 @@ def farthest_first(
 
 @dataclass(frozen=True)
 class Frontier:
-    """Rows that are kept up to date, and the greatest bound of all others.
+    """Rows whose values are kept up to date, and the greatest bound of all others.
 
     Attributes:
         rows: int64, in order.
@@ -266,7 +264,7 @@ class _LazyQueue:
         front = replace(front, rows=front.rows[self._values(front.rows) >= front.bound])  # others cannot be next
         self._front, self._front_nearest = front, self._nearest[front.rows]
         # Copied side by side: a choice then reads 1,024 rows in order instead of jumping through a million.
-        self._close_up = self._similarity.of(front.rows)
+        self._close_up = self._similarity.subset(front.rows)
 
 
 def frontier(bounds: Floats, size: int) -> Frontier:

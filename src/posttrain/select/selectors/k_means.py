@@ -48,10 +48,10 @@ def k_means(
     Args:
         points: float32 [N, D].
         rows: int64 [M], the points to cluster.
-        count: centres, at most M.
-        seed: of the sample and of the first centres.
+        count: number of centres, at most M.
+        seed: seed of the sample and of the first centres.
         weights: float64 [M], non-negative, how much each row counts; None for all alike.
-        mini_batch: see above; None for Lloyd's.
+        mini_batch: rows of a step; None for Lloyd's algorithm.
     """
     from threadpoolctl import threadpool_limits
 
@@ -118,14 +118,14 @@ def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> F
     squares = np.ones(len(points))
     for _ in range(count):
         odds = np.cumsum(weights * squares)
-        drawn = np.searchsorted(odds, generator.random(tries) * odds[-1], side="right")
-        drawn = np.minimum(drawn, np.flatnonzero(weights)[-1])
-        distances = -2 * euclidean.between(everything, drawn).astype(np.float64)
+        candidates = np.searchsorted(odds, generator.random(tries) * odds[-1], side="right")
+        candidates = np.minimum(candidates, np.flatnonzero(weights)[-1])
+        distances = -2 * euclidean.between(everything, candidates).astype(np.float64)
         if chosen:
             np.minimum(distances, squares[:, None], out=distances)
         best = int(np.argmin(weights @ distances))
         squares = distances[:, best]
-        chosen.append(int(drawn[best]))
+        chosen.append(int(candidates[best]))
     return points[chosen]
 
 

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float32]
 _BLOCK_ROWS = 4096
 
 DIMENSIONS = 128
-"""Principal components that are kept by default; 64 to 256 do alike (see `whiten`)."""
+"""Default number of principal components; 64 to 256 do alike (see `whiten`)."""
 
 Weights = npt.NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class Similarity(Protocol):
     def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
         """Returns float32 [rows, others]."""
 
-    def of(self, rows: Rows) -> "Similarity":
+    def subset(self, rows: Rows) -> "Similarity":
         """Returns the similarity of these rows alone, copied to contiguous memory."""
 
 
@@ -60,7 +60,7 @@ class Euclidean:
         # Rounding may leave a row at a small positive similarity to itself.
         return np.minimum(products, 0, out=products)
 
-    def of(self, rows: Rows) -> "Euclidean":
+    def subset(self, rows: Rows) -> "Euclidean":
         return Euclidean(self.points[rows], self.halves[rows])
 
 
@@ -92,7 +92,7 @@ class Cosine:
         cosines *= self.scales[others]
         return cosines
 
-    def of(self, rows: Rows) -> "Cosine":
+    def subset(self, rows: Rows) -> "Cosine":
         return Cosine(self.points[rows], self.scales[rows])
 
 
@@ -128,7 +128,7 @@ class OuterProducts:
         products -= self.halves[others]
         return np.minimum(products, 0, out=products)
 
-    def of(self, rows: Rows) -> "OuterProducts":
+    def subset(self, rows: Rows) -> "OuterProducts":
         return OuterProducts(self.left[rows], self.right[rows], self.halves[rows])
 
 
@@ -157,7 +157,7 @@ def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -
 
     Args:
         embeddings: float [N, D].
-        dimensions: components to keep.
+        dimensions: greatest number of components.
 
     Returns:
         float32 [N, d] with 1 <= d <= dimensions; a row equal to the mean stays zero.

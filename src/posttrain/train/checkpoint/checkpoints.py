@@ -49,19 +49,19 @@ class Checkpoints:
         self.close()
 
     def due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after this many steps, by steps or by the clock."""
+        """Returns whether a checkpoint is due after this many steps, by steps or by the clock."""
         # Steps come first, as they are the same on every machine.
         if self.config.every_steps and step % self.config.every_steps == 0:
             return True
         return self.config.every_seconds is not None and time.monotonic() - self._last >= self.config.every_seconds
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate the snapshot buffers in the background, so that the first save takes no longer than the others."""
-        if self.config.background and self.config.wanted and self._writing is None:
+        """Allocates the snapshot buffers in the background, so that the first save takes no longer than the others."""
+        if self.config.background and self.config.enabled and self._writing is None:
             self._snapshots.prepare(dict(tensors))
 
     def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
-        """Save a checkpoint; its tensors may change as soon as this returns.
+        """Saves a checkpoint; its tensors may change as soon as this returns.
 
         Afterwards the checkpoints that the config does not keep are removed. A full disk in the background is
         logged, and costs checkpoints, not the training.
@@ -100,7 +100,7 @@ class Checkpoints:
         return True
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, and free the buffers.
+        """Waits for the checkpoint that is being written, and frees the buffers.
 
         Raises:
             WorkError: the data read back differ from the data written.
@@ -111,27 +111,27 @@ class Checkpoints:
             self._snapshots = Snapshots()
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, or None; damaged ones are logged and put aside."""
+        """Returns the newest whole checkpoint, or None; damaged ones are logged and put aside."""
         with self._idle_folder() as folder:
             return folder.first_valid(reversed(folder.steps()))
 
     def best(self) -> Checkpoint | None:
-        """Return the whole checkpoint with the best metric, or None."""
+        """Returns the whole checkpoint with the best metric, or None."""
         with self._idle_folder() as folder:
             return folder.first_valid(rank_by_metric(folder.saved(), self.config))
 
     def at(self, step: int) -> Checkpoint | None:
-        """Return the checkpoint of this step, or None if it is missing or damaged."""
+        """Returns the checkpoint of this step, or None if it is missing or damaged."""
         with self._idle_folder() as folder:
             return folder.first_valid(existing for existing in folder.steps() if existing == step)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, the newest last; they may be damaged."""
+        """Returns the steps of all checkpoints, the newest last; they may be damaged."""
         with self._idle_folder() as folder:
             return folder.steps()
 
     def rewind(self, step: int) -> Checkpoint | None:
-        """Return the newest whole checkpoint of at most this step, and remove all later ones."""
+        """Returns the newest whole checkpoint of at most this step, and removes all later ones."""
         # Training takes another course from here: a kill must not resume from the one that was given up.
         with self._idle_folder() as folder:
             checkpoint = folder.first_valid(existing for existing in reversed(folder.steps()) if existing <= step)
@@ -166,12 +166,12 @@ class Checkpoints:
                 self._folder.prune(self.config, step)
 
     def _free_steps_file(self) -> StepsFile | None:
-        """Return a steps file that may grow, because the newest checkpoint does not need it."""
+        """Returns a steps file that may grow, because the newest checkpoint does not need it."""
         files = self._steps_files
         return files[0] if len(files) == files.maxlen and files[-1].folder.exists() else None
 
     def _finish(self) -> None:
-        """Wait for the checkpoint in flight, and raise its error."""
+        """Waits for the checkpoint in flight, and raises its error."""
         if self._writing is not None:
             wait([self._writing])  # an interrupt leaves it in flight
             done, self._writing = self._writing, None
@@ -179,7 +179,7 @@ class Checkpoints:
 
     @contextmanager
     def _idle_folder(self) -> Iterator[CheckpointFolder]:
-        """Yield the locked folder, once nothing is written into it; the next save or close raises that error."""
+        """Yields the locked folder, once nothing is written into it; the next save or close raises that error."""
         if self._writing is not None:
             wait([self._writing])
         with self._folder.locked():

@@ -38,7 +38,7 @@ class CheckpointFolder:
         self._temporary = path / "tmp"
 
     def make(self) -> None:
-        """Create the folder, and sync its name to disk.
+        """Creates the folder, and sync its name to disk.
 
         Raises:
             UserError: the disk refused.
@@ -49,7 +49,7 @@ class CheckpointFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder against other threads and processes, and complete what a kill interrupted.
+        """Locks the folder against other threads and processes, and completes what a kill interrupted.
 
         Raises:
             UserError: the disk refused.
@@ -68,20 +68,20 @@ class CheckpointFolder:
 
     @contextmanager
     def fresh(self) -> Iterator[Path]:
-        """Yield an empty folder to write a checkpoint into; removed afterwards unless it was committed."""
+        """Yields an empty folder to write a checkpoint into; removed afterwards unless it was committed."""
         remove_abandoned_folders(self._temporary)
         with temporary_folder(self._temporary) as folder:
             yield folder
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, whole or not, the newest last."""
+        """Returns the steps of all checkpoints, whole or not, the newest last."""
         if not self.path.is_dir():
             return []
         names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
     def commit(self, fresh: Path, step: int) -> Path:
-        """Rename a finished folder to its final name, in place of an older checkpoint of the same step."""
+        """Renames a finished folder to its final name, in place of an older checkpoint of the same step."""
         folder = self._place(step)
         if folder.exists():
             folder.rename(self._replaced(folder))
@@ -91,7 +91,7 @@ class CheckpointFolder:
         return folder
 
     def first_valid(self, steps: Iterable[int]) -> Checkpoint | None:
-        """Return the first whole checkpoint of these steps; damaged ones before it are logged and put aside."""
+        """Returns the first whole checkpoint of these steps; damaged ones before it are logged and put aside."""
         damaged = False
         for step in steps:
             try:
@@ -108,7 +108,7 @@ class CheckpointFolder:
         return None
 
     def saved(self) -> list[SavedCheckpoint]:
-        """Return step and metric of all checkpoints with a valid manifest; the others are put aside."""
+        """Returns step and metric of all checkpoints with a valid manifest; the others are put aside."""
         checkpoints = []
         for step in self.steps():
             try:
@@ -118,7 +118,7 @@ class CheckpointFolder:
         return checkpoints
 
     def prune(self, config: CheckpointConfig, committed: int) -> None:
-        """Remove all checkpoints but those to keep; ``committed``, just verified, always stays."""
+        """Removes all checkpoints but those to keep; ``committed``, just verified, always stays."""
         saved = self.saved()
         keep = steps_to_keep(saved, config) | {committed}
         for checkpoint in saved:
@@ -128,14 +128,14 @@ class CheckpointFolder:
             self._discard(old)
 
     def remove(self, step: int) -> None:
-        """Remove the checkpoint of a step."""
+        """Removes the checkpoint of a step."""
         self._discard(self._place(step))
 
     def _place(self, step: int) -> Path:
         return self.path / f"step-{step:09d}"
 
     def _put_aside(self, step: int, damage: DamagedCheckpoint) -> None:
-        """Rename an unusable checkpoint, so that it does not count among those to keep."""
+        """Renames an unusable checkpoint, so that it does not count among those to keep."""
         folder = self._place(step)
         # A checkpoint of another version is never pruned: that version can still read it.
         name = f"{'other-format' if isinstance(damage, UnsupportedFormat) else 'damaged'}-{step:09d}"
@@ -150,7 +150,7 @@ class CheckpointFolder:
         return folder.with_name(f"{folder.name}{_REPLACED}")
 
     def _finish_replacing(self) -> None:
-        """Complete a replacement that a kill interrupted between the two renames of `commit`."""
+        """Completes a replacement that a kill interrupted between the two renames of `commit`."""
         # The older checkpoint counts until the new one has its name.
         for old in self.path.glob(f"step-*{_REPLACED}"):
             folder = old.with_name(old.name.removesuffix(_REPLACED))
@@ -161,7 +161,7 @@ class CheckpointFolder:
                 sync_folder(self.path)
 
     def _discard(self, folder: Path) -> None:
-        """Remove a folder."""
+        """Removes a folder."""
         # Renamed away first: a kill leaves it whole or gone, never half.
         with temporary_folder(self._temporary) as trash:
             folder.rename(trash / folder.name)
@@ -169,7 +169,7 @@ class CheckpointFolder:
 
 
 def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> set[int]:
-    """Select the steps to keep: the newest, the best and every K-th, as the config asks."""
+    """Selects the steps to keep: the newest, the best and every K-th, as the config says."""
     saved = list(saved)
     steps = sorted(checkpoint.step for checkpoint in saved)
     keep = set(steps[-config.keep_last :])
@@ -181,7 +181,7 @@ def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) ->
 
 
 def rank_by_metric(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> list[int]:
-    """Sort the steps with a metric, the best first; of equals the earlier first."""
+    """Sorts the steps with a metric, the best first; of equals the earlier first."""
     sign = 1 if config.mode == "min" else -1
     return [
         step

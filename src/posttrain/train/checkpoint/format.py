@@ -25,9 +25,9 @@ class Checkpoint:
     """Everything that a training resumes from.
 
     Args:
-        tensors: what the optimiser and the random generators hold, by name.
+        tensors: tensors of the optimiser and the random generators, by name.
         state: everything else that is JSON.
-        steps: what each step so far has measured. Of a list that grew since it was saved only the growth is written.
+        steps: values of each step so far. Of a list that grew since it was saved only the growth is written.
     """
 
     tensors: dict[str, Tensor]
@@ -36,7 +36,7 @@ class Checkpoint:
 
 
 def encode_state(state: dict[str, Any]) -> bytes:
-    """Encode the state as JSON. Tuples become lists; NaN and infinities are kept.
+    """Encodes the state as JSON. Tuples become lists; NaN and infinities are kept.
 
     Raises:
         TypeError: a value has no JSON form, or a key is not a string and would come back as one.
@@ -96,14 +96,14 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Encode a manifest, with the format and its own checksum."""
+    """Encodes a manifest, with the format and its own checksum."""
     # The manifest has the checksums of all other files, so it needs one for itself.
     own = checksum(_to_json(vars(manifest)))
     return _to_json({"format": FORMAT, "checksum": own, **vars(manifest)})
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """Decode a manifest.
+    """Decodes a manifest.
 
     Raises:
         UnsupportedFormat: this version cannot read it.
@@ -134,17 +134,17 @@ def _to_json(values: Mapping[str, Any]) -> bytes:
 
 
 def checksum(content: bytes | memoryview) -> str:
-    """Return the 128-bit XXH3 of some bytes, 32 hex characters."""
+    """Returns the 128-bit XXH3 of some bytes, 32 hex characters."""
     # Against damage, not malice; ten times as fast as SHA-256.
     return xxh3_128_hexdigest(content)
 
 
 def byte_view(tensor: Tensor) -> memoryview:
-    """View a contiguous tensor in host memory, of any dtype and shape, as writable bytes."""
+    """Views a contiguous tensor in host memory, of any dtype and shape, as writable bytes."""
     # Flat first: a tensor without dimensions cannot be viewed in another element size.
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a contiguous tensor in host memory, 64 hex characters; releases the GIL."""
+    """Returns the SHA-256 of a contiguous tensor in host memory, 64 hex characters; releases the GIL."""
     return hashlib.sha256(byte_view(tensor)).hexdigest()

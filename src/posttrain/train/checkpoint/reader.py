@@ -29,7 +29,7 @@ from posttrain.train.monitor.metrics import StepValues
 
 
 def read_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """Read and verify the checkpoint of a step; its tensors share no memory.
+    """Reads and verifies the checkpoint of a step; its tensors share no memory.
 
     Raises:
         DamagedCheckpoint: names the file, and the tensor, that is not as it was written.
@@ -44,7 +44,7 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
 
 
 def verify_checkpoint(folder: Path, manifest: Manifest) -> None:
-    """Read a whole folder back and compare it with its manifest.
+    """Reads a whole folder back and compare it with its manifest.
 
     Raises:
         DamagedCheckpoint: something differs.
@@ -58,7 +58,7 @@ def verify_checkpoint(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:
-    """Read the manifest of a step, and check the sizes of its files.
+    """Reads the manifest of a step, and checks the sizes of its files.
 
     Raises:
         DamagedCheckpoint: it does not hold, or a file is missing or has another size.
@@ -98,7 +98,7 @@ def _read_steps(folder: Path, manifest: Manifest) -> bytes:
 
 
 def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryview]) -> None:
-    """Verify the header and every tensor; tensors named in ``into`` are read into it."""
+    """Verifies the header and every tensor; tensors named in ``into`` are read into it."""
     # All tensors are read before the error: its message names every damaged one.
     wrong = set()
     # Unbuffered: `readinto` fills the tensors' own memory without another copy.
@@ -115,7 +115,7 @@ def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryvie
 
 
 def _read_tensor(file: FileIO, entry: TensorEntry, into: memoryview | None) -> str:
-    """Return the checksum of a tensor's bytes in the file."""
+    """Returns the checksum of a tensor's bytes in the file."""
     digest = xxh3_128()
     scratch = memoryview(bytearray(min(CHUNK, entry.size))) if into is None else into
     file.seek(entry.start)
@@ -134,7 +134,7 @@ def _read_file(folder: Path, name: str) -> bytes:
 
 @contextmanager
 def _as_damage(name: str) -> Iterator[None]:
-    """Turn missing files and I/O errors into `DamagedCheckpoint`; other errors, such as permissions, are no damage."""
+    """Turns missing files and I/O errors into `DamagedCheckpoint`; other errors, such as permissions, are no damage."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -147,7 +147,7 @@ def _as_damage(name: str) -> Iterator[None]:
 
 
 def _quote_names(tensors: Sequence[str]) -> str:
-    """Join the first few names, and count the rest."""
+    """Joins the first few names, and counts the rest."""
     names = ", ".join(f"`{name}`" for name in tensors[:3])
     return f"{names} and {len(tensors) - 3} more" if len(tensors) > 3 else names
 

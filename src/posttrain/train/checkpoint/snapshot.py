@@ -30,7 +30,7 @@ class Snapshots:
         self._ready: Future[None] | None = None
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate buffers for such tensors in a thread; the next copy waits for it."""
+        """Allocates buffers for such tensors in a thread; the next copy waits for it."""
 
         def find() -> None:
             self._buffers = {name: self._buffer(name, tensor).zero_() for name, tensor in tensors.items()}
@@ -39,7 +39,7 @@ class Snapshots:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy tensors to contiguous host memory; the copies are valid until the next call.
+        """Copies tensors to contiguous host memory; the copies are valid until the next call.
 
         Raises:
             ValueError: a tensor is sparse, or of a dtype that the file cannot hold.
@@ -70,12 +70,12 @@ class Snapshots:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether the tensor is contiguous in host memory, and no lazy conjugate or negative."""
+    """Returns whether the tensor is contiguous in host memory, and no lazy conjugate or negative."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that are contiguous in host memory and share none as they are, and copies of the others.
+    """Returns tensors that are contiguous in host memory and share none as they are, and copies of the others.
 
     Raises:
         ValueError: a tensor is sparse, or of a dtype that the file cannot hold.
@@ -93,7 +93,7 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def run_in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Start ``work`` in a thread and return its future."""
+    """Starts ``work`` in a thread and returns its future."""
     # No executor: it refuses work while the interpreter exits, and a thread is waited for.
     future: Future[Result] = Future()
 
@@ -108,14 +108,14 @@ def run_in_thread(work: Callable[[], Result]) -> Future[Result]:
 
 
 def lower_priority() -> None:
-    """Lower the priority of this thread and of those that it starts, so that training keeps its cores."""
+    """Lowers the priority of this thread and of those that it starts, so that training keeps its cores."""
     # Elsewhere a priority belongs to the whole process.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
 
 
 def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Map ``work`` over items in a few threads; results in the order of the items. The first error is raised."""
+    """Maps ``work`` over items in a few threads; results in the order of the items. The first error is raised."""
     waiting = deque(enumerate(items))
 
     def drain() -> list[tuple[int, Result]]:

@@ -75,7 +75,7 @@ def write_checkpoint(
     steps: Sequence[StepValues],
     earlier: StepsFile | None,
 ) -> Manifest:
-    """Write one checkpoint, sync it to disk, and verify it by reading it back.
+    """Writes one checkpoint, syncs it to disk, and verifies it by reading it back.
 
     Args:
         folder: an empty folder.
@@ -119,7 +119,7 @@ def write_checkpoint(
 
 
 def _drop_page_cache(path: Path) -> None:
-    """Drop a file from the page cache."""
+    """Drops a file from the page cache."""
     # Otherwise reading back would verify memory, not the disk.
     if sys.platform == "linux":
         with path.open("rb") as file:
@@ -127,7 +127,7 @@ def _drop_page_cache(path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Write tensors in the safetensors format, and checksum them in the same pass over memory.
+    """Writes tensors in the safetensors format, and checksum them in the same pass over memory.
 
     Args:
         tensors: contiguous, in host memory, of dtypes that `check_storable` lets pass.
@@ -155,7 +155,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dic
 
 
 def check_storable(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ``ValueError`` that names the first tensor which cannot be stored."""
+    """Raises a ``ValueError`` that names the first tensor which cannot be stored."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"tensor `{name}` is sparse; a checkpoint holds dense ones")
@@ -164,7 +164,7 @@ def check_storable(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
-    """Build the safetensors header, and the start of each tensor in the file."""
+    """Builds the safetensors header, and the start of each tensor in the file."""
     fields, starts, end = {}, {}, 0
     for name, tensor in tensors.items():
         starts[name], end = end, end + tensor.nbytes
@@ -181,7 +181,7 @@ def _build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]
 
 
 def _write_tensor(file: BinaryIO, content: memoryview) -> str:
-    """Append to a file and return the checksum."""
+    """Appends to a file and returns the checksum."""
     checksum = xxh3_128()
     for position in range(0, len(content), CHUNK):
         chunk = content[position : position + CHUNK]
@@ -194,7 +194,7 @@ def _write_tensor(file: BinaryIO, content: memoryview) -> str:
 
 
 def write_steps(folder: Path, steps: Sequence[StepValues], earlier: StepsFile | None) -> bytes:
-    """Write the steps into a fresh folder, as a hard link to the earlier file with new lines appended.
+    """Writes the steps into a fresh folder, as a hard link to the earlier file with new lines appended.
 
     What another checkpoint's manifest covers is never touched: a kill leaves behind it, at most, lines that nobody
     reads.
@@ -206,20 +206,20 @@ def write_steps(folder: Path, steps: Sequence[StepValues], earlier: StepsFile | 
         OSError: the disk refused.
     """
     path = folder / STEPS
-    known, count = _link_earlier(path, steps, earlier)
+    earlier_lines, count = _link_earlier(path, steps, earlier)
     added = _encode_steps(steps[count:])
     append(path, added)
-    return known + added
+    return earlier_lines + added
 
 
 def append(path: Path, lines: bytes) -> None:
-    """Append to a file; create it if it is missing."""
+    """Appends to a file; creates it if it is missing."""
     with path.open("ab") as file:
         file.write(lines)
 
 
 def _link_earlier(path: Path, steps: Sequence[StepValues], earlier: StepsFile | None) -> tuple[bytes, int]:
-    """Hard-link the earlier file; return its content and how many of the steps it holds.
+    """Hard-links the earlier file; returns its content and how many of the steps it holds.
 
     Nothing and 0 where it was removed, holds other steps, or the file system has no second names: all is written anew.
     """

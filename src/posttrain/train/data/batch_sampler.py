@@ -17,7 +17,7 @@ from posttrain.train.data.mix import MixPart, mix_parts
 
 log = logging.getLogger("posttrain")
 
-_FIX = "leave train.stages and train.curriculum as they were, or train anew in another folder"
+_FIX = "leave train.phases and train.curriculum as they were, or train anew in another folder"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class StepPosition:
         steps: steps of the whole phase.
         epoch: finished passes over the data, in all phases; under a mix or a curriculum a pass is as many steps as
             read the number of the phase's records.
-        config: of the phase.
+        config: settings of the phase.
     """
 
     phase: int
@@ -49,7 +49,7 @@ class EpochPlan:
     Args:
         parts: the records.
         batch_size: rows a batch; the last one of a pass may have fewer.
-        seed: of the shuffling; None keeps the records' order.
+        seed: seed of the shuffling; None keeps the records' order.
         first: number of the first pass: successive phases are shuffled differently.
     """
 
@@ -68,14 +68,14 @@ class EpochPlan:
         return self._current[1][index * self._batch_size : (index + 1) * self._batch_size]
 
     def _pass(self, number: int) -> np.ndarray:
-        drawn = [self._draw(part, kind, number) for kind, part in enumerate(self._parts)]
+        parts = [self._draw(part, kind, number) for kind, part in enumerate(self._parts)]
         # Parts are shuffled each by itself, and a common shuffle would undo their even spread.
-        if self._seed is None or len(drawn) > 1:
-            return _interleave(drawn)
-        return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(drawn))
+        if self._seed is None or len(parts) > 1:
+            return _interleave(parts)
+        return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(parts))
 
     def _draw(self, part: MixPart, kind: int, number: int) -> np.ndarray:
-        """Return the next ``share`` rows of a part, which is cycled through."""
+        """Returns the next ``share`` rows of a part, which is cycled through."""
         size = len(part.rows)
         if part.share == size and len(self._parts) == 1:
             return part.rows  # the pass is shuffled as a whole
@@ -91,12 +91,12 @@ class EpochPlan:
         return np.random.default_rng([self._seed, self._first, cycle, kind, 1]).permutation(rows)
 
 
-def _interleave(drawn: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleave the rows of several parts evenly, each in its order."""
+def _interleave(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Interleaves the rows of several parts evenly, each in its order."""
     # The k-th of s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
-    positions = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in drawn])
+    positions = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in parts])
     # A stable sort keeps ties in the order of the parts on every platform.
-    return np.concatenate(drawn)[np.argsort(positions, kind="stable")]
+    return np.concatenate(parts)[np.argsort(positions, kind="stable")]
 
 
 class PhaseSampler:
@@ -159,18 +159,18 @@ class PhaseSampler:
         return self._draw(step, self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))])
 
     def wants_unit_losses(self, step: int) -> bool:
-        """Return whether a step's losses by record decide the rows of later ones."""
+        """Returns whether a step's losses by record decide the rows of later ones."""
         return isinstance(self.pacing, SelfPacedCurriculum) and step < self._open
 
     def observe(self, step: int, loss: float, unit_losses: np.ndarray | None) -> None:
-        """Pass a step's loss, and its records' own if they are wanted, to the curriculum."""
+        """Passes a step's loss, and its records' own if they are wanted, to the curriculum."""
         if isinstance(self.pacing, SelfPacedCurriculum):
             self.pacing.observe(step, unit_losses)
         elif self.pacing is not None:
             self.pacing.observe(step, loss)
 
     def load_state(self, state: Mapping[str, Any], where: str, fix: str) -> None:
-        """Resume the curriculum from its state.
+        """Resumes the curriculum from its state.
 
         Raises:
             UserError: the state is of another curriculum; the error names ``where`` and ``fix``.
@@ -183,7 +183,7 @@ class PhaseSampler:
             self.pacing.load_state(state)
 
     def _draw(self, step: int, open_rows: np.ndarray) -> np.ndarray:
-        """Draw a batch from the open rows."""
+        """Draws a batch from the open rows."""
         # Seeded by the step: any process draws any step without having drawn those before it.
         generator = np.random.default_rng([self._seed, self.first_epoch, step, 0, 0, 1])
         size = min(self._batch_size, len(open_rows))
@@ -197,8 +197,8 @@ class BatchSampler:
     Args:
         count: number of records; their rows are 0..count-1.
         batch_size: rows a step; the last step of a pass may have fewer.
-        seed: of all shuffling; None keeps the records' order.
-        phases: in their order.
+        seed: seed of all shuffling; None keeps the records' order.
+        phases: all phases, in their order.
         kinds: each record's kind, by ``mix_by``: ``{"source": ["a.jsonl", ...]}``.
         lengths: int [count], tokens of each record's longest sequence; needed for a phase with ``max_length``.
         difficulties: float [count], higher is harder; needed for a curriculum.
@@ -225,19 +225,19 @@ class BatchSampler:
         self._observed = 0  # steps
         epoch = 0
         for number, config in enumerate(phases):
-            where, rows = f"train.stages.{number}", np.arange(count)
+            where, rows = f"train.phases.{number}", np.arange(count)
             if config.max_length is not None:
-                rows = np.flatnonzero(_check_known("lengths", lengths, count) <= config.max_length)
+                rows = np.flatnonzero(_check_complete("lengths", lengths, count) <= config.max_length)
                 if not len(rows):
                     raise UserError("all records are longer", where=f"{where}.max_length", fix="raise it")
             parts = [MixPart(rows, len(rows))]
             if config.mix is not None:
-                record_kinds = _check_known(config.mix_by, (kinds or {}).get(config.mix_by), count)
+                record_kinds = _check_complete(config.mix_by, (kinds or {}).get(config.mix_by), count)
                 parts = mix_parts(config, record_kinds, rows, f"{where}.mix", partial(_pass_count, config, batch_size))
             # Said once, as records that no phase reads are usually a mistake in the config.
             if unused := count - sum(len(part.rows) for part in parts):
                 log.info("  %s: %d of %d records are not used", where, unused, count)
-            ranks = None if config.curriculum.name == "none" else _check_known("difficulties", difficulties, count)
+            ranks = None if config.curriculum.name == "none" else _check_complete("difficulties", difficulties, count)
             phase = PhaseSampler(config, parts, batch_size, seed, epoch, ranks)
             self._phases.append(phase)
             self._starts.append(self._starts[-1] + phase.steps)
@@ -262,16 +262,16 @@ class BatchSampler:
     @property
     def decided(self) -> int:
         """Number of steps whose rows are known; those of later ones depend on losses that were not observed yet."""
-        known = 0
+        count = 0
         for phase in self._phases:
-            known += phase.decided
+            count += phase.decided
             # Later phases wait, too: prefetching must not skip steps.
             if phase.decided < phase.steps:
                 break
-        return known
+        return count
 
     def position(self, step: int) -> StepPosition:
-        """Return the position of a step.
+        """Returns the position of a step.
 
         Raises:
             IndexError: the training has no such step.
@@ -281,7 +281,7 @@ class BatchSampler:
         return StepPosition(number, within, phase.steps, epoch, phase.config)
 
     def rows(self, step: int) -> list[int]:
-        """Return the rows of a decided step, in their order.
+        """Returns the rows of a decided step, in their order.
 
         Raises:
             IndexError: the training has no such step, or it is not decided.
@@ -293,12 +293,12 @@ class BatchSampler:
         return rows
 
     def wants_unit_losses(self, step: int) -> bool:
-        """Return whether `observe` needs the loss of each of a step's rows, for a self-paced curriculum."""
+        """Returns whether `observe` needs the loss of each of a step's rows, for a self-paced curriculum."""
         _, phase, within = self._locate(step)
         return phase.wants_unit_losses(within)
 
     def observe(self, step: int, loss: float, unit_losses: np.ndarray | None = None) -> None:
-        """Report a step's loss, in the steps' order; adaptive and self-paced curricula depend on it.
+        """Reports a step's loss, in the steps' order; adaptive and self-paced curricula depend on it.
 
         Args:
             unit_losses: float [rows of the step], nats a supervised token of each, if they are wanted.
@@ -324,12 +324,12 @@ class BatchSampler:
         return times
 
     def state(self) -> dict[str, Any]:
-        """Return the state for `load_state` as JSON: the number of observed steps, and each phase's curriculum."""
+        """Returns the state for `load_state` as JSON: the number of observed steps, and each phase's curriculum."""
         curricula = {str(i): phase.pacing.state() for i, phase in enumerate(self._phases) if phase.pacing is not None}
         return {"steps": self._observed, **curricula}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state, perhaps of a sampler with other arguments.
+        """Resumes from a state, perhaps of a sampler with other arguments.
 
         Raises:
             UserError: its adaptive and self-paced curricula have not observed the same steps as those of this sampler.
@@ -348,10 +348,10 @@ class BatchSampler:
                     "seen {} steps and looked at them {} times".format(*counts) for counts in (saved_counts, own_counts)
                 )
                 what = f"the checkpoint's adaptive curriculum has {had}, and the config's would have {has}"
-                raise UserError(what, where=f"train.stages.{i}", fix=_FIX)
+                raise UserError(what, where=f"train.phases.{i}", fix=_FIX)
         for i in sorted(own.keys() & saved):
             if saved[i]["seen"]:
-                own[i].load_state(saved[i], f"train.stages.{i}", _FIX)
+                own[i].load_state(saved[i], f"train.phases.{i}", _FIX)
         self._observed = steps
 
     def _locate(self, step: int) -> tuple[int, PhaseSampler, int]:
@@ -362,17 +362,17 @@ class BatchSampler:
 
 
 def _pass_count(config: PhaseConfig, batch_size: int, count: int) -> int:
-    """Return the number of passes over ``count`` records that a phase makes, rounded up."""
+    """Returns the number of passes over ``count`` records that a phase makes, rounded up."""
     return config.epochs or ceil((config.steps or 1) / ceil(count / batch_size))
 
 
 def _look_count(state: Mapping[str, Any]) -> int:
-    """Return how often a curriculum has looked at the losses."""
+    """Returns how often a curriculum has looked at the losses."""
     return int(state["looks"]) if "looks" in state else len(state["shares"]) - 1
 
 
-def _check_known(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:
-    """Return one value a record; raise a ValueError if they are missing, NaN or not as many."""
+def _check_complete(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:
+    """Returns one value a record; raises a ValueError if they are missing, NaN or not as many."""
     array = np.asarray([] if values is None else values)
     if len(array) != count or (array.dtype.kind == "f" and np.isnan(array).any()):
         raise ValueError(f"the records' {name} are not known")

@@ -15,7 +15,7 @@ _PROBE = "posttrain"  # in no mark
 
 
 def check_template(chat: ChatTemplate) -> None:
-    """Check the template on one short conversation.
+    """Checks the template on one short conversation.
 
     Raises:
         UserError: the tokenizer has no token for something that the template writes, or does not know the mark that
@@ -42,22 +42,22 @@ def check_template(chat: ChatTemplate) -> None:
 
 
 def check_model(config: Any, tokenizer: Any, units: TokenSet, records: pa.Table) -> None:
-    """Check the examples against the model's vocabulary and length.
+    """Checks the examples against the model's vocabulary and length.
 
     Args:
         config: the model's, as transformers has it.
         tokenizer: that made the examples.
-        units: of ``records``, one each.
+        units: tokens of ``records``, one unit each.
 
     Raises:
         UserError: a token id lies outside of the model's vocabulary, or a sequence is longer than its positions.
     """
     text = config.get_text_config()
-    known, most = text.vocab_size, getattr(text, "max_position_embeddings", None)
-    if units.largest_id >= known:
+    size, most = text.vocab_size, getattr(text, "max_position_embeddings", None)
+    if units.largest_id >= size:
         token = tokenizer.convert_ids_to_tokens(units.largest_id)
         raise UserError(
-            f"the tokenizer does not fit the model: `{token}` is token {units.largest_id}, and the model has {known}",
+            f"the tokenizer does not fit the model: `{token}` is token {units.largest_id}, and the model has {size}",
             where="model",
             fix="use the model's own tokenizer",
         )

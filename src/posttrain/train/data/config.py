@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.store.section import Section
 
-Shape = Literal["completion", "pair", "labelled", "class", "teacher"]
+RecordShape = Literal["completion", "pair", "labelled", "class", "teacher"]
 """The contents of a record: a text to learn, a chosen and a rejected answer, a desirable or undesirable answer, a
 label of a closed set, or a text to learn from a teacher."""
 
@@ -17,7 +17,7 @@ class LoaderConfig(Section):
     """Loading of examples."""
 
     processes: int | None = Field(
-        None, ge=1, description="Processes that tokenise a large training set; none: one a core."
+        None, ge=1, description="Processes that tokenise a large training set; null: one a core."
     )
     workers: int = Field(1, ge=0, description="Threads that pack batches ahead; 0: the training packs its own.")
     prefetch: int = Field(2, ge=1, description="Optimiser steps that are packed ahead.")
@@ -34,19 +34,19 @@ class MixConfig(Section):
     mix: dict[str, float] | Literal["sizes"] | None = Field(
         None,
         description="Weight of each kind of records by name, or `sizes`: every kind by its number of records; "
-        "none: all records as they are.",
+        "null: all records as they are.",
     )
     mix_by: str = Field("source", description="Column that names the kinds: `source`, or another column of the data.")
     mix_temperature: float = Field(
         1.0, gt=0, description="T of w^(1/T): above 1 shares are more alike, mT5's 3.33 is usual with sizes."
     )
     mix_limit: int | None = Field(
-        None, ge=1, description="Largest number of records of one kind in a pass and in sizes; none: any number."
+        None, ge=1, description="Largest number of records of one kind in a pass and in sizes; null: any number."
     )
     mix_epochs: int | None = Field(
         None,
         ge=1,
-        description="Largest number of times that the stage uses a record; other kinds get the rest. None: any.",
+        description="Largest number of times that the phase uses a record; other kinds get the rest. Null: any number.",
     )
 
     @field_validator("mix", mode="before")
@@ -66,8 +66,8 @@ class MixConfig(Section):
 
     @model_validator(mode="after")
     def _is_a_mix(self) -> Self:
-        given = {"mix_temperature", "mix_limit", "mix_epochs"} & self.model_fields_set
-        for name in sorted(given):
+        options = {"mix_temperature", "mix_limit", "mix_epochs"} & self.model_fields_set
+        for name in sorted(options):
             if self.mix is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for a mix, and there is none")
         return self
@@ -106,21 +106,21 @@ class CurriculumConfig(Section):
 class PhaseConfig(MixConfig):
     """One phase of a training."""
 
-    epochs: int | None = Field(None, ge=1, description="Passes over the stage's records; or give `steps`.")
+    epochs: int | None = Field(None, ge=1, description="Passes over the phase's records; or give `steps`.")
     steps: int | None = Field(None, ge=1, description="Optimiser steps.")
-    learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; none: the training's.")
-    max_length: int | None = Field(None, ge=8, description="Tokens of the longest examples that are used; none: all.")
+    learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; null: the training's.")
+    max_length: int | None = Field(None, ge=8, description="Tokens of the longest examples that are used; null: all.")
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Easy records first.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("a stage has either epochs or steps")
+            raise ValueError("a phase has either epochs or steps")
         if self.mix is not None and self.curriculum.name != "none":
-            raise ValueError("a stage has a mix or a curriculum, not both")
+            raise ValueError("a phase has a mix or a curriculum, not both")
         return self
 
 
 def curriculum_difficulty(phases: Sequence[PhaseConfig]) -> str | None:
-    """Return the curricula's measure of difficulty: ``loss`` or a column; None without a curriculum."""
+    """Returns the curricula's measure of difficulty: ``loss`` or a column; None without a curriculum."""
     return next((phase.curriculum.difficulty for phase in phases if phase.curriculum.name != "none"), None)

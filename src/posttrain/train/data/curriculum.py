@@ -16,7 +16,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def competence(config: CurriculumConfig, step: int, steps: int) -> float:
-    """Return the share of records that a fixed curriculum opens at ``step``, from 0; 1 after ``duration`` of ``steps``.
+    """Returns the share of records that a fixed curriculum opens at ``step``; 1 after ``duration`` of ``steps``.
 
     The linear and the root-p competence of Platanios et al. 2019, arXiv:1903.09848: with progress x = step / T and the
     first share c0, min(1, x (1 - c0^p) + c0^p)^(1/p), p = 1 for ``linear`` and the power for ``root``. ``step`` opens
@@ -33,7 +33,7 @@ def competence(config: CurriculumConfig, step: int, steps: int) -> float:
 
 
 def fully_open_step(config: CurriculumConfig, steps: int) -> int:
-    """Return the first step at which all records are open; at least 1."""
+    """Returns the first step at which all records are open; at least 1."""
     return max(1, math.ceil(config.duration * steps))
 
 
@@ -47,7 +47,7 @@ class AdaptiveCurriculum:
     NIPS 2010), where a threshold on the records' own losses does it (see `posttrain.train.data.curriculum`).
 
     Args:
-        config: of the curriculum.
+        config: settings of the curriculum.
         steps: steps of the training, or of its phase with this curriculum.
     """
 
@@ -69,11 +69,11 @@ class AdaptiveCurriculum:
         return len(self.shares) * self.config.every
 
     def competence(self, step: int) -> float:
-        """Return the share of records that is open at a decided step."""
+        """Returns the share of records that is open at a decided step."""
         return self.shares[step // self.config.every]
 
     def observe(self, step: int, loss: float) -> None:
-        """Take in a step's loss; one that is not finite is ignored.
+        """Takes in a step's loss; one that is not finite is ignored.
 
         Raises:
             ValueError: it is not the step after the last one.
@@ -88,7 +88,7 @@ class AdaptiveCurriculum:
             self._look()
 
     def state(self) -> dict[str, Any]:
-        """Return the state for `load_state` as JSON."""
+        """Returns the state for `load_state` as JSON."""
         return {
             "shares": list(self.shares),
             "first": self._first,
@@ -98,7 +98,7 @@ class AdaptiveCurriculum:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state."""
+        """Resumes from a state."""
         self.shares, self._first = list(state["shares"]), state["first"]
         self._sum, self._finite, self._seen = state["sum"], state["finite"], state["seen"]
 
@@ -130,7 +130,7 @@ class SelfPacedCurriculum:
     same losses draw the same rows.
 
     Args:
-        config: of the curriculum.
+        config: settings of the curriculum.
         rows: int64 [R], the phase's records.
         losses: float [all records], nats a supervised token before training.
         batch_size: records of a step, at most R.
@@ -159,14 +159,14 @@ class SelfPacedCurriculum:
     @property
     def decided(self) -> int:
         """Number of steps whose rows are known."""
-        return len(self._drawn)
+        return len(self._step_rows)
 
     def rows(self, step: int) -> Rows:
         """int64 [batch_size], for a decided step."""
-        return self._drawn[step]
+        return self._step_rows[step]
 
     def observe(self, step: int, losses: npt.NDArray[np.floating[Any]] | None) -> None:
-        """Take in the losses of a step's records; one that is not finite leaves the previous one.
+        """Takes in the losses of a step's records; one that is not finite leaves the previous one.
 
         Args:
             losses: float [batch_size], nats a supervised token of the step's rows, in their order; None if they
@@ -180,7 +180,7 @@ class SelfPacedCurriculum:
         self._seen += 1
         if step >= self.until:
             return
-        rows = self._drawn[step]
+        rows = self._step_rows[step]
         if losses is None or len(losses) != len(rows):
             raise ValueError(f"step {step} has {len(rows)} records, and not as many losses")
         self._take_in(rows, np.asarray(losses, np.float32))
@@ -188,19 +188,19 @@ class SelfPacedCurriculum:
             self._look()
 
     def state(self) -> dict[str, Any]:
-        """Return the state for `load_state` as JSON: the drawn rows and their losses."""
+        """Returns the state for `load_state` as JSON: the drawn rows and their losses."""
         return {
             "seen": self._seen,
             "looks": self._seen // self.config.every,
             "every": self.config.every,
             "until": self.until,
             "batch_size": self._batch_size,
-            "rows": _to_base64(np.concatenate([np.empty(0, np.int64), *self._drawn]).astype("<i8")),
+            "rows": _to_base64(np.concatenate([np.empty(0, np.int64), *self._step_rows]).astype("<i8")),
             "losses": _to_base64(np.concatenate([np.empty(0, np.float32), *self._observed_losses]).astype("<f4")),
         }
 
     def load_state(self, state: Mapping[str, Any], where: str, fix: str) -> None:
-        """Resume from a state.
+        """Resumes from a state.
 
         Raises:
             UserError: it is of other records or of steps of another size or number; names ``where`` and ``fix``.
@@ -217,23 +217,23 @@ class SelfPacedCurriculum:
             raise UserError(what, where=where, fix=fix)
         self._reset()
         self._seen = state["seen"]
-        self._drawn += list(rows.reshape(-1, self._batch_size))
-        for drawn, step_losses in zip(self._drawn, losses.reshape(-1, self._batch_size), strict=False):
-            self._take_in(drawn, step_losses)
+        self._step_rows += list(rows.reshape(-1, self._batch_size))
+        for step_rows, step_losses in zip(self._step_rows, losses.reshape(-1, self._batch_size), strict=False):
+            self._take_in(step_rows, step_losses)
 
     def _reset(self) -> None:
         self._seen, self._losses = 0, self._first.copy()
-        self._drawn: list[Rows] = []
+        self._step_rows: list[Rows] = []
         self._observed_losses: list[npt.NDArray[np.float32]] = []
 
     def _take_in(self, rows: Rows, losses: npt.NDArray[np.float32]) -> None:
         # A step that overflowed leaves what was known of its records.
-        known = np.isfinite(losses)
-        self._losses[rows[known]] = losses[known]
+        measured = np.isfinite(losses)
+        self._losses[rows[measured]] = losses[measured]
         self._observed_losses.append(losses)
 
     def _look(self) -> None:
-        """Draw the rows of the steps up to the next look."""
+        """Draws the rows of the steps up to the next look."""
         own = self._losses[self._rows]
         looks = self._seen // self.config.every
         opened = self._rows[own <= self._threshold * self.config.growth**looks]
@@ -241,7 +241,7 @@ class SelfPacedCurriculum:
             # Fewer rows than a batch: the easiest, or the step would be smaller than those around it.
             opened = self._rows[np.argsort(own, kind="stable")[: self._batch_size]]
         for step in range(self.decided, min(self._seen + self.config.every, self.until)):
-            self._drawn.append(self._draw(step, opened))
+            self._step_rows.append(self._draw(step, opened))
 
 
 def _to_base64(values: npt.NDArray[Any]) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from posttrain.models.chat import ChatTemplate, TokenizedExample
 from posttrain.models.task import TaskConfig, record_turns
 from posttrain.store.errors import UserError, suggest
-from posttrain.train.data.config import Shape
+from posttrain.train.data.config import RecordShape
 
 if TYPE_CHECKING:  # torch comes with it, and processes that only tokenise need none
     from posttrain.models.packing import Unit
@@ -35,7 +35,7 @@ class ExampleTooLong(UserError):
         self.alone, self.others = what, others
 
     def and_others(self, count: int) -> "ExampleTooLong":
-        """Return the error with ``count`` more records."""
+        """Returns the error with ``count`` more records."""
         return ExampleTooLong(self.alone, where=self.where, fix=self.fix, others=self.others + count)
 
 
@@ -60,7 +60,7 @@ class Encoder:
 
 
 def load_encoder(source: str, task: TaskConfig) -> Encoder:
-    """Load the encoder of a model that ``posttrain.models.sources.locate`` names, without fetching its weights.
+    """Loads the encoder of a model that ``posttrain.models.sources.locate`` names, without fetching its weights.
 
     Raises:
         UserError: config or tokenizer cannot be read, or nothing names a stop token.
@@ -84,7 +84,7 @@ def load_encoder(source: str, task: TaskConfig) -> Encoder:
 
 
 @dataclass(frozen=True)
-class Example:
+class EncodedExample:
     """A record as the trainer reads it.
 
     Args:
@@ -103,9 +103,9 @@ class Example:
 
 
 def encode(
-    encoder: ChatEncoder, records: pa.Table, max_length: int, shape: Shape = "completion"
+    encoder: ChatEncoder, records: pa.Table, max_length: int, shape: RecordShape = "completion"
 ) -> tuple[list["Unit"], list[str]]:
-    """Encode every record, as `build_example` does.
+    """Encodes every record, as `build_example` does.
 
     Returns:
         Units in the records' order, and the ids of the records that were cut to ``max_length``.
@@ -115,8 +115,10 @@ def encode(
     return [example.unit for example in encoded], cut
 
 
-def build_examples(encoder: ChatEncoder, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
-    """Build an example of every record, in their order.
+def build_examples(
+    encoder: ChatEncoder, records: pa.Table, max_length: int, shape: RecordShape
+) -> list[EncodedExample]:
+    """Builds an example of every record, in their order.
 
     Raises:
         ExampleTooLong: the first record that cannot be used is too long; those like it are counted.
@@ -124,7 +126,7 @@ def build_examples(encoder: ChatEncoder, records: pa.Table, max_length: int, sha
     """
     columns = [name for name in (*TOKEN_COLUMNS, *SOURCE_COLUMNS) if name in records.column_names]
     rows = records.select(columns).to_pylist()
-    encoded: list[Example] = []
+    encoded: list[EncodedExample] = []
     too_long: ExampleTooLong | None = None
     for row in rows:
         try:
@@ -140,8 +142,10 @@ def build_examples(encoder: ChatEncoder, records: pa.Table, max_length: int, sha
     return encoded
 
 
-def build_example(encoder: ChatEncoder, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
-    """Build one record's example under a shape.
+def build_example(
+    encoder: ChatEncoder, record: Mapping[str, Any], max_length: int, shape: RecordShape
+) -> EncodedExample:
+    """Builds one record's example under a shape.
 
     - ``completion``, ``teacher``: prompt and answer, or a plain text, which is learned as a whole.
     - ``pair``: the chosen and the rejected answer after the prompt; only they are supervised.
@@ -160,13 +164,13 @@ def build_example(encoder: ChatEncoder, record: Mapping[str, Any], max_length: i
     for sequence in unit:
         if not any(sequence.supervised[1:]):  # nothing predicts a first token
             raise record_error(record, "none of its tokens is learned", fix="take it out of the data")
-    return Example(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
+    return EncodedExample(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
 
 
 def record_error(
     record: Mapping[str, Any], what: str, *, fix: str | None = None, kind: type[UserError] = UserError
 ) -> UserError:
-    """Return an error that names a record by its id, and by file and line if it came from one."""
+    """Returns an error that names a record by its id, and by file and line if it came from one."""
     file, line = (record.get(name) for name in SOURCE_COLUMNS)
     return kind(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
 
@@ -212,7 +216,7 @@ def _class(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[Tokeni
     )
 
 
-_SHAPES: dict[Shape, Callable[[ChatEncoder, Mapping[str, Any]], tuple[list[TokenizedExample], int]]] = {
+_SHAPES: dict[RecordShape, Callable[[ChatEncoder, Mapping[str, Any]], tuple[list[TokenizedExample], int]]] = {
     "completion": _completion,
     "teacher": _completion,
     "pair": _pair,
@@ -222,14 +226,14 @@ _SHAPES: dict[Shape, Callable[[ChatEncoder, Mapping[str, Any]], tuple[list[Token
 
 
 def _encode_answer(encoder: ChatEncoder, record: Mapping[str, Any], answer: str) -> TokenizedExample:
-    """Encode prompt and answer; only the answer is supervised."""
+    """Encodes prompt and answer; only the answer is supervised."""
     turns = encoder.task.turns(record_turns(record))
     whole, prompt_length = encoder.chat.encode(turns, answer), len(encoder.chat.prompt_ids(turns))
     return TokenizedExample(whole.ids, [False] * prompt_length + whole.supervised[prompt_length:])
 
 
 def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
-    """Return the class of a record: its answer's index in the task's labels, or ``label`` of its meta, a number."""
+    """Returns the class of a record: its answer's index in the task's labels, or ``label`` of its meta, a number."""
     labels, answer = task.label_set, record["completion"]
     if not labels:
         raise UserError("a classifier needs the closed set of its labels", where="task.labels", fix="name them")
@@ -267,7 +271,7 @@ def _stop_id(chat: ChatTemplate) -> int:
 
 
 def _truncate(sequence: TokenizedExample, record: Mapping[str, Any], max_length: int) -> TokenizedExample:
-    """Keep the last ``max_length`` tokens: the answer is at the end."""
+    """Keeps the last ``max_length`` tokens: the answer is at the end."""
     if len(sequence.ids) <= max_length:
         return sequence
     short = TokenizedExample(sequence.ids[-max_length:], sequence.supervised[-max_length:])

@@ -49,7 +49,7 @@ class DataLoader(ABC, Generic[Source, Item]):
 
     Args:
         units: the training set.
-        sampler: of the rows of each step; undecided steps are not prefetched.
+        sampler: sampler of the rows of each step; undecided steps are not prefetched.
         budget: largest number of tokens of a micro-batch, or a row.
         config: threads and prefetching.
         rank: number of this process, from 0.
@@ -81,7 +81,7 @@ class DataLoader(ABC, Generic[Source, Item]):
 
     @abstractmethod
     def _make_item(self, position: StepPosition, step: int, rows: list[int], budget: int) -> Item:
-        """Make a step's item, perhaps in a thread: it must read nothing that the training changes."""
+        """Makes a step's item, perhaps in a thread: it must read nothing that the training changes."""
 
     @property
     def budget(self) -> int:
@@ -103,7 +103,7 @@ class DataLoader(ABC, Generic[Source, Item]):
         return self
 
     def __next__(self) -> Item:
-        """Return the next step's item.
+        """Returns the next step's item.
 
         Raises:
             StopIteration: there are no more steps.
@@ -125,12 +125,12 @@ class DataLoader(ABC, Generic[Source, Item]):
         return item
 
     def seek(self, step: int) -> None:
-        """Continue with any step, earlier or later, or the same again."""
+        """Continues with any step, earlier or later, or the same again."""
         self._drop_prefetched()
         self._next, self._used = step, (step, 0)
 
     def state(self, samples: int | None = None) -> dict[str, Any]:
-        """Return the state for `load_state` as JSON, the same in every process at the same step.
+        """Returns the state for `load_state` as JSON, the same in every process at the same step.
 
         Args:
             samples: used samples of the last step, of all processes and in the sampler's order; None: all.
@@ -153,7 +153,7 @@ class DataLoader(ABC, Generic[Source, Item]):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state; with another number of processes, partition the remaining samples anew.
+        """Resumes from a state; with another number of processes, partition the remaining samples anew.
 
         Raises:
             UserError: it is of another training set or sampler.
@@ -176,7 +176,7 @@ class DataLoader(ABC, Generic[Source, Item]):
         self.close()
 
     def close(self) -> None:
-        """Stop the threads, once they have finished the step at hand."""
+        """Stops the threads, once they have finished the step at hand."""
         self._drop_prefetched()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
@@ -209,7 +209,7 @@ class DataLoader(ABC, Generic[Source, Item]):
             self._prefetched.append(self._threads.submit(self._make_item, *self._work(step)))
 
     def _work(self, step: int) -> tuple[StepPosition, int, list[int], int]:
-        """Collect the arguments of a thread: the sampler itself changes with each observed loss."""
+        """Collects the arguments of a thread: the sampler itself changes with each observed loss."""
         rows = self._sampler.rows(step)
         used = self._used[1] if step == self._used[0] else 0
         if self._ranks.size > 1:
@@ -235,8 +235,8 @@ class BatchLengths:
     pairs: int
 
     @classmethod
-    def of(cls, units: Sequence[Unit], packed: Sequence[Packed]) -> Self:
-        """Measure a step's units and micro-batches."""
+    def from_packed(cls, units: Sequence[Unit], packed: Sequence[Packed]) -> Self:
+        """Measures a step's units and micro-batches."""
         sequences = [len(sequence.ids) for unit in units for sequence in unit]
         return cls(sequences, sum(batch.ids.shape[1] for batch in packed), sum(batch.pairs for batch in packed))
 
@@ -265,9 +265,9 @@ class BatchLoader(DataLoader[Sequence[Unit], Batch]):
 
     Args:
         units: the training set.
-        sampler: of the rows of each step.
+        sampler: sampler of the rows of each step.
         budget: largest number of tokens of a micro-batch.
-        device: of the batches.
+        device: device of the batches.
         padded: whether the model needs padded rows.
         options: see `LoaderOptions`.
     """
@@ -295,4 +295,4 @@ class BatchLoader(DataLoader[Sequence[Unit], Batch]):
         for part in parts:
             groups.append(rows[first : first + len(part)])
             first += len(part)
-        return Batch(step, position.epoch, groups, packed, BatchLengths.of(units, packed))
+        return Batch(step, position.epoch, groups, packed, BatchLengths.from_packed(units, packed))

@@ -30,13 +30,13 @@ class MixPart:
 def mix_parts(
     config: MixConfig, kinds: np.ndarray, rows: np.ndarray, where: str, passes: Callable[[int], int] | None = None
 ) -> list[MixPart]:
-    """Return the kinds that a mix names, with their shares of a pass as long as the number of their records.
+    """Returns the kinds that a mix names, with their shares of a pass as long as the number of their records.
 
     Shares are whole numbers of records by largest remainders; the part of a kind above its cap goes to the others by
     their weights.
 
     Args:
-        config: with a mix.
+        config: phase with a mix.
         kinds: str [records].
         rows: int64, the eligible records.
         where: config key that errors name.
@@ -77,7 +77,7 @@ def mix_parts(
 
 
 def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> list[int]:
-    """Split ``total`` into whole numbers by weights, rounding up the largest remainders (Hamilton's method).
+    """Splits ``total`` into whole numbers by weights, rounding up the largest remainders (Hamilton's method).
 
     Args:
         logs: float64, natural logarithms of the weights.
@@ -86,18 +86,18 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
     shares = np.zeros(len(logs), np.int64)
     free = np.ones(len(logs), bool)
     while free.any():
-        left = total - int(shares.sum())
+        remaining = total - int(shares.sum())
         # Relative to the largest weight that is still free: a weight that underflows beside a capped one may not beside
         # the rest.
         weights = np.where(free, np.exp(np.minimum(logs - logs[free].max(), 0.0)), 0.0)
-        exact = weights / weights.sum() * left
+        exact = weights / weights.sum() * remaining
         # Capped kinds are filled first, and what they leave is split again: the result does not depend on their order.
         full = np.zeros(0, bool) if caps is None else free & (exact >= caps)
         if not full.any():
             whole = np.floor(exact).astype(np.int64)
             # Stable, so that equal remainders go to the kind named first.
             first = np.argsort(np.where(free, whole - exact, np.inf), kind="stable")
-            whole[first[: left - whole.sum()]] += 1
+            whole[first[: remaining - whole.sum()]] += 1
             shares += whole
             break
         assert caps is not None
@@ -110,10 +110,10 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
 def mix_counts(
     sampler: "BatchSampler", kinds: Mapping[str, Sequence[str]], steps: int | None = None, *, samples: int = 0
 ) -> list[dict[str, Any]]:
-    """Count how often the phases with a mix use the records of each kind.
+    """Counts how often the phases with a mix use the records of each kind.
 
     Args:
-        sampler: of the training.
+        sampler: sampler of the training.
         kinds: each record's kind, by ``mix_by``.
         steps: count the first so many steps; None: all that are decided.
         samples: samples of the step after them that count too.

@@ -9,7 +9,7 @@ from posttrain.train.data.batch_sampler import BatchSampler
 
 
 def partition_samples(lengths: np.ndarray, world_size: int) -> list[np.ndarray]:
-    """Assign samples to processes, the longest first, each to the one with the fewest tokens (Graham 1969, LPT).
+    """Assigns samples to processes, the longest first, each to the one with the fewest tokens (Graham 1969, LPT).
 
     The loads differ by the longest sample at most: by 5 % or less if each is 20 times as large.
 
@@ -52,7 +52,7 @@ class RankPartition:
     of an epoch differ by the longest sample at most.
 
     Args:
-        sampler: of the samples.
+        sampler: chooses the samples.
         lengths: int [samples], tokens of each.
         size: number of processes.
         since: step, and samples of it, that were used under another number of processes; what follows them in their

@@ -16,7 +16,7 @@ _WEIGHT = "train.weight"
 
 
 def column_values(records: pa.Table, name: str) -> list[Any]:
-    """Return each record's value of a column of the schema or of its file; None if it has none.
+    """Returns each record's value of a column of the schema or of its file; None if it has none.
 
     Args:
         records: rows of the record schema.
@@ -28,7 +28,7 @@ def column_values(records: pa.Table, name: str) -> list[Any]:
 
 
 def category_column(records: pa.Table, name: str, where: str) -> list[str]:
-    """Return each record's kind by a column.
+    """Returns each record's kind by a column.
 
     Raises:
         UserError: a record has no value there.
@@ -58,7 +58,7 @@ def numeric_column(records: pa.Table, name: str, where: str) -> np.ndarray:
 
 
 def _to_float(value: Any) -> float | None:
-    """Convert a number or its text; None if it is neither."""
+    """Converts a number or its text; None if it is neither."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return None
     with suppress(ValueError):
@@ -69,7 +69,7 @@ def _to_float(value: Any) -> float | None:
 
 
 def numeric_meta_columns(records: pa.Table) -> list[str]:
-    """Return the names of the file's own columns with a number in some record, in alphabetical order."""
+    """Returns the names of the file's own columns with a number in some record, in alphabetical order."""
     metas = (json.loads(meta or "{}") for meta in records["meta"].to_pylist())
     return sorted({name for meta in metas for name, value in meta.items() if _to_float(value) is not None})
 
@@ -88,21 +88,21 @@ def weight_column(records: pa.Table, name: str) -> np.ndarray:
 
 
 def mix_kinds(phases: Sequence[PhaseConfig], records: pa.Table) -> dict[str, list[str]]:
-    """Return each record's kind, for each column that a phase mixes by."""
+    """Returns each record's kind, for each column that a phase mixes by."""
     kinds = {}
     for number, phase in enumerate(phases):
         if phase.mix is not None:
-            kinds[phase.mix_by] = category_column(records, phase.mix_by, f"train.stages.{number}.mix_by")
+            kinds[phase.mix_by] = category_column(records, phase.mix_by, f"train.phases.{number}.mix_by")
     return kinds
 
 
 def check_margins(records: pa.Table, margins: np.ndarray) -> None:
-    """Raise a UserError if a pair's ``margin``, float [N] as in `Example`, is not a number."""
+    """Raises a UserError if a pair's ``margin``, float [N] as in `EncodedExample`, is not a number."""
     if len(wrong := np.flatnonzero(~np.isfinite(margins))):
         raise row_error(records, int(wrong[0]), "its `margin` is no number", fix="give all a number, or none")
 
 
 def row_error(records: pa.Table, row: int, what: str, *, fix: str | None = None) -> UserError:
-    """Return `record_error` of the record of a row."""
+    """Returns `record_error` of the record of a row."""
     columns = [name for name in ("id", *SOURCE_COLUMNS) if name in records.column_names]
     return record_error(records.select(columns).slice(row, 1).to_pylist()[0], what, fix=fix)

@@ -37,7 +37,7 @@ class PackedRows:
         return len(self.starts) - 1
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yield each row's ids, labels, positions and segments by name, as views."""
+        """Yields each row's ids, labels, positions and segments by name, as views."""
         named = {"ids": self.ids, "labels": self.labels, "positions": self.positions, "segments": self.segments}
         for first, last in pairwise(self.starts.tolist()):
             yield {name: values[first:last] for name, values in named.items()}
@@ -87,7 +87,7 @@ def row_boundaries(lengths: np.ndarray, budget: int) -> np.ndarray:
 
 
 def pack_rows(tokens: Tokens, budget: int) -> PackedRows:
-    """Pack units into rows of at most ``budget`` tokens."""
+    """Packs units into rows of at most ``budget`` tokens."""
     boundaries = row_boundaries(tokens.unit_lengths, budget)
     ends = np.concatenate([[0], np.cumsum(tokens.lengths)]).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(tokens.sequences)])[boundaries]  # sequence of each row

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.models.chat import TokenizedExample
-from posttrain.store.artifacts import MANIFEST, damaged_error, parse_manifest
-from posttrain.store.hashing import file_digest
+from posttrain.store.artifacts import MANIFEST, parse_manifest
 
 if TYPE_CHECKING:
     from posttrain.models.packing import Unit
@@ -46,7 +45,7 @@ class Tokens:
         return segment_sums(self.lengths, self.sequences)
 
     def views(self) -> "list[Unit]":
-        """Return the units, whose sequences' ids and supervised are views of the arrays."""
+        """Returns the units, whose sequences' ids and supervised are views of the arrays."""
         ends = np.cumsum(self.lengths).tolist()
         parts = [
             TokenizedExample(cast("list[int]", self.ids[first:last]), cast("list[bool]", self.supervised[first:last]))
@@ -61,7 +60,7 @@ class Units(Sequence["Unit"]):
 
     @abstractmethod
     def unit(self, row: int) -> "Unit":
-        """Read the unit of an existing row."""
+        """Reads the unit of an existing row."""
 
     @overload
     def __getitem__(self, index: int) -> "Unit": ...
@@ -76,7 +75,7 @@ class TokenSet(Units):
     """The units of a training set, read from disk on access.
 
     Args:
-        folder: of a set that `tokenise` made.
+        folder: folder of a set that `tokenise` made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,29 +91,29 @@ class TokenSet(Units):
         return int(self._starts[-1])
 
     def unit(self, row: int) -> "Unit":
-        """Read the unit of a row."""
+        """Reads the unit of a row."""
         # Shards differ in length, so the row's is searched for rather than computed.
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.shards[shard].unit(row - int(self._starts[shard]))
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """Copy the tokens of some units, in the given order.
+        """Copies the tokens of some units, in the given order.
 
         Raises:
             IndexError: there is no such unit.
         """
-        wanted = np.asarray(rows, np.int64)
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
+        indices = np.asarray(rows, np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"the set has {len(self)} units")
-        shards = (np.searchsorted(self._starts, wanted, side="right") - 1).tolist()
+        shards = (np.searchsorted(self._starts, indices, side="right") - 1).tolist()
         # Offsets of all units are held in memory: 8 bytes each, where reading them would cost a page fault a record.
-        starts = self._tokens[wanted]
-        spans = list(map(slice, starts.tolist(), (starts + self.unit_lengths[wanted]).tolist()))
-        counts = self._counts[wanted]
+        starts = self._tokens[indices]
+        spans = list(map(slice, starts.tolist(), (starts + self.unit_lengths[indices]).tolist()))
+        counts = self._counts[indices]
         return Tokens(
             gather([shard.ids for shard in self.shards], shards, spans),
             gather([shard.supervised for shard in self.shards], shards, spans),
-            self.sequence_lengths[concat_ranges(self._sequences[wanted], counts)],
+            self.sequence_lengths[concat_ranges(self._sequences[indices], counts)],
             counts,
         )
 
@@ -176,16 +175,16 @@ class TokenSet(Units):
 
 
 class TokenShard(Units):
-    """Whole records of a set; only those that are asked for are read from the disk, each in constant time.
+    """Whole records of a set; only those that are used are read from the disk, each in constant time.
 
     Args:
-        folder: of a shard, which needs no other one.
+        folder: folder of a shard, which needs no other one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ids, self.supervised, self.offsets, self.units = (_memory_map(folder, name) for name in DTYPES)
-        # Mapped as well: ids of millions of records are read only where a report asks for them.
+        # Mapped as well: ids of millions of records are read only where a report needs them.
         with pa.memory_map(str(folder / RECORDS)) as file:
             self.records = pa.ipc.open_file(file).read_all()
 
@@ -193,7 +192,7 @@ class TokenShard(Units):
         return len(self.units) - 1
 
     def unit(self, row: int) -> "Unit":
-        """Read the unit of a row."""
+        """Reads the unit of a row."""
         return [self._sequence(number) for number in range(int(self.units[row]), int(self.units[row + 1]))]
 
     def _sequence(self, number: int) -> TokenizedExample:
@@ -223,34 +222,10 @@ class TokenShard(Units):
         return starts
 
 
-def open_shard(folder: Path, number: int) -> TokenShard:
-    """One shard of a set, with its checksums verified; the other shards are not read and need not be there.
-
-    Args:
-        folder: of the set.
-
-    Raises:
-        IndexError: the set has no such shard.
-        DamagedArtifact: one of its files is missing or differs from its checksum.
-    """
-    manifest = parse_manifest((folder / MANIFEST).read_bytes())
-    if not 0 <= number < manifest.meta["shards"]:
-        raise IndexError(f"the set has {manifest.meta['shards']} shards")
-    # Only this shard's files, so that a process reads no more than its share.
-    own = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{shard_name(number)}/")}
-    if problems := [
-        f"{name} {'differs from its checksum' if (folder / name).is_file() else 'is missing'}"
-        for name, entry in own.items()
-        if not (folder / name).is_file() or file_digest(folder / name) != entry.sha256
-    ]:
-        raise damaged_error(manifest.id, problems)
-    return TokenShard(folder / shard_name(number))
-
-
 def longest_lengths(units: Sequence["Unit"]) -> np.ndarray:
     """int64 [U]: tokens of each unit's longest sequence, counted only if the units have no ``longest``."""
-    known: np.ndarray | None = getattr(units, "longest", None)
-    return count_longest(units) if known is None else known
+    lengths: np.ndarray | None = getattr(units, "longest", None)
+    return count_longest(units) if lengths is None else lengths
 
 
 def count_longest(units: Sequence["Unit"]) -> np.ndarray:
@@ -260,20 +235,20 @@ def count_longest(units: Sequence["Unit"]) -> np.ndarray:
 
 def unit_lengths(units: Sequence["Unit"]) -> np.ndarray:
     """int64 [U]: tokens of each unit, counted only if the units have no ``unit_lengths``."""
-    known: np.ndarray | None = getattr(units, "unit_lengths", None)
-    if known is None:
+    lengths: np.ndarray | None = getattr(units, "unit_lengths", None)
+    if lengths is None:
         return np.array([sum(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
-    return known
+    return lengths
 
 
 def count_supervised(sequence: TokenizedExample) -> int:
-    """Count the tokens that a loss is taken on."""
+    """Counts the tokens that a loss is taken on."""
     # Nothing predicts a first token.
     return sum(sequence.supervised[1:])
 
 
 def shard_name(number: int) -> str:
-    """Return the name of a shard's folder in its set."""
+    """Returns the name of a shard's folder in its set."""
     return f"shard-{number:05d}"
 
 
@@ -285,7 +260,7 @@ def _memory_map(folder: Path, name: str) -> np.ndarray:
 
 
 def gather(sources: Sequence[np.ndarray], numbers: Sequence[int], spans: Sequence[slice]) -> np.ndarray:
-    """Concatenate spans of flat arrays of one dtype.
+    """Concatenates spans of flat arrays of one dtype.
 
     Args:
         sources: the arrays.
@@ -300,7 +275,7 @@ def gather(sources: Sequence[np.ndarray], numbers: Sequence[int], spans: Sequenc
 
 
 def segment_sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sum the first ``counts[0]`` values, the ``counts[1]`` after them, and so on."""
+    """Sums the first ``counts[0]`` values, the ``counts[1]`` after them, and so on."""
     if len(values) == len(counts):  # no unit is empty, so each has one value
         return values
     return np.add.reduceat(values, np.cumsum(counts) - counts) if len(counts) else np.zeros(0, values.dtype)

@@ -21,7 +21,7 @@ class Block(Tokens):
 
     Args:
         cut: bool [U].
-        targets: int32 [U], see `Example`.
+        targets: int32 [U], see `EncodedExample`.
         margins: float32 [U].
     """
 
@@ -31,13 +31,13 @@ class Block(Tokens):
 
 
 def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard_tokens: int) -> dict[str, int]:
-    """Write shards of whole records, as many as fit into ``shard_tokens``, or one.
+    """Writes shards of whole records, as many as fit into ``shard_tokens``, or one.
 
     The bytes do not depend on how the records are cut into blocks.
 
     Args:
         blocks: all records, in their order.
-        records: with their ids.
+        records: the same records, with their ids.
 
     Returns:
         The manifest's fields: ``shards``, ``sequences``, ``tokens``, ``supervised_tokens``,
@@ -105,7 +105,7 @@ class _ShardWriter:
         self._supervised.close()
 
     def finish(self, records: pa.Table) -> int:
-        """Write the remaining files; ``records`` begins with the shard's. Return their number."""
+        """Writes the remaining files; ``records`` begins with the shard's. Return their number."""
         self.close()
         values = {
             name: np.concatenate([np.empty(0, dtype), *(getattr(block, name) for block in self._blocks)])
@@ -130,7 +130,7 @@ class _ShardWriter:
 
 
 def _slice_block(block: Block, first: int, last: int) -> Block:
-    """Slice the units from ``first`` to before ``last``."""
+    """Slices the units from ``first`` to before ``last``."""
     if (first, last) == (0, len(block.sequences)):
         return block
     sequences = np.concatenate([[0], np.cumsum(block.sequences)])

@@ -21,7 +21,7 @@ from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.hashing import digest, file_digest
 from posttrain.store.progress import progress_bar
 from posttrain.train.data.compatibility import check_template
-from posttrain.train.data.config import Shape
+from posttrain.train.data.config import RecordShape
 from posttrain.train.data.encoding import (
     SOURCE_COLUMNS,
     TOKEN_COLUMNS,
@@ -53,12 +53,12 @@ def tokenise(
     source: ChatEncoder,
     records: pa.Table,
     max_length: int,
-    shape: Shape,
+    shape: RecordShape,
     folder: Path,
     processes: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenSet:
-    """Tokenise records, or load the token set that was made of the same before.
+    """Tokenises records, or loads the token set that was made of the same before.
 
     A cached set is checked to the byte; a damaged one is made again, with a line in the log.
 
@@ -67,7 +67,7 @@ def tokenise(
         records: rows of the record schema.
         max_length: longer sequences are cut at their beginning, in tokens.
         shape: contents of a record, see `posttrain.train.data.encoding.build_example`.
-        folder: of any number of sets.
+        folder: folder of any number of sets.
         processes: number of processes; None: one a core, if there are enough records. The bytes are the same.
         shard_tokens: tokens of a shard of a new set, which holds whole records.
 
@@ -110,8 +110,8 @@ def _with_progress(blocks: Iterator[Block], advance: Callable[[int], None]) -> I
         advance(len(block.sequences))
 
 
-def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> str:
-    """Return 64 hex characters, the same for two sets with the same tokens."""
+def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: RecordShape) -> str:
+    """Returns 64 hex characters, the same for two sets with the same tokens."""
     import tokenizers
     import transformers
 
@@ -135,7 +135,7 @@ def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: S
 
 
 def content_digest(records: pa.Table) -> str:
-    """Digest the columns that decide records' tokens."""
+    """Digests the columns that decide records' tokens."""
     # Ids do not do: two records of one id may differ in white space or in their label.
     names = [name for name in TOKEN_COLUMNS if name in records.column_names]
     sha256 = hashlib.sha256(json.dumps(names).encode())
@@ -145,7 +145,7 @@ def content_digest(records: pa.Table) -> str:
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
-    """Digest the tokenizer's vocabulary, rules and special tokens."""
+    """Digests the tokenizer's vocabulary, rules and special tokens."""
     named = [type(tokenizer).__name__, tokenizer.special_tokens_map]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -159,9 +159,9 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 
 def tokenise_blocks(
-    encoder: Encoder, records: pa.Table, max_length: int, shape: Shape, processes: int | None
+    encoder: Encoder, records: pa.Table, max_length: int, shape: RecordShape, processes: int | None
 ) -> Iterator[Block]:
-    """Tokenise all records in their order, a block at a time; the blocks do not depend on the number of processes.
+    """Tokenises all records in their order, a block at a time; the blocks do not depend on the number of processes.
 
     Args:
         processes: number of processes; None: one a core, if there are enough records.
@@ -198,7 +198,7 @@ def tokenise_blocks(
 
 
 def _by_processes(
-    encoder: Encoder, parts: list[pa.Table], max_length: int, shape: Shape, processes: int
+    encoder: Encoder, parts: list[pa.Table], max_length: int, shape: RecordShape, processes: int
 ) -> Generator[Block | UserError, None, None]:
     # Unlike the standard library's, these processes do not run the main script again, which may have no guard against
     # that and would begin a training of its own.
@@ -226,7 +226,7 @@ def _by_processes(
 
 
 def _to_ipc(records: pa.Table) -> pa.Buffer:
-    """Serialise records."""
+    """Serialises records."""
     # Pickle would take the whole table along with a slice of it.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, records.schema) as stream:
@@ -239,13 +239,13 @@ def _init_process(encoder: Encoder) -> None:
     _encoder = encoder
 
 
-def _in_process(sent: pa.Buffer, max_length: int, shape: Shape) -> Block | UserError:
+def _in_process(sent: pa.Buffer, max_length: int, shape: RecordShape) -> Block | UserError:
     assert _encoder is not None
     return _try_block(_encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
 
 
-def _try_block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Block | UserError:
-    """Return a block, or the error of its first bad record."""
+def _try_block(encoder: Encoder, records: pa.Table, max_length: int, shape: RecordShape) -> Block | UserError:
+    """Returns a block, or the error of its first bad record."""
     # Returned and not raised: an earlier block that is still in work may have an error, which comes first.
     try:
         return _block(encoder, records, max_length, shape)
@@ -253,7 +253,7 @@ def _try_block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shap
         return error
 
 
-def _block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Block:
+def _block(encoder: Encoder, records: pa.Table, max_length: int, shape: RecordShape) -> Block:
     encoded = build_examples(encoder, records, max_length, shape)
     sequences = [sequence for example in encoded for sequence in example.unit]
     return Block(

@@ -49,12 +49,12 @@ class UnitView(Sequence[Unit]):
 def map_sequences(
     units: Sequence[Unit], change: Callable[[TokenizedExample], TokenizedExample], longest: np.ndarray | None = None
 ) -> UnitView:
-    """Change every sequence of the units; ``longest`` as in `UnitView`."""
+    """Changes every sequence of the units; ``longest`` as in `UnitView`."""
     return UnitView(len(units), lambda row: [change(sequence) for sequence in units[row]], longest)
 
 
 def split_units(units: Sequence[Unit]) -> UnitView:
-    """Make each sequence a unit of its own; all units have as many sequences."""
+    """Makes each sequence a unit of its own; all units have as many sequences."""
     # A view: the tokens of a pair are not copied to become two units.
     size = len(units[0])
     lengths = units.sequence_lengths if isinstance(units, TokenSet) else None
@@ -62,7 +62,7 @@ def split_units(units: Sequence[Unit]) -> UnitView:
 
 
 def answer_start(sequence: TokenizedExample) -> int:
-    """Return the index of the last answer's first token: the supervised tokens at the end."""
+    """Returns the index of the last answer's first token: the supervised tokens at the end."""
     start = len(sequence.ids)
     # From the end, as in a chat of several turns earlier answers may be supervised, too.
     while start and sequence.supervised[start - 1]:
@@ -71,18 +71,18 @@ def answer_start(sequence: TokenizedExample) -> int:
 
 
 def only_answer(sequence: TokenizedExample) -> TokenizedExample:
-    """Supervise the last answer only."""
+    """Supervises the last answer only."""
     start = answer_start(sequence)
     return TokenizedExample(sequence.ids, [False] * start + sequence.supervised[start:])
 
 
 def whole_text(sequence: TokenizedExample) -> TokenizedExample:
-    """Supervise every token."""
+    """Supervises every token."""
     return TokenizedExample(sequence.ids, [True] * len(sequence.ids))
 
 
 def read_to_last_token(ids: Sequence[int], padding: int | None) -> TokenizedExample:
-    """Supervise one token behind the last one that is not padding (as in transformers), to read the model there."""
+    """Supervises one token behind the last one that is not padding (as in transformers), to read the model there."""
     # Packing returns the states that predict a supervised token, and does not read that token itself.
     end = len(ids)
     while end > 1 and ids[end - 1] == padding:
@@ -91,14 +91,14 @@ def read_to_last_token(ids: Sequence[int], padding: int | None) -> TokenizedExam
 
 
 def group_by_tokens(units: Sequence[Unit], rows: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut rows of units into micro-batches, as `micro_batches` does."""
+    """Cuts rows of units into micro-batches, as `micro_batches` does."""
     remaining = iter(rows)
     for part in micro_batches(UnitView(len(rows), lambda index: units[rows[index]]), tokens):
         yield list(islice(remaining, len(part)))
 
 
 def first_pass_groups(units: Sequence[Unit], sampler: BatchSampler, tokens: int) -> Iterator[list[int]]:
-    """Yield the micro-batches of the first steps, until every unit was read or no further step is decided."""
+    """Yields the micro-batches of the first steps, until every unit was read or no further step is decided."""
     # Under a curriculum a unit may first be read many steps in.
     waiting = set(range(len(units)))
     for step in range(sampler.decided):

@@ -17,12 +17,14 @@ from posttrain.models.packing import Packed, Unit, pack
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.train.data.units import group_by_tokens
-from posttrain.train.initialization.config import InitializationConfig
 from posttrain.train.out_of_memory import run_in_groups
 
 log = logging.getLogger("posttrain")
 
 _LOSS_SCALE = 1024.0  # of the loss, so that float16 can hold the gradients
+
+_LARGEST_RATIO = 10.0
+"""Largest ratio of the variances of two neighbouring layers without a warning."""
 
 
 def activation_stats(
@@ -30,17 +32,15 @@ def activation_stats(
     units: Sequence[Unit],
     rows: Sequence[int],
     loss: Callable[[Packed, list[int], float], Tensor],
-    config: InitializationConfig,
     *,
     float16: bool,
     budget: int,
     padded: bool,
     file: Path,
 ) -> list[dict[str, Any]]:
-    """Measure the variance of activations and gradients by layer on the first micro-batch, and log it as a table.
+    """Measures the variance of activations and gradients by layer on the first micro-batch, and logs it as a table.
 
-    A warning follows for each variance that is 0 or not finite, or that changes from layer to layer by more than
-    ``initialization.largest_ratio``.
+    `variance_warnings` follow.
 
     Args:
         units: the training set.
@@ -66,11 +66,11 @@ def activation_stats(
         log.info(
             "variance of activations and of gradients by layer, before the first step:\n%s", variance_table(layers)
         )
-        for warning in variance_warnings(layers, config.largest_ratio):
+        for warning in variance_warnings(layers):
             log.warning("  %s", warning)
         write_atomically(file, json.dumps([layer.to_json() for layer in layers]).encode())
-    kept: list[dict[str, Any]] = json.loads(file.read_bytes())
-    return kept
+    stats: list[dict[str, Any]] = json.loads(file.read_bytes())
+    return stats
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LayerVariance:
     gradients: float
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON; NaN and infinities become None."""
+        """Converts to JSON; NaN and infinities become None."""
         numbers = {"activations": self.activations, "gradients": self.gradients}
         return {
             "layer": self.layer,
@@ -97,14 +97,14 @@ class LayerVariance:
 
 
 def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float = 1.0) -> list[LayerVariance]:
-    """Measure the embeddings and every layer in one forward and backward pass.
+    """Measures the embeddings and every layer in one forward and backward pass.
 
     Neither weights, nor their gradients, nor the random numbers that training will draw are touched.
 
     Args:
         lm: the model.
         loss: the forward pass over a batch; a scalar with its graph.
-        scale: what the loss was multiplied by; gradients are given without.
+        scale: factor on the loss; the gradients are given without it.
 
     Raises:
         UserError: the model has no list of layers.
@@ -129,14 +129,13 @@ def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float 
     ]
 
 
-def variance_warnings(layers: Sequence[LayerVariance], largest_ratio: float) -> list[str]:
-    """Return a warning for each variance that is 0, not finite, or changes too much from layer to layer.
+def variance_warnings(layers: Sequence[LayerVariance]) -> list[str]:
+    """Returns a warning for each variance that is 0, not finite, or changes tenfold from layer to layer.
 
     From the embeddings to the first layer anything may happen: that layer adds to embeddings of any size.
 
     Args:
         layers: embeddings and layers, in the model's order.
-        largest_ratio: of the variances of two neighbouring layers, the larger by the smaller.
     """
     lines = []
     for kind in ("activations", "gradients"):
@@ -147,13 +146,13 @@ def variance_warnings(layers: Sequence[LayerVariance], largest_ratio: float) -> 
         for (below, before), (name, after) in pairwise(values[1:]):
             if 0 < before < math.inf and 0 < after < math.inf:
                 ratio = after / before
-                if not 1 / largest_ratio <= ratio <= largest_ratio:
+                if not 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO:
                     lines.append(f"the variance of {kind} changes by {ratio:.3g} from layer {below} to layer {name}")
     return lines
 
 
 def variance_table(layers: Sequence[LayerVariance]) -> str:
-    """Format as text, a line a layer, with the ratio of each variance to the layer below."""
+    """Formats as text, a line a layer, with the ratio of each variance to the layer below."""
     lines = [f"{'layer':>10}  {'activations':>12} {'ratio':>8}  {'gradients':>12} {'ratio':>8}"]
     for before, layer in zip([None, *layers], layers, strict=False):
         cells = [f"{layer.layer:>10}"]

@@ -13,10 +13,12 @@ InitMethod = Literal["normal", "xavier", "kaiming", "depth_scaled", "ds_init", "
 class InitRuleConfig(Section):
     """The initialisation of some parameters."""
 
-    match: str = Field(description="Pattern that is looked for in a parameter's name.")
-    method: InitMethod = Field(description="How they begin.")
+    match: str = Field(description="Regular expression that is searched in a parameter's name.")
+    method: InitMethod = Field(description="Their initialisation.")
     gain: float = Field(1.0, gt=0, description="Multiplies the method's standard deviation.")
-    std: float | None = Field(None, gt=0, description="Standard deviation of normal and depth_scaled; none: as above.")
+    std: float | None = Field(
+        None, gt=0, description="Standard deviation of normal and depth_scaled; null: that of the section."
+    )
 
     @field_validator("match")
     @classmethod
@@ -33,16 +35,13 @@ class InitializationConfig(Section):
 
     method: Literal["none", "normal", "xavier", "kaiming", "depth_scaled", "ds_init"] = Field(
         "none",
-        description="How matrices begin: as they are; from N(0, std); as Glorot & Bengio 2010; as arXiv:1502.01852; "
-        "as GPT-2, normal and 1/sqrt(2 layers) as large where a block ends; or as arXiv:1908.11365.",
+        description="Keep the trained weights, or draw matrices as N(0, std); Glorot & Bengio 2010; "
+        "arXiv:1502.01852; GPT-2, normal and 1/sqrt(2 layers) as large where a block ends; or arXiv:1908.11365.",
     )
     gain: float = Field(1.0, gt=0, description="Multiplies the standard deviation of the matrices.")
     std: float = Field(0.02, gt=0, description="Standard deviation of normal and depth_scaled, and of embeddings.")
     rules: list[InitRuleConfig] = Field(
-        [], description="What begins otherwise; the first rule that matches a name counts."
-    )
-    largest_ratio: float = Field(
-        10.0, gt=1, description="Warn where the variance of signals or gradients changes more from layer to layer."
+        [], description="Initialisation of other parameters; the first rule that matches a name counts."
     )
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ _RESIDUAL_PROJECTIONS = re.compile(
 
 @torch.no_grad()
 def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int) -> None:
-    """Draw matrices by the config's method, embeddings from N(0, std), and parameters that match a rule by the rule.
+    """Draws matrices by the config's method, embeddings from N(0, std), and parameters that match a rule by the rule.
 
     Norms, biases and all else stay as they are, and so do embeddings of padding. Each weight has random numbers of its
     own, which depend on the seed and its name only: a rule for one changes no other.
@@ -35,7 +35,7 @@ def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int
     Args:
         model: a transformers model as it was made from its config.
         config: how.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
 
     Raises:
         UserError: a rule matches nothing or does not fit, or no weight is known to end a block where that is needed.
@@ -51,13 +51,13 @@ def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int
         if rule in unused:
             unused.remove(rule)
         role = _weight_role(name, weight, owner, locations[name], layers)
-        chosen = _choose_distribution(name, weight.shape, locations[name], config, rule, role)
-        if chosen is None:
+        distribution = _choose_distribution(name, weight.shape, locations[name], config, rule, role)
+        if distribution is None:
             continue
         ending += role.ends_block
         padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
         # A generator for each weight: a rule for one must not change the numbers of those after it.
-        weight.copy_(chosen.draw(weight.shape, _weight_generator(seed, name)))
+        weight.copy_(distribution.draw(weight.shape, _weight_generator(seed, name)))
         if padding is not None:
             weight[padding] = 0
     _check_rules_apply(config, unused, ending)
@@ -93,14 +93,14 @@ def _weight_role(
 
 
 @dataclass(frozen=True)
-class Distribution:
+class InitialDistribution:
     """A uniform or normal distribution of mean 0."""
 
     std: float
     uniform: bool = False
 
     def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Draw a float32 tensor on the generator's device."""
+        """Draws a float32 tensor on the generator's device."""
         if self.uniform:
             # A uniform distribution over [-b, b] has the variance b^2 / 3.
             bound = math.sqrt(3) * self.std
@@ -115,11 +115,11 @@ def _choose_distribution(
     config: InitializationConfig,
     rule: InitRuleConfig | None,
     role: WeightRole,
-) -> Distribution | None:
+) -> InitialDistribution | None:
     if rule is not None:
         return init_distribution(rule.method, rule.gain, config.std if rule.std is None else rule.std, role, name)
     if location.kind == "embedding":
-        return Distribution(config.std)
+        return InitialDistribution(config.std)
     # Other two-dimensional parameters, such as a state space's decay rates, mean something: they stay.
     matrix = role.fans is not None and (name.endswith("weight") or len(shape) == 3)
     if location.kind in ("matrix", "head") and matrix and config.method != "none":
@@ -147,8 +147,8 @@ def _weight_generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(own[:8], "big") >> 1)
 
 
-def init_distribution(method: InitMethod, gain: float, std: float, role: WeightRole, name: str) -> Distribution:
-    """Return the distribution of a weight with fans n and m.
+def init_distribution(method: InitMethod, gain: float, std: float, role: WeightRole, name: str) -> InitialDistribution:
+    """Returns the distribution of a weight with fans n and m.
 
     - ``normal``: N(0, (gain std)^2).
     - ``xavier``: uniform of variance gain^2 2 / (n + m) (X. Glorot, Y. Bengio, Understanding the difficulty of training
@@ -163,27 +163,27 @@ def init_distribution(method: InitMethod, gain: float, std: float, role: WeightR
         UserError: the method needs fans, and the weight is no matrix.
     """
     if method == "zeros":
-        return Distribution(0.0)
+        return InitialDistribution(0.0)
     if method in ("normal", "depth_scaled"):
         # Each layer adds to the residual stream twice, after attention and after the feed-forward block.
         shrunk = math.sqrt(2 * role.layers) if method == "depth_scaled" and role.ends_block else 1.0
-        return Distribution(gain * std / shrunk)
+        return InitialDistribution(gain * std / shrunk)
     if role.fans is None:
         raise UserError(
             f"{method} is for matrices, and `{name}` is none", where="train.initialization", fix="use normal or zeros"
         )
     inputs, outputs = role.fans
     if method == "kaiming":
-        return Distribution(gain * math.sqrt(2 / inputs))
+        return InitialDistribution(gain * math.sqrt(2 / inputs))
     depth = math.sqrt(role.layer) if method == "ds_init" and role.layer else 1.0
-    return Distribution(gain * math.sqrt(2 / (inputs + outputs)) / depth, uniform=True)
+    return InitialDistribution(gain * math.sqrt(2 / (inputs + outputs)) / depth, uniform=True)
 
 
 def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | None:
-    """Count the inputs of each output of a weight, and the outputs of each input.
+    """Counts the inputs of each output of a weight, and the outputs of each input.
 
     Args:
-        weight: of a linear layer, an embedding, a convolution, or of several experts [E, ...].
+        weight: weight of a linear layer, an embedding, a convolution, or of several experts [E, ...].
         owner: the module whose parameter it is.
     """
     from transformers.pytorch_utils import Conv1D
@@ -205,13 +205,13 @@ def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | No
 def model_from_config(
     folder: Path, task: TaskConfig, config: InitializationConfig, seed: int, dtype: str = "bfloat16"
 ) -> LanguageModel:
-    """Create the model that a folder's config describes, with random weights.
+    """Creates the model that a folder's config describes, with random weights.
 
     Args:
         folder: holds ``config.json`` and a tokenizer; weights that lie there are not read.
-        task: what the model is asked to do.
-        config: how the weights begin.
-        seed: of the weights; the same seed gives the same weights whatever was drawn before.
+        task: task of the model.
+        config: initialisation of the weights.
+        seed: seed of the weights; the same seed gives the same weights whatever was drawn before.
         dtype: one of ``bfloat16``, ``float32``, ``float16``; they are drawn in float32.
 
     Raises:

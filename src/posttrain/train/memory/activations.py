@@ -39,19 +39,19 @@ class ActivationCost:
     """The activation memory of a part of a layer, and the cost of recomputing it.
 
     Args:
-        kept: bytes that autograd keeps of it.
-        again: bytes that are kept instead where it is computed again.
-        flops: of computing it again, up to the last operation that keeps something.
+        stored: bytes that autograd stores of it.
+        inputs: bytes that are stored instead if it is recomputed.
+        flops: FLOPs to compute it again, up to the last operation that keeps something.
     """
 
-    kept: int
-    again: int
+    stored: int
+    inputs: int
     flops: float
 
     @property
     def saved(self) -> int:
         """Bytes that recomputing it saves."""
-        return self.kept - self.again
+        return self.stored - self.inputs
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class NumberSizes:
     """Bytes of a number by use, and which operations are fused.
 
     Args:
-        stream: of what layers add to.
-        product: of what matrices give.
+        stream: hidden states, which layers add to.
+        product: results of matrix products.
         autocast: whether the weights are float32 and the products are not.
         fused: whether norms and rotations are (``models/fused``).
-        adapter: of what a fused adapter keeps; None where it is not fused.
+        adapter: tensors that a fused adapter keeps; None if it is not fused.
     """
 
     stream: int
@@ -93,8 +93,8 @@ class NumberSizes:
     adapter: int | None
 
     @classmethod
-    def of(cls, config: TrainConfig, shape: ModelShape, device: str) -> "NumberSizes":
-        """Derive the sizes from a training's config."""
+    def from_config(cls, config: TrainConfig, shape: ModelShape, device: str) -> "NumberSizes":
+        """Derives the sizes from a training's config."""
         wide_sum = shape.rms and device == "cpu"
         fused = wide_sum and not config.compile
         autocast = config.precision == "autocast"
@@ -105,10 +105,10 @@ class NumberSizes:
 
 
 def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
-    """Estimate the activations of a middle layer for a micro-batch."""
+    """Estimates the activations of a middle layer for a micro-batch."""
     shape = spec.shape
-    numbers = NumberSizes.of(config, shape, device)
-    reads = _LinearInputs.of(spec, config, numbers)
+    numbers = NumberSizes.from_config(config, shape, device)
+    reads = _LinearInputs.from_spec(spec, config, numbers)
     tokens, hidden, inner = batch.tokens, shape.hidden, shape.inner
     stream = tokens * numbers.stream * hidden
     full = config.method == "full"
@@ -142,15 +142,15 @@ def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device:
     widths = 3 if shape.gated else 1
     first = 2.0 * tokens * hidden * inner * (2 if shape.gated else 1)
     last = 2.0 * tokens * inner * hidden if reads.product_adapted else 0.0
-    kept = tokens * (reads.states_for_feed_forward + widths * numbers.product * inner + reads.product)
-    feed_forward = ActivationCost(kept, stream, first + last)
+    stored = tokens * (reads.states_for_feed_forward + widths * numbers.product * inner + reads.product)
+    feed_forward = ActivationCost(stored, stream, first + last)
     activation = None
     if shape.separate_gate:
-        again = tokens * (reads.states_for_feed_forward + 2 * numbers.product * inner)
-        activation = ActivationCost(kept, again, 4.0 * tokens * inner + last)
+        inputs = tokens * (reads.states_for_feed_forward + 2 * numbers.product * inner)
+        activation = ActivationCost(stored, inputs, 4.0 * tokens * inner + last)
 
     whole = ActivationCost(
-        norms.kept + attention.kept + feed_forward.kept,
+        norms.stored + attention.stored + feed_forward.stored,
         stream,
         norms.flops + projections + scores + output + first + last,
     )
@@ -158,7 +158,7 @@ def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device:
 
 
 def norm_bytes(shape: ModelShape, numbers: NumberSizes, *, trained: bool) -> int:
-    """Count the bytes a token that a norm of the hidden states keeps."""
+    """Counts the bytes a token that a norm of the hidden states keeps."""
     # LayerNorm of torch keeps its input, a mean and a scale.
     if not shape.rms:
         return numbers.stream * shape.hidden + 8
@@ -179,7 +179,7 @@ class _LinearInputs:
     product_adapted: bool
 
     @classmethod
-    def of(cls, spec: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
+    def from_spec(cls, spec: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
         shape = spec.shape
         first = [weight for weight in spec.weights if weight.depth == 0 and len(weight.shape) == 2]
         attention = [weight for weight in first if "attn" in weight.name or "attention" in weight.name]
@@ -206,14 +206,14 @@ class _LinearInputs:
         last = [weight for weight in down if weight.shape[1] == shape.inner]
         up = [weight for weight in down if weight not in last]
 
-        def kept(readers: Sequence[ParameterSpec]) -> int:
+        def stored(readers: Sequence[ParameterSpec]) -> int:
             return _adapter_bytes(readers, config.lora, numbers)
 
-        return cls(kept(into), kept(output), kept(up), kept(last), bool(output), bool(last))
+        return cls(stored(into), stored(output), stored(up), stored(last), bool(output), bool(last))
 
 
 def _adapter_bytes(readers: Sequence[ParameterSpec], config: LoraConfig, numbers: NumberSizes) -> int:
-    """Count the bytes a token that adapters with a shared input keep, from their first matrices [rank, width]."""
+    """Counts the bytes a token that adapters with a shared input keep, from their first matrices [rank, width]."""
     if not readers:
         return 0
     width = readers[0].shape[1]

@@ -11,7 +11,7 @@ Bytes of four kinds are added up:
 4. what the operation at hand works with, and on a CPU what is lost between tensors.
 
 The peak is the largest of the phases: the end of the forward pass, the backward pass (the head, the last norm, a
-layer), the optimiser's step, and the folding of an adapter into weights in float32; in the last two activations are
+layer), the optimiser's step, and the merging of an adapter into weights in float32; in the last two activations are
 gone, and what is new fits into the space that they left.
 """
 
@@ -48,13 +48,14 @@ class MemoryEstimate:
         parameters: weights.
         masters: their float32 copies.
         gradients: float32 sums of all micro-batches.
-        optimizer: what the optimiser remembers.
+        optimizer: the optimiser's state.
         averages: moving averages of the weights.
         snapshot: the copy that checkpoints are written from in the background.
         process: the interpreter and its libraries, on a CPU.
         activations: kept for the backward pass.
-        holes: what the C library holds between tensors, on a CPU.
-        working: what each phase takes beyond all of these: ``forward``, ``backward``, ``step``, ``fold``.
+        holes: free memory between tensors that the C library holds, on a CPU.
+        working: further bytes of each phase: ``forward``, ``backward``, ``step``,
+            ``merge_adapter``.
         host: bytes in the host's memory, where training runs on an accelerator.
         recomputed: FLOPs of what a micro-batch computes again.
     """
@@ -81,7 +82,7 @@ class MemoryEstimate:
     @property
     def phases(self) -> dict[str, int]:
         """All bytes by phase."""
-        return {name: self.static + sum(self._kept(name)) + bytes for name, bytes in self.working.items()}
+        return {name: self.static + sum(self._activations_in(name)) + bytes for name, bytes in self.working.items()}
 
     @property
     def peak(self) -> str:
@@ -96,7 +97,7 @@ class MemoryEstimate:
     @property
     def parts(self) -> dict[str, int]:
         """Bytes at the peak by purpose; their sum is the total."""
-        activations, holes = self._kept(self.peak)
+        activations, holes = self._activations_in(self.peak)
         return {
             "parameters": self.parameters,
             "float32 masters": self.masters,
@@ -110,26 +111,26 @@ class MemoryEstimate:
             "process": self.process,
         }
 
-    def _kept(self, phase: str) -> tuple[int, int]:
-        """Return the activations held in a phase, and the fragmentation between them."""
+    def _activations_in(self, phase: str) -> tuple[int, int]:
+        """Returns the activations held in a phase, and the fragmentation between them."""
         # The backward pass has freed the activations by then.
-        return (0, 0) if phase in ("step", "fold") else (self.activations, self.holes)
+        return (0, 0) if phase in ("step", "merge_adapter") else (self.activations, self.holes)
 
 
 def estimate_memory(
     spec: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
 ) -> MemoryEstimate:
-    """Estimate the memory of a training.
+    """Estimates the memory of a training.
 
     Args:
         spec: the model.
-        config: how it is trained.
+        config: settings of its training.
         batch: the largest micro-batch.
         device: ``cpu`` or ``cuda``.
         process: bytes of this process with its libraries and without a model (`process_bytes`).
     """
     costs = layer_costs(spec, config, batch, device)
-    chosen = layer_policies(config, costs, spec.shape.layers)
+    policies = layer_policies(config, costs, spec.shape.layers)
     masters, state = master_bytes(spec, config), optimizer_state_bytes(spec, config.optimizer)
     sums, averages, snapshot = (
         gradient_bytes(spec),
@@ -145,9 +146,9 @@ def estimate_memory(
         landing = parameter_bytes(spec, config, trained=True)
         host += 4 * spec.count(trained=True) + sums + landing + state + averages + step
         masters = sums = state = averages = step = 0
-    numbers = NumberSizes.of(config, spec.shape, device)
-    activations = _activation_bytes(spec, config, batch, costs.whole.kept, chosen, numbers)
-    again = sum(bool(policy.parts) for policy in chosen)
+    numbers = NumberSizes.from_config(config, spec.shape, device)
+    activations = _activation_bytes(spec, config, batch, costs.whole.stored, policies, numbers)
+    recomputed = sum(bool(policy.parts) for policy in policies)
     return MemoryEstimate(
         parameters=parameter_bytes(spec, config),
         masters=masters,
@@ -157,17 +158,17 @@ def estimate_memory(
         snapshot=snapshot if on_cpu else 0,
         process=process + _LIBRARY_BYTES if on_cpu else 0,
         activations=activations,
-        holes=_fragmentation(spec.shape, config, batch, activations, again, numbers) if on_cpu else 0,
+        holes=_fragmentation(spec.shape, config, batch, activations, recomputed, numbers) if on_cpu else 0,
         working={
             "forward": _forward_working(spec, config, batch, numbers),
             "backward": _backward_working(
-                spec, config, batch, max((policy.saved for policy in chosen), default=0), numbers
+                spec, config, batch, max((policy.saved for policy in policies), default=0), numbers
             ),
             "step": step,
-            "fold": _merge_adapter_working(spec, config),
+            "merge_adapter": _merge_adapter_working(spec, config),
         },
         host=host,
-        recomputed=sum(policy.flops for policy in chosen),
+        recomputed=sum(policy.flops for policy in policies),
     )
 
 
@@ -176,36 +177,36 @@ def _activation_bytes(
     config: TrainConfig,
     batch: MicroBatch,
     layer: int,
-    chosen: list[RecomputePolicy],
+    policies: list[RecomputePolicy],
     numbers: NumberSizes,
 ) -> int:
     shape = spec.shape
-    kept = shape.layers * layer - sum(policy.saved for policy in chosen)
+    total = shape.layers * layer - sum(policy.saved for policy in policies)
     norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full")
     attacked = config.noise.adversarial.method != "none"
     if attacked:
-        kept += 4 * batch.tokens * shape.hidden  # the perturbation, in float32
-    elif config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
-        kept -= norm  # no gradient is needed before the first adapter, so that norm keeps nothing
-    kept += norm + batch.supervised * (_head_number_bytes(config) * shape.hidden + 4)
+        total += 4 * batch.tokens * shape.hidden  # the perturbation, in float32
+    elif config.method == "lora" and policies and not policies[0].parts & {"norms", "layer"}:
+        total -= norm  # no gradient is needed before the first adapter, so that norm keeps nothing
+    total += norm + batch.supervised * (_head_number_bytes(config) * shape.hidden + 4)
     # Sine and cosine.
-    kept += batch.tokens * 2 * (numbers.product if numbers.fused else numbers.stream) * shape.head_size
+    total += batch.tokens * 2 * (numbers.product if numbers.fused else numbers.stream) * shape.head_size
     # Places are 64-bit: tokens, positions, the plan of attention, and what is predicted.
-    kept += 8 * (3 * batch.tokens + 2 * batch.queries + batch.keys + 3 * batch.supervised)
+    total += 8 * (3 * batch.tokens + 2 * batch.queries + batch.keys + 3 * batch.supervised)
     if config.precision == "autocast":
-        kept += 2 * sum(weight.count for weight in spec.weights if weight.kind == "matrix")
-    return kept
+        total += 2 * sum(weight.count for weight in spec.weights if weight.kind == "matrix")
+    return total
 
 
 def _merge_adapter_working(spec: ModelSpec, config: TrainConfig) -> int:
-    """Count the bytes to merge an adapter into 16-bit weights, which happens in float32 (``train/lora.py``)."""
+    """Counts the bytes to merge an adapter into 16-bit weights, which happens in float32 (``train/lora.py``)."""
     return 4 * spec.count() if config.method == "lora" and config.dtype != "float32" else 0
 
 
 def _fragmentation(
     shape: ModelShape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int, numbers: NumberSizes
 ) -> int:
-    """Estimate the fragmentation of the C library's heap: bytes between tensors that it does not return.
+    """Estimates the fragmentation of the C library's heap: bytes between tensors that it does not return.
 
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
     torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
@@ -231,7 +232,7 @@ def _fragmentation(
 
 
 def _forward_working(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes) -> int:
-    """Estimate the working memory at the end of the forward pass: the last norm, or the head.
+    """Estimates the working memory at the end of the forward pass: the last norm, or the head.
 
     The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
     and, where it is not fused, in float32.
@@ -244,7 +245,7 @@ def _forward_working(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, nu
 def _backward_working(
     spec: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes
 ) -> int:
-    """Estimate the working memory of the backward pass: the head, the last norm, or a layer.
+    """Estimates the working memory of the backward pass: the head, the last norm, or a layer.
 
     - The head: what it works with, the states' gradient in float32 and in their dtype, and the weights' gradient.
     - The last norm, a root mean square in float32: the gradient of its input by two ways, of the mean square, and
@@ -269,7 +270,7 @@ def _backward_working(
 
 
 def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
-    """Estimate the working memory of the head: chunks of logits, the previous one included.
+    """Estimates the working memory of the head: chunks of logits, the previous one included.
 
     Args:
         gradients: bytes of their gradients in low precision, a logit.
@@ -290,5 +291,5 @@ def _objective_output(config: TrainConfig) -> str:
 
 
 def _head_number_bytes(config: TrainConfig) -> int:
-    """Return the bytes of a number in the head's weights as they are used."""
+    """Returns the bytes of a number in the head's weights as they are used."""
     return 4 if config.dtype == "float32" else 2

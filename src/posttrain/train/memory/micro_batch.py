@@ -13,10 +13,10 @@ class MicroBatch:
     """The size of a micro-batch, as far as memory and FLOPs depend on it.
 
     Args:
-        tokens: in its row.
+        tokens: tokens in its row.
         supervised: places whose next token is supervised.
-        pairs: of a token and one that it sees, itself included.
-        queries: of attention; more than tokens where sequences side by side are padded.
+        pairs: pairs of a token and one that it sees, itself included.
+        queries: queries of attention; more than tokens where sequences side by side are padded.
         keys: that attention keeps; of sequences which share a beginning each has its own copy of it.
         scores: pairs that attention computes in a head, those that are masked included.
         longest: keys of the longest sequence.
@@ -31,8 +31,8 @@ class MicroBatch:
     longest: int
 
     @classmethod
-    def of(cls, packed: Packed) -> "MicroBatch":
-        """Measure a packed micro-batch."""
+    def from_packed(cls, packed: Packed) -> "MicroBatch":
+        """Measures a packed micro-batch."""
         queries = copied = pairs = scores = longest = 0
         alone = False
         for group in packed.plan.groups:
@@ -53,11 +53,11 @@ class MicroBatch:
 
     @classmethod
     def full(cls, budget: int, config: TrainConfig, longest: int | None = None) -> "MicroBatch":
-        """Return the largest micro-batch of a token budget: the longest sequences, all tokens supervised.
+        """Returns the largest micro-batch of a token budget: the longest sequences, all tokens supervised.
 
         Args:
             budget: tokens.
-            config: how long and how many sequences may be.
+            config: limits the length and the number of sequences.
             longest: tokens of the longest sequence where that is known.
         """
         # Records are cut to `max_length`, so none is longer.
@@ -69,5 +69,5 @@ class MicroBatch:
 
 
 def elementwise_max(batches: Iterable[MicroBatch]) -> MicroBatch:
-    """Return the elementwise maximum of several micro-batches' sizes."""
+    """Returns the elementwise maximum of several micro-batches' sizes."""
     return MicroBatch(*(max(values) for values in zip(*map(astuple, batches), strict=True)))

@@ -49,11 +49,11 @@ class RecomputePolicy:
 
 @contextmanager
 def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iterator[list[RecomputePolicy]]:
-    """Recompute activations in the backward pass as ``train.recompute`` says, within a ``with`` block.
+    """Recomputes activations in the backward pass as ``train.recompute`` says, within a ``with`` block.
 
     Args:
         lm: the model as it is trained, its adapter on it.
-        config: of the training.
+        config: settings of the training.
         batch: the largest micro-batch; what fits the budget is chosen for it.
 
     Yields:
@@ -69,18 +69,18 @@ def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iter
     if layers is None:
         kind = lm.model.config.model_type
         raise UserError(f"models of type {kind} have no list of layers to recompute", where="train.recompute")
-    costs = layer_costs(ModelSpec.of_model(lm.model), config, batch, lm.device.type)
-    chosen = layer_policies(config, costs, len(layers))
+    costs = layer_costs(ModelSpec.from_model(lm.model), config, batch, lm.device.type)
+    policies = layer_policies(config, costs, len(layers))
     with ExitStack() as changed:
-        for layer, policy in zip(layers, chosen, strict=True):
+        for layer, policy in zip(layers, policies, strict=True):
             for part in sorted(policy.parts):
                 for module, forward in _recomputed_modules(layer, part):
                     changed.enter_context(override_forward(module, forward))
-        yield chosen
+        yield policies
 
 
 def _recomputed_modules(layer: nn.Module, part: str) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-    """Yield the modules of a part of a layer with the forward that recomputes them."""
+    """Yields the modules of a part of a layer with the forward that recomputes them."""
     if part == "layer":
         yield layer, _checkpointed(layer.forward)
     elif part == "norms":
@@ -108,7 +108,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
-    """Recompute a gated feed-forward block except its first two products."""
+    """Recomputes a gated feed-forward block except its first two products."""
 
     def rest(gate: Tensor, up: Tensor) -> Tensor:
         output: Tensor = module.down_proj(module.act_fn(gate) * up)
@@ -125,7 +125,7 @@ def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def _is_gated(module: Any) -> bool:
-    """Return whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else; a probe decides."""
+    """Returns whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else; a probe decides."""
     if {name for name, _ in module.named_children()} != GATED:
         return False
     weight = next(module.parameters())
@@ -141,7 +141,7 @@ def _is_gated(module: Any) -> bool:
 
 
 def _submodule(layer: nn.Module, *names: str) -> Any:
-    """Return the direct submodule whose name contains one of the names and that is not a norm."""
+    """Returns the direct submodule whose name contains one of the names and that is not a norm."""
     for name, module in layer.named_children():
         if any(part in name for part in names) and not is_norm(module):
             return module
@@ -156,15 +156,15 @@ KEEP_ALL = RecomputePolicy(frozenset(), 0, 0.0)
 
 
 def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
-    """Return all policies of a layer, `KEEP_ALL` first."""
+    """Returns all policies of a layer, `KEEP_ALL` first."""
     attention: list[tuple[str, ActivationCost]] = [("attention", costs.attention)]
     forward = [("feed_forward", costs.feed_forward)]
     if costs.activation:
         forward.append(("activation", costs.activation))
     choices = product([None, ("norms", costs.norms)], [None, *attention], [None, *forward])
     policies = []
-    for chosen in choices:
-        parts = [part for part in chosen if part]
+    for choice in choices:
+        parts = [part for part in choice if part]
         saved = sum(cost.saved for _, cost in parts)
         policies.append(
             RecomputePolicy(frozenset(name for name, _ in parts), saved, sum(cost.flops for _, cost in parts))
@@ -174,7 +174,7 @@ def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
 
 
 def choose_policies(policies: Sequence[RecomputePolicy], layers: int, needed: int) -> list[RecomputePolicy]:
-    """Choose a policy for each layer so that they save at least ``needed`` bytes, or as many as possible.
+    """Chooses a policy for each layer so that they save at least ``needed`` bytes, or as many as possible.
 
     Args:
         policies: all policies, `KEEP_ALL` among them.
@@ -182,36 +182,36 @@ def choose_policies(policies: Sequence[RecomputePolicy], layers: int, needed: in
         needed: bytes.
     """
     chain = _efficient_chain(policies)
-    chosen = [KEEP_ALL] * layers
+    result = [KEEP_ALL] * layers
     missing = needed
     for before, after in pairwise(chain):
         # The first layers recompute: when the backward pass reaches them, the activations of later ones are freed.
         for layer in range(layers):
             if missing <= 0:
-                return chosen
+                return result
             enough = [policy for policy in policies if policy.saved - before.saved >= missing]
             # The last step: a cheaper policy off the chain may be enough.
             cheapest = min(enough, key=lambda policy: policy.flops, default=after)
             step = cheapest if cheapest.flops <= after.flops else after
-            chosen[layer] = step
+            result[layer] = step
             missing -= step.saved - before.saved
-    return chosen
+    return result
 
 
 def layer_policies(config: TrainConfig, costs: LayerCosts, layers: int) -> list[RecomputePolicy]:
-    """Return the policy of each layer for ``train.recompute``."""
+    """Returns the policy of each layer for ``train.recompute``."""
     recompute = config.recompute
     if recompute.mode == "none":
         return [KEEP_ALL] * layers
     policies = recompute_policies(costs)
     if recompute.mode == "full":
         return [policies[-1]] * layers
-    whole = costs.whole.kept * layers
+    whole = costs.whole.stored * layers
     return choose_policies(policies, layers, whole - recompute.allowed(whole))
 
 
 def _efficient_chain(policies: Sequence[RecomputePolicy]) -> list[RecomputePolicy]:
-    """Order policies, from `KEEP_ALL` on, so that each saves the most further bytes per further FLOP."""
+    """Orders policies, from `KEEP_ALL` on, so that each saves the most further bytes per further FLOP."""
     chain = [KEEP_ALL]
     while more := [policy for policy in policies if policy.saved > chain[-1].saved]:
         last = chain[-1]
@@ -225,7 +225,7 @@ def _efficient_chain(policies: Sequence[RecomputePolicy]) -> list[RecomputePolic
 
 
 def compile_layers(lm: LanguageModel) -> None:
-    """Compile each layer with ``torch.compile`` on first use, for sequences of any length.
+    """Compiles each layer with ``torch.compile`` on first use, for sequences of any length.
 
     Raises:
         UserError: there is no compiler, or the model has no list of layers.

@@ -33,27 +33,27 @@ _USABLE_SHARE = 0.92
 
 
 def resolve_token_budget(config: TrainConfig, lm: LanguageModel, longest: int, scratch: Path) -> TrainConfig:
-    """Resolve ``micro_batch_tokens: auto`` to a number: the one decided before, or one that fits here.
+    """Resolves ``micro_batch_tokens: auto`` to a number: the one decided before, or one that fits here.
 
     Args:
         lm: the model as it is trained, its adapter on it.
         longest: tokens of the longest sequence.
-        scratch: of the training; keeps what was decided, so that a resumed training keeps the same micro-batches.
+        scratch: folder of the training; stores the decision, so that a resumed training has the same micro-batches.
     """
     if config.micro_batch_tokens != "auto":
         return config
-    notes = read_recovery_log(scratch)
-    if notes.auto_budget is None:
+    recovery_log = read_recovery_log(scratch)
+    if recovery_log.auto_budget is None:
         make_folder(scratch)
-        notes.auto_budget = _fitting_budget(config, lm, longest)
-        notes.write(scratch)
-    return config.model_copy(update={"micro_batch_tokens": notes.auto_budget})
+        recovery_log.auto_budget = _fitting_budget(config, lm, longest)
+        recovery_log.write(scratch)
+    return config.model_copy(update={"micro_batch_tokens": recovery_log.auto_budget})
 
 
 def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int:
     device = lm.device.type
     try:
-        spec = ModelSpec.of_model(lm.model)
+        spec = ModelSpec.from_model(lm.model)
     except UserError:
         log.info("  nothing is known of this model's memory: micro-batches of %d tokens", _DEFAULT_TOKENS)
         return _DEFAULT_TOKENS
@@ -86,11 +86,11 @@ def choose_budget(
     device: str = "cpu",
     process: int = 0,
 ) -> TokenBudget:
-    """Choose the largest power of two of tokens that fits, up to full speed.
+    """Chooses the largest power of two of tokens that fits, up to full speed.
 
     Args:
         spec: the model.
-        config: how it is trained.
+        config: settings of its training.
         available: bytes (`available.available_bytes`); None where nobody knows, and anything fits.
         longest: tokens of the longest sequence, where it is known; no budget is smaller than what it needs.
         device: ``cpu`` or ``cuda``.
@@ -107,12 +107,12 @@ def choose_budget(
 
 
 def fits(estimate: MemoryEstimate, available: int | None) -> bool:
-    """Return whether an estimate fits into the available bytes."""
+    """Returns whether an estimate fits into the available bytes."""
     return available is None or estimate.total <= _USABLE_SHARE * available
 
 
 def available_bytes(device: str = "cpu") -> int | None:
-    """Return the bytes available to this process, its own included; None where the system does not report it.
+    """Returns the bytes available to this process, its own included; None where the system does not report it.
 
     Args:
         device: ``cpu`` or ``cuda``. A container's limit (cgroup version 2 or 1) counts as the machine's end. Files in
@@ -134,7 +134,7 @@ def _meminfo(name: str) -> int | None:
 
 
 def _cgroup_free() -> int | None:
-    """Return the bytes left under the container's limit, page cache counted as free; None without a limit."""
+    """Returns the bytes left under the container's limit, page cache counted as free; None without a limit."""
     for limit, usage, statistics, cached in (
         ("memory.max", "memory.current", "memory.stat", "file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_cache"),

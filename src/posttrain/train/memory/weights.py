@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from posttrain.models.shape import ModelShape, meta_model, model_shape
 from posttrain.train.config import TrainConfig
@@ -50,19 +50,21 @@ class ModelSpec:
     weights: tuple[ParameterSpec, ...]
 
     @classmethod
-    def of(cls, config: Any, train: TrainConfig) -> "ModelSpec":
-        """Build from a transformers config, for a training with `train`.
+    def from_config(cls, config: Any, train: TrainConfig) -> "ModelSpec":
+        """Builds from a transformers config, for a training with `train`.
 
         Raises:
             UserError: no model of this kind has this config, or LoRA does not find what it is to adapt.
         """
         classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
         model = meta_model(config, classifier=classifier)
-        return cls.of_model(attach_lora(model, train.lora, low_cpu_mem_usage=True) if train.method == "lora" else model)
+        return cls.from_model(
+            attach_lora(model, train.lora, low_cpu_mem_usage=True) if train.method == "lora" else model
+        )
 
     @classmethod
-    def of_model(cls, model: Any) -> "ModelSpec":
-        """Build from a model with its adapter, perhaps on the ``meta`` device."""
+    def from_model(cls, model: Any) -> "ModelSpec":
+        """Builds from a model with its adapter, perhaps on the ``meta`` device."""
         where = parameter_locations(model)
         return cls(
             model_shape(model),
@@ -73,7 +75,7 @@ class ModelSpec:
         )
 
     def count(self, *kinds: ParameterKind, trained: bool = False) -> int:
-        """Count the elements of parameters of these kinds, or of all; with ``trained`` only trained ones."""
+        """Counts the elements of parameters of these kinds, or of all; with ``trained`` only trained ones."""
         return sum(
             weight.count
             for weight in self.weights
@@ -81,7 +83,7 @@ class ModelSpec:
         )
 
     def table(self) -> dict[str, int]:
-        """Count elements by kind, of adapters, and of all trained parameters."""
+        """Counts elements by kind, of adapters, and of all trained parameters."""
         kinds = dict.fromkeys(weight.kind for weight in self.weights if not weight.adapter)
         return {
             **{
@@ -94,84 +96,97 @@ class ModelSpec:
 
 
 def parameter_bytes(spec: ModelSpec, config: TrainConfig, *, trained: bool = False) -> int:
-    """Count the bytes of all weights, or of trained ones; adapters are always float32."""
+    """Counts the bytes of all weights, or of trained ones; adapters are always float32."""
     number = 4 if config.dtype == "float32" else 2
-    chosen = (weight for weight in spec.weights if weight.trained or not trained)
-    return sum(weight.count * (4 if weight.adapter else number) for weight in chosen)
+    weights = (weight for weight in spec.weights if weight.trained or not trained)
+    return sum(weight.count * (4 if weight.adapter else number) for weight in weights)
 
 
 def master_bytes(spec: ModelSpec, config: TrainConfig) -> int:
-    """Count the bytes of float32 copies, which all trained 16-bit weights have (``optim/master_weights.py``)."""
+    """Counts the bytes of float32 copies, which all trained 16-bit weights have (``optim/master_weights.py``)."""
     if config.dtype == "float32":
         return 0
     return sum(4 * weight.count for weight in spec.weights if weight.trained and not weight.adapter)
 
 
 def gradient_bytes(spec: ModelSpec) -> int:
-    """Count the bytes of the gradients, which are summed in float32."""
+    """Counts the bytes of the gradients, which are summed in float32."""
     return 4 * spec.count(trained=True)
 
 
 def ema_bytes(spec: ModelSpec, config: TrainConfig) -> int:
-    """Count the bytes of the float32 moving averages."""
+    """Counts the bytes of the float32 moving averages."""
     # float32 for 16-bit weights too: steps of 1 - decay would be rounded away.
     return 0 if config.ema.decay is None else 4 * spec.count(trained=True)
 
 
 def optimizer_state_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
-    """Count the bytes of the optimiser's state."""
+    """Counts the bytes of the optimiser's state."""
     return sum(parameter_state_bytes(weight, config) for weight in spec.weights if weight.trained)
 
 
 def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
-    """Count the bytes of the optimiser's state for a weight of n numbers.
+    """Counts the bytes of the optimiser's state for a weight of n numbers.
 
     AdamW two moments, 8n. Muon's momentum 4n for hidden matrices, AdamW else. SGD 4n with momentum. Adafactor a number
     a row and a column of the last two dimensions (arXiv:1804.04235, algorithm 4), of vectors 4n. 8-bit Adam
     (arXiv:2110.02861) a byte and a 256th of a scale in each of two moments, of matrices; AdamW else.
     """
-    count, name = weight.count, config.name
-    if name == "sgd":
-        return 4 * count if config.momentum else 0
-    if name == "adafactor":
-        if len(weight.shape) < 2:
-            return 4 * count
-        *outer, rows, columns = weight.shape
-        return 4 * math.prod(outer) * (rows + columns)
-    # Muon steps hidden matrices alone; all other weights are AdamW's.
-    if name == "muon" and weight.kind == "matrix" and len(weight.shape) == 2:
-        return 4 * count
-    blocks = count >= _QUANTISED_MINIMUM and count % _QUANTISED_BLOCK == 0
-    if name == "adam8bit" and weight.kind in ("matrix", "head") and blocks:
-        return 2 * (count + 4 * count // _QUANTISED_BLOCK)
-    return 8 * count
+    count = weight.count
+    match config.name:
+        case "adamw":
+            return 8 * count
+        case "sgd":
+            return 4 * count if config.momentum else 0
+        case "adafactor":
+            if len(weight.shape) < 2:
+                return 4 * count
+            *outer, rows, columns = weight.shape
+            return 4 * math.prod(outer) * (rows + columns)
+        case "muon":
+            return 4 * count if _is_hidden_matrix(weight) else 8 * count
+        case "adam8bit":
+            blocks = count >= _QUANTISED_MINIMUM and count % _QUANTISED_BLOCK == 0
+            if weight.kind in ("matrix", "head") and blocks:
+                return 2 * (count + 4 * count // _QUANTISED_BLOCK)
+            return 8 * count
+        case name:
+            assert_never(name)
+
+
+def _is_hidden_matrix(weight: ParameterSpec) -> bool:
+    return weight.kind == "matrix" and len(weight.shape) == 2
 
 
 def step_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
-    """Count the optimiser's working memory beside its state, while it steps one weight of n numbers.
+    """Counts the optimiser's working memory beside its state, while it steps one weight of n numbers.
 
     Fused AdamW nothing. Adafactor its update, 4n. SGD the gradient with decay, and with Nesterov's step, 4n each. Muon
     the update 4n, three bfloat16 matrices 2n and two Gram matrices (https://kellerjordan.github.io/posts/muon/). 8-bit
     Adam is one compiled loop.
     """
-    most = 0
-    for weight in spec.weights:
-        if not weight.trained:
-            continue
-        if config.name == "adafactor":
-            most = max(most, 4 * weight.count)
-        elif config.name == "sgd":
-            most = max(most, 4 * weight.count * (bool(config.weight_decay) + bool(config.nesterov and config.momentum)))
-        elif config.name == "muon" and weight.kind == "matrix" and len(weight.shape) == 2:
-            most = max(most, 10 * weight.count + 4 * min(weight.shape) ** 2)
-    return most
+    return max((_weight_step_bytes(weight, config) for weight in spec.weights if weight.trained), default=0)
+
+
+def _weight_step_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
+    match config.name:
+        case "adamw" | "adam8bit":
+            return 0
+        case "adafactor":
+            return 4 * weight.count
+        case "sgd":
+            return 4 * weight.count * (bool(config.weight_decay) + bool(config.nesterov and config.momentum))
+        case "muon":
+            return 10 * weight.count + 4 * min(weight.shape) ** 2 if _is_hidden_matrix(weight) else 0
+        case name:
+            assert_never(name)
 
 
 def snapshot_bytes(spec: ModelSpec, config: TrainConfig) -> int:
-    """Count the bytes of the copy that checkpoints are written from in the background."""
+    """Counts the bytes of the copy that checkpoints are written from in the background."""
     checkpoint = config.checkpoint
     if not checkpoint.background or (checkpoint.every_seconds is None and checkpoint.every_steps is None):
         return 0
     # Checkpoints hold the trained weights in float32, which are the masters of 16-bit ones.
-    kept = 4 * spec.count(trained=True) + ema_bytes(spec, config)
-    return kept + optimizer_state_bytes(spec, config.optimizer)
+    copied = 4 * spec.count(trained=True) + ema_bytes(spec, config)
+    return copied + optimizer_state_bytes(spec, config.optimizer)

@@ -10,16 +10,18 @@ from posttrain.store.section import Section
 class NanConfig(Section):
     """Loss or gradient norm that is NaN or infinite. It is never only warned of: the weights would be lost."""
 
-    action: Literal["skip", "rollback", "lower_rate", "stop"] = Field("rollback", description="What is done.")
+    action: Literal["skip", "rollback", "lower_rate", "stop"] = Field("rollback", description="Action on a finding.")
 
 
 class ExplosionConfig(Section):
     """A gradient norm far above the recent ones, by a robust z-score of its logarithm."""
 
-    action: Literal["warn", "skip", "rollback", "lower_rate", "stop"] = Field("skip", description="What is done.")
-    z: float = Field(7.0, gt=0, description="Deviations above the median that are too many.")
+    action: Literal["warn", "skip", "rollback", "lower_rate", "stop"] = Field(
+        "skip", description="Action on a finding."
+    )
+    z: float = Field(7.0, gt=0, description="Deviations above the median that count as an explosion.")
     window: int = Field(64, ge=4, description="Steps that median and deviation are taken over.")
-    warmup: int = Field(8, ge=3, description="Steps before the first judgement.")
+    warmup: int = Field(8, ge=3, description="Steps before the first check.")
     floor: float = Field(
         0.25, gt=0, description="Least deviation of the logarithm: norms below exp(z * floor) times the median pass."
     )
@@ -28,17 +30,17 @@ class ExplosionConfig(Section):
 class DivergenceConfig(Section):
     """A smoothed loss (running median) that stays well above its lowest."""
 
-    action: Literal["warn", "rollback", "lower_rate", "stop"] = Field("rollback", description="What is done.")
+    action: Literal["warn", "rollback", "lower_rate", "stop"] = Field("rollback", description="Action on a finding.")
     rise: float = Field(0.5, gt=0, description="Rise as a share of the lowest loss, or of what was gained if more.")
     z: float = Field(10.0, gt=0, description="Rise in standard errors of the smoothed loss; the larger rise counts.")
     window: int = Field(25, ge=3, description="Steps that the loss is smoothed over.")
-    patience: int = Field(10, ge=1, description="Steps on end that the loss has to be above.")
+    patience: int = Field(10, ge=1, description="Steps in a row that the loss has to stay above.")
 
 
 class PlateauConfig(Section):
     """A loss that surely has not improved over a window, by its slope and the slope's standard error."""
 
-    action: Literal["warn", "lower_rate", "stop"] = Field("warn", description="What is done.")
+    action: Literal["warn", "lower_rate", "stop"] = Field("warn", description="Action on a finding.")
     window: int = Field(500, ge=10, description="Steps that the slope is taken over.")
     improvement: float = Field(0.02, gt=0, description="Improvement over the window that is enough, relative.")
     z: float = Field(2.0, ge=0, description="Standard errors by which the improvement has to be below that.")
@@ -47,15 +49,15 @@ class PlateauConfig(Section):
 class DeadLayersConfig(Section):
     """Layer groups whose gradient is zero, or next to nothing beside the others'."""
 
-    action: Literal["warn", "rollback", "lower_rate", "stop"] = Field("warn", description="What is done.")
+    action: Literal["warn", "rollback", "lower_rate", "stop"] = Field("warn", description="Action on a finding.")
     share: float = Field(1e-4, ge=0, lt=1, description="Share of the groups' median norm that is next to nothing.")
-    patience: int = Field(20, ge=1, description="Steps on end.")
+    patience: int = Field(20, ge=1, description="Steps in a row.")
 
 
 class NoSupervisedConfig(Section):
     """A step's batch without a token that the loss is taken on."""
 
-    action: Literal["warn", "skip", "stop"] = Field("skip", description="What is done.")
+    action: Literal["warn", "skip", "stop"] = Field("skip", description="Action on a finding.")
 
 
 class MonitorConfig(Section):
@@ -72,16 +74,13 @@ class MonitorConfig(Section):
     )
     max_skips: int = Field(5, ge=1, description="Skips of one kind within these steps before it is rolled back.")
     max_rollbacks: int = Field(3, ge=0, description="Rollbacks in a training; where one more is due, it stops.")
-    rate_factor: float = Field(0.5, gt=0, lt=1, description="What lower_rate multiplies the learning rate by.")
+    rate_factor: float = Field(0.5, gt=0, lt=1, description="Factor of lower_rate on the learning rate.")
 
 
 class ProfileConfig(Section):
-    """Steps that are looked at closely: a trace of every operation, and a table of where the time went."""
+    """Steps that are profiled: a trace of every operation, and a table of where the time went."""
 
-    steps: int = Field(0, ge=0, description="Steps to profile; 0: none.")
-    after: int = Field(
-        2, ge=0, description="Steps before the first of them: the first ones find memory and compile, and are no rule."
-    )
+    steps: int = Field(0, ge=0, description="Steps to profile, after two of warm-up; 0: none.")
 
 
 class SinksConfig(Section):

@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Decision:
+class MonitorDecision:
     """The trainer's response to a finding.
 
     - ``warn``: continue.
@@ -84,26 +84,26 @@ class Decision:
         return ACTIONS.index(self.action)
 
     def line(self) -> str:
-        """Format as one line for a log."""
+        """Formats as one line for a log."""
         action = self.action.replace("_", " ")
         return f"step {self.finding.step}: {self.finding.what}: {action}" + (f" ({self.why})" if self.why else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to flat JSON: the finding's fields, ``action``, ``why`` and ``can_go_back``."""
+        """Converts to flat JSON: the finding's fields, ``action``, ``why`` and ``can_go_back``."""
         return asdict(self.finding) | {"action": self.action, "why": self.why, "can_go_back": self.can_go_back}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Restore what `to_json` returned."""
+        """Restores what `to_json` returned."""
         own = {"action", "why", "can_go_back"}
         finding = {name: value for name, value in values.items() if name not in own}
         return cls(Finding(**finding), **{name: values[name] for name in own & values.keys()})
 
 
 def decide(
-    finding: Finding, config: MonitorConfig, earlier: Sequence[Decision], *, can_go_back: bool = True
-) -> Decision:
-    """Decide what to do about a finding: the configured action, or a graver one if that has not helped.
+    finding: Finding, config: MonitorConfig, earlier: Sequence[MonitorDecision], *, can_go_back: bool = True
+) -> MonitorDecision:
+    """Decides what to do about a finding: the configured action, or a graver one if that has not helped.
 
     A fault (NaN, explosion, divergence) of a kind that was acted on up to ``again_within`` steps ago, or at a later
     step that was rolled back, takes the next graver action: skip, rollback, lower rate, stop. A skip escalates only
@@ -129,11 +129,13 @@ def decide(
         action, why = _without_checkpoint(
             finding, _skips_did_not_help(skips, config) if skips >= config.max_skips else ""
         )
-    decision = Decision(finding, action, why, can_go_back)
+    decision = MonitorDecision(finding, action, why, can_go_back)
     rollbacks = sum(previous.restores for previous in earlier)
     # A training that keeps going back to the same checkpoint would never end.
     if decision.restores and rollbacks >= config.max_rollbacks:
-        return Decision(finding, "stop", f"rolled back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")
+        return MonitorDecision(
+            finding, "stop", f"rolled back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}"
+        )
     return decision
 
 
@@ -142,7 +144,7 @@ def _skips_did_not_help(skips: int, config: MonitorConfig) -> str:
 
 
 def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
-    """Choose an action instead of a rollback; ``tried`` names what has not helped so far, if anything."""
+    """Chooses an action instead of a rollback; ``tried`` names what has not helped so far, if anything."""
     why = f"{tried}, and there is no checkpoint to start from" if tried else "there is no checkpoint to start from"
     # With a NaN in every step, the weights are beyond repair.
     if tried and finding.kind == "nan":
@@ -150,13 +152,13 @@ def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
     return "lower_rate" if tried or finding.kind == "divergence" else "skip", why
 
 
-def stop_error(decision: Decision) -> WorkError:
-    """Return the error that stops a training."""
+def stop_error(decision: MonitorDecision) -> WorkError:
+    """Returns the error that stops a training."""
     why = f" ({decision.why})" if decision.why else ""
     return WorkError(f"training stopped at step {decision.finding.step}: {decision.finding.what}{why}")
 
 
-def _recent_decisions(finding: Finding, within: int, earlier: Sequence[Decision]) -> list[Decision]:
+def _recent_decisions(finding: Finding, within: int, earlier: Sequence[MonitorDecision]) -> list[MonitorDecision]:
     return [
         decision
         for decision in earlier
@@ -164,11 +166,11 @@ def _recent_decisions(finding: Finding, within: int, earlier: Sequence[Decision]
     ]
 
 
-def _escalate(recent: Sequence[Decision], config: MonitorConfig) -> tuple[Action, str]:
+def _escalate(recent: Sequence[MonitorDecision], config: MonitorConfig) -> tuple[Action, str]:
     last = recent[-1]
     times = sum(decision.action == last.action for decision in recent)
     if last.action == "skip" and times < config.max_skips:
         return "skip", ""
-    done = f"{last.action.replace('_', ' ')} at step {last.finding.step} did not help"
-    why = _skips_did_not_help(times, config) if last.action == "skip" else done
+    message = f"{last.action.replace('_', ' ')} at step {last.finding.step} did not help"
+    why = _skips_did_not_help(times, config) if last.action == "skip" else message
     return ACTIONS[min(last.gravity + 1, len(ACTIONS) - 1)], why

@@ -47,12 +47,12 @@ _WITHOUT_GATE = {"gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "phi", "starc
 
 
 def process_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0 where the system does not report it."""
+    """Returns the resident memory of this process in bytes; 0 where the system does not report it."""
     return _process_status("VmRSS") or 0
 
 
 def peak_bytes() -> int:
-    """Return the peak resident memory of this process in bytes; 0 where the system does not report it."""
+    """Returns the peak resident memory of this process in bytes; 0 where the system does not report it."""
     # Not ``ru_maxrss``, which a process inherits from the one that started it.
     return _process_status("VmHWM") or 0
 
@@ -62,7 +62,7 @@ def _process_status(name: str) -> int | None:
 
 
 def read_proc_bytes(file: Path, name: str) -> int | None:
-    """Parse a line ``Name:  123 kB`` into bytes."""
+    """Parses a line ``Name:  123 kB`` into bytes."""
     if not file.is_file():
         return None
     for line in file.read_text().splitlines():
@@ -91,16 +91,16 @@ class StepMeter:
         # step would exceed that peak: a share of the machine is a share of its faster precision.
         dtypes = {dtype, torch.float32} if lm.device.type == "cpu" else {dtype}
         self._peak = max(matmul_peak(lm.device.type, dtype) for dtype in dtypes)
-        self._decoder = DecoderSize.of(lm.model.config.get_text_config(), classifier=classifier)
+        self._decoder = DecoderSize.from_config(lm.model.config.get_text_config(), classifier=classifier)
         self._frozen = weights_frozen
         self.start()
 
     def start(self) -> None:
-        """Start the clock of a step."""
+        """Starts the clock of a step."""
         self._began, self._phases = time.perf_counter(), phase_seconds()
 
     def read(self, *, tokens: int, computed: int, pairs: int, supervised: int, waited: float) -> dict[str, Any]:
-        """Read the measured fields of `StepValues` for the step that started last.
+        """Reads the measured fields of `StepValues` for the step that started last.
 
         Args:
             tokens: tokens of all sequences.
@@ -170,27 +170,27 @@ class phase:
 
 
 def phase_seconds() -> dict[str, float]:
-    """Return the seconds of each phase in this thread so far."""
+    """Returns the seconds of each phase in this thread so far."""
     return dict(_phase_clock.seconds)
 
 
 def phase_seconds_since(before: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each phase since ``before``, an earlier `phase_seconds`, without empty phases."""
+    """Returns the seconds of each phase since ``before``, an earlier `phase_seconds`, without empty phases."""
     passed = {name: total - before.get(name, 0.0) for name, total in _phase_clock.seconds.items()}
     return {name: took for name, took in passed.items() if took > 0}
 
 
 @contextmanager
 def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Run every call of a torch module inside a context from ``make``, such as ``phase("forward")``."""
+    """Runs every call of a torch module inside a context from ``make``, such as ``phase("forward")``."""
     opened: list[AbstractContextManager[object]] = []
 
-    def enter(*given: object) -> None:
+    def enter(*arguments: object) -> None:
         # A stack, as a decoder that is checkpointed calls itself inside its own backward pass.
         opened.append(make())
         opened[-1].__enter__()
 
-    def leave(*given: object) -> None:
+    def leave(*arguments: object) -> None:
         opened.pop().__exit__(None, None, None)
 
     hooks = module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
@@ -203,7 +203,7 @@ def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) 
 
 @contextmanager
 def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Open ``mark(name)`` around every phase of this thread, as a profiler does.
+    """Opens ``mark(name)`` around every phase of this thread, as a profiler does.
 
     Args:
         wait: called at the end of each phase, such as to synchronise with an accelerator.
@@ -218,13 +218,13 @@ def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iter
 
 @cache
 def matmul_peak(device: str, dtype: torch.dtype) -> float:
-    """Measure the most FLOP/s that square matrix products reach here, with torch's current number of threads.
+    """Measures the most FLOP/s that square matrix products reach here, with torch's current number of threads.
 
     Takes about a second, once a process. Other work on the machine makes the peak look smaller.
 
     Args:
-        device: as torch names it, such as ``cpu`` or ``cuda:0``.
-        dtype: of the factors and the product.
+        device: torch's name of it, such as ``cpu`` or ``cuda:0``.
+        dtype: dtype of the factors and the product.
     """
     import torch
 
@@ -275,12 +275,12 @@ class DecoderSize:
     attention: int
 
     @classmethod
-    def of(cls, config: Any, *, classifier: bool = False) -> Self | None:
-        """Read a transformers config; None for a model of unknown work, such as a mixture of experts."""
+    def from_config(cls, config: Any, *, classifier: bool = False) -> Self | None:
+        """Reads a transformers config; None for a model of unknown work, such as a mixture of experts."""
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         if any(not isinstance(getattr(config, name, None), int) for name in names):
             return None
-        # The work of a mixture depends on the routing, which no config tells.
+        # The work of a mixture depends on the routing, which no config states.
         if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
             return None
         hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
@@ -296,7 +296,7 @@ class DecoderSize:
 def training_flops(
     decoder: DecoderSize, tokens: int, pairs: int, supervised_tokens: int, *, weights_frozen: bool = False
 ) -> float:
-    """Count the FLOPs of one forward and backward pass.
+    """Counts the FLOPs of one forward and backward pass.
 
     A weight of a matrix product costs 2 FLOPs a token forward and 4 backward, 2 for the input's gradient and 2 for the
     weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs a pair of tokens, layer and
@@ -309,8 +309,8 @@ def training_flops(
     embeddings and the optimiser do not count, so that work which need not be done does not look like speed.
 
     Args:
-        tokens: of all rows, without padding.
-        pairs: of a token and one that it sees, itself included.
+        tokens: tokens of all rows, without padding.
+        pairs: pairs of a token and one that it sees, itself included.
         supervised_tokens: positions at which the output head is needed.
         weights_frozen: adapters alone are trained: no gradient of the weights, 4 instead of 6. Theirs are left out.
     """
@@ -320,5 +320,5 @@ def training_flops(
 
 
 def mfu(flops: float, seconds: float, peak: float) -> float:
-    """Return the model FLOP utilisation: the share of ``peak`` (FLOP/s) that ``flops`` in ``seconds`` use."""
+    """Returns the model FLOP utilisation: the share of ``peak`` (FLOP/s) that ``flops`` in ``seconds`` use."""
     return flops / (seconds * peak)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from posttrain.store.files import disk_errors, make_folder, to_storage_error
 
 if TYPE_CHECKING:
-    from posttrain.train.monitor.decisions import Decision
+    from posttrain.train.monitor.decisions import MonitorDecision
 
 # Fields that hold several numbers, and the prefix of these in tools that plot.
 _DICT_FIELDS = {"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"}
@@ -44,7 +44,7 @@ class StepValues(GradientValues):
 
     Attributes:
         epoch: passes over the data that were finished before, from 0.
-        loss_count: what ``loss`` is a mean over: supervised tokens, pairs, answers, texts or their weights.
+        loss_count: divisor of ``loss``: its supervised tokens, pairs, answers, texts or their weights.
         lr: learning rate of the step, before a group's own scale.
         tokens: tokens of this step without padding.
         seconds: wall time of the step, waiting for data included.
@@ -52,10 +52,10 @@ class StepValues(GradientValues):
         memory_bytes: most memory in use so far, of the accelerator where there is one, else of the process.
         group_norms: gradient norm by layer group.
         update_ratio: norm of the update over norm of the weights.
-        loss_scale: what the loss was multiplied by (float16 only).
+        loss_scale: factor on the loss (float16 only).
         data_wait: share of ``seconds`` spent waiting for data, 0 to 1.
         mfu: share of the measured matrix-product peak that the model's own work used, 0 to 1.
-        metrics: what the objective measured besides, by its name, such as ``rewards/margins``; means over the step.
+        metrics: the objective's other values by name, such as ``rewards/margins``; means over the step.
         phases: seconds by phase (see `phase`); with an accelerator those of its host.
     """
 
@@ -75,7 +75,7 @@ class StepValues(GradientValues):
     phases: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, by field name; NaN and infinities, which JSON does not have, become None."""
+        """Converts to JSON, by field name; NaN and infinities, which JSON does not have, become None."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {
             name: {key: finite(number) for key, number in value.items()} if name in _DICT_FIELDS else finite(value)
@@ -84,7 +84,7 @@ class StepValues(GradientValues):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Restore what `to_json` returned, but for infinities, which come back as NaN."""
+        """Restores what `to_json` returned, but for infinities, which come back as NaN."""
         # `to_json` wrote None for what was NaN or infinite, and the detectors want a number.
         not_finite = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
         nested = {
@@ -96,7 +96,7 @@ class StepValues(GradientValues):
         return cls(**{"loss_count": values["supervised_tokens"], **values, **not_finite, **nested})
 
     def numbers(self) -> dict[str, float]:
-        """Return the finite numbers by name, without ``step``, for tools that plot.
+        """Returns the finite numbers by name, without ``step``, for tools that plot.
 
         Group norms are ``grad_norm/GROUP``, the objective's metrics ``objective/NAME``, phases ``seconds/PHASE``.
         """
@@ -108,12 +108,12 @@ class StepValues(GradientValues):
 
 
 def finite(value: float | None) -> float | None:
-    """Return ``value``, or None if it is NaN or infinite."""
+    """Returns ``value``, or None if it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def mean_loss(steps: Iterable[StepValues]) -> float | None:
-    """Return the mean loss of some steps, weighted by ``loss_count``; None if there is none. NaN losses are ignored."""
+    """Returns the mean of the steps' finite losses, weighted by ``loss_count``; None if there is none."""
     finite_steps = [step for step in steps if math.isfinite(step.loss)]
     count = sum(step.loss_count for step in finite_steps)
     return sum(step.loss * step.loss_count for step in finite_steps) / count if count else None
@@ -125,22 +125,22 @@ class Sink(Protocol):
     To add one: implement these three methods, and open it in ``monitor/sinks.py``.
     """
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
-        """Write the metrics of one step."""
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
+        """Writes the metrics of one step."""
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
-        """Drop all steps after ``steps``, which start at 0, if the sink can; training continues there.
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
+        """Drops all steps after ``steps``, which start at 0, if the sink can; training continues there.
 
         Args:
             reported: the decisions that were written with these steps, by step.
         """
 
     def close(self) -> None:
-        """Flush and close; nothing is written after that."""
+        """Flushes and closes; nothing is written after that."""
 
 
 def first_error_line(error: Exception) -> str:
-    """Return the first line of a library's error message."""
+    """Returns the first line of a library's error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -164,8 +164,8 @@ class JsonlSink:
             self._file = path.open("ab")
         self._cut()
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
-        """Append one line: the metrics by name, and ``decisions`` if there are any."""
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
+        """Appends one line: the metrics by name, and ``decisions`` if there are any."""
         line = values.to_json()
         if decisions:
             line["decisions"] = [decision.to_json() for decision in decisions]
@@ -176,7 +176,7 @@ class JsonlSink:
         except OSError as error:
             raise to_storage_error(error, self._path) or error from error
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         kept = self._cut(len(steps))
         if missing := steps[kept:]:
             log.warning("%s: the lines of %d steps from %d on are written again", self._path, len(missing), kept)
@@ -188,22 +188,22 @@ class JsonlSink:
             self._file.close()
 
     def _cut(self, steps: int | None = None) -> int:
-        """Truncate after ``steps`` lines, or at the first missing or unreadable step; return how many are left."""
-        kept = size = 0
+        """Truncates after ``steps`` lines, or at the first missing or unreadable step; returns how many are left."""
+        count = size = 0
         for end, line in _read_lines(self._path):
             if line is None:
                 log.warning("%s: what follows byte %d cannot be read and is removed", self._path, size)
             # Lines after a missing step belong to a run that was killed before its checkpoint.
-            if line is None or (steps is not None and (kept == steps or line["step"] != kept)):
+            if line is None or (steps is not None and (count == steps or line["step"] != count)):
                 break
-            kept, size = kept + 1, end
+            count, size = count + 1, end
         with disk_errors(self._path):
             self._file.truncate(size)
-        return kept
+        return count
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `JsonlSink`, up to the first unreadable one."""
+    """Reads the lines of a `JsonlSink`, up to the first unreadable one."""
     steps = []
     for _, line in _read_lines(path):
         if line is None:
@@ -213,7 +213,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield the end of each line in bytes and its values; None for an unreadable one."""
+    """Yields the end of each line in bytes and its values; None for an unreadable one."""
     end = 0
     with path.open("rb") as file:
         for raw in file:
@@ -235,17 +235,17 @@ class MultiSink:
 
     Args:
         own: the workspace's file; its errors are raised.
-        others: by their name in the log.
+        others: other sinks, by their name in the log.
     """
 
     def __init__(self, own: Sink, others: dict[str, Sink]) -> None:
         self._own, self._others = own, others
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         self._own.write(values, decisions)
         self._each(lambda sink: sink.write(values, decisions))
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         self._own.rewind(steps, reported)
         self._each(lambda sink: sink.rewind(steps, reported))
 

@@ -17,7 +17,7 @@ from posttrain.train.monitor.config import (
     MonitorConfig,
     PlateauConfig,
 )
-from posttrain.train.monitor.decisions import Decision, Finding, Kind, decide
+from posttrain.train.monitor.decisions import Finding, Kind, MonitorDecision, decide
 from posttrain.train.monitor.metrics import GradientValues, StepValues
 
 log = logging.getLogger("posttrain")
@@ -36,6 +36,9 @@ _MEDIAN_ERROR = 1.2533
 # Windows of losses that the noise is estimated over.
 _NOISE_WINDOWS = 4
 
+# Key of `Monitor.reported` in the state: the name that checkpoints on disk have.
+_REPORTED = "told"
+
 
 class Detector(Protocol[Values]):
     """Looks for one kind of fault, step by step.
@@ -49,13 +52,13 @@ class Detector(Protocol[Values]):
         """The kind of its findings."""
 
     def observe(self, values: Values) -> Finding | None:
-        """Take in a step, and return a finding if there is one."""
+        """Takes in a step, and returns a finding if there is one."""
 
     def state(self) -> dict[str, Any]:
-        """Return what the next findings depend on."""
+        """Returns what the next findings depend on."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restores what `state` returned."""
 
 
 class Monitor:
@@ -72,13 +75,13 @@ class Monitor:
     def __init__(self, config: MonitorConfig, can_go_back: Callable[[], bool] = lambda: True) -> None:
         self.config = config
         self._can_go_back = can_go_back
-        self.decisions: list[Decision] = []
-        self.reported: dict[int, list[Decision]] = {}
+        self.decisions: list[MonitorDecision] = []
+        self.reported: dict[int, list[MonitorDecision]] = {}
         """The decisions that were written with the metrics of a step, by step."""
         self.reset()
 
-    def before_step(self, loss: float, grad_norm: float, supervised_tokens: int, step: int) -> Decision | None:
-        """Decide before the optimiser steps; None if nothing is wrong.
+    def before_step(self, loss: float, grad_norm: float, supervised_tokens: int, step: int) -> MonitorDecision | None:
+        """Decides before the optimiser steps; None if nothing is wrong.
 
         The first finding that calls for more than a warning decides.
         """
@@ -93,54 +96,54 @@ class Monitor:
                 warning = warning or decision
         return warning
 
-    def observe(self, values: StepValues) -> list[Decision]:
-        """Decide after a step; the gravest decision first."""
+    def observe(self, values: StepValues) -> list[MonitorDecision]:
+        """Decides after a step; the gravest decision first."""
         findings = [finding for detector in self._after if (finding := detector.observe(values)) is not None]
         return sorted((self._decide(finding) for finding in findings), key=lambda decision: -decision.gravity)
 
-    def record(self, step: int, decisions: Sequence[Decision]) -> None:
-        """Keep the decisions that are written with a step's metrics, so that they can be written again."""
+    def record(self, step: int, decisions: Sequence[MonitorDecision]) -> None:
+        """Keeps the decisions that are written with a step's metrics, so that they can be written again."""
         if decisions:
             self.reported[step] = list(decisions)
 
     def state(self) -> dict[str, Any]:
-        """Return what the next decisions depend on, and all decisions so far, as JSON."""
+        """Returns what the next decisions depend on, and all decisions so far, as JSON."""
         return {
             "detectors": {detector.kind: detector.state() for detector in self._detectors()},
             "decisions": self.report(),
-            "told": {
+            _REPORTED: {
                 str(step): [decision.to_json() for decision in decisions] for step, decisions in self.reported.items()
             },
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, decisions included: to resume."""
-        self.decisions = [Decision.from_json(decision) for decision in state["decisions"]]
+        """Restores what `state` returned, decisions included: to resume."""
+        self.decisions = [MonitorDecision.from_json(decision) for decision in state["decisions"]]
         self.roll_back(state)
 
     def roll_back(self, state: dict[str, Any]) -> None:
-        """Restore the detectors from an earlier `state` of this training, and keep the decisions since."""
+        """Restores the detectors from an earlier `state` of this training, and keeps the decisions since."""
         for detector in self._detectors():
             detector.load(state["detectors"][detector.kind])
         self.reported = {
-            int(step): [Decision.from_json(decision) for decision in decisions]
+            int(step): [MonitorDecision.from_json(decision) for decision in decisions]
             # Checkpoints of older versions have none.
-            for step, decisions in state.get("told", {}).items()
+            for step, decisions in state.get(_REPORTED, {}).items()
         }
 
     def reset(self) -> None:
-        """Start all detectors afresh, as for other data, which has another loss; decisions are kept."""
+        """Starts all detectors afresh, as for other data, which has another loss; decisions are kept."""
         # New objects rather than a reset of each: no detector can forget a field.
         self._before, self._after = pre_step_detectors(self.config), post_step_detectors(self.config)
 
     def report(self) -> list[dict[str, Any]]:
-        """Return all decisions as JSON, oldest first."""
+        """Returns all decisions as JSON, oldest first."""
         return [decision.to_json() for decision in self.decisions]
 
     def _detectors(self) -> tuple[Detector[Any], ...]:
         return (*self._before, *self._after)
 
-    def _decide(self, finding: Finding) -> Decision:
+    def _decide(self, finding: Finding) -> MonitorDecision:
         decision = decide(finding, self.config, self.decisions, can_go_back=self._can_go_back())
         self.decisions.append(decision)
         log.warning("%s", decision.line())
@@ -148,13 +151,13 @@ class Monitor:
 
 
 def pre_step_detectors(config: MonitorConfig) -> tuple[Detector[GradientValues], ...]:
-    """Build the detectors that run before the optimiser steps, in this order."""
+    """Builds the detectors that run before the optimiser steps, in this order."""
     return NoSupervised(), Nan(), Explosion(config.explosion)
 
 
 def post_step_detectors(config: MonitorConfig) -> tuple[Detector[StepValues], ...]:
-    """Build the detectors that run on finished steps."""
-    return Divergence(config.divergence), Plateau(config.plateau), DeadLayers(config.dead_layers)
+    """Builds the detectors that run on finished steps."""
+    return LossDivergence(config.divergence), Plateau(config.plateau), DeadLayers(config.dead_layers)
 
 
 class Nan:
@@ -239,7 +242,7 @@ class Explosion:
         return Finding(self.kind, values.step, what, values.grad_norm, math.exp(limit))
 
 
-class Divergence:
+class LossDivergence:
     """Detects a running median of the loss that stays above its minimum by a margin for ``patience`` steps.
 
     The margin is the larger of ``rise max(|lowest|, first - lowest)`` and ``z`` standard errors of the median, the

@@ -31,6 +31,9 @@ TimeShares = Mapping[str, Mapping[str, float]]
 
 _EVALUATE = "autograd::engine::evaluate_function: "
 
+# The first steps allocate memory and compile.
+_WARMUP = 2
+
 _BACKWARD_SCOPE = 1  # at::RecordScope
 
 # In compiled layers no module is called: the part is recognised by these fragments of an operation's name.
@@ -73,7 +76,7 @@ _PHASE_ORDER = ("data", "forward", "head", "backward", "clip", "optimizer", "che
 def profile_steps(
     lm: LanguageModel, config: ProfileConfig, folder: Path, steps: int
 ) -> Iterator[Callable[[], None] | None]:
-    """Profile some of the steps inside the ``with`` block.
+    """Profiles some of the steps inside the ``with`` block.
 
     Writes ``trace.json.gz`` (for https://ui.perfetto.dev, or chrome://tracing, neither of which sends it anywhere) and
     ``profile.txt`` into the folder, and logs the latter. While it profiles, it waits for the accelerator after each
@@ -93,8 +96,8 @@ def profile_steps(
     if not config.steps:
         yield None
         return
-    # The first steps are warm-up (allocation, compilation), unless there are no others left.
-    profile = _Profiler(lm, folder, min(config.after, max(0, steps - config.steps)), config.steps)
+    # Less warm-up where too few steps would be left to profile.
+    profile = _Profiler(lm, folder, min(_WARMUP, max(0, steps - config.steps)), config.steps)
     try:
         profile.count_steps(0)
         yield lambda: profile.count_steps(1)
@@ -118,7 +121,7 @@ class _Profiler:
             self.stop()
 
     def stop(self) -> None:
-        """Stop profiling and write the trace and the table, once."""
+        """Stops profiling and writes the trace and the table, once."""
         if self._running is None:
             return
         self._wait()
@@ -161,7 +164,7 @@ class _Profiler:
 
 
 def _labelled_modules(lm: LanguageModel) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules whose time is attributed, and their part; compiled layers are attributed by operation."""
+    """Yields the modules whose time is attributed, and their part; compiled layers are attributed by operation."""
     layers = set(next((module for module in lm.decoder.modules() if isinstance(module, nn.ModuleList)), ()))
     compiled = {inner for layer in layers if layer._compiled_call_impl is not None for inner in layer.modules()}
     for module in lm.decoder.modules():
@@ -187,14 +190,14 @@ class _OperationLabel:
 
 
 def attribute_time(events: Iterable[Any], *, on_accelerator: bool = False) -> dict[str, dict[str, float]]:
-    """Divide the time of the forward and backward phases among the parts of the model.
+    """Divides the time of the forward and backward phases among the parts of the model.
 
     A forward operation belongs to the innermost marked module around it; a backward one to the part of its forward
     operation, matched by autograd's sequence number. Forward modules inside the backward pass are ``again``:
     recomputed activations.
 
     Args:
-        events: of torch's profiler, with ranges named ``phase: NAME`` and ``part: NAME``.
+        events: events of torch's profiler, with ranges named ``phase: NAME`` and ``part: NAME``.
         on_accelerator: count the accelerator's time rather than the host's.
 
     Returns:
@@ -247,7 +250,7 @@ def _label_operation(
 
 
 def _forward_label(event: Any, label: _OperationLabel) -> str | None:
-    """Return the part of a forward operation; a recomputed one is named by its own operation."""
+    """Returns the part of a forward operation; a recomputed one is named by its own operation."""
     return _label_by_name(event.name) or "rest" if label.part == "again" else label.part or _label_by_name(event.name)
 
 
@@ -263,7 +266,7 @@ class ProfileSummary:
     """The time of the profiled steps.
 
     Args:
-        seconds: of all steps together.
+        seconds: seconds of all steps together.
         phases: seconds of each phase, all steps together.
         parts: shares of the parts in ``forward`` and ``backward``.
         steps: number of steps.
@@ -278,7 +281,7 @@ class ProfileSummary:
 
 
 def time_rows(summary: ProfileSummary) -> list[tuple[str, float, str]]:
-    """Return name, share and meaning of everything that took time, in the order of a step; shares add up to 1."""
+    """Returns name, share and meaning of everything that took time, in the order of a step; shares add up to 1."""
     rows = list(_iterate_rows(summary))
     # Clock ticks between phases may sum to slightly more than the steps.
     rest = summary.seconds - sum(summary.phases.values())
@@ -288,27 +291,32 @@ def time_rows(summary: ProfileSummary) -> list[tuple[str, float, str]]:
 
 
 def profile_advice(summary: ProfileSummary) -> list[str]:
-    """Return one line of advice for each phase that takes more than it should."""
+    """Returns one line of advice for each phase that takes more than it should."""
     share = {name: part for name, part, _ in time_rows(summary)}
 
-    def of(*names: str) -> float:
+    def share_of(*names: str) -> float:
         return sum(share.get(name, 0.0) for name in names)
 
-    between = of("forward: norms, activations", "backward: norms, activations")
+    between = share_of("forward: norms, activations", "backward: norms, activations")
     judged = (
-        (of("reading data"), 0.01, "waiting for data", "raise train.loader.prefetch or train.loader.workers"),
-        (of("optimiser"), 0.20, "the optimiser", "a larger train.batch_size steps it less often"),
-        (of("backward: computed again"), 0.15, "computing activations again", "if memory allows, keep more of them"),
+        (share_of("reading data"), 0.01, "waiting for data", "raise train.loader.prefetch or train.loader.workers"),
+        (share_of("optimiser"), 0.20, "the optimiser", "a larger train.batch_size steps it less often"),
+        (
+            share_of("backward: computed again"),
+            0.15,
+            "computing activations again",
+            "if memory allows, keep more of them",
+        ),
         (between, 0.25, "norms and activations", "train.compile=true fuses them"),
-        (of("checkpoint"), 0.05, "saving checkpoints", "raise train.checkpoint.every_seconds"),
-        (of("watching"), 0.02, "watching", "leave out a slow entry of train.sinks"),
-        (of("everything else"), 0.10, "Python between the phases", "raise train.micro_batch_tokens"),
+        (share_of("checkpoint"), 0.05, "saving checkpoints", "raise train.checkpoint.every_seconds"),
+        (share_of("watching"), 0.02, "watching", "leave out a slow entry of train.sinks"),
+        (share_of("everything else"), 0.10, "Python between the phases", "raise train.micro_batch_tokens"),
     )
     return [f"{what}: {part:.0%} of a step; {fix}" for part, limit, what, fix in judged if part > limit]
 
 
 def time_table(summary: ProfileSummary) -> str:
-    """Format the table and the advice as text."""
+    """Formats the table and the advice as text."""
     rows = time_rows(summary)
     width = max(len(name) for name, _, _ in rows)
     a_step = summary.seconds / summary.steps
@@ -323,11 +331,11 @@ def time_table(summary: ProfileSummary) -> str:
 def _iterate_rows(summary: ProfileSummary) -> Iterator[tuple[str, float, str]]:
     for phase in (*_PHASE_ORDER, *(name for name in summary.phases if name not in _PHASE_ORDER)):
         took = summary.phases.get(phase, 0.0)
-        known = {"forward": _FORWARD_ROWS, "backward": _BACKWARD_ROWS}.get(phase)
-        if known is None:
+        part_rows = {"forward": _FORWARD_ROWS, "backward": _BACKWARD_ROWS}.get(phase)
+        if part_rows is None:
             name, meaning = _PHASE_ROWS.get(phase, (phase, ""))
             yield name, took, meaning
             continue
         parts = summary.parts.get(phase) or {"rest": 1.0}
-        for part, (name, meaning) in known.items():
+        for part, (name, meaning) in part_rows.items():
             yield name, took * parts.get(part, 0.0), meaning

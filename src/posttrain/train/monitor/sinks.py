@@ -13,7 +13,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder
 from posttrain.store.hashing import digest
 from posttrain.train.monitor.config import SinksConfig
-from posttrain.train.monitor.decisions import ACTIONS, KINDS, Decision
+from posttrain.train.monitor.decisions import ACTIONS, KINDS, MonitorDecision
 from posttrain.train.monitor.metrics import JsonlSink, MultiSink, Sink, StepValues, first_error_line
 
 log = logging.getLogger("posttrain")
@@ -68,11 +68,11 @@ _WANDB_SETTINGS = {
 
 
 def import_optional(module: str, package: str, where: str) -> ModuleType:
-    """Import an optional package.
+    """Imports an optional package.
 
     Args:
-        package: what pip calls it.
-        where: the config key that asks for it.
+        package: pip's name of it.
+        where: the config key that needs it.
 
     Raises:
         UserError: it is not installed.
@@ -87,7 +87,7 @@ def import_optional(module: str, package: str, where: str) -> ModuleType:
 
 
 def open_sinks(config: SinksConfig, path: Path, *, run: str) -> MultiSink:
-    """Open ``path`` and every sink that the config names.
+    """Opens ``path`` and every sink that the config names.
 
     Args:
         path: the file of JSON lines.
@@ -165,7 +165,7 @@ class PrometheusSink:
         self.port: int = self._server.server_port
         self._best = math.inf
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         for attribute, gauge in self._gauges.items():
             value = getattr(values, attribute)
             # Prometheus has no None; NaN leaves a gap in the graph.
@@ -189,7 +189,7 @@ class PrometheusSink:
             self._findings.labels(decision.finding.kind).inc()
             self._decisions.labels(decision.action).inc()
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         """Nothing: a server keeps what it has read."""
 
     def close(self) -> None:
@@ -217,13 +217,13 @@ class TensorBoardSink:
         make_folder(folder)
         self._open(None)
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         for name, number in values.numbers().items():
             self._writer.add_scalar(name, number, values.step)
         for decision in decisions:
             self._writer.add_text("decisions", decision.line(), values.step)
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         self._writer.close()
         self._open(len(steps))
 
@@ -260,7 +260,7 @@ class MLflowSink:
         self._metrics: list[object] = []
         self._sent = time.monotonic()
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         # MLflow counts milliseconds.
         now = int(time.time() * 1000)
         self._metrics += [self._entities.Metric(*item, now, values.step) for item in values.numbers().items()]
@@ -270,7 +270,7 @@ class MLflowSink:
         if len(self._metrics) >= _MLFLOW_BATCH or time.monotonic() - self._sent >= _MLFLOW_INTERVAL:
             self._send()
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         """Nothing: MLflow keeps every value of a step and shows the last."""
 
     def close(self) -> None:
@@ -278,8 +278,8 @@ class MLflowSink:
         self._client.set_terminated(self._run)
 
     def _find(self, experiment: str, name: str) -> str:
-        known = self._client.get_experiment_by_name(experiment)
-        where = known.experiment_id if known else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        where = existing.experiment_id if existing else self._client.create_experiment(experiment)
         quoted = name.replace("'", "")
         for run in self._client.search_runs([where], f"attributes.run_name = '{quoted}'", max_results=1):
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -314,11 +314,11 @@ class WandbSink:
         # An axis of its own: the library drops what is logged for a step before the last, as after a rollback.
         self._run.define_metric("*", step_metric="step")
 
-    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+    def write(self, values: StepValues, decisions: Sequence[MonitorDecision]) -> None:
         lines = {"decisions": "; ".join(decision.line() for decision in decisions)} if decisions else {}
         self._run.log({"step": values.step, **values.numbers(), **lines})
 
-    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[MonitorDecision]]) -> None:
         """Nothing: what was logged stays, and what follows is drawn over it."""
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class TrainArguments(Protocol):
 
     @property
     def objective(self) -> str:
-        """Name of the objective, or its dotted path."""
+        """Names of the objective, or its dotted path."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class TrainArguments(Protocol):
 
 
 def objective_settings(config: TrainArguments) -> Section:
-    """Return the settings of the config's objective."""
+    """Returns the settings of the config's objective."""
     settings: Section = read_options(config.objective, config.options) or getattr(config, config.objective)
     return settings
 
@@ -65,11 +65,11 @@ class ObjectiveInputs:
     """Everything that an objective is built from.
 
     Args:
-        units: in the records' order, in the shape that `build.record_shape` names.
+        units: the records', in their order and in the shape that `build.record_shape` names.
         config: the training's.
         lm: the loaded model, to inspect; no objective keeps it, as a teacher may need its memory.
         targets: the class of each record, or whether its answer is desirable.
-        margins: how much better each chosen answer is.
+        margins: the margin by which each chosen answer is better.
         weights: float64 [units], above 0, each unit's weight in the loss; None: 1 each.
     """
 
@@ -95,7 +95,7 @@ class Objective(ABC):
     formula: ClassVar[Callable[..., Loss]]
     """The objective as a plain function."""
     has_teacher = False
-    """Whether ``cache_teacher_outputs`` does anything; the trained model need not be in memory for that."""
+    """True if ``cache_teacher_outputs`` runs a teacher, for which the trained model need not be in memory."""
     weights: Tensor | None = None
     """float64 [units]: each unit's weight in the loss, in both its sum and its count; None: 1 each."""
 
@@ -105,8 +105,22 @@ class Objective(ABC):
 
     @classmethod
     def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
-        """Build the objective; override it where more than units and config is needed."""
+        """Builds the objective; override it where more than units and config is needed."""
         return cls(inputs.units, inputs.config)
+
+    @classmethod
+    def record_units(cls, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Returns the units that steps draw: as many of each record, in the records' order.
+
+        Args:
+            units: the records', one each.
+        """
+        return units
+
+    @classmethod
+    def mark_supervised(cls, unit: Unit, settings: Any) -> Unit:
+        """Marks the tokens of a record's unit that the objective takes a loss on."""
+        return unit
 
     @property
     def inference_tokens(self) -> int:
@@ -115,16 +129,16 @@ class Objective(ABC):
         return budget if isinstance(budget, int) else _DEFAULT_TOKENS
 
     def cache_teacher_outputs(self, folder: Path) -> None:
-        """Run the teacher once, before the training, and cache its outputs in ``folder``."""
+        """Runs the teacher once, before the training, and caches its outputs in ``folder``."""
         return None
 
     @contextmanager
     def attach_modules(self, lm: LanguageModel) -> Iterator[None]:
-        """Attach modules that are trained with the model and discarded afterwards."""
+        """Attaches modules that are trained with the model and discarded afterwards."""
         yield
 
     def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
-        """Compute what depends on the initial weights, and cache it in ``folder``.
+        """Computes what depends on the initial weights, and caches it in ``folder``.
 
         Args:
             padded: whether the model needs padded rows.
@@ -133,7 +147,7 @@ class Objective(ABC):
         return None
 
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
-        """Begin an optimiser step.
+        """Begins an optimiser step.
 
         Args:
             groups: the rows of each micro-batch.
@@ -146,12 +160,12 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        """Compute the loss of the units ``rows``, which ``packed`` holds in this order."""
+        """Computes the loss of the units ``rows``, which ``packed`` holds in this order."""
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Run the model without dropout and other noise."""
+    """Runs the model without dropout and other noise."""
     training = model.training
     model.eval()
     try:

@@ -13,16 +13,14 @@ from posttrain.models.packing import Unit
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_object
-from posttrain.train.data.config import Shape
+from posttrain.train.data.config import RecordShape
 from posttrain.train.data.units import answer_start
 from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments, objective_settings
-from posttrain.train.objectives.config import OrpoConfig
-from posttrain.train.objectives.reference_free import supervise_whole_chosen
 from posttrain.train.objectives.registry import objective_spec
 
 
 def objective_class(name: str) -> type[Objective]:
-    """Import the class of an objective.
+    """Imports the class of an objective.
 
     Raises:
         UserError: it cannot be imported, or is no objective.
@@ -38,15 +36,15 @@ def objective_class(name: str) -> type[Objective]:
 
 
 def build_objective(inputs: ObjectiveInputs) -> Objective:
-    """Build the config's objective."""
+    """Builds the config's objective."""
     objective = objective_class(inputs.config.objective).from_inputs(inputs)
     if inputs.weights is not None:
         objective.weights = torch.from_numpy(inputs.weights.astype(np.float64))
     return objective
 
 
-def record_shape(config: TrainArguments, records: pa.Table) -> Shape:
-    """Return the shape in which the objective reads the records."""
+def record_shape(config: TrainArguments, records: pa.Table) -> RecordShape:
+    """Returns the shape in which the objective reads the records."""
     shape = objective_spec(config.objective).shape
     if shape == "labelled" and records["rejected"].null_count < records.num_rows:
         return "pair"  # a desirable and an undesirable answer each, as in TRL
@@ -54,21 +52,18 @@ def record_shape(config: TrainArguments, records: pa.Table) -> Shape:
 
 
 def supervised_unit(config: TrainArguments, unit: Unit) -> Unit:
-    """Mark the tokens of a record's unit that the objective takes a loss on.
+    """Marks the tokens of a record's unit that the objective takes a loss on.
 
     A text that is read for one result, a reward or a class, has none.
     """
     if objective_spec(config.objective).output in ("reward", "classes"):
         texts = [text.ids[: answer_start(text)] if len(unit) == 1 else text.ids for text in unit]
         return [TokenizedExample(ids, [False] * len(ids)) for ids in texts]
-    settings = objective_settings(config)
-    if isinstance(settings, OrpoConfig) and settings.likelihood == "text":
-        return supervise_whole_chosen(unit)
-    return unit
+    return objective_class(config.objective).mark_supervised(unit, objective_settings(config))
 
 
 def load_model(config: TrainArguments, source: Path, task: TaskConfig, dtype: str) -> LanguageModel:
-    """Load the model with the head that the objective trains.
+    """Loads the model with the head that the objective trains.
 
     Raises:
         UserError: it cannot be loaded, or the task names no labels.

@@ -97,7 +97,7 @@ class ClassificationObjective(Objective):
         return cls(inputs.units, inputs.config, inputs.lm, inputs.targets)
 
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
-        """Count the step's texts, by their weights and those of their classes."""
+        """Counts the step's texts, by their weights and those of their classes."""
         if self.label_weights is None:
             return super().begin_step(lm, groups)
         rows = [row for group in groups for row in group]

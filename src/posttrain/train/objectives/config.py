@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posttrain.store.section import Section
 
-_BETA = "How strongly the policy is held to the reference: the scale of the log-ratios."
+_BETA = "Scale of the log-ratios: a higher one holds the policy closer to the reference."
 
 
 class SftConfig(Section):
@@ -22,14 +22,11 @@ class DpoConfig(Section):
 
     beta: float = Field(0.1, gt=0, description=_BETA)
     label_smoothing: float = Field(
-        0.0, ge=0, le=0.5, description="Share of the preferences taken to be wrong; above 0 it is conservative DPO."
+        0.0,
+        ge=0,
+        le=0.5,
+        description="Share of the preferences taken to be wrong; above 0 it is conservative DPO (Mitchell 2023).",
     )
-
-
-class CdpoConfig(DpoConfig):
-    """Conservative DPO (Mitchell 2023): DPO that takes some preferences to be wrong."""
-
-    label_smoothing: float = Field(0.1, ge=0, le=0.5, description="Share of the preferences taken to be wrong.")
 
 
 class RobustDpoConfig(Section):
@@ -58,7 +55,8 @@ class OrpoConfig(Section):
 
     beta: float = Field(0.1, ge=0, description="Weight of the odds-ratio term, the paper's lambda.")
     likelihood: Literal["text", "completion"] = Field(
-        "text", description="What is learned besides: the chosen text with its prompt (as in TRL), or its answer only."
+        "text",
+        description="Likelihood that is learned too: the chosen text with its prompt (as in TRL), or its answer only.",
     )
 
 
@@ -69,7 +67,7 @@ class SimpoConfig(Section):
     gamma: float = Field(0.5, ge=0, description="Reward margin that is aimed for; the paper uses 0.3 to 1.6.")
     label_smoothing: float = Field(0.0, ge=0, le=0.5, description="Share of the preferences taken to be wrong.")
     nll_weight: float = Field(
-        0.0, ge=0, description="Weight of the chosen answers' likelihood; the paper has none, TRL adds it unless told."
+        0.0, ge=0, description="Weight of the chosen answers' likelihood; the paper has none, TRL adds it by default."
     )
 
 
@@ -101,7 +99,7 @@ class ClassificationConfig(Section):
     """Sequence classification."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target spread over all labels.")
-    label_weights: dict[str, float] = Field({}, description="How much a row of a label counts; 1 where not named.")
+    label_weights: dict[str, float] = Field({}, description="Weight of each label's records; 1 if not named.")
 
 
 class HiddenConfig(Section):
@@ -111,7 +109,6 @@ class HiddenConfig(Section):
     layers: list[tuple[int, int]] = Field(
         [(-1, -1)], min_length=1, description="Pairs of a student's and a teacher's layer; -1 is the last."
     )
-    weight: float = Field(1.0, gt=0, description="Weight beside the distillation of logits.")
 
 
 class DistillationConfig(Section):
@@ -128,6 +125,10 @@ class DistillationConfig(Section):
         False, description="Multiply the divergence by the squared temperature, as Hinton did; TRL does not."
     )
     hard_weight: float = Field(0.0, ge=0, le=1, description="Share of the data's own tokens in the loss.")
-    top_k: int | None = Field(None, ge=1, description="How many of the teacher's tokens are kept; none: all.")
+    top_k: int | None = Field(
+        None, ge=1, description="Number of the teacher's most probable tokens to keep; null: all."
+    )
     teacher: str | None = Field(None, description="Folder of any objective's teacher, relative to the config's.")
-    hidden: HiddenConfig | None = Field(None, description="Distil hidden states as well.")
+    hidden_weight: float = Field(
+        0.0, ge=0, description="Weight of the hidden states' loss, which train.distill_hidden sets; 0: none."
+    )

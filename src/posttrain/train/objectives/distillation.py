@@ -151,7 +151,7 @@ def _kl(first: Tensor, second: Tensor) -> Tensor:
 
 def _merge_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N, k + 1] of both for the teacher's tokens and for any other."""
-    known = student.gather(-1, teacher.ids)
+    top = student.gather(-1, teacher.ids)
     # Finite, not -inf: where the teacher's tokens are all there are, the gradient of logsumexp would be NaN.
     rest = student.scatter(-1, teacher.ids, _LOG_ZERO).logsumexp(-1, keepdim=True)
     log_teacher = to_float32(teacher.log_probabilities.detach())
@@ -160,8 +160,8 @@ def _merge_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
     # 1 - mass of a teacher that is sure of its k tokens is rounding error: bound the rest by the smallest number that
     # is not, and by the student's own rest, so that two models that agree have divergence 0.
     unknown = rest.detach().clamp(max=math.log(smallest)).to(mass.dtype)
-    left = torch.where(mass < -smallest, torch.log(-torch.expm1(mass)), unknown)
-    return torch.cat([known, rest], -1), torch.cat([log_teacher, left], -1)
+    teacher_rest = torch.where(mass < -smallest, torch.log(-torch.expm1(mass)), unknown)
+    return torch.cat([top, rest], -1), torch.cat([log_teacher, teacher_rest], -1)
 
 
 class DistillationArguments(TrainArguments, Protocol):
@@ -169,14 +169,14 @@ class DistillationArguments(TrainArguments, Protocol):
 
     @property
     def distill(self) -> DistillationConfig:
-        """Settings of ``distill``, which name the teacher of both."""
+        """Settings of next-token distributions, and the teacher of both objectives."""
 
     @property
     def distill_hidden(self) -> HiddenConfig:
-        """Settings of ``distill_hidden``."""
+        """Settings of hidden states, for both objectives."""
 
     def with_teacher_from(self, root: Path) -> Self:
-        """Check and resolve the teacher's folder."""
+        """Checks and resolves the teacher's folder."""
 
 
 class Distillation(SftObjective):
@@ -209,10 +209,9 @@ class Distillation(SftObjective):
         teacher = _teacher_config(self.teacher, lm.tokenizer)
         student = lm.model.config.get_text_config()
         self.hidden, self._task = hidden, lm.task
-        where = "train.distill.hidden.layers" if logits else "train.distill_hidden.layers"
         for student_layer, teacher_layer in hidden.layers if hidden else []:
-            _check_layer(student_layer, student.num_hidden_layers, "student", where)
-            _check_layer(teacher_layer, teacher.num_hidden_layers, "teacher", where)
+            _check_layer(student_layer, student.num_hidden_layers, "student")
+            _check_layer(teacher_layer, teacher.num_hidden_layers, "teacher")
         self._widths = student.hidden_size, teacher.hidden_size
         self.spec = TeacherSpec(
             logits=logits,
@@ -228,7 +227,7 @@ class Distillation(SftObjective):
 
     @contextmanager
     def attach_modules(self, lm: LanguageModel) -> Iterator[None]:
-        """Attach a projection for each pair of layers if the teacher's states have another width."""
+        """Attaches a projection for each pair of layers if the teacher's states have another width."""
         student_width, teacher_width = self._widths
         if self.hidden is None or student_width == teacher_width:
             yield
@@ -244,7 +243,7 @@ class Distillation(SftObjective):
             delattr(lm.model, _PROJECTION_MODULE)
 
     def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
-        """Open the teacher's outputs; compute them first if ``cache_teacher_outputs`` was not called."""
+        """Opens the teacher's outputs; computes them first if ``cache_teacher_outputs`` was not called."""
         outputs = self._compute_teacher_outputs(folder)
         self.teacher_outputs = TeacherOutputs(outputs, self.units, self.spec, lm.device)
         if self.spec.logits and self.spec.top_k is None:
@@ -257,7 +256,7 @@ class Distillation(SftObjective):
     def _hidden_loss(
         self, lm: LanguageModel, states: Sequence[Tensor], rows: Sequence[int], config: HiddenConfig
     ) -> Loss:
-        """Sum the distances of all pairs of layers."""
+        """Sums the distances of all pairs of layers."""
         projections = getattr(lm.model, _PROJECTION_MODULE, [None] * len(states))
         targets = self.teacher_outputs.layers(rows).unbind(1)
         # All have the same count, one a supervised token, so that the losses add.
@@ -271,12 +270,13 @@ class Distillation(SftObjective):
 
 
 class LogitDistillation(Distillation):
-    """``distill``: the teacher's next-token distributions, and with ``hidden`` its hidden states as well."""
+    """``distill``: the teacher's next-token distributions, and with ``hidden_weight`` its hidden states as well."""
 
     formula = staticmethod(distill)
 
     def __init__(self, units: Sequence[Unit], config: DistillationArguments, lm: LanguageModel) -> None:
-        super().__init__(units, config, lm, config.distill.hidden, logits=True)
+        hidden = config.distill_hidden if config.distill.hidden_weight else None
+        super().__init__(units, config, lm, hidden, logits=True)
 
     @classmethod
     def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
@@ -287,7 +287,7 @@ class LogitDistillation(Distillation):
             return self._logits_loss(lm, predicting_states(lm, packed), packed, rows)
         last, *states = predicting_states_of_layers(lm, packed, [-1, *(layer for layer, _ in self.hidden.layers)])
         loss = self._logits_loss(lm, last, packed, rows)
-        return loss.plus(self._hidden_loss(lm, states, rows, self.hidden), self.hidden.weight)
+        return loss.plus(self._hidden_loss(lm, states, rows, self.hidden), self.settings.hidden_weight)
 
     def _logits_loss(self, lm: LanguageModel, states: Tensor, packed: Packed, rows: Sequence[int]) -> Loss:
         config = self.config.distill
@@ -326,9 +326,9 @@ class HiddenDistillation(Distillation):
         return self._hidden_loss(lm, states, rows, self.compared)
 
 
-def _check_layer(layer: int, depth: int, whose: str, where: str) -> None:
+def _check_layer(layer: int, depth: int, model: str) -> None:
     if not -depth - 1 <= layer <= depth:
-        raise UserError(f"the {whose} has {depth} layers, and no layer {layer}", where=where)
+        raise UserError(f"the {model} has {depth} layers, and no layer {layer}", where="train.distill_hidden.layers")
 
 
 def _teacher_config(folder: Path, tokenizer: Any) -> Any:

@@ -141,7 +141,7 @@ class ReferencePairObjective(Objective):
 
 
 class DpoObjective(ReferencePairObjective):
-    """``dpo``, and ``cdpo`` with other settings."""
+    """``dpo``."""
 
     formula = staticmethod(dpo)
 

@@ -78,7 +78,7 @@ class KtoObjective(Objective):
 
     Args:
         units: one sequence each.
-        desirable: whether each answer is.
+        desirable: True for each desirable answer.
 
     Raises:
         UserError: there is only one answer.
@@ -94,10 +94,14 @@ class KtoObjective(Objective):
 
     @classmethod
     def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
-        """Take labelled answers, or pairs as a desirable and an undesirable answer each, as TRL does."""
-        if len(inputs.units[0]) == 1:
-            return cls(inputs.units, inputs.config, [target == 1 for target in inputs.targets])
-        return cls(split_units(inputs.units), inputs.config, [True, False] * len(inputs.units))
+        paired = len(inputs.units[0]) == 2
+        desirable = [True, False] * len(inputs.units) if paired else [target == 1 for target in inputs.targets]
+        return cls(cls.record_units(inputs.units), inputs.config, desirable)
+
+    @classmethod
+    def record_units(cls, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Splits pairs into a desirable and an undesirable answer each, as TRL does."""
+        return units if len(units[0]) == 1 else split_units(units)
 
     def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
         # Column 0: each prompt with its own answer. Column 1: with its partner's, for the estimate of z0.
@@ -113,7 +117,7 @@ class KtoObjective(Objective):
 
     @torch.no_grad()
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
-        """Estimate the divergence on mismatched pairs, and count the step's answers."""
+        """Estimates the divergence on mismatched pairs, and counts the step's answers."""
         # Of the whole step. TRL estimates it on each micro-batch, which changes the gradient with how a step is cut.
         policy, reference = [], []
         # As the reference was read: dropout alone would make the two diverge.
@@ -132,7 +136,7 @@ class KtoObjective(Objective):
         return add_unit_losses(self.formula(policy, reference, desirable, self.divergence, self.settings), policy)
 
     def mismatched(self, row: int) -> TokenizedExample:
-        """Join a unit's prompt with its partner's answer."""
+        """Joins a unit's prompt with its partner's answer."""
         (own,), (partner,) = self.units[row], self.units[self.partner[row]]
         prompt, answer = own.ids[: answer_start(own)], partner.ids[answer_start(partner) :]
         supervised = [False] * len(prompt) + [True] * len(answer)
@@ -145,7 +149,7 @@ class KtoObjective(Objective):
 
 
 def mismatched_partners(prompts: Sequence[Sequence[int]], size: int) -> list[int]:
-    """Choose for each prompt the record whose answer it is given: the one before it, as in TRL.
+    """Chooses for each prompt the record whose answer it is given: the one before it, as in TRL.
 
     Like TRL's they come from groups of a step's size in the records' order, so that they stay the same in every epoch
     and the reference has to read them once. Every answer is given once.

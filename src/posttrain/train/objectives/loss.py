@@ -35,7 +35,7 @@ class Loss:
     unit_losses: Tensor | None = None
 
     def plus(self, other: "Loss", weight: float = 1.0) -> "Loss":
-        """Add ``weight`` times another loss over the same rows.
+        """Adds ``weight`` times another loss over the same rows.
 
         Raises:
             ValueError: the counts differ, so that their means do not add.
@@ -46,7 +46,7 @@ class Loss:
 
 
 def join_losses(losses: Sequence[Loss]) -> Loss:
-    """Join the losses of disjoint rows."""
+    """Joins the losses of disjoint rows."""
     if not losses:
         raise ValueError("there is no loss to join")
     total = torch.stack([loss.sum for loss in losses]).sum()
@@ -54,7 +54,7 @@ def join_losses(losses: Sequence[Loss]) -> Loss:
 
 
 def merge_metrics(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:
-    """Add the sums and counts of several losses' metrics, by name."""
+    """Adds the sums and counts of several losses' metrics, by name."""
     total: dict[str, tuple[Tensor, float]] = {}
     for loss_metrics in metrics:
         for name, (value, count) in loss_metrics.items():
@@ -64,7 +64,7 @@ def merge_metrics(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]
 
 
 def mean_metrics(metrics: Metrics) -> dict[str, float]:
-    """Return each metric's mean; one with a count of 0 is left out."""
+    """Returns each metric's mean; one with a count of 0 is left out."""
     # `item` waits for the device: once a step here, and not in every micro-batch.
     values = {name: value.item() / count for name, (value, count) in metrics.items() if count}
     if "rewards/margins" not in values and {"rewards/chosen", "rewards/rejected"} <= values.keys():
@@ -74,7 +74,7 @@ def mean_metrics(metrics: Metrics) -> dict[str, float]:
 
 
 def weighted_count(weights: Tensor | None, rows: Sequence[int], counts: Sequence[int]) -> float:
-    """Sum the counts of the units ``rows``, each times its weight.
+    """Sums the counts of the units ``rows``, each times its weight.
 
     Args:
         weights: float64 [units]; None: 1 each.
@@ -90,7 +90,7 @@ def select_row_weights(weights: Tensor | None, rows: Sequence[int], like: Tensor
 
 
 def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
-    """Multiply the values [N] by their rows' weights [N], if there are any.
+    """Multiplys the values [N] by their rows' weights [N], if there are any.
 
     Raises:
         ValueError: there are not as many weights as values (they would be broadcast).
@@ -104,7 +104,7 @@ def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
 
 
 def to_float32(values: Tensor) -> Tensor:
-    """Convert to float32, and leave float64 as it is."""
+    """Converts to float32, and leave float64 as it is."""
     # Sums over the vocabulary and over tokens in 16 bits would lose all but two or three digits.
     return values if values.dtype == torch.float64 else values.float()
 
@@ -142,7 +142,7 @@ class SequenceLogProbs:
 
     @staticmethod
     def join(parts: Sequence["SequenceLogProbs"]) -> "SequenceLogProbs":
-        """Concatenate the sequences of several micro-batches."""
+        """Concatenates the sequences of several micro-batches."""
         return SequenceLogProbs(torch.cat([part.sums for part in parts]), torch.cat([part.counts for part in parts]))
 
 
@@ -157,18 +157,18 @@ def log_ratios(policy: SequenceLogProbs, reference: SequenceLogProbs) -> Tensor:
 
 
 def check_same_length(first: SequenceLogProbs, second: SequenceLogProbs) -> None:
-    """Raise a ValueError unless both have N sequences."""
+    """Raises a ValueError unless both have N sequences."""
     if len(first) != len(second):
         raise ValueError(f"{len(first)} sequences do not go with {len(second)}")
 
 
 def sequence_log_probs(lm: LanguageModel, packed: Packed) -> SequenceLogProbs:
-    """Compute the log-probabilities of a micro-batch's sequences, with their graph."""
+    """Computes the log-probabilities of a micro-batch's sequences, with their graph."""
     return sum_by_sequence(token_log_probabilities(lm, predicting_states(lm, packed), packed.targets), packed)
 
 
 def sum_by_sequence(tokens: Tensor, packed: Packed, counted: Tensor | None = None) -> SequenceLogProbs:
-    """Sum tokens' log-probabilities by sequence.
+    """Sums tokens' log-probabilities by sequence.
 
     Args:
         tokens: float32 [S], of a micro-batch's supervised tokens.
@@ -183,6 +183,6 @@ def sum_by_sequence(tokens: Tensor, packed: Packed, counted: Tensor | None = Non
 
 
 def add_unit_losses(loss: Loss, log_probs: SequenceLogProbs) -> Loss:
-    """Add each unit's own loss to a loss, from one sequence a unit."""
+    """Adds each unit's own loss to a loss, from one sequence a unit."""
     # Detached and left on the device: reading it here would make every micro-batch wait for the device.
     return replace(loss, unit_losses=-log_probs.means.detach())

@@ -52,5 +52,5 @@ def pair_loss(
 
 
 def split_pairs(sequences: SequenceLogProbs) -> tuple[SequenceLogProbs, SequenceLogProbs]:
-    """Split alternating sequences into the chosen and the rejected ones."""
+    """Splits alternating sequences into the chosen and the rejected ones."""
     return sequences[slice(0, None, 2)], sequences[slice(1, None, 2)]

@@ -38,13 +38,13 @@ def reference_log_probs(
     padded: bool,
     groups: Iterable[Sequence[int]] = (),
 ) -> Tensor:
-    """Compute the log-probabilities of the units' sequences under the initial weights, or load them from the cache.
+    """Computes the log-probabilities of the units' sequences under the initial weights, or loads them from the cache.
 
     The cache is a file named by the digest of weights and tokens.
 
     Args:
         units: N of K sequences each.
-        folder: of the file.
+        folder: folder of the file.
         tokens: tokens in memory at once.
         padded: whether the model needs padded rows.
         groups: the rows of micro-batches that are read first, as they are. Other units follow.
@@ -97,12 +97,12 @@ def _compute(
 def _remaining_groups(
     units: Sequence[Unit], tokens: int, missing: Callable[[Sequence[int]], list[int]]
 ) -> Iterator[Sequence[int]]:
-    """Group the rows that are missing when the first group is requested, and not before."""
+    """Groups the rows that are missing when the first group is requested, and not before."""
     yield from group_by_tokens(units, missing(range(len(units))), tokens)
 
 
 def _without_adapter(lm: LanguageModel) -> AbstractContextManager[None]:
-    """Disable the model's adapter, if it has one."""
+    """Disables the model's adapter, if it has one."""
     switch: Callable[[], AbstractContextManager[None]] | None = getattr(lm.model, "disable_adapter", None)
     return switch() if switch is not None else nullcontext()
 
@@ -114,7 +114,7 @@ def _serialise(values: Tensor) -> bytes:
 
 
 def _load_cached(file: Path, shape: list[int]) -> Tensor | None:
-    """Load the file; None if there is none, or its content differs from its checksum."""
+    """Loads the file; None if there is none, or its content differs from its checksum."""
     from safetensors import SafetensorError, safe_open
 
     if not file.exists():
@@ -152,7 +152,7 @@ def initial_losses(lm: LanguageModel, units: Sequence[Unit], folder: Path, token
 
     Args:
         lm: the model before training.
-        folder: of the cache.
+        folder: folder of the cache.
         tokens: tokens in memory at once.
         padded: whether the model needs padded rows.
     """

@@ -135,7 +135,7 @@ class ReferenceFreeObjective(Objective):
     tokens_per_pair = 1.0
 
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
-        """Count the step's pairs, by their weights."""
+        """Counts the step's pairs, by their weights."""
         rows = [row for group in groups for row in group]
         tokens = weighted_count(self.weights, rows, [count_supervised(self.units[row][0]) for row in rows])
         pairs = super().begin_step(lm, groups)
@@ -175,11 +175,18 @@ class OrpoObjective(ReferenceFreeObjective):
     def __init__(self, units: Sequence[Unit], config: TrainArguments) -> None:
         self.answers = units
         super().__init__(units, config)
-        if self.settings.likelihood == "text":
-            # The prompt is supervised in the chosen sequence only, so that the pair cannot share its tokens.
-            self.units = UnitView(
-                len(units), lambda row: supervise_whole_chosen(self.answers[row]), longest_lengths(units)
-            )
+        self.units = UnitView(
+            len(units), lambda row: self.mark_supervised(self.answers[row], self.settings), longest_lengths(units)
+        )
+
+    @classmethod
+    def mark_supervised(cls, unit: Unit, settings: OrpoConfig) -> Unit:
+        """Supervises the prompt too, if its likelihood is learned."""
+        if settings.likelihood == "completion":
+            return unit
+        # In the chosen sequence only, so that the pair cannot share the prompt's tokens.
+        chosen, rejected = unit
+        return [whole_text(chosen), rejected]
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         tokens = token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
@@ -203,9 +210,3 @@ class OrpoObjective(ReferenceFreeObjective):
                 pairs = zip(learned.supervised[1:], answer.supervised[1:], strict=True)
                 marks += [in_answer for supervised, in_answer in pairs if supervised]
         return torch.tensor(marks, dtype=torch.bool)
-
-
-def supervise_whole_chosen(pair: Unit) -> Unit:
-    """Supervise every token of a pair's chosen sequence."""
-    chosen, rejected = pair
-    return [whole_text(chosen), rejected]

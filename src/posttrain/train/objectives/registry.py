@@ -9,11 +9,11 @@ from typing import Any, Literal
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.extensions import Registry
 from posttrain.store.section import Section
-from posttrain.train.data.config import Shape
+from posttrain.train.data.config import RecordShape
 from posttrain.train.objectives import config as settings
 
 Output = Literal["log_probabilities", "reward", "classes", "logits", "hidden"]
-"""What the model's forward pass gives the objective."""
+"""Output of the model's forward pass that the objective reads."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,17 @@ class ObjectiveSpec:
         summary: one line for help texts.
         reference: whether it needs the reference's log-probabilities.
         mismatched: whether it needs log-probabilities of prompts with other prompts' answers (see ``kl_estimate``).
+        margins: whether it reads how much better each chosen answer is.
     """
 
     objective: type[Any] | str
-    shape: Shape
+    shape: RecordShape
     output: Output
     config: type[Section]
     summary: str
     reference: bool = False
     mismatched: bool = False
+    margins: bool = False
 
 
 def _pair(objective: str, config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
@@ -51,9 +53,6 @@ _BUILTIN = {
         f"{_HERE}.sft:SftObjective", "completion", "log_probabilities", settings.SftConfig, "supervised fine-tuning"
     ),
     "dpo": _pair(f"{_HERE}.dpo:DpoObjective", settings.DpoConfig, "direct preference optimisation", True),
-    "cdpo": _pair(
-        f"{_HERE}.dpo:DpoObjective", settings.CdpoConfig, "conservative DPO, for preferences with mistakes", True
-    ),
     "robust_dpo": _pair(
         f"{_HERE}.dpo:RobustDpoObjective",
         settings.RobustDpoConfig,
@@ -81,7 +80,7 @@ _BUILTIN = {
         mismatched=True,
     ),
     "reward": ObjectiveSpec(
-        f"{_HERE}.reward:RewardObjective", "pair", "reward", settings.RewardConfig, "a reward model"
+        f"{_HERE}.reward:RewardObjective", "pair", "reward", settings.RewardConfig, "a reward model", margins=True
     ),
     "classification": ObjectiveSpec(
         f"{_HERE}.classification:ClassificationObjective",
@@ -109,19 +108,19 @@ _BUILTIN = {
 OBJECTIVES: Registry[ObjectiveSpec] = Registry("objective", "posttrain.objectives", _BUILTIN, ObjectiveSpec)
 
 
-def objective_spec(name: str, where: str | None = "train.objective") -> ObjectiveSpec:
-    """Return the objective of a name or a dotted path.
+def objective_spec(name: str, where: str = "train.objective") -> ObjectiveSpec:
+    """Returns the objective of a name or a dotted path.
 
     Raises:
         UserError: there is none, with the most similar name; or it cannot be imported.
     """
     if name not in OBJECTIVES:
         raise UserError(f"no objective `{name}`", where=where, fix=suggest(name, OBJECTIVES))
-    return OBJECTIVES[name]
+    return OBJECTIVES.load(name, where)
 
 
 def read_options(name: str, options: dict[str, Any]) -> Section | None:
-    """Read the settings of an objective that is not built in; None for a built-in one, which has a section.
+    """Reads the settings of an objective that is not built in; None for a built-in one, which has a section.
 
     Raises:
         UserError: an option does not fit, or a built-in objective has options.

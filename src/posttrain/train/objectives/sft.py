@@ -61,7 +61,7 @@ class SftObjective(Objective):
     formula: ClassVar[Callable[..., Loss]] = staticmethod(sft)
 
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
-        """Count the step's supervised tokens, by their units' weights."""
+        """Counts the step's supervised tokens, by their units' weights."""
         rows = [row for group in groups for row in group]
         return weighted_count(self.weights, rows, [sum(map(count_supervised, self.units[row])) for row in rows])
 

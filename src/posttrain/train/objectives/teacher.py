@@ -116,7 +116,7 @@ class TeacherOutputs:
 def compute_teacher_outputs(
     source: Path, units: Sequence[Unit], spec: TeacherSpec, task: TaskConfig, tokens: int, folder: Path
 ) -> Path:
-    """Run a teacher over all units, unless its outputs are cached.
+    """Runs a teacher over all units, unless its outputs are cached.
 
     Args:
         source: folder of the teacher, in Hugging Face layout.
@@ -171,7 +171,7 @@ def _run_teacher(lm: LanguageModel, units: Sequence[Unit], spec: TeacherSpec, to
 
 
 def _select_outputs(lm: LanguageModel, last: Tensor, layers: list[Tensor], spec: TeacherSpec) -> dict[str, Tensor]:
-    """Select the outputs of some tokens to keep, by file name."""
+    """Selects the outputs of some tokens to keep, by file name."""
     outputs: dict[str, Tensor] = {}
     if spec.layers:
         outputs["layers"] = torch.stack(layers, 1)
@@ -188,7 +188,7 @@ def _select_outputs(lm: LanguageModel, last: Tensor, layers: list[Tensor], spec:
 
 @contextmanager
 def _output_files(folder: Path, rows: int) -> Iterator[Any]:
-    """Yield a function that writes rows of a tensor into the file of its name, from a row on."""
+    """Yields a function that writes rows of a tensor into the file of its name, from a row on."""
     opened: dict[str, np.memmap[Any, Any]] = {}
 
     def put(name: str, start: int, values: Tensor) -> None:
@@ -228,7 +228,7 @@ class _HeadOnlyModel(nn.Module):
 
 
 def save_head(lm: LanguageModel, folder: Path) -> None:
-    """Write the weights of a model's head.
+    """Writes the weights of a model's head.
 
     Raises:
         UserError: it is not a linear layer.
@@ -243,10 +243,10 @@ def save_head(lm: LanguageModel, folder: Path) -> None:
 
 
 def load_head(folder: Path, teacher: Path, like: LanguageModel) -> LanguageModel:
-    """Load a head as a model that only computes ``logits``.
+    """Loads a head as a model that only computes ``logits``.
 
     Args:
-        folder: as ``save_head`` wrote it.
+        folder: written by ``save_head``.
         teacher: the whole model's folder.
         like: the student, whose tokenizer it shares.
     """

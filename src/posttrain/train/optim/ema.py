@@ -16,7 +16,7 @@ class Ema:
 
     Args:
         config: its ``decay`` must be set.
-        names: of the weights, as checkpoints have them.
+        names: the weights' names in checkpoints.
         masters: the weights, float32; read at each update.
     """
 
@@ -28,7 +28,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Update the averages after ``steps`` steps; call it after every step of the optimiser."""
+        """Updates the averages after ``steps`` steps; call it after every step of the optimiser."""
         assert self.config.decay is not None
         if steps <= self.config.start:
             torch._foreach_copy_(
@@ -44,17 +44,17 @@ class Ema:
 
     @torch.no_grad()
     def copy_to(self, weights: Sequence[Tensor]) -> None:
-        """Copy the averages into a model's weights, rounded to their precision."""
+        """Copies the averages into a model's weights, rounded to their precision."""
         torch._foreach_copy_(list(weights), self.averages)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the averages by name, without a copy, and the number of updates."""
+        """Returns the averages by name, without a copy, and the number of updates."""
         averages = {f"ema.{name}": average for name, average in zip(self.names, self.averages, strict=True)}
         return averages | {"ema": torch.tensor(self.updates)}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned; start from the weights if a checkpoint has no averages."""
+        """Restores what `tensors` returned; starts from the weights if a checkpoint has no averages."""
         if "ema" not in tensors:
             torch._foreach_copy_(self.averages, self.masters)
             self.updates = 0

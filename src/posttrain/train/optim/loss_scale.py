@@ -12,11 +12,11 @@ from posttrain.store.section import Section
 class ScalingConfig(Section):
     """Loss scaling with precision float16 (arXiv:1710.03740)."""
 
-    initial: float = Field(2.0**16, gt=0, description="What the loss is multiplied by at first.")
-    growth: float = Field(2.0, ge=1, description="What the scale is multiplied by when all has been well for long.")
-    growth_interval: int = Field(2000, ge=1, description="How many steps in a row are long.")
-    backoff: float = Field(0.5, gt=0, lt=1, description="What the scale is multiplied by when gradients overflow.")
-    minimum: float = Field(1.0, gt=0, description="Training stops where the scale would have to go below.")
+    initial: float = Field(2.0**16, gt=0, description="Initial loss scale.")
+    growth: float = Field(2.0, ge=1, description="Factor on the scale after growth_interval steps without an overflow.")
+    growth_interval: int = Field(2000, ge=1, description="Steps without an overflow before the scale grows.")
+    backoff: float = Field(0.5, gt=0, lt=1, description="Factor on the scale when gradients overflow.")
+    minimum: float = Field(1.0, gt=0, description="Smallest scale; training stops if gradients overflow there.")
 
 
 class LossScale:
@@ -33,16 +33,16 @@ class LossScale:
         self._good = 0  # steps since the scale last changed
 
     def overflowed(self, loss: float, norm: float) -> bool:
-        """Return whether the gradients of a step overflowed and its loss did not.
+        """Returns whether the gradients of a step overflowed and its loss did not.
 
         Args:
             loss: the step's loss; if that is NaN or infinite itself, a smaller scale does not help.
-            norm: of the float32 sums of its gradients.
+            norm: norm of the float32 sums of its gradients.
         """
         return math.isfinite(loss) and not math.isfinite(norm)
 
     def after(self, *, overflowed: bool) -> None:
-        """Adapt the scale to the outcome of a step.
+        """Adapts the scale to the outcome of a step.
 
         Raises:
             WorkError: the scale cannot back off any further.
@@ -61,9 +61,9 @@ class LossScale:
             self.value, self._good = self.value * self.config.growth, 0
 
     def state(self) -> dict[str, Any]:
-        """Return the state as JSON."""
+        """Returns the state as JSON."""
         return {"value": self.value, "good": self._good}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restores what `state` returned."""
         self.value, self._good = float(state["value"]), int(state["good"])

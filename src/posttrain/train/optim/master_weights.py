@@ -27,7 +27,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._offload = Offload.of(self.weights) if config.offload else None
+        self._offload = Offload.from_accelerator(self.weights) if config.offload else None
         self.masters = self._offload.masters if self._offload else [_float32_master(weight) for weight in self.weights]
         self._embeddings = [module for module in model.modules() if type(module) is nn.Embedding and not module.sparse]
         # Sparse gradients hold the rows that were read, not the whole vocabulary.
@@ -61,7 +61,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def gradient_norms(self) -> dict[str, float]:
-        """Return the gradient's L2 norm by layer group, once all micro-batches of a step are summed.
+        """Returns the gradient's L2 norm by layer group, once all micro-batches of a step are summed.
 
         Groups are ``embeddings``, ``layers.N`` and ``head``; the whole norm is the root of the sum of their squares.
         """
@@ -79,7 +79,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> None:
-        """Step at a learning rate, with the gradients multiplied by ``scale``; round back, and clear the gradients."""
+        """Steps at a learning rate, with the gradients times ``scale``; rounds back, and clears the gradients."""
         # Other optimisers do not divide by themselves, so that clipping is a pass over the sums.
         if scale != 1 and not self._adamw:
             torch._foreach_mul_(self.sums, scale)
@@ -99,7 +99,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def zero_grad(self) -> None:
-        """Clear the gradients."""
+        """Clears the gradients."""
         if self._offload:
             self._offload.finish()
         for weight, master in zip(self.weights, self.masters, strict=True):
@@ -111,7 +111,7 @@ class MasterWeights:
                 self._stale.add(master)
 
     def close(self) -> None:
-        """Restore the model, but for its weights."""
+        """Restores the model, but for its weights."""
         for hook in self._hooks:
             hook.remove()
         for embedding in self._embeddings:
@@ -119,7 +119,7 @@ class MasterWeights:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Have embeddings return the rows of their masters, if their output is float32."""
+        """Has embeddings return the rows of their masters, if their output is float32."""
         # A 16-bit embedding would not show an update before it has grown to half the distance of two such numbers.
         masters: dict[Tensor, Tensor] = dict(zip(self.weights, self.masters, strict=True))
         hooks = [
@@ -134,13 +134,13 @@ class MasterWeights:
                 hook.remove()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return master weights and optimiser state by name, without a copy."""
+        """Returns master weights and optimiser state by name, without a copy."""
         masters = {f"master.{name}": tensor.detach() for name, tensor in zip(self.names, self.masters, strict=True)}
         return masters | {f"optimizer.{name}": tensor for name, tensor in self._state.tensors().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned.
+        """Restores what `tensors` returned.
 
         Raises:
             UserError: it is of another model or optimiser; nothing is changed.
@@ -154,7 +154,7 @@ class MasterWeights:
         self._round_back()
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise a UserError unless the saved weights fit the trained ones."""
+        """Raises a UserError unless the saved weights fit the trained ones."""
         own = {f"master.{name}": master.shape for name, master in zip(self.names, self.masters, strict=True)}
         saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("master.")}
         for full in [*own, *saved]:
@@ -207,19 +207,19 @@ def _use_master_rows(master: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...],
 
 
 def _float32_master(weight: Tensor) -> Tensor:
-    """Return a float32 weight itself, else a float32 copy."""
+    """Returns a float32 weight itself, else a float32 copy."""
     return weight if weight.dtype == torch.float32 else weight.detach().float()
 
 
 def _layer_group(location: ParameterLocation) -> str:
-    """Return the layer group that a parameter's gradient norm is reported under."""
+    """Returns the layer group that a parameter's gradient norm is reported under."""
     if location.depth is None:
         return "head"
     return "embeddings" if location.depth < 0 else f"layers.{location.depth}"
 
 
 def _sample_rows(master: Tensor) -> Tensor:
-    """Return every 64th row: the ratio of norms needs no more, and costs a 64th."""
+    """Returns every 64th row: the ratio of norms needs no more, and costs a 64th."""
     return master.detach()[::_SAMPLE_EVERY] if master.ndim > 1 else master.detach()
 
 
@@ -234,7 +234,7 @@ def _gradient_sum(master: Tensor) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None, value: float | None = None) -> float:
-    """Clip gradient elements to [-value, value] in place, and return the factor that clips the norm.
+    """Clips gradient elements to [-value, value] in place, and returns the factor that clips the norm.
 
     The two together are torch's ``clip_grad_value_`` and then ``clip_grad_norm_`` (R. Pascanu et al., 2013,
     arXiv:1211.5063, algorithm 1).

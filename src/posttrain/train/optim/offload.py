@@ -21,8 +21,8 @@ class Offload:
     """
 
     @classmethod
-    def of(cls, weights: Sequence[Tensor]) -> Self:
-        """Offload weights that are on an accelerator.
+    def from_accelerator(cls, weights: Sequence[Tensor]) -> Self:
+        """Offloads weights that are on an accelerator.
 
         Raises:
             UserError: they are on the CPU already.
@@ -47,7 +47,7 @@ class Offload:
 
     @torch.no_grad()
     def add(self, index: int, gradient: Tensor) -> None:
-        """Add a gradient to the sum of weight number ``index``; the gradient may be freed as soon as this returns."""
+        """Adds a gradient to the sum of weight number ``index``; the gradient may be freed as soon as this returns."""
         # One gradient stays in flight: it is added when the next arrives, so that the device does not wait for the CPU.
         self._add_landed(keep=0 if any(index == waiting for waiting, _ in self._landing) else 1)
         dense = gradient.to_dense() if gradient.is_sparse else gradient
@@ -65,12 +65,12 @@ class Offload:
         self._landing.append((index, event))
 
     def finish(self) -> None:
-        """Wait for the gradients in flight, and add them."""
+        """Waits for the gradients in flight, and adds them."""
         self._add_landed(keep=0)
 
     @torch.no_grad()
     def round_back(self) -> None:
-        """Copy the masters into the weights, rounded to their dtype on the host."""
+        """Copies the masters into the weights, rounded to their dtype on the host."""
         for weight, master, low in zip(self.weights, self.masters, self._low, strict=True):
             weight.copy_(low.copy_(master), non_blocking=True)
         if self._stream is not None:

@@ -33,17 +33,18 @@ _STATE_KEYS = {
 
 
 def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) -> Optimizer:
-    """Build the optimiser of some parameters, with a learning rate of zero.
+    """Builds the optimiser of some parameters, with a learning rate of zero.
 
     Before each step, set each group's ``lr`` to the learning rate times its ``lr_scale``. Gradients must be dense.
-    To add an optimiser, name it in ``optim/config.py`` and build it here.
+    To add an optimiser, name it in ``optim/config.py``, build it here, list its state in ``_STATE_KEYS``, and count its
+    bytes in ``memory/weights.py``.
 
     Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) takes the rate as the limit of its relative step, of which a
     hundredth is usual.
 
     Args:
         masters: float32 leaf tensors.
-        config: which optimiser, and how.
+        config: the optimiser and its settings.
 
     Raises:
         UserError: if there is nothing that it could optimise, or it cannot run here.
@@ -63,14 +64,14 @@ def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) 
 
 def _combined(
     masters: Sequence[NamedParameter],
-    chosen: Sequence[bool],
+    selected: Sequence[bool],
     make: _Factory,
     config: OptimizerConfig,
     rate_scale: float = 1.0,
 ) -> Optimizer:
-    """Combine an optimiser for the chosen matrices with AdamW for the rest."""
-    matrices = [master for master, is_chosen in zip(masters, chosen, strict=True) if is_chosen]
-    rest = [master for master, is_chosen in zip(masters, chosen, strict=True) if not is_chosen]
+    """Combines an optimiser for the chosen matrices with AdamW for the rest."""
+    matrices = [master for master, is_chosen in zip(masters, selected, strict=True) if is_chosen]
+    rest = [master for master, is_chosen in zip(masters, selected, strict=True) if not is_chosen]
     if not matrices:
         raise UserError(
             f"{config.name} is for weight matrices, and none is trained", where="train.optimizer.name", fix="use adamw"
@@ -127,7 +128,7 @@ class CombinedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step every part."""
+        """Steps every part."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -149,7 +150,7 @@ class CombinedOptimizer(Optimizer):
 
 
 def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
-    """Build torchao's AdamW with block-wise 8-bit moments (Dettmers et al. 2021, arXiv:2110.02861).
+    """Builds torchao's AdamW with block-wise 8-bit moments (Dettmers et al. 2021, arXiv:2110.02861).
 
     Tensors under 4,096 values keep 32 bits.
 
@@ -177,13 +178,13 @@ def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer
 
 
 def flatten_8bit_moment(moment: Tensor) -> dict[str, Tensor]:
-    """Split an 8-bit moment into plain tensors."""
+    """Splits an 8-bit moment into plain tensors."""
     names, _ = moment.__tensor_flatten__()  # type: ignore[attr-defined]
     return {name: getattr(moment, name) for name in names}
 
 
 def unflatten_8bit_moment(parts: dict[str, Tensor]) -> Tensor:
-    """Rebuild the 8-bit moment of a float32 master from its parts."""
+    """Rebuilds the 8-bit moment of a float32 master from its parts."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
     # Only the table of a signed moment starts below zero.
@@ -192,7 +193,7 @@ def unflatten_8bit_moment(parts: dict[str, Tensor]) -> Tensor:
 
 
 def _lr_as_tensor(optimizer: Optimizer, *_: Any) -> None:
-    """Convert the learning rate to a tensor: torchao would compile its step again for every new number."""
+    """Converts the learning rate to a tensor: torchao would compile its step again for every new number."""
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
 
@@ -217,7 +218,7 @@ class OptimizerState:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state without a copy; parameters without a gradient so far have none."""
+        """Returns the state without a copy; parameters without a gradient so far have none."""
         tensors: dict[str, Tensor] = {}
         for name, (tensor, _, _) in self._owners.items():
             for key, value in self.optimizer.state.get(tensor, {}).items():
@@ -230,7 +231,7 @@ class OptimizerState:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser's state by a copy of what `tensors` returned.
+        """Replaces the optimiser's state by a copy of what `tensors` returned.
 
         Raises:
             UserError: it is the state of another model or optimiser; nothing is changed.
@@ -243,7 +244,7 @@ class OptimizerState:
                 raise _state_mismatch(full, f"`{name}` is not trained here")
             tensor, group, kind = self._owners[name]
             # Moments of another optimiser would load without a word, and lead the first steps astray.
-            if key not in _STATE_KEYS.get(kind, {key}) or (part and kind != "AdamW8bit"):
+            if key not in _STATE_KEYS[kind] or (part and kind != "AdamW8bit"):
                 raise _state_mismatch(full, f"{kind} keeps no `{whole}`")
             if part in ("", "codes") and not _fits_parameter(value, tensor):
                 raise _state_mismatch(full, f"{tuple(value.shape)} does not fit a parameter of {tuple(tensor.shape)}")
@@ -269,7 +270,7 @@ def _state_mismatch(full: str, why: str) -> UserError:
 
 
 def _fits_parameter(value: Tensor, tensor: Tensor) -> bool:
-    """Return whether a state has the parameter's shape, or a single number for each row, each column or all."""
+    """Returns whether a state has the parameter's shape, or a single number for each row, each column or all."""
     return value.ndim == 0 or (
         value.ndim == tensor.ndim
         and all(size in (1, whole) for size, whole in zip(value.shape, tensor.shape, strict=True))

@@ -37,7 +37,7 @@ class NamedParameter:
 
 
 def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
-    """Locate every parameter of a transformers model (bare, or with a peft adapter), by name.
+    """Locates every parameter of a transformers model (bare, or with a peft adapter), by name.
 
     Tied weights are one parameter, and an embedding if one of their modules is one. A head is a matrix outside
     the base model: ``lm_head``, ``score``, ``classifier``.
@@ -70,14 +70,14 @@ def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
 
 
 def layer_count(named: Sequence[NamedParameter]) -> int:
-    """Count the layers: one more than the greatest depth among the parameters."""
+    """Counts the layers: one more than the greatest depth among the parameters."""
     return max((parameter.depth + 1 for parameter in named if parameter.depth is not None), default=0)
 
 
 def parameter_groups(
     named: Sequence[NamedParameter], config: OptimizerConfig, layers: int, rate_scale: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Group parameters by weight decay and learning rate, as torch's optimisers take them, names included.
+    """Groups parameters by weight decay and learning rate, as torch's optimisers take them, names included.
 
     Only matrices and heads decay, unless the config says otherwise. With ``layer_decay`` d, the rate of layer l of n is
     multiplied by d ** (n - l), that of embeddings and all else below the first layer by d ** (n + 1), and the head and
@@ -111,7 +111,7 @@ def parameter_groups(
 
 
 def _layers_below_head(parameter: NamedParameter, layers: int) -> int:
-    """Count the layers between a parameter and the head."""
+    """Counts the layers between a parameter and the head."""
     if parameter.depth is not None:
         return layers - parameter.depth
     return layers + 1 if parameter.kind == "embedding" else 0
@@ -143,7 +143,7 @@ def _parameter_kind(name: str, parameter: Tensor, owner: nn.Module, embedding: b
 
 
 def _base_prefix(modules: dict[str, nn.Module]) -> str:
-    """Return the prefix of the base model's parameter names; empty if there is no head around it."""
+    """Returns the prefix of the base model's parameter names; empty if there is no head around it."""
     from transformers import PreTrainedModel
 
     for name, module in modules.items():

@@ -35,8 +35,8 @@ class ScheduleConfig(Section):
     )
     cycles: int = Field(4, ge=1, description="Rounds of cosine_restarts and of the cyclical schedules.")
     decay: float = Field(0.2, gt=0, le=1, description="Share of the steps, at the end, in which wsd's rate falls.")
-    decay_shape: Literal["linear", "sqrt"] = Field("sqrt", description="How it falls: 1 - x, or 1 - sqrt(x).")
-    gamma: float = Field(0.999, gt=0, le=1, description="What a step leaves of the height of exp_range's cycles.")
+    decay_shape: Literal["linear", "sqrt"] = Field("sqrt", description="Shape of wsd's decay: 1 - x, or 1 - sqrt(x).")
+    gamma: float = Field(0.999, gt=0, le=1, description="Factor by which a step shrinks exp_range's cycles.")
 
     @model_validator(mode="after")
     def _phases_fit(self) -> Self:
@@ -45,17 +45,17 @@ class ScheduleConfig(Section):
         return self
 
     def warmup_length(self, steps: int) -> int:
-        """Return the number of warm-up steps of a training of ``steps``."""
+        """Returns the number of warm-up steps of a training of ``steps``."""
         if self.name in _CYCLICAL:
             return 0
         return math.ceil(self.warmup * steps) if self.warmup_steps is None else self.warmup_steps
 
     def check(self, steps: int, where: str = "train.schedule") -> None:
-        """Raise a UserError if the schedule does not fit into a training of ``steps`` optimiser steps.
+        """Raises a UserError if the schedule does not fit into a training of ``steps`` optimiser steps.
 
         Args:
             steps: optimiser steps of the whole training.
-            where: what the error names.
+            where: key that the error names.
         """
         warmup = self.warmup_length(steps)
         if warmup > steps:
@@ -80,7 +80,7 @@ class ScheduleConfig(Section):
 
 
 def scheduled_lr(config: ScheduleConfig, learning_rate: float, step: int, steps: int) -> float:
-    """Return the learning rate of optimiser step ``step`` (from 0) of ``steps``.
+    """Returns the learning rate of optimiser step ``step`` (from 0) of ``steps``.
 
     The warm-up climbs in equal steps, the first already above zero, to the peak at its last step; the schedule starts
     with the step after it. Never negative, never above ``learning_rate``.
@@ -153,14 +153,14 @@ def _exp_range(config: ScheduleConfig, done: int, total: int, warmup: int) -> fl
 
 
 def _cycle(config: ScheduleConfig, done: int, total: int) -> tuple[int, float]:
-    """Return Smith's ``cycle`` (from 1) and ``max(0, 1 - x)``."""
+    """Returns Smith's ``cycle`` (from 1) and ``max(0, 1 - x)``."""
     # In whole numbers as far as possible: a rounded cycle would start a step early or late.
     cycle, rest = divmod(done * config.cycles, total)
     return cycle + 1, 1 - abs(2 * rest / total - 1)
 
 
-def _scale_above_final(config: ScheduleConfig, left: float) -> float:
-    return config.final_rate + (1 - config.final_rate) * left
+def _scale_above_final(config: ScheduleConfig, remaining: float) -> float:
+    return config.final_rate + (1 - config.final_rate) * remaining
 
 
 _SHAPES: dict[str, Callable[[ScheduleConfig, int, int, int], float]] = {

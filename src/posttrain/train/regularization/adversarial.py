@@ -13,7 +13,7 @@ from posttrain.train.regularization.embedding_noise import TokenSegments, transf
 
 
 def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageModel, config: AdversarialConfig) -> Loss:
-    """Run the backward pass of (L(x) + weight L(x + r)) / ``whole`` for one micro-batch.
+    """Runs the backward pass of (L(x) + weight L(x + r)) / ``whole`` for one micro-batch.
 
     ``fgm``: r goes as far as it may along the gradient g of the embedded tokens x, r = e |x| g / |g| (T. Miyato,
     A. Dai, I. Goodfellow, Adversarial Training Methods for Semi-Supervised Text Classification, 2017,
@@ -28,9 +28,9 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
 
     Args:
         loss: the forward pass; called twice with ``fgm``, ``steps + 1`` times with ``pgd``.
-        whole: what the sums are divided by before the backward pass.
+        whole: divisor of the sums before the backward pass.
         lm: the model.
-        config: of the attack, ``fgm`` or ``pgd``.
+        config: settings of the attack, ``fgm`` or ``pgd``.
 
     Returns:
         The plain loss without its graph, the mean perturbed one beside it as the metric ``adversarial``.
@@ -76,7 +76,7 @@ class _Perturbation:
 
     @torch.no_grad()
     def climb(self, *, last: bool = False) -> None:
-        """Step along the gradients of the previous pass; ``last`` if no further gradients are needed."""
+        """Steps along the gradients of the previous pass; ``last`` if no further gradients are needed."""
         self._number = 0
         for index, (before, rows, size) in enumerate(zip(self.perturbations, self._rows, self._sizes, strict=True)):
             if before.grad is None:
@@ -91,5 +91,5 @@ class _Perturbation:
 
 
 def _safe_divide(length: Tensor, norm: Tensor) -> Tensor:
-    """Return length / norm, and 0 where the norm is 0."""
+    """Returns length / norm, and 0 where the norm is 0."""
     return torch.where(norm > 0, length / norm, 0.0)

@@ -30,7 +30,7 @@ _CONFIG_NAMES = {
 
 @contextmanager
 def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
-    """Apply the configured dropout and NEFTune, in training mode only.
+    """Applies the configured dropout and NEFTune, in training mode only.
 
     Raises:
         UserError: the model has no place for a dropout that is set.
@@ -45,7 +45,7 @@ def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
 
 @contextmanager
 def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
-    """Set the config's dropout, and restore the model's own afterwards.
+    """Sets the config's dropout, and restores the model's own afterwards.
 
     Raises:
         UserError: the model has no place for one that is set.
@@ -64,25 +64,25 @@ def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
 
 
 def _config_fields(model: Any, config: DropoutConfig) -> dict[str, float]:
-    """Return the fields of the model's config with their new values."""
+    """Returns the fields of the model's config with their new values."""
     fields: dict[str, float] = {}
     for position in _CONFIG_NAMES:
         share: float | None = getattr(config, position)
         if share is None:
             continue
-        known = [name for name in _CONFIG_NAMES[position] if hasattr(model, name)]
-        if not known:
+        names = [name for name in _CONFIG_NAMES[position] if hasattr(model, name)]
+        if not names:
             raise UserError(
                 f"{model.model_type} has no {position} dropout",
                 where=f"train.noise.dropout.{position}",
                 fix="leave it out",
             )
-        fields |= dict.fromkeys(known, share)
+        fields |= dict.fromkeys(names, share)
     return fields
 
 
 def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, Any]]:
-    """Set the dropout of every module to that of a fresh model with these config fields.
+    """Sets the dropout of every module to that of a fresh model with these config fields.
 
     Returns:
         What was there: object, attribute and value.
@@ -92,13 +92,13 @@ def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, An
         setattr(changed.get_text_config(), name, share)
     # A fresh model shows which attribute each family derives from which field; on `meta` it takes no memory.
     with torch.device("meta"):
-        wanted = dict(type(model)(changed).named_modules())
+        modules = dict(type(model)(changed).named_modules())
     before: list[tuple[Any, str, Any]] = []
     for path, module in model.named_modules():
-        if path in wanted:
-            for name in _dropout_attributes(wanted[path]):
+        if path in modules:
+            for name in _dropout_attributes(modules[path]):
                 before.append((module, name, getattr(module, name)))
-                setattr(module, name, getattr(wanted[path], name))
+                setattr(module, name, getattr(modules[path], name))
     own = model.config.get_text_config()  # which some families read in each forward pass
     for name, share in fields.items():
         before.append((own, name, getattr(own, name)))
@@ -107,7 +107,7 @@ def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, An
 
 
 def _dropout_attributes(module: nn.Module) -> list[str]:
-    """Return the names of a module's dropout rates."""
+    """Returns the names of a module's dropout rates."""
     if isinstance(module, nn.Dropout):
         return ["p"]
     return [name for name, value in vars(module).items() if "drop" in name and type(value) in (int, float)]

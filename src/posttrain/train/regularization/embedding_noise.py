@@ -14,7 +14,7 @@ from posttrain.models.language_model import LanguageModel
 
 @contextmanager
 def neftune(lm: LanguageModel, alpha: float) -> Iterator[None]:
-    """Add uniform noise in [-s, s] to the embedded tokens while the model trains, with s = alpha / sqrt(L D).
+    """Adds uniform noise in [-s, s] to the embedded tokens while the model trains, with s = alpha / sqrt(L D).
 
     N. Jain et al., NEFTune: Noisy Embeddings Improve Instruction Finetuning, 2023, arXiv:2310.05914, algorithm 1. L is
     the number of tokens read of the sequence itself, whatever is packed or padded beside it, and D the width. Tokens
@@ -53,13 +53,13 @@ class TokenSegments:
     inverse_length: Tensor
 
     def norms(self, values: Tensor) -> Tensor:
-        """Return float32 [segments], the L2 norm of each segment's ``values`` [B, T, D]."""
+        """Returns float32 [segments], the L2 norm of each segment's ``values`` [B, T, D]."""
         squares = values.detach().double().square().sum(-1) * self.real
         total = squares.new_zeros(self.pieces).index_add_(0, self.piece.flatten(), squares.flatten())
         return total.sqrt().float()
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return [B, T, 1], each token's value of its segment, from ``values`` [segments]."""
+        """Returns [B, T, 1], each token's value of its segment, from ``values`` [segments]."""
         return values[self.piece][..., None]
 
 
@@ -69,15 +69,15 @@ EmbeddingTransform = Callable[[Tensor, TokenSegments], Tensor]
 
 @contextmanager
 def transform_embeddings(lm: LanguageModel, change: EmbeddingTransform) -> Iterator[None]:
-    """Transform the output of the embedding layer, in training mode and with gradients only.
+    """Transforms the output of the embedding layer, in training mode and with gradients only.
 
     The layer's weights stay as they are.
     """
     options: dict[str, Any] = {}
 
-    def begin(module: nn.Module, arguments: Any, given: dict[str, Any]) -> None:
+    def begin(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         options.clear()
-        options.update(given)
+        options.update(keywords)
 
     def changed(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor | None:
         if not module.training or not torch.is_grad_enabled():
@@ -96,13 +96,13 @@ def transform_embeddings(lm: LanguageModel, change: EmbeddingTransform) -> Itera
 
 
 def token_segments(shape: Sequence[int], options: Mapping[str, Any], device: torch.device) -> TokenSegments:
-    """Find the segments of a forward pass.
+    """Finds the segments of a forward pass.
 
     Args:
         shape: B and T.
-        options: what the decoder was called with: ``pieces`` for a packed row, ``attention_mask`` [B, T] for padded
+        options: arguments of the decoder's call: ``pieces`` for a packed row, ``attention_mask`` [B, T] for padded
             ones; with neither, each row is one sequence.
-        device: where the tensors are wanted.
+        device: device of the result.
     """
     if isinstance(options.get("plan"), AttentionPlan):
         return _packed_segments(options["plan"], shape[1], device)
@@ -125,7 +125,7 @@ def _packed_segments(plan: AttentionPlan, tokens: int, device: torch.device) -> 
 
 
 def _inverse_lengths(plan: AttentionPlan, tokens: int, device: torch.device) -> Tensor:
-    """Return float32 [T], the mean of 1 / length over the sequences through each token.
+    """Returns float32 [T], the mean of 1 / length over the sequences through each token.
 
     A sequence is a last segment together with every segment before it that it continues.
     """

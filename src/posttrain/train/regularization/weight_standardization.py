@@ -15,7 +15,7 @@ _MIN_DEVIATION = 1e-5  # standard deviation, so that a filter of equal weights d
 
 @contextmanager
 def standardize_weights(lm: LanguageModel) -> Iterator[None]:
-    """Train convolutions with standardised weights, which stay in the model afterwards.
+    """Trains convolutions with standardised weights, which stay in the model afterwards.
 
     S. Qiao et al., Micro-Batch Training with Batch-Channel Normalization and Weight Standardization, 2019,
     arXiv:1903.10520: each filter less its mean and by its standard deviation, over all inputs of an output channel.

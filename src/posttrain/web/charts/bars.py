@@ -53,10 +53,10 @@ def bars(
     most = full or max(value for _, value, _ in rows) or 1.0
     top = 22 if marks else 0
     colours = classes or [f"bar-{kind}"] * len(rows)
-    drawn = []
+    shapes = []
     for at, (name, value, label) in enumerate(rows):
         y, length = top + at * step + 4, room * min(value / most, 1.0)
-        drawn += [
+        shapes += [
             element(
                 "g",
                 tooltip(f"{name}: {label}"),
@@ -71,9 +71,9 @@ def bars(
         x = names + room * min(value / most, 1.0)
         # Two labels point away from each other, or they would touch.
         anchor = "middle" if len(marks) == 1 else "start" if at else "end"
-        drawn.append(element("line", x1=x, x2=x, y1=top - 2, y2=bottom, class_="mark-line"))
-        drawn.append(text(label, x, 12, "soft small", anchor))
-    return figure(width, bottom, title, *drawn)
+        shapes.append(element("line", x1=x, x2=x, y1=top - 2, y2=bottom, class_="mark-line"))
+        shapes.append(text(label, x, 12, "soft small", anchor))
+    return figure(width, bottom, title, *shapes)
 
 
 def count_rows(counts: Iterable[tuple[str, int]]) -> list[tuple[str, float, str]]:
@@ -97,21 +97,21 @@ def stacked_bars(
     numbers = max(len(format_seconds(total)) for total in totals) * LETTER + 14
     room, step = width - names - numbers, 34
     scale = room / (max(totals) or 1.0)
-    drawn = []
+    marks = []
     for at, ((name, parts), total) in enumerate(zip(rows, totals, strict=True)):
         y, x = at * step + 6, names
-        drawn.append(text(name, names - 8, y + 16, "strong", "end"))
+        marks.append(text(name, names - 8, y + 16, "strong", "end"))
         for number, stage in enumerate(series):
             length = parts.get(stage, 0.0) * scale
             title_element = tooltip(f"{name}, {stage}: {format_seconds(parts.get(stage, 0.0))}")
             part = element("rect", title_element, x=x, y=y, width=length, height=22, class_=series_class(number))
             # A part of no length would have a tooltip that no pointer reaches.
-            drawn += [part] if length > 0 else []
+            marks += [part] if length > 0 else []
             x += length
-        drawn.append(text(format_seconds(total), x + 8, y + 16, "strong"))
+        marks.append(text(format_seconds(total), x + 8, y + 16, "strong"))
     legend = Legend([(name, swatch(series_class(number))) for number, name in enumerate(series)], width)
     top = len(rows) * step + 18
-    return figure(width, top + legend.height - 8, title, *drawn, legend.at(0, top))
+    return figure(width, top + legend.height - 8, title, *marks, legend.at(0, top))
 
 
 def series_class(number: int) -> str:
@@ -154,7 +154,7 @@ def paired_bars(
     numbers = max(len(label) for pair in value_labels for label in pair) * LETTER + 10
     room, step, top = width - labels - numbers, 34, 26
     scale = room / (max(max(before, after) for _, before, after in rows) or 1.0)
-    drawn = []
+    marks = []
     for at, (name, *values) in enumerate(rows):
         y = top + at * step
         row = [
@@ -168,9 +168,9 @@ def paired_bars(
             row.append(element("rect", x=labels, y=line, width=room, height=11, rx=2, class_="track"))
             row.append(element("rect", x=labels, y=line, width=value * scale, height=11, rx=2, class_=class_))
             row.append(text(label, labels + room + 8, line + 10, "small" if second else "soft small"))
-        drawn.append(element("g", *row))
+        marks.append(element("g", *row))
     legend = Legend([(name, swatch(class_)) for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True)], width)
-    return figure(width, top + len(rows) * step + 2, title, legend.at(0, 8), *drawn)
+    return figure(width, top + len(rows) * step + 2, title, legend.at(0, 8), *marks)
 
 
 def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width: int = 760) -> str:
@@ -180,24 +180,24 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
         start: number of records read.
         rejected: reason and records, in the order of the steps; below zero for records that a step added.
     """
-    kept = start - sum(count for _, count in rejected)
+    accepted = start - sum(count for _, count in rejected)
     names = min(max([18, *(len(reason) for reason, _ in rejected)]) * LETTER + 10, 0.4 * width)
     room, step = width - names - 70, 28
     # Steps may add records (a negative count): the widest bar is not always the first.
     most = max(accumulate((count for _, count in rejected), sub, initial=start))
     scale = room / (most or 1)
-    drawn, left = [], start
+    marks, remaining = [], start
     rows = [("came in", start, 0, "bar-a"), *((reason, count, 1, "cut") for reason, count in rejected)]
-    for at, (name, count, is_cut, class_) in enumerate([*rows, ("kept", kept, 0, "bar-kept")]):
+    for at, (name, count, is_cut, class_) in enumerate([*rows, ("kept", accepted, 0, "bar-kept")]):
         y = at * step + 4
-        x = names + (left - max(count, 0)) * scale if is_cut else names
-        left -= count if is_cut else 0
+        x = names + (remaining - max(count, 0)) * scale if is_cut else names
+        remaining -= count if is_cut else 0
         # One record of a million is still visible, as two pixels.
         length = max(abs(count) * scale, 2.0 if count else 0.0)
         share = f"{100 * abs(count) / start:.1f}%" if start else "none"
         label = f"{-count:+,}".replace("-", "−") if is_cut and count else f"{count:,}"
         class_ = "bar-a" if count < 0 else class_
-        drawn.append(
+        marks.append(
             element(
                 "g",
                 tooltip(f"{name}: {abs(count):,} records{' added' if count < 0 else ''}, {share} of what came in"),
@@ -207,7 +207,7 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
                 text(label, names + room + 8, y + 15, "strong"),
             )
         )
-    return figure(width, (len(rows) + 1) * step + 4, title, *drawn)
+    return figure(width, (len(rows) + 1) * step + 4, title, *marks)
 
 
 def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tuple[str, Markup]]:

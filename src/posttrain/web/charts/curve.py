@@ -56,10 +56,10 @@ def curve(
         name: name of the measure.
         buckets: stretches that a long training is thinned to, each with its lowest and highest.
     """
-    known = ~np.isnan(values)
-    if not known.any():
+    measured = ~np.isnan(values)
+    if not measured.any():
         return ""
-    low, high = _axis_limits(values[known], style.zero)
+    low, high = _axis_limits(values[measured], style.zero)
     levels = ticks(low, high, 4)
     low, high = levels[0], levels[-1]
     left, right, top = 56.0, width - 14.0, 40.0
@@ -72,7 +72,7 @@ def curve(
     def y(value: float) -> float:
         return bottom - (bottom - top) * (min(max(value, low), high) - low) / (high - low)
 
-    window = smoothing_window(int(known.sum())) if style.mean else 1
+    window = smoothing_window(int(measured.sum())) if style.mean else 1
     lines = [_path(*downsample(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
     if window > 1:
         # Clipped at the axis, because a spike would lift the mean of all steps around it.
@@ -80,12 +80,12 @@ def curve(
         # Too few values at the ends: the line would follow single steps.
         mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan
         lines.append(_path(*downsample(steps, mean, buckets // 2), x, y, "mean-line"))
-    above = int((values[known] > high).sum())
+    above = int((values[measured] > high).sum())
     cut = [text(f"{above:,} above", right, 14, "soft small", "end")] if above else []
     return figure(
         width,
         bottom + 30,
-        _aria_label(steps[known], values[known], name, style.show),
+        _aria_label(steps[measured], values[measured], name, style.show),
         text(truncate(name, right - 70), 4, 14, "strong"),
         *cut,
         *level_lines(levels, left, right, y, style.show),
@@ -129,8 +129,8 @@ def step_axis(first: float, last: float, left: float, right: float, y: float) ->
     room = (right - left) / ((last - first) or 1)
     whole = [step for step in ticks(first, last, 4) if first <= step <= last and step == int(step)] or [first]
     labels = [(left + (step - first) * room, f"{int(step):,}") for step in whole]
-    drawn = [text(label, x, y, "soft", "middle") for x, label in labels if x < right - 46]
-    return [*drawn, text("step", right, y, "soft", "end")]
+    words = [text(label, x, y, "soft", "middle") for x, label in labels if x < right - 46]
+    return [*words, text("step", right, y, "soft", "end")]
 
 
 def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom: float) -> list[str]:
@@ -142,7 +142,7 @@ def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom:
             groups[-1].append(mark)
         else:
             groups.append([mark])
-    drawn, free = [], -math.inf
+    shapes, free = [], -math.inf
     for group in groups:
         at = x(group[0].step)
         labels = [f"{mark.number}: {truncate(mark.label, 120, 1)}" for mark in group[:3]]
@@ -153,15 +153,15 @@ def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom:
             free = at + 18
             content.append(element("circle", cx=at, cy=top - 13, r=8.5, class_="mark"))
             content.append(text(str(group[0].number), at, top - 9, "mark-number", "middle"))
-        drawn.append(element("g", *content))
-    return drawn
+        shapes.append(element("g", *content))
+    return shapes
 
 
 def _hover_boxes(
     steps: FloatArray, values: FloatArray, show: Formatter, x: Scale, top: float, bottom: float, count: int
 ) -> list[str]:
     """Draws invisible boxes over stretches of the curve whose tooltips summarise them."""
-    drawn = []
+    marks = []
     # One box a point would double the size of the page; a stretch of steps has one tooltip.
     for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):
         part = values[stretch]
@@ -174,8 +174,8 @@ def _hover_boxes(
             low, mean, high = (show(float(value)) for value in (np.nanmin(part), np.nanmean(part), np.nanmax(part)))
             label = f"steps {int(start):,} to {int(end):,}: {mean} ({low} to {high})"
         box = {"x": left, "y": top, "width": max(right - left, 4.0), "height": bottom - top}
-        drawn.append(element("rect", tooltip(label), **box, class_="hover"))
-    return drawn
+        marks.append(element("rect", tooltip(label), **box, class_="hover"))
+    return marks
 
 
 def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatter) -> str:
@@ -200,23 +200,23 @@ def downsample(steps: FloatArray, values: FloatArray, buckets: int) -> tuple[Flo
     """
     if len(values) <= 2 * buckets:
         return steps, values
-    kept: list[int] = []
+    indices: list[int] = []
     # Extremes instead of means: a spike of one step in a million has to stay visible.
     for stretch in np.array_split(np.arange(len(values)), buckets):
         part = values[stretch]
         if np.isnan(part).all():
-            kept.append(int(stretch[0]))
+            indices.append(int(stretch[0]))
         else:
-            kept += sorted({int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])})
-    return steps[kept], values[kept]
+            indices += sorted({int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])})
+    return steps[indices], values[indices]
 
 
 def smooth(values: FloatArray, window: int) -> FloatArray:
     """Computes a centred moving average, with a smaller window at both ends; NaN is ignored and stays NaN."""
-    known = ~np.isnan(values)
+    measured = ~np.isnan(values)
     # Prefix sums make the average linear in the number of steps, whatever the window.
-    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(known)])
+    total = np.concatenate([[0.0], np.cumsum(np.where(measured, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(measured)])
     at = np.arange(len(values))
     first, last = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
     # Symmetric windows, so that a slope is not bent at the ends.
@@ -224,7 +224,7 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
     first, last = at - reach, at + reach + 1
     with np.errstate(invalid="ignore"):
         means = (total[last] - total[first]) / (count[last] - count[first])
-    return np.where(known, means, np.nan)
+    return np.where(measured, means, np.nan)
 
 
 def smoothing_window(count: int) -> int:

@@ -34,16 +34,16 @@ def heat_map(
     tall = min(size, 34.0)
     # Correct answers do not set the scale: they outnumber the mistakes that the map is about.
     most = max([counts.get((row, column), 0) for row in rows for column in columns if row != column] or [1]) or 1
-    drawn = []
+    marks = []
     for at, column in enumerate(columns):
         x, y = names + at * size + size / 2, head - 6
-        drawn.append(text(truncate(column, over), x, y, "soft", "start", transform=f"rotate(-55 {x:.1f} {y:.1f})"))
+        marks.append(text(truncate(column, over), x, y, "soft", "start", transform=f"rotate(-55 {x:.1f} {y:.1f})"))
     for down, row in enumerate(rows):
         y = head + down * tall
-        drawn.append(text(truncate(row, names - 4), names - 8, y + tall / 2 + 4, "", "end"))
+        marks.append(text(truncate(row, names - 4), names - 8, y + tall / 2 + 4, "", "end"))
         for at, column in enumerate(columns):
-            drawn.append(_cell(row, column, counts.get((row, column), 0), most, names + at * size, y, size, tall))
-    return figure(width, head + len(rows) * tall + 4, title, *drawn)
+            marks.append(_cell(row, column, counts.get((row, column), 0), most, names + at * size, y, size, tall))
+    return figure(width, head + len(rows) * tall + 4, title, *marks)
 
 
 def _cell(row: str, column: str, count: int, most: int, x: float, y: float, size: float, tall: float) -> str:
@@ -72,10 +72,10 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, wi
     """
     stretches = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
     levels = np.array([[_log_median(values[stretch]) for stretch in stretches] for values in series.values()])
-    known = levels[~np.isnan(levels)] if levels.size else levels
-    if not known.size:
+    finite = levels[~np.isnan(levels)] if levels.size else levels
+    if not finite.size:
         return ""
-    low, high = float(known.min()), float(known.max())
+    low, high = float(finite.min()), float(finite.max())
     share = np.nan_to_num((levels - low) / ((high - low) or 1))
     # A little under _SHADES, so that the largest value falls into the last shade and not beyond it.
     shades = np.where(np.isnan(levels), 0, 1 + (share * (_SHADES - 0.01)).astype(int))
@@ -153,7 +153,7 @@ def _shade_key(low: float, high: float, left: float, y: float) -> str:
 
 
 def _strip_label(group: str, values: FloatArray) -> str:
-    known = values[~np.isnan(values)]
-    if not known.size:
+    finite = values[~np.isnan(values)]
+    if not finite.size:
         return f"{group}: not measured"
-    return f"{group}: median {np.median(known):.2g}, from {known.min():.2g} to {known.max():.2g}"
+    return f"{group}: median {np.median(finite):.2g}, from {finite.min():.2g} to {finite.max():.2g}"

@@ -66,7 +66,7 @@ def histogram(
 
     # Counts are integers: half a record is no level.
     grid = level_lines([level for level in levels if level == int(level)], left, right, y, "{:,.0f}".format)
-    drawn = []
+    marks = []
     layers = [(counts, of, "bar-old"), (part, f"{of}, {names[1]}", "bar-a")] if part else [(counts, of, "bar-a")]
     for layer, what, class_ in layers:
         for low, high, count in zip(edges[:-1], edges[1:], layer, strict=True):
@@ -76,7 +76,7 @@ def histogram(
                 tall = max(bottom - y(count), 1.0)
                 wide = max(x(high) - x(low) - 1, 1.0)
                 at = {"x": x(low) + 0.5, "y": bottom - tall, "width": wide, "height": tall}
-                drawn.append(element("rect", label, **at, class_=class_))
+                marks.append(element("rect", label, **at, class_=class_))
     beyond = f"{above:,} above {show(float(edges[-1]))}" if above else ""
     room = right - 4 - len(beyond) * LETTER
     return figure(
@@ -87,7 +87,7 @@ def histogram(
         text(truncate(name, room), 4, 14, "strong"),
         *([text(beyond, right, 14, "soft small", "end")] if above else []),
         *grid,
-        *drawn,
+        *marks,
         *level_words(
             [value for value in ticks(first, last, 5) if first <= value <= last], x, show, left, right, bottom + 18
         ),

@@ -30,12 +30,12 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     Raises:
         ValueError: an edge names no node, or a node is of no known kind.
     """
-    known = {node.id: node for node in nodes}
+    nodes_by_id = {node.id: node for node in nodes}
     for node in nodes:
         if node.kind not in COLUMNS:
             raise ValueError(f"node {node.id} is of no known kind: {node.kind}")
     for parent, child in edges:
-        if parent not in known or child not in known:
+        if parent not in nodes_by_id or child not in nodes_by_id:
             raise ValueError(f"edge {parent} → {child} names no node")
     columns = [kind for kind in COLUMNS if any(node.kind == kind for node in nodes)]
     if not columns:
@@ -44,17 +44,19 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     gap, high, step = (54.0, 40, 54) if wide else (14.0, 30, 38)
     box = (width - 14 - gap * (len(columns) - 1)) / len(columns)
     positions: dict[str, tuple[float, float]] = {}
-    drawn = []
+    marks = []
     for at, kind in enumerate(columns):
         x = 8 + at * (box + gap)
-        drawn.append(text(COLUMNS[kind][0 if wide else 1], x, 14, "soft"))
+        marks.append(text(COLUMNS[kind][0 if wide else 1], x, 14, "soft"))
         # Column by column from the left: a node is sorted by its parents, which have positions then.
         for down, node in enumerate(_sorted_by_parents([n for n in nodes if n.kind == kind], edges, positions)):
             positions[node.id] = (x, 28.0 + down * step)
-    lines = [_edge(positions[parent], positions[child], box, high, known[child].marked) for parent, child in edges]
-    boxes = [_box(known[id_], *position, box, high, wide) for id_, position in positions.items()]
+    lines = [
+        _edge(positions[parent], positions[child], box, high, nodes_by_id[child].marked) for parent, child in edges
+    ]
+    boxes = [_box(nodes_by_id[id_], *position, box, high, wide) for id_, position in positions.items()]
     tall = max(y for _, y in positions.values()) + high + 6
-    return figure(width, tall, title, *drawn, *lines, *boxes)
+    return figure(width, tall, title, *marks, *lines, *boxes)
 
 
 def _sorted_by_parents(

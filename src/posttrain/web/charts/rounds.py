@@ -62,14 +62,14 @@ def learning_curve_chart(
     height = (346 if width >= 500 else 286) + legend.height
     left, right, top = (56 if width >= 500 else 50), width - 28, 34
     bottom = height - 62 - legend.height
-    known = [
+    values = [
         value
         for p in points
         for value in (p.value, *p.champions, *(p.bar or ()), p.random_baseline)
         if value is not None
     ]
     # Shares start at zero, so that a gain of one point does not look like a jump.
-    marks = ticks(0 if percent else min(known), max(known), 5)
+    marks = ticks(0 if percent else min(values), max(values), 5)
     low, high = marks[0], marks[-1]
 
     def x(at: float) -> float:
@@ -122,11 +122,11 @@ def _random_baseline(points: Sequence[CurvePoint], x: Scale, y: Scale, percent: 
         element("g", tooltip(f"{name}, drawn at random: {_value_text(value, percent, 1)}"), _diamond(left, top))
         for left, top, value, name in marked
     ]
-    return element("path", d=line, class_="beside") + "".join(marks) if marked else ""
+    return element("path", d=line, class_="random-line") + "".join(marks) if marked else ""
 
 
 def _diamond(x: float, y: float) -> str:
-    return element("path", d=f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z", class_="beside-mark")
+    return element("path", d=f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z", class_="random-mark")
 
 
 def _candidate_mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
@@ -162,9 +162,9 @@ def _decision_symbol(decision: str, x: float, y: float) -> str:
 
 def _curve_legend(points: Sequence[CurvePoint], width: float) -> Legend:
     used = [decision for decision in DECISION_NAMES if any(point.decision == decision for point in points)]
-    drawn = [("drawn at random", _diamond)] if any(point.random_baseline is not None for point in points) else []
+    random_item = [("drawn at random", _diamond)] if any(point.random_baseline is not None for point in points) else []
     decided = [(DECISION_NAMES[name], partial(_decision_symbol, name)) for name in used]
-    return Legend([*decided, ("champion in use", _champion_symbol), *drawn], width)
+    return Legend([*decided, ("champion in use", _champion_symbol), *random_item], width)
 
 
 def _champion_symbol(x: float, y: float) -> str:
@@ -198,8 +198,8 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
     if not rows:
         return ""
     labels = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
-    known = [value for row in rows for value in (row.low, row.high, row.expected, row.achieved) if value is not None]
-    levels = ticks(min(0.0, *known), max(0.0, *known), 5 if width >= 500 else 3)
+    values = [value for row in rows for value in (row.low, row.high, row.expected, row.achieved) if value is not None]
+    levels = ticks(min(0.0, *values), max(0.0, *values), 5 if width >= 500 else 3)
     # All values may be zero: the scale would divide by nothing.
     levels = levels if len(levels) > 1 else [levels[0], levels[0] + 1.0]
     left = max(len(row.name) for row in rows) * LETTER + 22
@@ -208,12 +208,12 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
     def x(value: float) -> float:
         return left + (right - left) * (value - levels[0]) / (levels[-1] - levels[0])
 
-    drawn = []
+    marks = []
     for level in levels:
-        drawn.append(element("line", x1=x(level), x2=x(level), y1=2, y2=bottom, class_="grid" if level else "zero"))
+        marks.append(element("line", x1=x(level), x2=x(level), y1=2, y2=bottom, class_="grid" if level else "zero"))
     # Axis labels may extend below the columns of names and values.
     half = max(len(show(level)) for level in levels) * LETTER / 2
-    drawn += level_words(levels, x, show, left - half + 12, right + half - 14, bottom + 16)
+    marks += level_words(levels, x, show, left - half + 12, right + half - 14, bottom + 16)
     for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = at * _EXPECTATION_ROW + 22.0
         came = f"achieved {show(row.achieved)}" if row.achieved is not None else "not achieved yet"
@@ -226,9 +226,9 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
             _expected_symbol(x(row.expected), y),
         ]
         parts += [_achieved_symbol(x(row.achieved), y)] if row.achieved is not None else []
-        drawn.append(element("g", *parts, text(label, width - 4, y + 4, "", "end")))
+        marks.append(element("g", *parts, text(label, width - 4, y + 4, "", "end")))
     legend = Legend([("expected, with its interval", _expected_symbol), ("achieved", _achieved_symbol)], width)
-    return figure(width, bottom + 36 + legend.height, title, *drawn, legend.at(2, bottom + 42))
+    return figure(width, bottom + 36 + legend.height, title, *marks, legend.at(2, bottom + 42))
 
 
 def _expected_symbol(x: float, y: float) -> str:

@@ -76,26 +76,26 @@ def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, wi
         layers: drawn one over the other, the first at the bottom.
         height: of the plane in pixels, at most as great as the width.
     """
-    shown = [layer for layer in layers if len(layer.points)]
-    if not shown:
+    filled = [layer for layer in layers if len(layer.points)]
+    if not filled:
         return ""
-    every = np.concatenate([layer.points for layer in shown]).astype(np.float64)
+    every = np.concatenate([layer.points for layer in filled]).astype(np.float64)
     low, high = every.min(axis=0), every.max(axis=0)
     size = np.array([width, min(height, width)], np.float64)
     # One scale for both directions: distances are the only thing that the map means.
     scale = float(((size - 2 * _EDGE) / np.maximum(high - low, 1e-9)).min()) if (high > low).any() else 0.0
-    legend = Legend([(layer.name, partial(_path, layer, "")) for layer in shown], width)
-    drawn = []
-    for layer in shown:
+    legend = Legend([(layer.name, partial(_path, layer, "")) for layer in filled], width)
+    marks = []
+    for layer in filled:
         positions = (size / 2 + (layer.points - (low + high) / 2) * scale * (1, -1)).tolist()
-        drawn += [_path(layer, label, *position) for label, position in zip(layer.labels, positions, strict=False)]
+        marks += [_path(layer, label, *position) for label, position in zip(layer.labels, positions, strict=False)]
         # All points without a tooltip share one path, which makes a page of thousands of points small.
         if rest := positions[len(layer.labels) :]:
             path = "".join(SHAPES[layer.shape](x, y) for x, y in rest)
-            drawn.append(element("path", d=path, class_=layer.class_))
+            marks.append(element("path", d=path, class_=layer.class_))
     frame = element("rect", x=0.5, y=0.5, width=width - 1, height=size[1] - 1, rx=8, class_="frame")
     top = float(size[1]) + 20
-    return figure(width, top + legend.height - 8, title, frame, *drawn, legend.at(2, top))
+    return figure(width, top + legend.height - 8, title, frame, *marks, legend.at(2, top))
 
 
 def _path(layer: ScatterLayer, label: str, x: float, y: float) -> str:

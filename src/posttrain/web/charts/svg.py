@@ -88,14 +88,14 @@ def level_lines(
 
 def level_words(values: Iterable[float], x: Scale, show: Formatter, left: float, right: float, y: float) -> list[str]:
     """Draws labels on a horizontal axis, at most 14 pixels over its ends; drops those that would overlap."""
-    drawn, free = [], left - 12.0
+    marks, free = [], left - 12.0
     for value in values:
         label, at = show(value), x(value)
         half = len(label) * LETTER / 2
         if at - half >= free and at + half <= right + 14:
-            drawn.append(text(label, at, y, "soft", "middle"))
+            marks.append(text(label, at, y, "soft", "middle"))
             free = at + half + 6
-    return drawn
+    return marks
 
 
 def truncate(label: str, width: float, letter: float = LETTER) -> str:

@@ -33,7 +33,7 @@ def test_it_reaches_the_exact_solution(problem, dense) -> None:
     )
 
 
-def test_float32_is_solved_to_float32(network, dense) -> None:
+def test_float32_is_solved_to_float32_precision(network, dense) -> None:
     network.model.module.float()
     model = FunctionalModel(network.model.module, network.model.outputs, network.model.losses)
     curvature = Curvature(model, [(x.float(), y) for x, y in network.train])
@@ -43,7 +43,7 @@ def test_float32_is_solved_to_float32(network, dense) -> None:
     assert float((x.double() - expected).norm() / expected.norm()) < 3e-4
 
 
-def test_it_needs_no_more_steps_than_parameters(logistic) -> None:
+def test_it_takes_no_more_steps_than_parameters(logistic) -> None:
     fitted, _ = logistic
     curvature = Curvature(fitted.model, fitted.train)
     ConjugateGradient(tolerance=1e-9, steps=50).solve(curvature, right_sides(15), 0.02)
@@ -51,7 +51,7 @@ def test_it_needs_no_more_steps_than_parameters(logistic) -> None:
     assert products <= 3 * (15 + 3)
 
 
-def test_a_right_side_of_zeros_gives_zeros(problem) -> None:
+def test_a_right_hand_side_of_zeros_gives_zeros(problem) -> None:
     curvature, b = problem
     b[:, 1] = 0
     solution = ConjugateGradient().solve(curvature, b, DAMPING)
@@ -60,7 +60,10 @@ def test_a_right_side_of_zeros_gives_zeros(problem) -> None:
 
 
 def test_it_refuses_negative_curvature(network) -> None:
-    curvature = Curvature(network.model, network.train, "hessian")
+    model = FunctionalModel(
+        network.model.module, network.model.outputs, lambda outputs, batch: -outputs.square().sum(1)
+    )
+    curvature = Curvature(model, network.train)
     with pytest.raises(UserError, match="curvature is not positive"):
         ConjugateGradient().solve(curvature, right_sides(network.model.size), 0.0)
 

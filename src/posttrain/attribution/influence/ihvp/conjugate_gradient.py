@@ -24,7 +24,7 @@ class ConjugateGradient:
 
     Args:
         tolerance: relative residual at which a column is done; columns that end ten times above it are warned of.
-        steps: the most steps.
+        steps: greatest number of steps.
     """
 
     tolerance: float = 1e-5
@@ -53,7 +53,7 @@ class ConjugateGradient:
                 raise UserError(
                     "conjugate gradient met a direction in which the curvature is not positive",
                     where="influence.damping",
-                    fix="raise it, or take the Gauss-Newton matrix",
+                    fix="raise it",
                 )
             step = (squares[active] / curved).to(b.dtype)
             x[:, active] += step * search
@@ -79,6 +79,6 @@ def _relative_norms(residual: Tensor, b: Tensor) -> npt.NDArray[np.float64]:
     return norms.cpu().numpy().astype(np.float64)
 
 
-def _column_dots(left: Tensor, right: Tensor) -> Tensor:
+def _column_dots(first: Tensor, second: Tensor) -> Tensor:
     # Summed in float64: step lengths are ratios of sums over millions of parameters.
-    return (left.double() * right.double()).sum(0)
+    return (first.double() * second.double()).sum(0)

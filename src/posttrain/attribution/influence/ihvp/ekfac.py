@@ -28,7 +28,7 @@ class Ekfac:
     Args:
         samples: pseudo-gradients drawn for each record from the model's own predictions; None for the exact sum over
             the outputs, which costs a backward pass each.
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     samples: int | None = 1
@@ -38,11 +38,9 @@ class Ekfac:
         """Solves as `posttrain.attribution.influence.ihvp.solver.Solver` specifies, without residuals.
 
         Raises:
-            UserError: a parameter is in no linear layer, the loss has no roots, or the curvature is the Hessian.
+            UserError: a parameter is in no linear layer, or the loss has no roots.
         """
         check_damping(damping)
-        if curvature.kind != "gauss_newton":
-            raise UserError("EK-FAC is of the Gauss-Newton matrix", where="influence.curvature")
         x = torch.zeros_like(b)
         for block in self.fit(curvature):
             least = float(block.eigenvalues.min()) + damping

@@ -1,4 +1,4 @@
-"""Whatever makes records of others, through whole versions: none is measured on, and none gives its seed away."""
+"""Derived records in whole versions: none is held out, and none has a held-out origin."""
 
 import json
 import random
@@ -29,8 +29,8 @@ STEPS: list[Any] = ["exact", {"minhash": {"threshold": 0.8}}]
 SPLITS = {"test": 0.4}
 
 
-def in_other_words(prompts: Sequence[Sequence[Turn]]) -> list[str | None]:
-    """Replies in which nothing but the meaning is as it was: words are drawn by the seed."""
+def reword(prompts: Sequence[Sequence[Turn]]) -> list[str | None]:
+    """Replies of other words, sampled with the prompt as the seed."""
     replies: list[str | None] = []
     for prompt in prompts:
         generator = random.Random(prompt[-1]["content"])
@@ -40,7 +40,7 @@ def in_other_words(prompts: Sequence[Sequence[Turn]]) -> list[str | None]:
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewording, "_cached_endpoint", lambda config, folder: in_other_words)
+    monkeypatch.setattr(rewording, "_cached_endpoint", lambda config, folder: reword)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def version_of(root: Path, name: str, file: str, steps: list[Any], **splits: Any
     return build({**config, "steps": steps, "splits": {**SPLITS, **splits}})
 
 
-def sound(version: Version) -> pa.Table:
-    """The made records of a version, all of them training records whose origin is not held out."""
+def check_derived(version: Version) -> pa.Table:
+    """Returns the derived records of a version; all must be training records whose origin is not held out."""
     test, train = version.records("test"), version.records("train")
     assert test.num_rows
     assert origin_ids(test).null_count == test.num_rows
@@ -70,7 +70,7 @@ def sound(version: Version) -> pa.Table:
 
 def test_variants_of_every_method_and_their_export(root: Path) -> None:
     version = version_of(root, "varied", "a.jsonl", [*STEPS, {"augment": {"methods": METHODS}}])
-    derived = sound(version)
+    derived = check_derived(version)
     methods = [json.loads(meta)["augmented"]["method"] for meta in derived["meta"].to_pylist()]
     train = version.records("train")
     originals = train.filter(origin_ids(train).is_null())
@@ -81,48 +81,52 @@ def test_variants_of_every_method_and_their_export(root: Path) -> None:
     files = {"first.jsonl": [derived, originals, version.records("test")], "last.jsonl": [originals, derived]}
     for file, tables in files.items():
         export_file(concat(tables), root / file)
-        again = version_of(root, file.removesuffix(".jsonl"), file, ["exact"], seed=3)
-        train = again.records("train")
-        kept = sound(again)
-        assert set(origin_ids(kept).to_pylist()) <= set(train["id"].to_pylist())
-        assert kept.num_rows == len(methods) if file == "first.jsonl" else 0 < kept.num_rows < len(methods)
+        reimported = version_of(root, file.removesuffix(".jsonl"), file, ["exact"], seed=3)
+        train = reimported.records("train")
+        reimported_variants = check_derived(reimported)
+        assert set(origin_ids(reimported_variants).to_pylist()) <= set(train["id"].to_pylist())
+        assert (
+            reimported_variants.num_rows == len(methods)
+            if file == "first.jsonl"
+            else 0 < reimported_variants.num_rows < len(methods)
+        )
 
 
-def test_paraphrases_of_all_records_leave_with_those_held_out(root: Path) -> None:
-    before = version_of(root, "set", "a.jsonl", STEPS)
+def test_paraphrases_of_held_out_records_are_rejected(root: Path) -> None:
+    earlier = version_of(root, "set", "a.jsonl", STEPS)
     seeds = next(read(root / "a.jsonl"))
     config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
-    derived = synthesize(seeds, config, in_other_words, root / "work").records
+    derived = synthesize(seeds, config, reword, root / "work").records
     assert set(origin_ids(derived).to_pylist()) == set(seeds["id"].to_pylist())
     export_file(derived, root / "made.jsonl")
-    grown = version_of(root, "set", "made.jsonl", STEPS)
-    assert grown.records("test").equals(before.records("test"))
-    held_out = set(before.records("test")["id"].to_pylist())
-    kept = sound(grown)
-    assert kept.num_rows == sum(origin not in held_out for origin in origin_ids(derived).to_pylist())
-    rejections = concat(list(grown.rejected()), next(iter(grown.rejected())).schema)
-    left = rejections.filter(origin_ids(rejections).is_valid())
-    assert set(left["reason"].to_pylist()) == {"links two splits"}
-    assert kept.num_rows + left.num_rows == derived.num_rows
+    later = version_of(root, "set", "made.jsonl", STEPS)
+    assert later.records("test").equals(earlier.records("test"))
+    held_out = set(earlier.records("test")["id"].to_pylist())
+    kept_records = check_derived(later)
+    assert kept_records.num_rows == sum(origin not in held_out for origin in origin_ids(derived).to_pylist())
+    rejections = concat(list(later.rejected()), next(iter(later.rejected())).schema)
+    rejected_records = rejections.filter(origin_ids(rejections).is_valid())
+    assert set(rejected_records["reason"].to_pylist()) == {"links two splits"}
+    assert kept_records.num_rows + rejected_records.num_rows == derived.num_rows
 
 
-def test_the_tie_to_a_seed_that_a_step_rewrites(root: Path) -> None:
+def test_paraphrases_follow_a_seed_that_a_step_rewrites(root: Path) -> None:
     rows = [json.loads(line) for line in (root / "a.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = [{**row, "prompt": f"{row['prompt']} ann{n}@example.com"} for n, row in enumerate(rows)]
     (root / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     seeds = next(read(root / "a.jsonl"))
     config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
-    derived = synthesize(seeds, config, in_other_words, root / "work").records
+    derived = synthesize(seeds, config, reword, root / "work").records
     export_file(derived, root / "made.jsonl")
     steps = [{"pii": {"action": "mask"}}, *STEPS]
     files = ["a.jsonl", "made.jsonl"]
-    whole = build(
+    at_once = build(
         {"name": "whole", "files": files, "workspace": root, "engine": "inline", "steps": steps, "splits": SPLITS}
     )
     version_of(root, "grown", files[0], steps)
-    for version in (whole, version_of(root, "grown", files[1], steps)):
+    for version in (at_once, version_of(root, "grown", files[1], steps)):
         lines = version.records("test")["line"].to_pylist()
         held_out = set(seeds.take(pa.array([line - 1 for line in lines]))["id"].to_pylist())
-        kept = sound(version)
-        assert kept.num_rows
-        assert not held_out & set(origin_ids(kept).to_pylist())
+        kept_records = check_derived(version)
+        assert kept_records.num_rows
+        assert not held_out & set(origin_ids(kept_records).to_pylist())

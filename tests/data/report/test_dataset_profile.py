@@ -1,4 +1,4 @@
-"""The quality report of a version: exact counts, the same however records come, in bounded memory."""
+"""The quality report of a version: exact counts in bounded memory, whatever the order of the records."""
 
 import itertools
 import json
@@ -44,43 +44,43 @@ def table() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def sides(table: pa.Table) -> list[str]:
+def split_names(table: pa.Table) -> list[str]:
     return ["train" if id < "c" else "test" for id in table["id"].to_pylist()]
 
 
 @pytest.fixture(scope="module")
-def rejected(table: pa.Table) -> pa.Table:
+def rejected_rows(table: pa.Table) -> pa.Table:
     """Every tenth record is too short, and some are duplicates of two clusters."""
-    why = {row: Rejection("too short", "3 words", 3.0) for row in range(0, 200, 10)}
+    rejections = {row: Rejection("too short", "3 words", 3.0) for row in range(0, 200, 10)}
     for row in (1, 2, 3, 5):
-        why[row] = Rejection("near duplicate", "like f:300", 0.9, cluster="one", kept="x")
-    why[7] = Rejection("near duplicate", "like f:301", 0.9, cluster="two", kept="y")
-    return reject_rows(table, "minhash", why).rejected
+        rejections[row] = Rejection("near duplicate", "like f:300", 0.9, cluster="one", kept="x")
+    rejections[7] = Rejection("near duplicate", "like f:301", 0.9, cluster="two", kept="y")
+    return reject_rows(table, "minhash", rejections).rejected
 
 
 def facts_of(table: pa.Table, step: str, name: str, values: list[Any]) -> pa.Table:
-    words = any(isinstance(value, str) for value in values)
-    nothing = [None] * len(values)
+    is_text = any(isinstance(value, str) for value in values)
+    nulls = [None] * len(values)
     columns = [table["id"].to_pylist()[: len(values)], [step] * len(values), [name] * len(values)]
-    columns += [nothing, values] if words else [values, nothing]
+    columns += [nulls, values] if is_text else [values, nulls]
     return pa.table([pa.array(column, kind.type) for column, kind in zip(columns, FACT, strict=True)], schema=FACT)
 
 
-def test_everything_is_counted(table: pa.Table, sides: list[str], rejected: pa.Table) -> None:
+def test_a_profile_counts_everything(table: pa.Table, split_names: list[str], rejected_rows: pa.Table) -> None:
     facts = [
         facts_of(table, "language", "language", ["en"] * 300 + ["de"] * 100),
         facts_of(table, "quality", "quality", [0.25] * 100 + [0.75] * 300),
         facts_of(table, "pii", "pii", [0.0, 3.0, 1.0]),
         facts_of(table, "pii", "pii_email", [2.0, 1.0]),
     ]
-    summary = build_profile([table], [sides], [rejected], facts=facts)
+    summary = build_profile([table], [split_names], [rejected_rows], facts=facts)
     assert summary.records == summary.answered == 400
-    assert summary.splits == dict(Counter(sides).most_common())
+    assert summary.splits == dict(Counter(split_names).most_common())
     assert summary.sources == dict(Counter(table["source"].to_pylist()).most_common())
     assert summary.labels == dict(
         sorted(Counter(table["completion"].to_pylist()).items(), key=lambda item: (-item[1], item))
     )
-    assert sum(summary.balances["train"].counts.values()) == sides.count("train")
+    assert sum(summary.balances["train"].counts.values()) == split_names.count("train")
     texts = input_texts(table)
     assert summary.totals["input characters"] == sum(map(len, texts))
     assert summary.totals["input words"] == sum(len(item.split()) for item in texts)
@@ -98,30 +98,30 @@ def test_everything_is_counted(table: pa.Table, sides: list[str], rejected: pa.T
         ("two", 2, 1),
     ]
     assert [row["count"] for row in summary.funnel if row["reason"] in ("in", "kept")] == [425, 400]
-    words = Counter(word for item in texts for word in item.split())
-    assert dict(summary.ngrams["input"][0][:5]) == dict(words.most_common(5))
+    word_counts = Counter(word for item in texts for word in item.split())
+    assert dict(summary.ngrams["input"][0][:5]) == dict(word_counts.most_common(5))
     assert canonical_json(summary.to_json())
     assert json.loads(json.dumps(summary.to_json()))["labels"]["all"]["counts"] == summary.labels
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_how_tables_are_cut_and_ordered_does_not_matter(
-    table: pa.Table, sides: list[str], rejected: pa.Table, seed: int
+def test_chunks_and_order_of_tables_change_nothing(
+    table: pa.Table, split_names: list[str], rejected_rows: pa.Table, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     facts = facts_of(table, "quality", "quality", rng.normal(size=400).tolist())
-    whole = build_profile([table], [sides], [rejected], facts=[facts], sample=50)
+    expected = build_profile([table], [split_names], [rejected_rows], facts=[facts], sample=50)
     order = rng.permutation(400)
-    shuffled, names = table.take(order), [sides[row] for row in order.tolist()]
+    shuffled_table, shuffled_names = table.take(order), [split_names[row] for row in order.tolist()]
     cuts = [0, *sorted(rng.choice(np.arange(1, 400), 5, replace=False).tolist()), 400]
-    pieces = [shuffled.slice(start, end - start) for start, end in itertools.pairwise(cuts)]
+    pieces = [shuffled_table.slice(start, end - start) for start, end in itertools.pairwise(cuts)]
     pieces.append(RECORD.empty_table())
-    split = [names[start:end] for start, end in itertools.pairwise(cuts)] + [[]]
-    turned = rejected.take(rng.permutation(rejected.num_rows))
-    parts = [turned.slice(0, 7), turned.slice(7)]
-    again = build_profile(pieces, split, parts, facts=[facts.slice(200), facts.slice(0, 200)], sample=50)
-    assert again.sample == whole.sample
-    first, second = (_by_reason(item) for item in (whole, again))
+    piece_names = [shuffled_names[start:end] for start, end in itertools.pairwise(cuts)] + [[]]
+    shuffled_rejections = rejected_rows.take(rng.permutation(rejected_rows.num_rows))
+    parts = [shuffled_rejections.slice(0, 7), shuffled_rejections.slice(7)]
+    result = build_profile(pieces, piece_names, parts, facts=[facts.slice(200), facts.slice(0, 200)], sample=50)
+    assert result.sample == expected.sample
+    first, second = (_by_reason(item) for item in (expected, result))
     assert first == second
 
 
@@ -134,68 +134,75 @@ def _by_reason(summary: Profile) -> Any:
 
 def test_examples_show_no_personal_data() -> None:
     table = table_of({"prompt": "I am jane.doe@example.org", "completion": "jane@example.org"}, "mail a@example.org")
-    why = {0: Rejection("personal data", "1 email"), 1: Rejection("near duplicate", "like", 0.9, cluster="c", kept="k")}
-    summary = build_profile([], rejected=[reject_rows(table, "pii", why).rejected])
+    rejections = {
+        0: Rejection("personal data", "1 email"),
+        1: Rejection("near duplicate", "like", 0.9, cluster="c", kept="k"),
+    }
+    summary = build_profile([], rejected=[reject_rows(table, "pii", rejections).rejected])
     assert "example.org" not in json.dumps(summary.to_json())
     assert summary.rejected[0].examples[0].text == "I am <EMAIL>"
 
 
-def test_a_stored_version_is_read_table_by_table(table: pa.Table, sides: list[str], rejected: pa.Table) -> None:
-    class Stored:
+def test_a_stored_version_is_read_table_by_table(
+    table: pa.Table, split_names: list[str], rejected_rows: pa.Table
+) -> None:
+    class StoredVersion:
         meta = MappingProxyType({"funnel": [{"step": "read", "reason": "in", "count": 425}]})
 
-        def sided_tables(self) -> Any:
+        def tables_with_splits(self) -> Any:
             for start in range(0, 400, 100):
-                yield table.slice(start, 100), sides[start : start + 100]
+                yield table.slice(start, 100), split_names[start : start + 100]
 
         def rejected(self) -> Any:
-            yield rejected
+            yield rejected_rows
 
         def facts(self) -> Any:
             yield facts_of(table, "quality", "quality", [0.5] * 400)
 
-    summary = profile_version(cast(Any, Stored()))
+    summary = profile_version(cast(Any, StoredVersion()))
     assert summary.funnel == ({"set": "records", "step": "read", "reason": "in", "count": 425},)
-    whole = build_profile([table], [sides], [rejected], Stored.meta["funnel"], Stored().facts())
-    assert summary.to_json() == whole.to_json()
+    expected = build_profile(
+        [table], [split_names], [rejected_rows], StoredVersion.meta["funnel"], StoredVersion().facts()
+    )
+    assert summary.to_json() == expected.to_json()
 
 
-def test_a_column_can_name_the_splits_and_lengths_must_fit(table: pa.Table, sides: list[str]) -> None:
-    named = table.append_column("split", pa.array(sides))
-    assert build_profile([named], "split").to_json() == build_profile([table], [sides]).to_json()
+def test_a_column_can_name_the_splits_and_lengths_must_fit(table: pa.Table, split_names: list[str]) -> None:
+    table_with_split = table.append_column("split", pa.array(split_names))
+    assert build_profile([table_with_split], "split").to_json() == build_profile([table], [split_names]).to_json()
     with pytest.raises(ValueError, match="399 names of splits for 400 records"):
-        build_profile([table], [sides[:-1]])
+        build_profile([table], [split_names[:-1]])
     with pytest.raises(ValueError):
-        build_profile([table, table], [sides])
+        build_profile([table, table], [split_names])
 
 
-def test_nothing_at_all() -> None:
+def test_empty_profiles() -> None:
     summary = build_profile([])
     assert (summary.records, summary.balances, summary.lengths, summary.sample) == (0, {}, {}, ())
     assert canonical_json(summary.to_json())
     assert canonical_json(build_profile([table_of({"prompt": "", "completion": None})]).to_json())
 
 
-def test_answers_are_labels_only_where_they_repeat() -> None:
-    free = table_of(*({"prompt": f"q{row}", "completion": f"answer {row}"} for row in range(50)))
-    summary = build_profile([free])
+def test_answers_are_labels_only_if_they_repeat() -> None:
+    distinct_answers = table_of(*({"prompt": f"q{row}", "completion": f"answer {row}"} for row in range(50)))
+    summary = build_profile([distinct_answers])
     assert summary.open_ended
     assert summary.balances == {}
     assert set(summary.ngrams) == {"input", "answer"}
-    many = table_of(*({"prompt": f"q{row}", "completion": f"answer {row % 1001}"} for row in range(3003)))
-    assert build_profile([many]).open_ended
+    many_labels = table_of(*({"prompt": f"q{row}", "completion": f"answer {row % 1001}"} for row in range(3003)))
+    assert build_profile([many_labels]).open_ended
     assert not build_profile(
-        [many.slice(0, 2000).filter(pa.array([row % 1001 < 500 for row in range(2000)]))]
+        [many_labels.slice(0, 2000).filter(pa.array([row % 1001 < 500 for row in range(2000)]))]
     ).open_ended
 
 
-def test_tokens_are_counted_by_the_tokenizer_that_is_given(table: pa.Table) -> None:
+def test_tokens_are_counted_by_the_given_tokenizer(table: pa.Table) -> None:
     summary = build_profile([table], tokenizer=lambda texts: [list(range(len(item) // 3)) for item in texts])
     assert summary.totals["input tokens"] == sum(len(item) // 3 for item in input_texts(table))
     assert summary.lengths["answer tokens"].high == 0
 
 
-def test_balance() -> None:
+def test_label_balance() -> None:
     even, uneven, single = label_balance({"a": 5, "b": 5}), label_balance({"a": 3, "b": 1}), label_balance({"a": 7})
     assert (even.entropy, even.evenness, even.imbalance) == (1.0, 1.0, 1.0)
     assert uneven.entropy == pytest.approx(0.25 * 2 + 0.75 * math.log2(4 / 3))
@@ -203,19 +210,21 @@ def test_balance() -> None:
     assert (single.entropy, single.evenness) == (0.0, 1.0)
 
 
-def test_inputs_as_a_column_are_those_of_the_normal_form() -> None:
+def test_input_column_equals_input_texts() -> None:
     turns = [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    only = [{"role": "system", "content": "alone"}]
-    table = table_of({"prompt": turns, "completion": "x"}, "plain", {"prompt": only}, {"prompt": "éa\nb"}, "last")
+    system_turn = [{"role": "system", "content": "alone"}]
+    table = table_of(
+        {"prompt": turns, "completion": "x"}, "plain", {"prompt": system_turn}, {"prompt": "éa\nb"}, "last"
+    )
     assert input_column(table).to_pylist() == input_texts(table)
     assert input_column(table.slice(1, 3)).to_pylist() == input_texts(table.slice(1, 3))
     assert input_column(concat([table, table])).to_pylist() == input_texts(table) * 2
-    nothing = dict.fromkeys(RECORD.names) | {"source": "f", "line": 1, "meta": "{}"}
-    assert input_column(assign_ids(records([nothing]))).to_pylist() == [None]
+    empty_record = dict.fromkeys(RECORD.names) | {"source": "f", "line": 1, "meta": "{}"}
+    assert input_column(assign_ids(records([empty_record]))).to_pylist() == [None]
 
 
 def test_words_in_any_script() -> None:
@@ -271,26 +280,26 @@ def test_a_histogram_holds_every_number_once(values: list[float]) -> None:
     assert above == exact
 
 
-def test_ngrams_are_those_of_a_plain_count() -> None:
+def test_ngrams_equal_a_plain_count() -> None:
     rng = random.Random(3)
     groups = [[text(rng) for _ in range(20)], [], [text(rng) for _ in range(10)] + ["", "one"]]
-    for n, counted in enumerate(ngram_counts(groups, 3), 1):
-        for at, group in enumerate(groups):
+    for n, ngrams in enumerate(ngram_counts(groups, 3), 1):
+        for position, group in enumerate(groups):
             plain = Counter(
                 " ".join(words[start : start + n])
                 for words in map(str.split, group)
                 for start in range(len(words) - n + 1)
             )
-            ours = {counted.text(run): int(count) for run, count in enumerate(counted.counts[at]) if count}
-            assert ours == dict(plain)
-            summary = counted.most_common(7, at)
+            result = {ngrams.text(run): int(count) for run, count in enumerate(ngrams.counts[position]) if count}
+            assert result == dict(plain)
+            summary = ngrams.most_common(7, position)
             assert [count for _, count in summary] == [count for _, count in plain.most_common(7)]
             assert all(plain[run] == count for run, count in summary)
-            if n == 1 and at == 0:
-                assert counted.most_common(99) == plain.most_common(99), "equal ones in the order in which they occur"
+            if n == 1 and position == 0:
+                assert ngrams.most_common(99) == plain.most_common(99), "ties in order of occurrence"
 
 
-def test_the_sample_is_the_smallest_hashes() -> None:
+def test_the_sample_holds_the_smallest_hashes() -> None:
     ids = [str(number) for number in range(5000)]
     order = id_hashes(ids, 0)
     smallest: BottomKSample[str] = BottomKSample(30)
@@ -301,7 +310,7 @@ def test_the_sample_is_the_smallest_hashes() -> None:
     assert id_hashes(["a"], 0) != id_hashes(["a"], 1)
 
 
-def test_facts_in_words_are_given_up_where_they_are_too_many(table: pa.Table) -> None:
+def test_text_facts_with_too_many_values_are_not_counted(table: pa.Table) -> None:
     counts = FactCounts()
     counts.add(facts_of(table, "quality", "grade", ["good", "bad", "good"]))
     for start in range(0, 1200, 400):

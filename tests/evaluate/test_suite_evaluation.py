@@ -1,6 +1,8 @@
 import json
+import math
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from sklearn.metrics import f1_score
 from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
 from posttrain.evaluate.latency import answer_function, generate_answer, measure_latency, predict_label
 from posttrain.evaluate.metric_names import check_suites, flat_gains, flat_metrics, metric_names, paired_gains
-from posttrain.evaluate.scorers.base import sample_records
+from posttrain.evaluate.scorers import SCORERS, Scorer, ScorerOutput
+from posttrain.evaluate.scorers.base import from_generations, sample_records
 from posttrain.evaluate.scorers.generation import token_f1
 from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
 from posttrain.models.generate import Generation
@@ -45,11 +48,11 @@ def writer(folder: Path) -> LanguageModel:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Makes every model write the given answers."""
+    """``answers(texts)`` makes every model write these answers."""
 
     def script(texts: list[tuple[str, bool]]) -> None:
-        written = [Generation(text, finished) for text, finished in texts]
-        monkeypatch.setattr("posttrain.models.generate.generate", lambda lm, prompts: written[: len(prompts)])
+        generations = [Generation(text, finished) for text, finished in texts]
+        monkeypatch.setattr("posttrain.models.generate.generate", lambda lm, prompts: generations[: len(prompts)])
 
     return script
 
@@ -70,18 +73,18 @@ def records(completions: list[str | None], text: bool = False) -> pa.Table:
     )
 
 
-def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
+def test_label_likelihood_equals_the_models_label_scores(classifier: LanguageModel) -> None:
     expected = [LABELS[row % 3] for row in range(12)]
     result = run_suite(classifier, records(expected), SuiteConfig(), "test")
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(12)]
     scores = label_scores(classifier, prompts, LABELS, exact=[row % 3 for row in range(12)])
     actual = scores.log_probabilities.astype(np.float64)
     predicted = [LABELS[row] for row in actual.argmax(axis=1)]
-    right = [want == got for want, got in zip(expected, predicted, strict=True)]
+    right = [truth == answer for truth, answer in zip(expected, predicted, strict=True)]
     assert result.scorer == "label_likelihood"
     assert result.predictions["predicted"].to_pylist() == predicted
-    kept = np.array(result.predictions["labels"].to_pylist(), np.float32)
-    np.testing.assert_array_equal(kept, scores.log_probabilities)
+    label_columns = np.array(result.predictions["labels"].to_pylist(), np.float32)
+    np.testing.assert_array_equal(label_columns, scores.log_probabilities)
     assert result.metrics["accuracy"] == pytest.approx(np.mean(right))
     assert result.metrics["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
     assert result.metrics["log_likelihood_sum"] == pytest.approx(sum(actual[row, row % 3] for row in range(12)))
@@ -164,7 +167,7 @@ def test_perplexity_is_the_exponential_of_the_mean_token_loss(writer: LanguageMo
     assert result.main == "perplexity"
 
 
-def test_perplexity_of_plain_text_is_the_models_own_loss(writer: LanguageModel) -> None:
+def test_perplexity_of_plain_text_equals_the_models_loss(writer: LanguageModel) -> None:
     texts = ["plain words", "x", "some more plain words"]
     result = run_suite(writer, records(list(texts), text=True), SuiteConfig(scorer="perplexity"), "fluency")
     for text, score in zip(texts, result.predictions["score"].to_pylist(), strict=True):
@@ -201,14 +204,14 @@ def test_python_function_by_dotted_path(
     answers([("ok", True), ("ok", True), ("x" * 99, True)])
 
     def run(path: str) -> SuiteResult:
-        return run_suite(writer, records(["yes", "no", "yes"]), SuiteConfig(scorer="python", function=path), "mine")
+        return run_suite(writer, records(["yes", "no", "yes"]), SuiteConfig(scorer="python", function=path), "own")
 
     assert run("my_scores:shorter").predictions["score"].to_pylist() == [1, 0, 0]
     with pytest.raises(WorkError, match=r"my_scores:broken failed on test.csv:2: ZeroDivisionError"):
         run("my_scores:broken")
     with pytest.raises(WorkError, match=r"returned nan for test.csv:2"):
         run("my_scores:nothing")
-    with pytest.raises(UserError, match=r"evaluate.suites.mine: cannot import `no_such_module"):
+    with pytest.raises(UserError, match=r"evaluate.suites.own: cannot import `no_such_module"):
         run("no_such_module:shorter")
     with pytest.raises(UserError, match=r"module `my_scores` has no `longer`; add it to .*my_scores\.py"):
         run("my_scores:longer")
@@ -217,7 +220,7 @@ def test_python_function_by_dotted_path(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("def score(answer:\n", "SyntaxError: '(' was never closed ({file}:1); fix it"),
         ("limit = 3\nscore = undefined\n", "NameError: name 'undefined' is not defined ({file}:2); fix it"),
@@ -226,32 +229,32 @@ def test_python_function_by_dotted_path(
         ("raise SystemExit(3)\n", "SystemExit: 3 ({file}:1); fix it"),
     ],
 )
-def test_a_module_that_fails_is_the_users_mistake_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, says: str
+def test_a_module_that_fails_is_refused_with_the_line_of_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "broken_scores.py").write_text(content)
     with pytest.raises(UserError) as caught:
-        load_function("broken_scores:score", "evaluate.suites.mine.function")
-    assert str(caught.value).startswith("evaluate.suites.mine.function: cannot import `broken_scores`: ")
-    assert says.format(file=tmp_path / "broken_scores.py") in str(caught.value)
+        load_function("broken_scores:score", "evaluate.suites.own.function")
+    assert str(caught.value).startswith("evaluate.suites.own.function: cannot import `broken_scores`: ")
+    assert message.format(file=tmp_path / "broken_scores.py") in str(caught.value)
 
 
-def test_modules_are_looked_for_in_an_added_folder_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_added_folder_is_searched_last_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "scores_of_this_test.py").write_text("def score(answer, expected, prompt):\n    return 1\n")
     (tmp_path / "statistics.py").write_text("raise ImportError")
     monkeypatch.delitem(sys.modules, "statistics", raising=False)
     with pytest.raises(UserError, match="put it in the workspace's folder or on PYTHONPATH"):
-        load_function("scores_of_this_test:score", "evaluate.suites.mine.function")
+        load_function("scores_of_this_test:score", "evaluate.suites.own.function")
     for _ in range(2):
         add_module_folder(tmp_path)
     assert sys.path.count(str(tmp_path)) == 1
-    assert load_function("scores_of_this_test:score", "evaluate.suites.mine.function")("", "", []) == 1
-    assert load_function("statistics:mean", "evaluate.suites.mine.function")([1, 3]) == 2
+    assert load_function("scores_of_this_test:score", "evaluate.suites.own.function")("", "", []) == 1
+    assert load_function("statistics:mean", "evaluate.suites.own.function")([1, 3]) == 2
 
 
-def test_bad_records_are_named(classifier: LanguageModel, writer: LanguageModel) -> None:
+def test_unusable_records_are_named(classifier: LanguageModel, writer: LanguageModel) -> None:
     with pytest.raises(UserError, match=r"evaluate.suites.test: the suite has no records"):
         run_suite(classifier, records([]), SuiteConfig(), "test")
     with pytest.raises(UserError, match=r"test.csv:3: label `card lost` is not in task.labels"):
@@ -264,16 +267,16 @@ def test_bad_records_are_named(classifier: LanguageModel, writer: LanguageModel)
         run_suite(writer, records(["refund"]), SuiteConfig(scorer="label_likelihood"), "test")
 
 
-def test_sample_is_fixed_whatever_the_order_and_full_takes_all(classifier: LanguageModel) -> None:
+def test_a_sample_does_not_depend_on_the_order_and_full_evaluates_all(classifier: LanguageModel) -> None:
     table = records([LABELS[row % 3] for row in range(30)])
     shuffled = table.take(pa.array(np.random.default_rng(0).permutation(30)))
-    drawn = sample_records(table, 10)["id"].to_pylist()
-    assert drawn == sorted(drawn)
-    assert set(sample_records(shuffled, 10)["id"].to_pylist()) == set(drawn)
+    sample_ids = sample_records(table, 10)["id"].to_pylist()
+    assert sample_ids == sorted(sample_ids)
+    assert set(sample_records(shuffled, 10)["id"].to_pylist()) == set(sample_ids)
     suite = SuiteConfig(sample=10)
-    sampled = run_suite(classifier, table, suite, "test")
-    assert sampled.predictions["id"].to_pylist() == drawn
-    assert (sampled.counts["records"], sampled.counts["offered"]) == (10, 30)
+    result = run_suite(classifier, table, suite, "test")
+    assert result.predictions["id"].to_pylist() == sample_ids
+    assert (result.counts["records"], result.counts["offered"]) == (10, 30)
     assert run_suite(classifier, table, suite, "test", full=True).counts["records"] == 30
 
 
@@ -281,7 +284,7 @@ def _file_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_artifact_is_byte_identical_and_reads_back(classifier: LanguageModel, tmp_path: Path) -> None:
+def test_equal_evaluations_are_byte_identical_and_read_back(classifier: LanguageModel, tmp_path: Path) -> None:
     table = records([LABELS[row % 3] for row in range(8)])
     suites = {"test": SuiteConfig(), "fluency": SuiteConfig(scorer="perplexity")}
     for name in ("first", "second"):
@@ -293,7 +296,7 @@ def test_artifact_is_byte_identical_and_reads_back(classifier: LanguageModel, tm
     assert list(json.loads((tmp_path / "first" / "evaluation.json").read_text())) == ["suites"]
 
 
-def test_unreadable_evaluation(tmp_path: Path) -> None:
+def test_an_unreadable_evaluation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="no readable evaluation"):
         read_evaluation(tmp_path)
     (tmp_path / "evaluation.json").write_text('{"suites": [{"name": "test"}]}')
@@ -302,7 +305,7 @@ def test_unreadable_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_labels", [True, False])
-def test_gate_names_are_known_before_anything_is_run(
+def test_metric_names_of_a_config_are_those_of_its_results(
     classifier: LanguageModel, writer: LanguageModel, has_labels: bool
 ) -> None:
     config = EvaluateConfig.read(
@@ -325,18 +328,51 @@ def test_gate_names_are_known_before_anything_is_run(
     flat = flat_metrics(results)
     assert flat["safety"] == flat["safety.accuracy"]
     assert flat["fluency"] == flat["fluency.perplexity"]
-    gained = flat_gains(paired_gains(results, results, config.bootstrap, seed=0))
-    assert set(gained.values()) == {0.0}
+    gains = flat_gains(paired_gains(results, results, config.bootstrap, seed=0))
+    assert set(gains.values()) == {0.0}
     latency = {"latency_p50", "latency_p90", "latency_p99"}
-    own = set(flat) | latency
-    expected = own | {f"champion.{name}" for name in own} | {f"baseline.{name}" for name in own} | set(gained)
+    names = set(flat) | latency
+    expected = names | {f"champion.{name}" for name in names} | {f"baseline.{name}" for name in names} | set(gains)
     assert metric_names(config, has_labels) == expected
-    assert {"gain.accuracy.low", "gain.safety", "gain.fluency.log_likelihood.high"} <= set(gained)
+    assert {"gain.accuracy.low", "gain.safety", "gain.fluency.log_likelihood.high"} <= set(gains)
 
 
-def test_without_latency_its_names_are_unknown() -> None:
+def test_without_latency_there_are_no_latency_metrics() -> None:
     config = EvaluateConfig.read({"latency": {"prompts": 0}}, "posttrain.yaml")
     assert not [name for name in metric_names(config, True) if "latency" in name]
+
+
+def test_a_scorer_from_outside_has_metrics_of_its_own_and_a_table_of_classes(
+    classifier: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score(lm: LanguageModel, examples: Any, suite: SuiteConfig, where: str) -> ScorerOutput:
+        generated = [Generation(LABELS[0], True), Generation(LABELS[2], True)]
+        return from_generations(generated, [1.0, 0.0], [True, True], own)
+
+    own = {"longest": 9.0}
+    names = frozenset({"score", "longest"})
+    scorer = Scorer(score, main="longest", paired="score", metrics=names, label_metrics=frozenset({"macro_f1"}))
+    monkeypatch.setitem(SCORERS._loaded, "outside:SCORER", scorer)
+    suite, table = SuiteConfig(scorer="outside:SCORER"), records(LABELS[:2])
+    result = run_suite(classifier, table, suite, "own")
+    assert result.metrics == {"score": 0.5, "longest": 9.0, "macro_f1": pytest.approx(1 / 3)}
+    assert [row["label"] for row in result.per_class] == LABELS
+    for value in ({"shortest": 1.0}, {"longest": math.inf}):
+        own.clear()
+        own.update(value)
+        with pytest.raises(
+            UserError, match=r"own\.scorer: scorer `outside:SCORER` gives no finite number .* `longest`"
+        ):
+            run_suite(classifier, table, suite, "own")
+
+
+def test_a_broken_scorer_that_no_suite_names_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("broken", "no_such_package:SCORER", "posttrain.scorers")
+    monkeypatch.setitem(vars(SCORERS), "_published", {"broken": point})
+    assert "broken" in set(SCORERS)
+    check_suites(EvaluateConfig(), has_labels=True)
+    with pytest.raises(UserError, match=r"evaluate\.suites\.own\.scorer: cannot import `no_such_package`"):
+        check_suites(EvaluateConfig(suites={"own": SuiteConfig(scorer="broken")}), has_labels=True)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +387,7 @@ def test_without_latency_its_names_are_unknown() -> None:
         ({"suites": {"test": {"scorrer": "regex"}}}, "did you mean `scorer`"),
     ],
 )
-def test_config_mistakes(values: dict[str, Any], message: str) -> None:
+def test_unusable_suites_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         EvaluateConfig.read(values, "posttrain.yaml")
 
@@ -366,7 +402,7 @@ def test_config_mistakes(values: dict[str, Any], message: str) -> None:
         ({"test": {"scorer": "no_such_module:SCORER"}}, "cannot import `no_such_module`"),
     ],
 )
-def test_suites_that_do_not_fit_the_scorers(suites: dict[str, Any], message: str) -> None:
+def test_suites_with_unknown_scorers_or_reserved_names_are_refused(suites: dict[str, Any], message: str) -> None:
     config = EvaluateConfig.read({"suites": suites}, "posttrain.yaml")
     with pytest.raises(UserError, match=message):
         check_suites(config, has_labels=False)
@@ -382,7 +418,7 @@ def test_latency_of_a_real_model(kind: str, request: pytest.FixtureRequest) -> N
         assert 0 < times["latency_p50"] <= times["latency_p90"] <= times["latency_p99"]
 
 
-def test_latency_is_that_of_the_suites_way_to_answer() -> None:
+def test_latency_is_measured_with_the_suites_answer_function() -> None:
     assert answer_function(SuiteConfig(), True) is predict_label
     assert answer_function(SuiteConfig(), False) is generate_answer
     assert answer_function(SuiteConfig(scorer="exact_match"), True) is generate_answer

@@ -1,4 +1,4 @@
-"""What a model may learn from, what is kept of that, and names that are refused before any work."""
+"""Training data that leaks test records is refused, data of models is kept, and names are checked before any work."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def configured(root: Path, **data: Any) -> None:
+def write_config(root: Path, **data: Any) -> None:
     config = {"model": "tiny", "task": {"labels": ["x", "y"]}, "data": data}
     (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
@@ -39,38 +39,38 @@ def artifacts(root: Path) -> list[str]:
 
 def test_a_test_file_among_the_training_files_is_refused(root: Path, posttrain: Call) -> None:
     write(root / "t.jsonl", ROWS)
-    configured(root, labelled=["f.jsonl"], test=["t.jsonl"], steps=["exact"])
-    says = posttrain("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root).mistake
-    assert says.startswith("t.jsonl: all 20 records of the suite stand in the training files")
+    write_config(root, labelled=["f.jsonl"], test=["t.jsonl"], steps=["exact"])
+    message = posttrain("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root).mistake
+    assert message.startswith("t.jsonl: all 20 records of the suite stand in the training files")
     assert artifacts(root) == []
 
 
 @pytest.mark.parametrize("name", ["train", "labelled@v1"])
-def test_a_set_of_the_loop_that_gives_the_test_set_away_is_refused(root: Path, posttrain: Call, name: str) -> None:
-    configured(root, labelled=["f.jsonl"], test=0.2)
-    sets = posttrain("run", "--until", "collect", "-w", root)
-    assert sets.code == 0, sets
+def test_a_training_set_that_leaks_the_test_set_is_refused(root: Path, posttrain: Call, name: str) -> None:
+    write_config(root, labelled=["f.jsonl"], test=0.2)
+    outcome = posttrain("run", "--until", "collect", "-w", root)
+    assert outcome.code == 0, outcome
     with Workspace.open(root) as store:
         labelled = str(store.metadata.named("labelled"))
-        # The set of a round that another test set was drawn for.
+        # A training set that was built for another test set.
         with store.artifacts.temporary_folder() as folder:
             records = store.artifacts.path(labelled)
             for file in ("records.parquet", "rejected.parquet", "dataset.json"):
                 (folder / file).write_bytes((records / file).read_bytes())
-            leaking = store.artifacts.commit(
+            leaking_set = store.artifacts.commit(
                 folder, "dataset", {"counts": {"records": 15, "rejected": 0}, "name": "test"}
             )
-        store.metadata.add_artifact(leaking)
-        store.metadata.name_artifact("test", leaking.id)
+        store.metadata.add_artifact(leaking_set)
+        store.metadata.name_artifact("test", leaking_set.id)
         store.metadata.name_artifact("train", labelled)
     out = root / "out"
-    says = posttrain("train", "--model", "tiny", "--data", name, "--out", out, "-w", root).mistake
-    assert says.startswith(f"{name}: 15 records of train give test away, the first: f.jsonl:")
-    assert "(train) and f.jsonl:" in says
+    message = posttrain("train", "--model", "tiny", "--data", name, "--out", out, "-w", root).mistake
+    assert message.startswith(f"{name}: 15 records of train overlap with test, the first: f.jsonl:")
+    assert "(train) and f.jsonl:" in message
     assert not out.exists()
 
 
-def test_what_a_model_has_learnt_from_is_kept(root: Path, posttrain: Call) -> None:
+def test_gc_keeps_the_training_data_of_a_model(root: Path, posttrain: Call) -> None:
     for number in range(3):
         write(root / "f.jsonl", ROWS[: 10 + number])
         assert posttrain("data", "add", root / "f.jsonl", "--name", "x", "--fresh", *INLINE, "-w", root).code == 0
@@ -84,21 +84,21 @@ def test_what_a_model_has_learnt_from_is_kept(root: Path, posttrain: Call) -> No
     assert posttrain("data", "show", "x@v1", "-w", root, "--json").code == 0
 
 
-def test_a_taken_version_is_refused_before_anything_is_built(root: Path, posttrain: Call) -> None:
+def test_an_existing_version_number_is_refused_before_the_build(root: Path, posttrain: Call) -> None:
     add = ("data", "add", root / "f.jsonl", "--name", "x", "--version", "1.0.0", *INLINE, "-w", root)
     assert posttrain(*add).code == 0
-    assert posttrain(*add).code == 0, "the same again is the same version"
+    assert posttrain(*add).code == 0, "the same data is the same version"
     before = artifacts(root)
     write(root / "f.jsonl", ROWS[:5])
     assert "x@v1.0.0 is dataset-" in posttrain(*add).mistake
     assert artifacts(root) == before
 
 
-@pytest.mark.parametrize("word", ["a@b", "v1", "a b", "1.0.0", "v2.3.1", "", "-x", "a/b"])
-def test_one_rule_for_tags(root: Path, posttrain: Call, word: str) -> None:
+@pytest.mark.parametrize("tag", ["a@b", "v1", "a b", "1.0.0", "v2.3.1", "", "-x", "a/b"])
+def test_both_verbs_check_tags_by_the_same_rule(root: Path, posttrain: Call, tag: str) -> None:
     add = ("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root)
-    assert f"`{word}` is no tag" in posttrain(*add, "--tag", word).mistake
+    assert f"`{tag}` is no tag" in posttrain(*add, "--tag", tag).mistake
     assert artifacts(root) == []
     assert posttrain(*add, "--tag", "production", "--tag", "very.good_2").code == 0
-    assert f"`{word}` is no tag" in posttrain("data", "tag", "-w", root, "--", "x", word).mistake
+    assert f"`{tag}` is no tag" in posttrain("data", "tag", "-w", root, "--", "x", tag).mistake
     assert posttrain("data", "tag", "x@production", "version-2", "-w", root).code == 0

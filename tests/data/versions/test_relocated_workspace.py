@@ -1,4 +1,4 @@
-"""A version is the same in whatever folder the workspace lies, also where steps name files."""
+"""A version does not depend on the folder of the workspace, even if its steps name files."""
 
 import json
 import os
@@ -20,8 +20,8 @@ Fill = Callable[[Path], None]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting for the disk, which only a power cut would punish."""
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips fsync: only a power cut needs it, and it slows the tests down."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -60,7 +60,7 @@ def workspace(root: Path, fill: Fill) -> Path:
     return root
 
 
-def made(root: Path, *steps: Any, **values: Any) -> Version:
+def build_version(root: Path, *steps: Any, **values: Any) -> Version:
     config = {"name": "s", "files": ["f.jsonl"], "steps": [*steps], "engine": "inline", "workspace": root}
     return build({**config, **values})
 
@@ -69,51 +69,53 @@ def made(root: Path, *steps: Any, **values: Any) -> Version:
 @pytest.mark.parametrize(
     ("step", "fill"), STEPS, ids=lambda value: json.dumps(value) if isinstance(value, dict) else ""
 )
-def test_two_folders(tmp_path: Path, step: Any, fill: Fill) -> None:
-    here, there = (made(workspace(tmp_path / name, fill), "exact", step) for name in ("here", "far/away"))
-    assert here.id == there.id
-    assert here.meta == there.meta
-    assert str(tmp_path) not in json.dumps(here.meta)
+def test_two_folders_give_the_same_version(tmp_path: Path, step: Any, fill: Fill) -> None:
+    original, copy = (build_version(workspace(tmp_path / name, fill), "exact", step) for name in ("here", "far/away"))
+    assert original.id == copy.id
+    assert original.meta == copy.meta
+    assert str(tmp_path) not in json.dumps(original.meta)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("perplexity", {}), ("difficulty", {"max_ifd": None})])
-def test_a_model_beside_the_files(tmp_path: Path, tiny_model: Path, name: str, settings: dict[str, Any]) -> None:
+def test_a_step_with_a_model_gives_the_same_version_in_two_folders(
+    tmp_path: Path, tiny_model: Path, name: str, settings: dict[str, Any]
+) -> None:
     def fill(root: Path) -> None:
         shutil.copytree(tiny_model, root / "model")
 
     step = {name: {"model": "model", **settings}}
-    here, there = (made(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
-    assert here.id == there.id
+    original, copy = (build_version(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
+    assert original.id == copy.id
 
 
 @pytest.mark.slow
-def test_an_embedder_beside_the_files(tmp_path: Path) -> None:
+def test_a_step_with_an_embedder_gives_the_same_version_in_two_folders(tmp_path: Path) -> None:
     def fill(root: Path) -> None:
         shutil.copytree(find_embedder("minilm"), root / "encoder")
 
     step = {"semantic": {"model": "encoder"}}
-    here, there = (made(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
-    assert here.id == there.id
+    original, copy = (build_version(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
+    assert original.id == copy.id
 
 
-def test_the_recipe_is_kept_as_written_with_what_it_read(tmp_path: Path) -> None:
+def test_the_recipe_holds_relative_paths_and_content_digests(tmp_path: Path) -> None:
     step, fill = STEPS[0]
-    version = made(workspace(tmp_path / "w", fill), step)
+    version = build_version(workspace(tmp_path / "w", fill), step)
     assert version.meta["recipe"]["steps"][0]["toxicity"]["words"] == "bad.txt"
     assert len(version.meta["keys"]["steps"][0]["words"]) == 64
 
 
-def test_a_moved_workspace_grows_by_a_minor_version_and_another_word_list_is_a_major_one(tmp_path: Path) -> None:
+def test_a_move_gives_a_minor_version_and_another_word_list_a_major_one(tmp_path: Path) -> None:
     step, fill = STEPS[0]
-    made(workspace(tmp_path / "here", fill), step)
-    there = tmp_path / "there"
-    (tmp_path / "here").rename(there)
-    lines(there / "more.jsonl", json.dumps({"prompt": "something else altogether", "completion": "y"}))
-    made(there, step, files=["more.jsonl"])
-    lines(there / "bad.txt", "thing")
-    made(there, step, files=["more.jsonl"])
-    with Workspace.open(there) as store:
+    build_version(workspace(tmp_path / "here", fill), step)
+    moved_root = tmp_path / "there"
+    (tmp_path / "here").rename(moved_root)
+    lines(moved_root / "more.jsonl", json.dumps({"prompt": "something else altogether", "completion": "y"}))
+    build_version(moved_root, step, files=["more.jsonl"])
+    lines(moved_root / "bad.txt", "thing")
+    build_version(moved_root, step, files=["more.jsonl"])
+    with Workspace.open(moved_root) as store:
         assert [item.semantic for item in store.metadata.names("s")] == ["1.0.0", "1.1.0", "2.0.0"]
 
 
@@ -127,17 +129,17 @@ def test_splits_by_time_grow_by_minor_versions(tmp_path: Path) -> None:
         lines(root / f"{name}.jsonl", *map(json.dumps, rows))
     splits = {"test": 0.2, "by": "time", "time": "at", "near_duplicates": None}
     for name in ("a", "b"):
-        made(root, "exact", files=[f"{name}.jsonl"], splits=splits)
+        build_version(root, "exact", files=[f"{name}.jsonl"], splits=splits)
     with Workspace.open(root) as store:
         assert [item.semantic for item in store.metadata.names("s")] == ["1.0.0", "1.1.0"]
 
 
-def test_what_has_been_through_a_step_is_known_elsewhere(tmp_path: Path) -> None:
+def test_processed_records_are_known_after_a_move(tmp_path: Path) -> None:
     step, fill = STEPS[2]
-    made(workspace(tmp_path / "here", fill), step)
+    build_version(workspace(tmp_path / "here", fill), step)
     (tmp_path / "here").rename(tmp_path / "there")
-    located = parse_step(step).located(tmp_path / "there")
-    assert isinstance(located, RowStep)
+    moved_step = parse_step(step).located(tmp_path / "there")
+    assert isinstance(moved_step, RowStep)
     with Workspace.open(tmp_path / "there") as store:
         version = Version.open(store.artifacts, str(store.metadata.named("s")))
-        assert ids_processed_by([version], located) == set(version.records()["id"].to_pylist())
+        assert ids_processed_by([version], moved_step) == set(version.records()["id"].to_pylist())

@@ -38,7 +38,7 @@ class Augment(RowStep):
     training_only: ClassVar[bool] = True
 
     methods: tuple[AnyMethod, ...] = Field(min_length=1, description="Ways to vary records; each adds its own.")
-    seed: int = Field(0, ge=0, description="Of all choices.")
+    seed: int = Field(0, ge=0, description="Seed of all random choices.")
 
     def located(self, root: Path) -> Self:
         return self.model_copy(update={"methods": tuple(method.located(root) for method in self.methods)})
@@ -56,42 +56,42 @@ class Augment(RowStep):
         }
 
     def apply(self, table: pa.Table) -> Outcome:
-        given = table.to_pylist()
+        originals = table.to_pylist()
         variants: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         for number, method in enumerate(self.methods):
             # The number keeps two methods of one kind from drawing the same variants.
             earlier = sum(other.method == method.method for other in self.methods[:number])
             name = method.method if not earlier else f"{method.method} {earlier + 1}"
             for copy in range(method.copies):
-                for row, values in self._variants(given, method, name, copy).items():
+                for row, values in self._variants(originals, method, name, copy).items():
                     variants.setdefault(row, []).append((name, values))
         if not variants:
             return Outcome(table, REJECTED.empty_table(), CHANGED.empty_table())
-        return _insert_variants(table, given, variants)
+        return _insert_variants(table, originals, variants)
 
     def _variants(
-        self, given: list[dict[str, Any]], method: AugmentMethod, method_name: str, copy: int
+        self, originals: list[dict[str, Any]], method: AugmentMethod, method_name: str, copy: int
     ) -> dict[int, dict[str, Any]]:
-        """Return by row the columns in which its variant differs."""
+        """Returns by row the columns in which its variant differs."""
         # A generator for each record, not one for all: a variant must not change when records before it come or go.
-        rngs = [record_generator(self.seed, record["id"], method_name, copy) for record in given]
+        rngs = [record_generator(self.seed, record["id"], method_name, copy) for record in originals]
         if method.share < 1:
             rows = [row for row, rng in enumerate(rngs) if rng.random() < method.share]
         else:
-            rows = list(range(len(given)))
+            rows = list(range(len(originals)))
         if isinstance(method, Images):
             variants = {}
             for row in rows:
-                meta = json.loads(given[row]["meta"] or "{}")
-                if (changed := method.meta(meta, given[row]["source"], rngs[row])) is not None:
+                meta = json.loads(originals[row]["meta"] or "{}")
+                if (changed := method.meta(meta, originals[row]["source"], rngs[row])) is not None:
                     variants[row] = {"meta": changed}
             return variants
-        rows = [row for row in rows if _varied_text(given[row]) is not None]
-        texts = [str(_varied_text(given[row])) for row in rows]
-        labels = [given[row]["completion"] for row in rows]
+        rows = [row for row in rows if _varied_text(originals[row]) is not None]
+        texts = [str(_varied_text(originals[row])) for row in rows]
+        labels = [originals[row]["completion"] for row in rows]
         new = method.texts(texts, labels, [rngs[row] for row in rows], copy)
         return {
-            row: _with_text(given[row], after)
+            row: _with_text(originals[row], after)
             for row, before, after in zip(rows, texts, new, strict=True)
             # A variant without text would be a broken record, and one equal to its record adds nothing.
             if after is not None and after.strip() and after != before
@@ -99,13 +99,13 @@ class Augment(RowStep):
 
 
 def _insert_variants(
-    table: pa.Table, given: list[dict[str, Any]], variants: Mapping[int, list[tuple[str, dict[str, Any]]]]
+    table: pa.Table, originals: list[dict[str, Any]], variants: Mapping[int, list[tuple[str, dict[str, Any]]]]
 ) -> Outcome:
-    """Insert the variants after their records."""
+    """Inserts the variants after their records."""
     new_records: list[dict[str, Any]] = []
     origins: list[tuple[int, str]] = []
     for row in sorted(variants):
-        record = given[row]
+        record = originals[row]
         for method, values in variants[row]:
             meta = values.get("meta") or json.loads(record["meta"] or "{}")
             meta = {**meta, "augmented": {"method": method, "of": record["id"]}}
@@ -114,15 +114,15 @@ def _insert_variants(
             origins.append((row, method))
     new = assign_ids(records(new_records))
     # A variant equal to its record or to another variant of it would only be a duplicate.
-    seen: dict[int, set[str]] = {row: {given[row]["id"]} for row in variants}
+    ids_by_row: dict[int, set[str]] = {row: {originals[row]["id"]} for row in variants}
     changes = []
     added: dict[int, list[int]] = {}
     for at, ((row, method), id) in enumerate(zip(origins, new["id"].to_pylist(), strict=True)):
-        if id in seen[row]:
+        if id in ids_by_row[row]:
             continue
-        seen[row].add(id)
+        ids_by_row[row].add(id)
         added.setdefault(row, []).append(table.num_rows + at)
-        changes.append({"id": id, "before": given[row]["id"], "step": Augment.name, "detail": method})
+        changes.append({"id": id, "before": originals[row]["id"], "step": Augment.name, "detail": method})
     # Each variant right behind its record, so that reading order does not depend on how tables were cut.
     order = [index for row in range(table.num_rows) for index in (row, *added.get(row, []))]
     combined = pa.concat_tables([_assign_groups(table, sorted(added)), new]).take(pa.array(order, pa.int64()))
@@ -130,17 +130,17 @@ def _insert_variants(
 
 
 def _assign_groups(table: pa.Table, rows: list[int]) -> pa.Table:
-    """Put every row with variants in a group: its own id, if it has none."""
-    varied = [False] * table.num_rows
+    """Puts every row with variants in a group: its own id, if it has none."""
+    has_variants = [False] * table.num_rows
     for row in rows:
-        varied[row] = True
-    alone = pa.compute.and_(pa.array(varied), pa.compute.is_null(table["group"]))
+        has_variants[row] = True
+    alone = pa.compute.and_(pa.array(has_variants), pa.compute.is_null(table["group"]))
     groups = pa.compute.if_else(alone, table["id"], table["group"])
     return table.set_column(table.schema.get_field_index("group"), "group", groups)
 
 
 def _varied_text(record: Mapping[str, Any]) -> str | None:
-    """Return the text of a record that can be varied, or None."""
+    """Returns the text of a record that can be varied, or None."""
     if record["prompt"] is None:
         return None if record["text"] is None else str(record["text"])
     last = record["prompt"][-1]

@@ -1,4 +1,4 @@
-"""The training page's commands run in order and leave what it says."""
+"""The training page's commands run in order and write their files."""
 
 import json
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, run: Callable[[str, Path], str]) -> Path:
-    """Where the page's commands were run."""
+    """The folder in which the page's commands ran."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "examples" / "training", folder / "examples" / "training")
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -27,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Callable[[str, Path], 
 
 
 @pytest.fixture
-def called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dict[str, Any]]:
-    """What one of the page's pieces of Python leaves, by name."""
+def run_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dict[str, Any]]:
+    """``run_block(number)``: the variables of one of the page's Python blocks, by name."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
@@ -40,16 +40,16 @@ def called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dic
     return call
 
 
-def test_another_trainer_gets_every_token_of_every_pass(called: Callable[[int], dict[str, Any]]) -> None:
-    left = called(2)
-    assert left["step"].step + 1 == left["sampler"].steps
-    assert left["resume_from"] == left["steps"].state()
-    with left["RowLoader"](left["units"], left["sampler"], 1024) as steps:
-        assert sum(len(step.packed.ids) for step in steps) == 3 * int(left["units"].unit_lengths.sum())
+def test_another_trainer_gets_every_token_of_every_epoch(run_block: Callable[[int], dict[str, Any]]) -> None:
+    variables = run_block(2)
+    assert variables["step"].step + 1 == variables["sampler"].steps
+    assert variables["resume_from"] == variables["steps"].state()
+    with variables["RowLoader"](variables["units"], variables["sampler"], 1024) as steps:
+        assert sum(len(step.packed.ids) for step in steps) == 3 * int(variables["units"].unit_lengths.sum())
 
 
-def test_values_are_joined_to_their_records(folder: Path, called: Callable[[int], dict[str, Any]]) -> None:
-    called(1)
+def test_values_are_joined_to_their_records(folder: Path, run_block: Callable[[int], dict[str, Any]]) -> None:
+    run_block(1)
     before, after = (folder / name for name in ("examples/training/answers.jsonl", "weighted.jsonl"))
     rows = [json.loads(line) for line in after.read_text(encoding="utf-8").splitlines()]
     assert [row.pop("weight") for row in rows] == [(1, 0.5)[row % 2] for row in range(len(rows))]
@@ -58,13 +58,13 @@ def test_values_are_joined_to_their_records(folder: Path, called: Callable[[int]
     assert summary["steps"] == 3 * -(-len(rows) // 4)
 
 
-def test_python_does_the_same(folder: Path, called: Callable[[int], dict[str, Any]]) -> None:
-    called(0)
+def test_the_python_call_gives_the_same_model(folder: Path, run_block: Callable[[int], dict[str, Any]]) -> None:
+    run_block(0)
     models = [(folder / name / "model.safetensors").read_bytes() for name in ("trained", "trained-in-python")]
     assert models[0] == models[1]
 
 
-def test_the_mix_is_accounted_for(folder: Path) -> None:
+def test_the_summary_counts_the_mix(folder: Path) -> None:
     (mix,) = json.loads((folder / "mixed" / "summary.json").read_bytes())["mixes"]
     files = ["examples/training/answers.jsonl", "examples/training/pairs.jsonl"]
     assert sorted(mix["kinds"]) == files
@@ -72,7 +72,7 @@ def test_the_mix_is_accounted_for(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["trained", "mixed", "preferred"])
-def test_a_training_leaves_model_config_and_metrics(folder: Path, name: str) -> None:
+def test_a_training_writes_model_config_and_metrics(folder: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(folder / name)
@@ -85,9 +85,9 @@ def test_the_report_is_written(folder: Path) -> None:
     assert "<svg" in (folder / "trained.html").read_text(encoding="utf-8")
 
 
-def test_every_setting_that_it_names_is_one() -> None:
+def test_every_setting_of_the_page_is_valid() -> None:
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    passages = re.findall(r"(?:--set [^\s`]+ ?)+", page)  # those side by side are meant together
+    passages = re.findall(r"(?:--set [^\s`]+ ?)+", page)  # adjacent settings belong together
     assert any("train.recompute.budget=" in passage for passage in passages)
     for passage in passages:
         read_settings(None, {"model": "tiny"}, re.findall(r"--set ([^\s`]+)", passage), plan=True)

@@ -122,7 +122,7 @@ def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
 
     Lost or damaged artifacts are named in `Selection.missing`, and raise no error.
     """
-    states = [(entry.number, RoundState.of(entry)) for entry in workspace.metadata.rounds()]
+    states = [(entry.number, RoundState.from_row(entry)) for entry in workspace.metadata.rounds()]
     batches = [
         (number, state, row, scores)
         for number, state in states
@@ -150,7 +150,7 @@ def _read_selection(
         reasons=row.meta["reasons"],
         worst_classes=tuple(row.meta.get("worst_classes", ())),
         gain=_read_gain(number, state),
-        stop_reason=(state.outlook or {}).get("why_stop") or "",
+        stop_reason=(state.gain_estimate or {}).get("why_stop") or "",
         calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
         neighbour_kappa=row.meta.get("unshared"),
     )
@@ -179,7 +179,7 @@ def _read_selection(
     inputs: dict[str, tuple[str, str]] = {}
     answers: dict[str, str] = {}
     try:
-        inputs = _read_inputs(workspace, state.id("asked"), batch["id"])
+        inputs = _read_inputs(workspace, state.id("queried_pool"), batch["id"])
         answers = _read_answers(workspace, state.labelled)
     except DamagedArtifactError as error:
         missing.append(f"The records cannot be read: {error}.")
@@ -191,13 +191,13 @@ def _read_selection(
         since = _column_by_id(parquet.read_table(folder / SCORED_LATER), selection.score)
         selection = replace(selection, scored_since=_as_array(since))
         values |= since
-    chosen = tuple(_chosen_record(record, values, inputs, answers) for record in batch.to_pylist())
-    return replace(selection, map=pool_map, chosen=chosen, missing=tuple(missing))
+    records = tuple(_chosen_record(record, values, inputs, answers) for record in batch.to_pylist())
+    return replace(selection, map=pool_map, chosen=records, missing=tuple(missing))
 
 
 def _read_gain(number: int, state: RoundState) -> RoundGain | None:
     """Reads the gain expected before labelling, and the gain achieved."""
-    expected = (state.outlook or {}).get("expected_gain")
+    expected = (state.gain_estimate or {}).get("expected_gain")
     if not expected:
         return None
     paired = (state.decision or {}).get("intervals", {}).get(expected["metric"])
@@ -228,19 +228,19 @@ def _read_map(path: Path) -> PoolMap | None:
         rows = table.filter(compute.equal(table["kind"], kind))
         return np.column_stack([rows["x"].to_numpy(), rows["y"].to_numpy()])
 
-    chosen = table.filter(compute.equal(table["kind"], "chosen"))
-    positions = zip(chosen["x"].to_pylist(), chosen["y"].to_pylist(), strict=True)
-    return PoolMap(dict(zip(chosen["id"].to_pylist(), positions, strict=True)), points("pool"), points("labelled"))
+    batch = table.filter(compute.equal(table["kind"], "chosen"))
+    positions = zip(batch["x"].to_pylist(), batch["y"].to_pylist(), strict=True)
+    return PoolMap(dict(zip(batch["id"].to_pylist(), positions, strict=True)), points("pool"), points("labelled"))
 
 
 def _read_inputs(workspace: Workspace, pool: str, ids: pa.ChunkedArray) -> dict[str, tuple[str, str]]:
     """Maps a chosen record's id to the id of its input and to its prompt."""
     version = Version.open(workspace.artifacts, pool)
-    wanted = pa.array(ids.to_pylist(), pa.string())
+    keys = pa.array(ids.to_pylist(), pa.string())
     return {
         row["id"]: (row["input_id"], _request_text(row))
         for table in version.tables(columns=["id", "input_id", "prompt", "text"])
-        for row in table.filter(compute.is_in(table["id"], value_set=wanted)).to_pylist()
+        for row in table.filter(compute.is_in(table["id"], value_set=keys)).to_pylist()
     }
 
 

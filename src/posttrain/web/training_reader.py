@@ -12,7 +12,7 @@ from posttrain.loop.config import read_yaml
 from posttrain.store.errors import UserError
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
-from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import PHASES
 from posttrain.train.monitor.metrics import read_steps
 from posttrain.train.standalone import CONFIG, METRICS, SUMMARY
@@ -49,7 +49,7 @@ class TrainingDecision:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingCurves:
     """One training, step by step.
 
     Args:
@@ -73,7 +73,7 @@ class Training:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_training_folder(folder: Path) -> Training:
+def read_training_folder(folder: Path) -> TrainingCurves:
     """Reads a folder of ``posttrain train --out``, finished or not.
 
     Raises:
@@ -91,7 +91,7 @@ def read_training_folder(folder: Path) -> Training:
     return training_from_steps(folder.resolve().name, lines, decided, _read_settings(folder / CONFIG))
 
 
-def read_round_training(workspace: Workspace, run: Run, name: str) -> Training | None:
+def read_round_training(workspace: Workspace, run: Run, name: str) -> TrainingCurves | None:
     """Reads a round's training, with times if the workspace has them; None if nothing was kept.
 
     The model's files are not verified or downloaded for it.
@@ -115,7 +115,7 @@ def training_from_steps(
     lines: Sequence[Mapping[str, Any]],
     decided: Iterable[Mapping[str, Any]] = (),
     settings: Mapping[str, str] | None = None,
-) -> Training:
+) -> TrainingCurves:
     """Builds a training from the lines of its metrics file, one a step.
 
     Args:
@@ -123,7 +123,7 @@ def training_from_steps(
     """
     ordered = sorted(lines, key=lambda line: int(line["step"]))
     written = [decision for line in ordered for decision in line.get("decisions", [])]
-    return Training(
+    return TrainingCurves(
         name=name,
         steps=np.array([line["step"] for line in ordered], dtype=np.float64),
         values={key: _column(ordered, key) for key in _NUMBERS},
@@ -137,7 +137,7 @@ def training_from_steps(
 
 def _decisions(decisions: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision, ...]:
     # A decision may stand both in the summary and at its step.
-    once = {json.dumps(decision, sort_keys=True): Decision.from_json(dict(decision)) for decision in decisions}
+    once = {json.dumps(decision, sort_keys=True): MonitorDecision.from_json(dict(decision)) for decision in decisions}
     rows = [
         TrainingDecision(
             decision.finding.step, decision.finding.kind, decision.finding.what, decision.action, decision.why
@@ -190,7 +190,7 @@ def _read_settings(file: Path) -> dict[str, str]:
     config = read_yaml(file)
     train = config.get("train", {})
     schedule, optimizer = train.get("schedule", {}), train.get("optimizer", {})
-    wanted = {
+    settings = {
         "model": config.get("model"),
         "data": config.get("data"),
         "objective": train.get("objective"),
@@ -202,4 +202,4 @@ def _read_settings(file: Path) -> dict[str, str]:
         "examples a step": train.get("batch_size"),
         "epochs": train.get("epochs"),
     }
-    return {name: str(value) for name, value in wanted.items() if value is not None}
+    return {name: str(value) for name, value in settings.items() if value is not None}

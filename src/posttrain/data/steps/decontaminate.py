@@ -1,4 +1,4 @@
-"""Rejects training records that give away evaluation records."""
+"""Rejects training records that overlap with evaluation records."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
+from posttrain.data.arrays import Indices
 from posttrain.data.contamination.evaluation_index import (
     EvaluationIndex,
     Findings,
@@ -24,8 +25,6 @@ from posttrain.data.contamination.word_index import newly_common
 from posttrain.data.duplicates.all_pairs import Map
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, ShardView
-
-Indices = npt.NDArray[np.int64]
 
 _INCREMENTAL_LIMIT = 4096  # new evaluation records, above which a search from scratch is as quick
 _PARALLEL_INDEX_SIZE = 4096  # evaluation records, above which two processes index them sooner
@@ -46,7 +45,7 @@ _REJECTION = [
 
 
 class Decontaminate(GlobalStep):
-    """Rejects training records that give away an evaluation record, of the test set or of any suite.
+    """Rejects training records that overlap with an evaluation record, of the test set or of any suite.
 
     The reasons, the first that holds: the record **equals a test input**; it has the **group of a test record**; its
     input is **like a test input**, by the Jaccard similarity of their character 5-grams; it **shares a 13-gram with a
@@ -59,28 +58,30 @@ class Decontaminate(GlobalStep):
 
     name: ClassVar[str] = "decontaminate"
     training_only: ClassVar[bool] = True
+    removes_leaks: ClassVar[bool] = True
+    every_round: ClassVar[bool] = True
 
-    ngram: int | None = Field(13, ge=1, description="words in a run that must not be shared; null: any may")
+    ngram: int | None = Field(13, ge=1, description="Words in a run that must not be shared; null: any may.")
     share: float = Field(
-        0.0, ge=0, le=1, description="part of either record's runs of words that must be shared; 0: one run is enough"
+        0.0, ge=0, le=1, description="Share of either record's runs of words that must be shared; 0: one run is enough."
     )
     threshold: float | None = Field(
-        0.8, gt=0, le=1, description="Jaccard similarity from which inputs are alike; null: only equal ones are found"
+        0.8, gt=0, le=1, description="Jaccard similarity from which inputs are similar; null: only equal ones count."
     )
     contained: float | None = Field(
-        0.8, gt=0, le=1, description="part of a test input that a record must not hold close together; null: any"
+        0.8, gt=0, le=1, description="Share of a test input that a record must not hold close together; null: no limit."
     )
     least_words: int = Field(
         8,
         ge=1,
-        description="words from which a test input is looked for inside longer records: shorter ones stand in many a "
-        "text by chance, and GPT-3's shortest run had 8 words",
+        description="Least words of a test input that is searched inside longer records: shorter ones occur in many "
+        "texts by chance, and GPT-3's shortest run had 8 words.",
     )
     ignore_above: int | None = Field(
         10,
         ge=1,
-        description="runs of words in more test records than this are the wording of a task and say nothing, as "
-        "GPT-3 left out runs in more than 10 documents; null: all count",
+        description="Runs of words in more test records than this are ignored as the wording of the task, as GPT-3 "
+        "ignored runs in more than 10 documents; null: all count.",
     )
 
     def sketch_key(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class Decontaminate(GlobalStep):
         return index_evaluation(evaluation, **self.model_dump(), over=over)
 
     def decide(self, corpus: Corpus) -> GlobalResult:
-        evaluation = corpus.evaluation()
+        evaluation = corpus.evaluation
         if not evaluation.num_rows:
             # The state still records that nothing was searched for, so that a later version searches all rows.
             return GlobalResult(state=encode_state(corpus.alive, Findings({}, []), evaluation))
@@ -109,8 +110,8 @@ class Decontaminate(GlobalStep):
     def _search(self, corpus: Corpus, evaluation: pa.Table) -> Findings:
         """Searches the rows that are alive; rows of an earlier version only for new evaluation records."""
         index = self.against(evaluation, corpus.map if evaluation.num_rows > _PARALLEL_INDEX_SIZE else map)
-        known = corpus.known()
-        before = decode_state(known.table, evaluation) if known else None
+        state = corpus.previous_state
+        before = decode_state(state.table, evaluation) if state else None
         to_search, reusable, prefilter = corpus.alive, np.zeros(corpus.rows, dtype=bool), None
         if before is not None:
             fresh, outdated = self._changed(before, evaluation)
@@ -121,11 +122,11 @@ class Decontaminate(GlobalStep):
                 # The runs of words that found these rows may have become the wording of the task since.
                 reusable[outdated] = False
                 reusable &= corpus.alive
-                to_search, prefilter = corpus.alive & ~reusable, Prefilter.of(evaluation, index, fresh)
+                to_search, prefilter = corpus.alive & ~reusable, Prefilter.from_index(evaluation, index, fresh)
         rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
         first = 0
-        items = list(_items(corpus.parts(), to_search, reusable))
+        items = list(_items(corpus.shard_views(), to_search, reusable))
         for item, (rows, findings) in zip(
             items, corpus.map(partial(_search, index=index, prefilter=prefilter), items), strict=True
         ):
@@ -152,7 +153,7 @@ class Decontaminate(GlobalStep):
         return fresh, [row for row, other in before.findings.pairs if changed[other]]
 
 
-class _Item(NamedTuple):
+class _SearchItem(NamedTuple):
     """A work item for one process.
 
     Attributes:
@@ -167,15 +168,15 @@ class _Item(NamedTuple):
 
 def _items(
     parts: Iterable[ShardView], to_search: npt.NDArray[np.bool_], reusable: npt.NDArray[np.bool_]
-) -> Iterator[_Item]:
+) -> Iterator[_SearchItem]:
     first = 0
     for part in parts:
         rows = slice(first, first + part.rows)
-        yield _Item(part, to_search[rows], reusable[rows])
+        yield _SearchItem(part, to_search[rows], reusable[rows])
         first += part.rows
 
 
-def _search(item: _Item, index: EvaluationIndex, prefilter: Prefilter | None) -> tuple[Indices, Findings]:
+def _search(item: _SearchItem, index: EvaluationIndex, prefilter: Prefilter | None) -> tuple[Indices, Findings]:
     """Searches some rows, and returns them with the findings."""
     # Most parts of a grown version end here, before their sketches are read.
     if not (item.to_search | item.reusable).any():
@@ -207,7 +208,7 @@ class PreviousFindings:
     Attributes:
         seen: bool [K], the training records that it looked at.
         fresh: bool [T], the evaluation records that it did not look for.
-        findings: of the rows seen.
+        findings: Findings of the rows seen.
     """
 
     seen: npt.NDArray[np.bool_]
@@ -220,7 +221,7 @@ def encode_state(seen: npt.NDArray[np.bool_], findings: Findings, evaluation: pa
 
     Args:
         seen: bool [N], the records that were looked at.
-        findings: all of them.
+        findings: All of them.
         evaluation: RECORD table of what was looked for.
     """
     rejections = dict(sorted(findings.rejections.items()))

@@ -1,0 +1,85 @@
+"""``posttrain select``: select a batch to label; other verbs about selection stand behind it."""
+
+from collections import Counter
+from typing import Annotated, ClassVar
+
+import typer
+
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
+from posttrain.cli.verbs import LazyGroup, LazyVerb
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.store.errors import UserError
+
+
+class _Verbs(LazyGroup):
+    verbs: ClassVar = {
+        "compare": LazyVerb(
+            "posttrain.cli.select.compare:compare",
+            "Compare the learning curves of strategies on labelled records, and recommend one.",
+        ),
+        "value": LazyVerb(
+            "posttrain.cli.select.value:value",
+            "Estimate what labelled records are worth for predicting each other, the worst first.",
+        ),
+        "explain": LazyVerb(
+            "posttrain.cli.select.explain:explain",
+            "Explain an answer by training records, and why a record was chosen and by whom it was labelled.",
+        ),
+        "adversarial": LazyVerb(
+            "posttrain.cli.select.adversarial:adversarial",
+            "Find prompts close to ones the champion answers correctly that it answers differently.",
+        ),
+    }
+
+
+app = typer.Typer(name="select", cls=_Verbs)
+
+
+@app.callback(invoke_without_command=True)
+def select(
+    context: typer.Context,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Batch size; label.per_round by default.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Choose pool records worth labelling, scored by the champion; labels nothing."""
+    # `select` is a verb and a group: typer calls this function before every verb of the group too.
+    if context.invoked_subcommand is not None:
+        _reject_misplaced_options(context)
+        return
+    from posttrain.inspect.preview import preview_selection
+    from posttrain.loop.gain import gain_to_json
+
+    with open_workspace(workspace, write=True) as (store, config):
+        label = config.label.model_copy(update={"per_round": n} if n else {})
+        preview = preview_selection(store, config.model_copy(update={"label": label}), strategy)
+    records = preview.records
+    if not records:
+        raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
+    if json:
+        estimate = None if preview.gain is None else gain_to_json(preview.gain)
+        remaining = preview.remaining_labels
+        print_json({"records": records, "strategy": preview.strategy, "outlook": estimate, "labels_left": remaining})
+        return
+    rows = [[r["rank"], r["reason"], r["predicted"], r["id"], r["input"][:70], r["why"]] for r in records]
+    print_table("", ["rank", "reason", "predicted", "record", "input", "why"], rows)
+    counts = Counter(record["reason"] for record in records)
+    parts = ", ".join(f"{reason}: {count}" for reason, count in counts.items())
+    print_line(f"{parts}; by {preview.strategy}")
+    if preview.remaining_labels is not None:
+        print_line(f"label.budget leaves {preview.remaining_labels} of them")
+    if preview.gain:
+        print_line(preview.gain.sentence)
+        if preview.gain.why:
+            print_line(f"more labels no longer pay off: {preview.gain.why}")
+
+
+def _reject_misplaced_options(context: typer.Context) -> None:
+    """Raises a UserError if options stand before a verb that would not see them."""
+    for name in context.params:
+        # Typer would drop it in silence: `select --n 5 value` must not run with another number.
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            verb = str(context.invoked_subcommand)
+            raise UserError(f"`--{name}` stands before `{verb}`, which does not see it", fix=f"put it behind `{verb}`")

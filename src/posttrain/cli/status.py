@@ -1,0 +1,57 @@
+"""``posttrain status``: show where the loop stands."""
+
+from typing import Any
+
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.inspect.status import status as loop_status
+from posttrain.loop.config import Config
+from posttrain.store.workspace import Workspace
+
+_MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "latency_p50")
+
+
+def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
+    """Show the rounds, the champion, and what the loop waits for."""
+    with open_workspace(workspace, checked=False) as (store, config):
+        state = loop_status(store, config)
+        if json:
+            print_json(state)
+            return
+        print_rounds(store, config)
+        champion = state["champion"]
+        print_line(
+            f"champion: {champion['id']} of round {champion['round']}, at {champion['path']}"
+            if champion
+            else "no champion yet",
+        )
+        if state["waiting"]:
+            print_line(f"waiting for {state['waiting']}")
+
+
+def print_rounds(store: Workspace, config: Config) -> None:
+    """Prints the table of rounds, and the champion's metrics on all test records."""
+    state = loop_status(store, config)
+    rounds = state["rounds"]
+    # Of the first round that has any: a suite that was added later must not change the columns.
+    names = list(next((entry["metrics"] for entry in rounds if entry["metrics"]), {}))
+    metrics = [name for name in names if name in _MAIN_METRICS] or names[:3]
+    rows = [_round_row(entry, metrics) for entry in rounds]
+    print_table("", ["round", "labels", *metrics, "decision", "seconds"], rows)
+    if state["final"]:
+        figures = ", ".join(
+            f"{name} {state['final']['metrics'][name]:.3f}" for name in metrics if name in state["final"]["metrics"]
+        )
+        print_line(f"champion on all test records: {figures}")
+
+
+def _round_row(entry: dict[str, Any], metrics: list[str]) -> list[Any]:
+    seconds = round(entry["seconds"]) if entry["seconds"] is not None else None
+    decision = entry["decision"] or entry["status"]
+    return [
+        entry["round"],
+        entry["labels"],
+        *[entry["metrics"].get(name) for name in metrics],
+        decision,
+        seconds,
+    ]

@@ -1,0 +1,128 @@
+"""A pool of which the champion scores only a sample."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from posttrain.inspect.explanation import record_rounds
+from posttrain.loop.config import load_config
+from posttrain.loop.context import RoundContext
+from posttrain.web.selection_reader import read_selections
+from posttrain.web.selection_view import selections_view
+
+pytestmark = pytest.mark.slow
+
+Open = Callable[[Path], Any]
+
+SELECT = {"pool_sample": 15, "strategy": "facility_location", "options": {"by": "entropy"}, "explore": 0.25}
+
+
+def selection_of(loop: Any, round: int) -> Path:
+    """The folder of a round's selection."""
+    result: Path = loop.store.artifacts.path(loop.metadata.rounds()[round].detail["selection"])
+    return result
+
+
+def scores_and_batch(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
+    """The metadata of a round's scores, their folder, and its batch."""
+    detail = loop.metadata.rounds()[round].detail
+    batch = parquet.read_table(selection_of(loop, round) / "batch.parquet").to_pylist()
+    scores = loop.store.artifacts
+    return scores.get(detail["scores"]).meta, scores.path(detail["scores"]), batch
+
+
+def test_the_champion_scores_a_sample_and_the_batch_is_chosen_from_all(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select=SELECT))
+    loop.run()
+    cold, _, _ = scores_and_batch(loop, 1)
+    assert (cold["sampled"], cold["pool"], cold["unasked"]) == (60, 60, 0)
+    warm, folder, batch = scores_and_batch(loop, 2)
+    assert (warm["sampled"], warm["pool"], warm["unasked"]) == (15, 48, 33)
+    scored = parquet.read_table(folder / "scores.parquet")
+    unscored = parquet.read_table(folder / "unasked.parquet")
+    assert scored["predicted"].null_count == 0
+    assert unscored["predicted"].null_count == 33
+    assert len({*scored["id"].to_pylist(), *unscored["id"].to_pylist()}) == 48
+    explored = [row for row in batch if row["reason"] == "explore"]
+    assert len(explored) == 3
+    assert {row["id"] for row in explored} <= set(scored["id"].to_pylist())
+    scored_later = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet")
+    assert scored_later.schema.equals(scored.schema)
+    assert (
+        set(scored_later["id"].to_pylist()) == {row["id"] for row in batch} & set(unscored["id"].to_pylist()) != set()
+    )
+    score_rows = {row["id"]: row for row in [*scored.to_pylist(), *scored_later.to_pylist()]}
+    for row in batch:
+        assert (row["predicted"], row["uncertainty"]) == (
+            score_rows[row["id"]]["predicted"],
+            score_rows[row["id"]]["entropy"],
+        )
+    map_points = parquet.read_table(selection_of(loop, 2) / "map.parquet")
+    kinds = map_points["kind"].to_pylist()
+    assert (kinds.count("chosen"), kinds.count("pool"), kinds.count("labelled")) == (12, 36, 12)
+
+
+def test_a_curriculum_uses_the_champions_scores_of_the_whole_batch(
+    small: Any, open_loop: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    curriculum = {"name": "fixed", "duration": 0.5, "start": 0.5, "difficulty": "entropy"}
+    loop = open_loop(small(select=SELECT, train={"curriculum": curriculum}))
+    loop.run()
+    assert "12 of 24 records have the score `entropy`" in caplog.text
+
+
+def test_the_report_shows_how_many_records_were_scored(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select=SELECT))
+    loop.run()
+    cold, warm = read_selections(loop.store)
+    assert (cold.scored, cold.embedded, cold.pool) == (0, 60, 60)
+    assert (warm.scored, warm.embedded, warm.pool) == (15, 48, 48)
+    assert len(warm.scores) == 15
+    assert all(entry.score is not None for entry in warm.chosen)
+    scored_before = len({entry.id for entry in warm.chosen}) - len(warm.scored_since)
+    assert 0 < scored_before < 12
+    summaries = [entry.summary for entry in selections_view([cold, warm]).rounds]
+    assert summaries == [
+        "12 of 48 embedded, 15 of them scored, by facility_location",
+        "12 of 60 embedded, by facility_location",
+    ]
+
+
+def test_the_rounds_of_a_record_show_whether_it_was_scored(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select=SELECT))
+    loop.run()
+    _, folder, batch = scores_and_batch(loop, 2)
+    context = RoundContext(loop.store, load_config(loop.root), 3, in_round=False)
+    pool = context.dataset(loop.metadata.rounds()[2].detail["asked"]).records
+    inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
+    scored_later = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet").to_pylist()
+    unscored = set(parquet.read_table(folder / "unasked.parquet")["id"].to_pylist())
+    round_entry = record_rounds(context, inputs[scored_later[0]["id"]])[-1]
+    assert (round_entry["round"], round_entry["chosen"] is not None) == (2, True)
+    assert round_entry["scores"]["entropy"] == scored_later[0]["entropy"]
+    round_entry = record_rounds(context, inputs[min(unscored - {row["id"] for row in batch})])[-1]
+    assert (round_entry["round"], round_entry["chosen"]) == (2, None)
+    assert round_entry["scores"]["predicted"] is None
+
+
+def test_with_pool_embedded_zero_only_the_sample_is_embedded(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select={**SELECT, "pool_embedded": 0}))
+    loop.run()
+    for round, pool_size in ((1, 60), (2, 48)):
+        meta, folder, _ = scores_and_batch(loop, round)
+        assert (meta["sampled"], meta["pool"], meta["unasked"]) == (15, pool_size, 0)
+        assert not (folder / "unasked.parquet").exists()
+
+
+def test_a_sample_is_scored_for_written_answers_too(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(select={**SELECT, "explore": 0}, task={"labels": None}, label={"per_round": 6}))
+    loop.run()
+    meta, folder, batch = scores_and_batch(loop, 2)
+    scored_ids = set(parquet.read_table(folder / "scores.parquet")["id"].to_pylist())
+    assert meta["unasked"] > 0
+    assert {row["id"] for row in batch} - scored_ids
+    assert all(row["predicted"] is not None and row["uncertainty"] >= 0 for row in batch)
