@@ -67,7 +67,7 @@ def test_evaluation_records_are_used_only_on_request(root_copy: Path, posttrain:
 
 def test_the_output_says_how_to_use_the_examples(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "examples.jsonl"
-    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "hotflip"]
+    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "fgsm"]
     output = posttrain(*command, "--records", root_copy / "answers.csv", "--out", out)
     assert f"to learn from them with the old answers: posttrain data add {out} --to labelled" in output.out
     assert "records were left out: models are measured on them" in output.out
@@ -79,7 +79,7 @@ def test_unusable_arguments_of_adversarial_are_refused_in_one_line(
     def mistake(*arguments: object) -> str:
         return str(posttrain("select", "adversarial", "-w", root_copy, *arguments).mistake)
 
-    assert "no method `hotflp`; did you mean `hotflip`?" in mistake("--method", "hotflp")
+    assert "no method `fgms`; did you mean `fgsm`?" in mistake("--method", "fgms")
     assert "--n" in mistake("--n", "0")
     assert "no suite `tests`; did you mean `test`?" in mistake("--suite", "tests")
     assert "leave out --suite or --records" in mistake("--suite", "test", "--records", "x.csv")

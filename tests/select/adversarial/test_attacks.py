@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from posttrain.select.adversarial.attacks import gcg, hotflip
-from posttrain.select.adversarial.problem import AttackProblem, QueryBudget, Rewriting
+from posttrain.select.adversarial.attacks import gcg
+from posttrain.select.adversarial.problem import AttackProblem, QueryBudget
 from posttrain.select.adversarial.search import ATTACKS
 
 Make = Callable[..., AttackProblem]
@@ -51,27 +51,6 @@ def test_the_budget_bounds_the_queries(problem: Make, method: str, limit: int) -
 @pytest.mark.parametrize("method", ATTACKS)
 def test_without_similar_texts_nothing_is_yielded(problem: Make, method: str) -> None:
     assert list(ATTACKS[method](problem(similarity=lambda text, others: np.zeros(len(others))))) == []
-
-
-def test_hotflip_takes_the_best_of_all_swaps(problem: Make) -> None:
-    attack = problem(swaps=1, similarity=same_first_letter)
-    [[result]] = hotflip(attack)
-    gains = attack.gains(attack.start)
-    assert gains is not None
-    best: tuple[float, Rewriting] | None = None
-    for position in range(len(attack.start)):
-        for token in range(gains.shape[1]):
-            tokens = (*attack.start[:position], token, *attack.start[position + 1 :])
-            gain = float(gains[position, token])
-            if gain > 0 and (best is None or gain > best[0]) and (allowed := attack.allowed([tokens])):
-                best = gain, allowed[0]
-    assert best is not None
-    assert result == best[1]
-
-
-def test_hotflip_swaps_one_more_token_each_step(problem: Make) -> None:
-    attack = problem(swaps=4)
-    assert [candidate.swaps for [candidate] in hotflip(attack)] == [1, 2, 3, 4]
 
 
 def test_gcg_raises_the_loss_each_step(problem: Make) -> None:

@@ -144,8 +144,8 @@ def test_records_without_right_answers_and_unknown_methods_are_refused(labeller:
     records = records_of(labeller, wrong=16)
     with pytest.raises(UserError, match="the champion answers none of 16 records rightly"):
         run_search(labeller, records)
-    with pytest.raises(UserError, match=r"^--method: no method `hotflp`; did you mean `hotflip`"):
-        search(labeller, records, Judge(labeller), character_overlap, SearchSettings(n=1, method="hotflp"))
+    with pytest.raises(UserError, match=r"^--method: no method `fgms`; did you mean `fgsm`"):
+        search(labeller, records, Judge(labeller), character_overlap, SearchSettings(n=1, method="fgms"))
     assert run_search(labeller, []).counts["records"] == 0
 
 

@@ -15,7 +15,7 @@ from posttrain.store.files import check_new_file, write_atomically
 
 def adversarial(
     n: Annotated[int, typer.Option("--n", min=1, help="Most examples to keep.")] = 20,
-    method: Annotated[str, typer.Option(help="gcg, hotflip or fgsm.")] = "gcg",
+    method: Annotated[str, typer.Option(help="gcg or fgsm.")] = "gcg",
     suite: Annotated[
         str | None, typer.Option(help="Start from this suite's records, which must not be trained on.")
     ] = None,

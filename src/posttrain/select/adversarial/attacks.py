@@ -1,4 +1,4 @@
-"""Gradient attacks on a prompt's tokens: GCG, HotFlip and FGSM."""
+"""Gradient attacks on a prompt's tokens: GCG and FGSM."""
 
 from collections.abc import Iterator
 
@@ -12,8 +12,6 @@ from posttrain.select.adversarial.rewriting import Vocabulary
 _TOP_TOKENS = 128  # tokens of greatest gain for each position
 _SWAPS_PER_STEP = 128  # swaps that are drawn for a step
 _LOSSES_PER_STEP = 24  # of the allowed ones, those whose loss is computed
-_MAX_TRIED = 512  # best swaps that are checked until one is allowed
-_TRIED_PER_CHECK = 16  # swaps whose similarity is computed in one batch
 
 # 0.25 to 16 times the usual size of a number of an embedding.
 _STEP_SIZES = [2 ** (power / 2) for power in range(-4, 9)]
@@ -60,41 +58,6 @@ def _draw_swaps(problem: AttackProblem, own: tuple[int, ...], gains: np.ndarray)
         swaps += [(position, token) for token in np.sort(top).tolist() if np.isfinite(gains[position, token])]
     chosen = problem.generator.permutation(len(swaps))[:_SWAPS_PER_STEP].tolist()
     return [swap_token(own, *swaps[index]) for index in chosen]
-
-
-def hotflip(problem: AttackProblem) -> Iterator[list[Rewriting]]:
-    """Yields swaps by HotFlip: a step makes the allowed swap with the greatest gain; a swapped token stays.
-
-    J. Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification, ACL 2018, arXiv:1712.06751,
-    section 2.2, greedily (a beam of one) and on tokens.
-    """
-    own = problem.start
-    for _ in range(problem.max_swaps):
-        gains = problem.gains(own)
-        if gains is None:
-            return
-        for position, token in enumerate(own):
-            if token != problem.start[position]:
-                gains[position] = -np.inf
-        best = _best_allowed(problem, own, gains.cpu().numpy())
-        if best is None:
-            return
-        yield [best]
-        own = best.own
-
-
-def _best_allowed(problem: AttackProblem, own: tuple[int, ...], gains: np.ndarray) -> Rewriting | None:
-    flat = gains.ravel()
-    most = min(_MAX_TRIED, flat.size)
-    order = np.argpartition(-flat, most - 1)[:most]
-    # Best first, ties by position and token: a partition leaves them in any order.
-    ranked = [index for index in order[np.lexsort((order, -flat[order]))].tolist() if flat[index] > 0]
-    for start in range(0, len(ranked), _TRIED_PER_CHECK):
-        swaps = [divmod(index, gains.shape[1]) for index in ranked[start : start + _TRIED_PER_CHECK]]
-        allowed = problem.allowed([swap_token(own, position, token) for position, token in swaps])
-        if allowed:
-            return allowed[0]
-    return None
 
 
 def swap_token(own: tuple[int, ...], position: int, token: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import answer_log_likelihoods, label_scores
 from posttrain.models.task import Turns
-from posttrain.select.adversarial.attacks import fgsm, gcg, hotflip
+from posttrain.select.adversarial.attacks import fgsm, gcg
 from posttrain.select.adversarial.examples import (
     AdversarialExample,
     Judge,
@@ -25,7 +25,6 @@ from posttrain.store.progress import progress_bar
 
 ATTACKS: Mapping[str, Callable[[AttackProblem], Iterator[list[Rewriting]]]] = {
     "gcg": gcg,
-    "hotflip": hotflip,
     "fgsm": fgsm,
 }
 """Each yields the candidates of one step after the other; those of one step are alternatives."""

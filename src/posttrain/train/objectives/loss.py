@@ -41,7 +41,7 @@ class Loss:
             ValueError: the counts differ, so that their means do not add.
         """
         if self.count != other.count:
-            raise ValueError(f"losses over {self.count:g} and {other.count:g} do not add")
+            raise ValueError(f"the counts differ: {self.count:g} and {other.count:g}")
         return Loss(self.sum + weight * other.sum, self.count, merge_metrics([self.metrics, other.metrics]))
 
 
@@ -126,7 +126,7 @@ class SequenceLogProbs:
 
     def __post_init__(self) -> None:
         if self.sums.ndim != 1 or self.sums.shape != self.counts.shape:
-            raise ValueError(f"sums {list(self.sums.shape)} and counts {list(self.counts.shape)} are no two vectors")
+            raise ValueError(f"sums {list(self.sums.shape)} and counts {list(self.counts.shape)} must be vectors of one length")
 
     def __len__(self) -> int:
         return len(self.sums)

@@ -29,7 +29,7 @@ class Offload:
         """
         if all(weight.device.type == "cpu" for weight in weights):
             raise UserError(
-                "there is no accelerator whose memory it could save",
+                "it saves the memory of an accelerator, and there is none",
                 where="train.optimizer.offload",
                 fix="set it to false",
             )
