@@ -64,6 +64,7 @@ def test_a_bag_of_one_class_predicts_it(estimator: LogisticRegression | None) ->
     assert result.values[5] == 0
 
 
+@pytest.mark.slow
 def test_it_stops_at_the_bound() -> None:
     features, labels = blobs()
     result = data_oob(features, labels, bags=2000, standard_error=0.05, reduction="mean", block_size=20)

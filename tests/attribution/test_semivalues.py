@@ -62,6 +62,7 @@ def test_weighted_majority() -> None:
     np.testing.assert_allclose(semivalue(majority, beta_weights(3, 2, 1)).values, [1 / 2, 1 / 6, 1 / 6], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_security_council() -> None:
     result = shapley(security_council, 15)
     np.testing.assert_allclose(result.values, [421 / 2145] * 5 + [4 / 2145] * 10, rtol=1e-10)

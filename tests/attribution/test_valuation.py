@@ -114,6 +114,7 @@ def test_out_of_bag_values_need_no_folds_and_are_lowest_for_wrong_labels() -> No
     assert set(np.argsort(result.values)[:2].tolist()) == {4, 17}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["knn_shapley", "tmc_shapley", "beta_shapley"])
 def test_a_source_of_random_labels_has_the_lowest_value(method: str) -> None:
     features, labels = blobs(90)

@@ -70,6 +70,7 @@ def test_a_training_set_that_leaks_the_test_set_is_refused(root: Path, posttrain
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_gc_keeps_the_training_data_of_a_model(root: Path, posttrain: Call) -> None:
     for number in range(3):
         write(root / "f.jsonl", ROWS[: 10 + number])
@@ -94,6 +95,7 @@ def test_an_existing_version_number_is_refused_before_the_build(root: Path, post
     assert artifacts(root) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tag", ["a@b", "v1", "a b", "1.0.0", "v2.3.1", "", "-x", "a/b"])
 def test_both_verbs_check_tags_by_the_same_rule(root: Path, posttrain: Call, tag: str) -> None:
     add = ("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root)

@@ -76,6 +76,7 @@ def test_the_plan_of_the_packaged_model(config_only: Path, posttrain: Call) -> N
     assert work["tokens"] == 16 * 1024
 
 
+@pytest.mark.slow
 def test_settings_change_the_plan(config_only: Path, posttrain: Call) -> None:
     def total(*settings: str) -> int:
         options = [argument for entry in settings for argument in ("--set", entry)]

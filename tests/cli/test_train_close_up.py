@@ -74,6 +74,7 @@ def test_each_step_logs_its_measurements(answers: Path, tmp_path: Path, posttrai
         assert sum(line["phases"].values()) <= line["seconds"] * 1.05
 
 
+@pytest.mark.slow
 def test_autotune_writes_the_fastest_settings_and_training_uses_them(
     answers: Path, tmp_path: Path, posttrain: Call, measured_settings: list[Settings]
 ) -> None:

@@ -77,6 +77,7 @@ def test_files_are_searched_only_in_the_configs_folder(two_folders: Path, posttr
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_the_written_config_repeats_the_training_from_any_folder(two_folders: Path, posttrain: Call) -> None:
     assert posttrain("train", "--config", "../conf/config.yaml", "--out", "out").code == 0
     os.chdir(two_folders)

@@ -11,6 +11,7 @@ labels = st.sampled_from(["a", "b", "c", "d"])
 pairs = st.lists(st.tuples(labels, st.one_of(labels, st.none())), min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @given(pairs)
 def test_metrics_per_class_equal_those_of_scikit_learn(answers: list[tuple[str, str | None]]) -> None:
     expected, predicted = [truth for truth, _ in answers], [answer for _, answer in answers]

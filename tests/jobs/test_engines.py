@@ -44,6 +44,7 @@ class TestInline(EngineContract):
             yield engine
 
 
+@pytest.mark.slow
 class TestProcesses(EngineContract):
     @pytest.fixture
     def engine(self) -> Iterator[Engine]:
@@ -54,6 +55,7 @@ class TestProcesses(EngineContract):
         with open_engine("processes", 1) as engine, pytest.raises(WorkError, match="worker process ended"):
             list(engine.map(os._exit, [9, 9]))
 
+    @pytest.mark.slow
     def test_after_an_error_no_task_runs(self, engine: Engine, tmp_path: Path) -> None:
         slow_commands = [["sh", "-c", f"sleep 0.5; touch {tmp_path / str(number)}"] for number in range(4)]
         with pytest.raises(subprocess.CalledProcessError):

@@ -83,6 +83,7 @@ def test_the_error_about_a_damaged_champion_suggests_a_rollback(store: Workspace
         assert champion_name(later) == A
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "champion"),
     [

@@ -29,6 +29,7 @@ def greedy_answer(lm: LanguageModel, prompt: Turns, limit: int) -> tuple[str, bo
     return lm.tokenizer.decode(answer_ids, skip_special_tokens=True).strip(), False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_tokens", [1, 120, 4096])
 def test_answers_are_greedy_whatever_the_batch(
     trained_model: Trained, monkeypatch: pytest.MonkeyPatch, batch_tokens: int

@@ -96,6 +96,7 @@ def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
     assert (result.vocabulary, result.tied) == (0, False)
 
 
+@pytest.mark.slow
 def test_no_model_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobody-knows-it"}))
     for call in (

@@ -172,6 +172,7 @@ def reference_kernel(
     return torch.cat(result)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(shapes=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]))
 def test_varlen_spans_describe_masked_attention(shapes: list[tuple[int, int]], heads: tuple[int, int]) -> None:

@@ -37,6 +37,7 @@ def attended_positions(row: Packed) -> list[set[int]]:
     return result
 
 
+@pytest.mark.slow
 @given(units=UNITS, padded=st.booleans())
 def test_a_supervised_token_is_predicted_from_its_context(units: list[Unit], padded: bool) -> None:
     row = pack(units, padded=padded)
@@ -71,6 +72,7 @@ def plain_values(row: Packed) -> list[object]:
     return [(item.dtype, item.tolist()) if isinstance(item, torch.Tensor) else item for item in result]
 
 
+@pytest.mark.slow
 @given(batches=st.lists(UNITS, min_size=1, max_size=4), padded=st.booleans())
 def test_packs_equals_pack_of_each_micro_batch(batches: list[list[Unit]], padded: bool) -> None:
     rows = [plain_values(row) for row in packs(batches, padded=padded)]

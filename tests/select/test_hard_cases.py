@@ -52,6 +52,7 @@ def test_wrong_where_scores_are_log_likelihoods() -> None:
     assert wrong(table) == ["a", "c"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(0, 100))
 def test_high_loss_is_above_the_percentile(values: list[int], percentile: int) -> None:
     table = predictions(*((f"{row:03d}", float(row % 2), -float(value)) for row, value in enumerate(values)))

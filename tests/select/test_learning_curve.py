@@ -69,6 +69,7 @@ def test_with_one_class_only_it_is_always_predicted() -> None:
     assert curve[0] in {float((task.test_labels == label).mean()) for label in range(task.classes)}
 
 
+@pytest.mark.slow
 def test_covering_the_pool_beats_chance() -> None:
     features, labels = records()
     result = compare_strategies(features, labels, ["facility_location"], seeds=6, batch=12, most=48, workers=1)

@@ -29,6 +29,7 @@ def _clusters(count: int, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
     return 6 * rng.standard_normal((count, 24))[cluster] + rng.standard_normal((len(cluster), 24)), cluster
 
 
+@pytest.mark.slow
 def test_neighbours_stay_neighbours() -> None:
     embeddings, cluster = _clusters(6, 40)
     points = tsne_plane(embeddings)

@@ -154,6 +154,7 @@ class RemoteContract(ArtifactStoreContract):
         assert read(reopen().path(artifact.id)) == CONTENT
 
 
+@pytest.mark.slow
 class TestS3Artifacts(RemoteContract):
     @pytest.fixture(autouse=True)
     def _bucket(self, s3_url: str) -> None:

@@ -277,6 +277,7 @@ def test_create_without_permission_raises(open_folder: Path, unprivileged: InPro
     assert list(open_folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_postgres_and_s3_by_url(
     tmp_path: Path, postgres_url: str, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ sys.exit(main(Path(sys.argv[1])))
     assert not (tmp_path / "trial" / "out" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_hanging_trial_is_stopped(tiny_model: Path, records: pa.Table, job: TrainJobConfig, tmp_path: Path) -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     measure = TrialRunner(tmp_path / "trial", tiny_model, records, job.train, TaskConfig(), 3, command)

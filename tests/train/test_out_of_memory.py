@@ -36,6 +36,7 @@ def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
+@pytest.mark.slow
 def test_empty_cache_frees_reference_cycles() -> None:
     class Loop:
         def __init__(self) -> None:

@@ -26,6 +26,7 @@ def data(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_train_writes_a_model_its_config_and_its_steps(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

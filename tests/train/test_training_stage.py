@@ -85,6 +85,7 @@ def test_nan_losses_do_not_count_in_the_summary(
     assert (meta["first_loss"], meta["last_loss"]) == (None, last_loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["sft", "simpo"])
 def test_the_last_loss_does_not_depend_on_the_size_of_a_step(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, objective: str
@@ -115,6 +116,7 @@ def test_the_first_loss_is_the_models_likelihood_of_the_answers(
     assert meta["supervised_tokens"] == counts.sum()
 
 
+@pytest.mark.slow
 def test_the_output_depends_only_on_seed_and_records(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
@@ -149,6 +151,7 @@ def test_long_records_are_learned(
     assert meta["last_loss"] < meta["first_loss"]
 
 
+@pytest.mark.slow
 def test_an_empty_training_set_is_refused(
     tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_damping_and_records_are_checked_before_any_work(network) -> None:
         influence_functions(model, train, [], damping=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [ConjugateGradient(), Ekfac()], ids=lambda solver: type(solver).__name__)
 def test_cached_results_are_not_computed_again(network, tmp_path: Path, solver: Solver) -> None:
     settings = {"damping": 0.1, "solver": solver, "block_size": 5}

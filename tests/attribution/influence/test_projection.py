@@ -15,6 +15,7 @@ def vectors(count: int, size: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_inner_products_are_unbiased_with_the_stated_variance(kind) -> None:
     x, y = vectors(2, 5000)

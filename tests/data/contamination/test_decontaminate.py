@@ -54,6 +54,7 @@ def rejections(*rows: dict[str, str] | str, **settings: object) -> dict[int, tup
     return {row["line"]: (row["reason"], line_by_id[row["kept"]]) for row in rejected_rows}
 
 
+@pytest.mark.slow
 def test_an_index_built_by_several_processes_is_the_same() -> None:
     rows = table_of({"prompt": word_slice(LONG, 5, 40)}, {"prompt": SHORT + "!"}, {"prompt": prose(7, 40)})
     with ProcessEngine(2) as processes:

@@ -1,6 +1,7 @@
 """The inverted index agrees with intersections of Python sets."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def shingles(sets: list[set[int]]) -> Shingles:
     return Shingles(np.concatenate([np.empty(0, np.uint64), *values]), offsets_of(sizes))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(SETS, SETS, st.integers(1, 15), st.sampled_from([8, 1 << 22]))
 def test_sets_that_share_enough_members_meet(

@@ -29,6 +29,7 @@ def as_set(text: str, ngram: int, unit: Unit) -> set[tuple[str, ...]]:
     return {tuple(parts[at : at + ngram]) for at in range(max(1, len(parts) - ngram + 1))}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(texts=corpora, ngram=st.integers(1, 9), unit=units)
 def test_hashed_sets_agree_with_sets_of_ngrams(texts: list[str], ngram: int, unit: Unit) -> None:

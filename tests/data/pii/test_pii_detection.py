@@ -231,6 +231,7 @@ def test_distant_words_change_nothing(text: str) -> None:
     assert detect(f"{prefix}{text}{suffix}") == expected
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_matches_do_not_overlap(text: str) -> None:
     result = detect(text, reserved=True)
@@ -247,6 +248,7 @@ def test_a_wrong_check_digit_is_no_card(digits: str) -> None:
         assert detect(f"card {right[:-1]}{digit}", ["card"]) == []
 
 
+@pytest.mark.slow
 @given(st.from_regex(r"\A(?:DE|FR|GB)[0-9A-Z]{23}\Z"))
 def test_a_wrong_check_is_no_iban(characters: str) -> None:
     length = {"DE": 22, "FR": 27, "GB": 22}[characters[:2]]

@@ -41,6 +41,7 @@ def count_repeated(text: str, n: int) -> float:
     return sum(len(words[position]) for position in positions) / len("".join(words))
 
 
+@pytest.mark.slow
 @given(st.lists(WORDS, max_size=8), st.integers(1, 40))
 def test_ngram_shares_equal_the_slow_count(texts: list[str], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

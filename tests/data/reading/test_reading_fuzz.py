@@ -161,6 +161,7 @@ def test_any_truncated_compressed_bytes(tmp_path: Path, content: bytes, stop: in
         assert kinds(result) == kinds(expected)
 
 
+@pytest.mark.slow
 @fuzz_settings
 @given(ROWS)
 def test_any_json_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
@@ -223,6 +224,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return records(rows)
 
 
+@pytest.mark.slow
 @fuzz_settings
 @given(tables(), st.sampled_from([".jsonl", ".csv", ".tsv", ".parquet"]))
 def test_exported_tables_read_back(tmp_path: Path, table: pa.Table, suffix: str) -> None:

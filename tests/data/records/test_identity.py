@@ -35,6 +35,7 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.none() | PROMPTS, st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS)
 def test_ids_hash_the_json_of_the_normal_form(

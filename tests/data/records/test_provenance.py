@@ -58,6 +58,7 @@ def test_origin_events() -> None:
         assert origin_events(own) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     origins=st.lists(st.integers(0, 39), max_size=30),

@@ -45,6 +45,7 @@ def decide(
     return step.decide(corpus)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_incremental_clusters_equal_those_from_scratch_after_rows_are_removed(seed: int) -> None:
     table, rng = chains(seed), np.random.default_rng(seed)

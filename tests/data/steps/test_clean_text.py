@@ -90,6 +90,7 @@ def test_the_dirty_pattern_matches_every_text_that_changes(texts: list[str], for
         assert suspicious or clean_text(text, form, quotes) == text
 
 
+@pytest.mark.slow
 def test_characters_outside_the_dirty_pattern_never_compose() -> None:
     characters = [chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000]
     result = pa.compute.match_substring_regex(

@@ -66,6 +66,7 @@ class TestNormalise(StepContract):
         assert lines(apply_step(step, chunked).kept) == [4, 6, 7, 1, 2]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.text(), st.text()), max_size=6))
 def test_the_step_is_idempotent_for_any_text(rows: list[tuple[str, str]]) -> None:
     table = table_of(*({"prompt": f"x{prompt}", "completion": f"y{answer}"} for prompt, answer in rows))

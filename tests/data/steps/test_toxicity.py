@@ -193,6 +193,7 @@ class TestAClassifier(StepContract):
         assert outcome.facts["toxic_words"].to_pylist() == [0] * 6
 
 
+@pytest.mark.slow
 def test_a_linear_classifier_rejects_bad_texts(tmp_path: Path) -> None:
     good, bad = ([f"{word} {letter}" for letter in "abcdefgh"] for word in ("kind", "vile"))
     train_quality(good, bad).save(tmp_path)

@@ -105,6 +105,7 @@ def test_a_run_resumes_after_the_model_fails(tmp_path: Path, num_calls: int) -> 
     assert run(tmp_path / "cut", Model()).records.equals(expected)
 
 
+@pytest.mark.slow
 def test_over_http_with_faults_the_result_is_the_same(endpoint: Any, tmp_path: Path) -> None:
     model = Model()
     endpoint.answer = lambda messages: model.reply(messages[-1]["content"]) or ""

@@ -42,6 +42,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "phase", "rebuild"),
     [

@@ -110,6 +110,7 @@ def test_paraphrases_of_held_out_records_are_rejected(root: Path) -> None:
     assert kept_records.num_rows + rejected_records.num_rows == derived.num_rows
 
 
+@pytest.mark.slow
 def test_paraphrases_follow_a_seed_that_a_step_rewrites(root: Path) -> None:
     rows = [json.loads(line) for line in (root / "a.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = [{**row, "prompt": f"{row['prompt']} ann{n}@example.com"} for n, row in enumerate(rows)]

@@ -45,6 +45,7 @@ def test_the_pieces_together_equal_the_file(tmp_path: Path, name: str, end: str)
     assert concat(tables).equals(concat(list(read(path, name=name))))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=30), st.booleans())
 def test_pieces_end_at_line_ends(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], ends: bool) -> None:

@@ -32,6 +32,7 @@ def test_the_rewritings_are_allowed(problem: Make, method: str) -> None:
         assert candidate.text.isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ATTACKS)
 def test_equal_seeds_give_equal_rewritings(problem: Make, method: str) -> None:
     first, second = (list(ATTACKS[method](problem())) for _ in range(2))
@@ -53,6 +54,7 @@ def test_without_similar_texts_nothing_is_yielded(problem: Make, method: str) ->
     assert list(ATTACKS[method](problem(similarity=lambda text, others: np.zeros(len(others))))) == []
 
 
+@pytest.mark.slow
 def test_gcg_raises_the_loss_each_step(problem: Make) -> None:
     attack = problem(swaps=3)
     steps = [candidate for [candidate] in gcg(attack)]

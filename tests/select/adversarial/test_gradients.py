@@ -33,6 +33,7 @@ def test_the_loss_of_the_search_equals_the_loss_of_serving(
         assert gradient.shape == (len(labeller.prompt_ids(prompt)), 96)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", CHOICES)
 def test_gains_are_the_slopes_towards_every_token(
     labeller: LanguageModel, problem: Callable[..., AttackProblem], choices: list[str]

@@ -103,6 +103,7 @@ def test_the_budget_ends_the_search(labeller: LanguageModel) -> None:
     assert run_search(labeller, records_of(labeller), budget=1).counts["records"] == 0
 
 
+@pytest.mark.slow
 def test_an_example_that_the_final_check_does_not_confirm_is_dropped(labeller: LanguageModel) -> None:
     class UnconfirmingJudge(Judge):
         """Answers wrongly during the search, but rightly in the final check."""
@@ -149,6 +150,7 @@ def test_records_without_right_answers_and_unknown_methods_are_refused(labeller:
     assert run_search(labeller, []).counts["records"] == 0
 
 
+@pytest.mark.slow
 def test_lines_have_the_columns_of_the_data_files(labeller: LanguageModel) -> None:
     [example] = run_search(labeller, records_of(labeller), n=1).examples
     line = to_json_row(example, "gcg", {"prompt": "text", "completion": "label"})

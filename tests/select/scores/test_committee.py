@@ -38,6 +38,7 @@ def test_an_example_computed_by_hand() -> None:
     assert vote_entropy(p)[0] == pytest.approx(-(2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3)))
 
 
+@pytest.mark.slow
 @given(weights)
 def test_values_equal_the_definitions(raw: np.ndarray) -> None:
     p = raw / raw.sum(axis=2, keepdims=True)

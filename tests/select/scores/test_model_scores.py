@@ -77,6 +77,7 @@ def test_gradient_norm_is_that_of_the_output_layer(tiny_model: Path, scale: floa
     assert all(item.grad is None for item in lm.model.parameters())
 
 
+@pytest.mark.slow
 def test_samples_follow_the_models_distribution(lm: LanguageModel) -> None:
     one_token = LanguageModel(lm.model, lm.tokenizer, TaskConfig(max_new_tokens=1))
     record = scoring_inputs("hi")

@@ -80,6 +80,7 @@ def test_quotas_bound_each_group(seed: int) -> None:
     assert len(few) == 12
 
 
+@pytest.mark.slow
 def test_many_rows_of_real_numbers() -> None:
     generator = np.random.default_rng(1)
     points = generator.normal(size=(3000, 16)).astype(np.float32)

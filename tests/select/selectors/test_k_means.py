@@ -22,6 +22,7 @@ def inertia(points: np.ndarray, weights: np.ndarray, count: int) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_clusters_are_as_tight_as_those_of_scikit_learn(weighted: bool) -> None:
     points = cloud(2000, 0)
@@ -33,6 +34,7 @@ def test_clusters_are_as_tight_as_those_of_scikit_learn(weighted: bool) -> None:
     assert np.mean(actual) < 1.02 * np.mean(expected)
 
 
+@pytest.mark.slow
 def test_clusters_of_a_sample_are_nearly_as_tight(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(4000, 2)
     whole = inertia(points, np.ones(4000), 20)

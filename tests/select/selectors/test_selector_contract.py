@@ -56,6 +56,7 @@ def test_ties_are_broken_by_row_order_for_every_seed(strategy: str) -> None:
         assert select(strategy, {"probabilities": probabilities}, 4, seed).tolist() == [1, 3, 4, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     sorted(set(SELECTORS) - {"random", "badge", "stratified", "typiclust", "prob_cover", "facility_location"}),

@@ -20,6 +20,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shard_tokens", "records"),
     [(1, [1] * 10), (40, [3, 2, 1, 2, 1, 1]), (45, [4, 1, 1, 2, 1, 1]), (54, [5, 1, 3, 1]), (1000, [10])],

@@ -224,6 +224,7 @@ def test_the_key_holds_everything_that_changes_the_tokens(
     assert record_counts == [10, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flip", "cut", "remove"])
 @pytest.mark.parametrize("name", [*(f"shard-00000/{name}" for name in (*DTYPES, RECORDS)), "manifest.json"])
 def test_a_damaged_set_is_rebuilt(

@@ -79,6 +79,7 @@ def test_prometheus_reads_the_metrics_over_http(prometheus: PrometheusSink, make
     assert math.isnan(actual["posttrain_train_mfu_ratio"])
 
 
+@pytest.mark.slow
 def test_two_endpoints_are_independent(prometheus: PrometheusSink, make_values: MakeValues) -> None:
     other = PrometheusSink(0)
     other.write(make_values(9), [])

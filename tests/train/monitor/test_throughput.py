@@ -124,6 +124,7 @@ def test_the_peak_is_the_best_of_the_matrix_sizes(
     assert clock[0] < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("empty_cache")
 def test_the_peak_is_measured_once(dtype: torch.dtype) -> None:

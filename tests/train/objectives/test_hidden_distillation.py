@@ -16,6 +16,7 @@ hidden_pairs = st.tuples(st.integers(1, 4), st.integers(2, 6)).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(hidden_pairs)
 def test_hidden_losses_match_their_definition(states: Array) -> None:
     student, teacher = map(torch.from_numpy, states)

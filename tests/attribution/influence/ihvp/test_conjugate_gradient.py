@@ -22,6 +22,7 @@ def problem(network) -> tuple[Curvature, torch.Tensor]:
     return Curvature(network.model, network.train), right_sides(network.model.size)
 
 
+@pytest.mark.slow
 def test_it_reaches_the_exact_solution(problem, dense) -> None:
     curvature, b = problem
     expected = dense.solve(curvature, b, DAMPING).x

@@ -22,6 +22,7 @@ def ekfac_matrix(ekfac: Ekfac, curvature: Curvature) -> torch.Tensor:
     return torch.linalg.inv(ekfac.solve(curvature, eye, DAMPING).x) - DAMPING * eye
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_one_linear_layer_with_squared_error_is_exact(network, dense, squared_error, bias) -> None:
     """The matrix is the second moment of the inputs, times the identity."""
