@@ -76,7 +76,7 @@ def refuse_fsync(code: int, after: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
+@pytest.mark.parametrize("after", [0, 3, 30, 90])
 def test_a_run_resumes_after_a_full_disk(small: Any, posttrain: Call, finished_workspace: Path, after: int) -> None:
     root = small()
     with refuse_fsync(errno.ENOSPC, after):

@@ -53,7 +53,7 @@ class Loop:
     def kill_when(self, line: str) -> bool:
         """Starts the command and kills it as soon as its log has a line; False if it finished before."""
         process = self.start()
-        while process.is_alive() and line not in self.log.read_text().splitlines():
+        while process.is_alive() and not (self.log.exists() and line in self.log.read_text().splitlines()):
             time.sleep(0.02)
         return self._kill(process, 0)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from loops import Loop
 
-MOMENTS = [random.Random(f"kill {number}").uniform(0.02, 0.97) for number in range(6)]
+MOMENTS = [random.Random(f"kill {number}").uniform(0.02, 0.97) for number in range(5)]
 
 
 def outcome_after_kill(share: float, loop: Loop, reference: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_kill_the_demo_in_its_second_round(demo: Loop) -> None:
 
 def test_repeated_kills(small_loop: Loop, small_reference: dict[str, Any]) -> None:
     """The time before each kill grows, because a slow machine may need longer to start at all."""
-    patience, kills = 1.5, 0
+    patience, kills = 2.0, 0
     while not small_loop.finishes_before_a_kill(patience):
         kills += 1
         patience *= 2
