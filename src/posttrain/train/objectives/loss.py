@@ -126,7 +126,8 @@ class SequenceLogProbs:
 
     def __post_init__(self) -> None:
         if self.sums.ndim != 1 or self.sums.shape != self.counts.shape:
-            raise ValueError(f"sums {list(self.sums.shape)} and counts {list(self.counts.shape)} must be vectors of one length")
+            shapes = f"{list(self.sums.shape)} and {list(self.counts.shape)}"
+            raise ValueError(f"sums and counts must be vectors of one length, and are {shapes}")
 
     def __len__(self) -> int:
         return len(self.sums)

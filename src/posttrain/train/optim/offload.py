@@ -29,7 +29,7 @@ class Offload:
         """
         if all(weight.device.type == "cpu" for weight in weights):
             raise UserError(
-                "it saves the memory of an accelerator, and there is none",
+                "there is no accelerator whose memory it would save",
                 where="train.optimizer.offload",
                 fix="set it to false",
             )
