@@ -15,6 +15,7 @@ from posttrain.cli.main import app
 HEAVY = {"torch", "transformers", "sklearn", "scipy", "ray", "fastapi", "pandas"}
 STATEMENTS = {
     "help": "main(['--help'])",
+    "help of every verb": "[main([verb, '--help']) for verb in module._Verbs.verbs]",
     "data help": "main(['data', '--help'])",
     "data list": "main(['data', 'list'])",
     "data list beside a config": "main(['init', '.']); main(['data', 'list'])",

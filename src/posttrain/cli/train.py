@@ -30,7 +30,6 @@ from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 from posttrain.train.data.compatibility import check_template
 from posttrain.train.data.encoding import encode, load_encoder
-from posttrain.train.objectives.build import record_shape, supervised_unit
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import CONFIG, METRICS, TrainJobConfig, train_standalone
 
@@ -148,6 +147,8 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
 
     Where a whole text has one result, such as a reward, no token is trained, and the title says what it is read for.
     """
+    from posttrain.train.objectives.build import record_shape, supervised_unit
+
     result = _READ_FOR.get(OBJECTIVES[config.train.objective].output)
     encoder = load_encoder(source, config.task)
     shape, limit = record_shape(config.train, records), config.train.max_length

@@ -31,7 +31,6 @@ from posttrain.store.lock import hold_lock
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
-from posttrain.train.recovery import read_recovery_log
 
 log = logging.getLogger("posttrain")
 
@@ -147,8 +146,10 @@ def _clean_up_on_user_error(out: Path) -> Iterator[None]:
 
 
 def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
+    # Here, as the command line reads this module's config: torch would make `posttrain train --help` wait for seconds.
     from posttrain.train.lora import set_base_model
     from posttrain.train.monitor.sinks import open_sinks
+    from posttrain.train.recovery import read_recovery_log
     from posttrain.train.stage import train
     from posttrain.train.training_set import read_training_set
 
