@@ -12,8 +12,8 @@ from loops import Loop
 
 def _small(base: Path, workspaces: Any) -> Loop:
     # The champion scores fewer records than the pool holds, so that every pass over the pool has work to do.
-    select = {"pool_sample": 15}
-    return Loop(base / "small", ["run", "-w", "small"], lambda folder: workspaces(base)(folder.name, select=select))
+    changes = {"select": {"pool_sample": 15}, "evaluate": {"latency": {"prompts": 2, "repeats": 1}}}
+    return Loop(base / "small", ["run", "-w", "small"], lambda folder: workspaces(base)(folder.name, **changes))
 
 
 @pytest.fixture

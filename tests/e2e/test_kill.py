@@ -36,10 +36,10 @@ def test_kill_the_demo_in_its_second_round(demo: Loop) -> None:
 
 def test_repeated_kills(small_loop: Loop, small_reference: dict[str, Any]) -> None:
     """The time before each kill grows, because a slow machine may need longer to start at all."""
-    patience, kills = 2.0, 0
+    patience, kills = 1.0, 0
     while not small_loop.finishes_before_a_kill(patience):
         kills += 1
-        patience *= 2
+        patience *= 1.6
     assert kills >= 2
     assert {**small_loop.outcome(), "seconds": small_reference["seconds"]} == small_reference
     small_loop.check_store()

@@ -34,7 +34,8 @@ def wrong_second_round(small: Any) -> Callable[..., Path]:
 @pytest.fixture(scope="module")
 def two_rounds(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace after two of its three rounds; both candidates were deployed."""
-    root: Path = small_anywhere(tmp_path_factory.mktemp("decisions"))(rounds=3)
+    latency = {"prompts": 2, "repeats": 1}
+    root: Path = small_anywhere(tmp_path_factory.mktemp("decisions"))(rounds=3, evaluate={"latency": latency})
     loop = loop_class(root)
     loop.run(2)
     loop.store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.store.errors import UserError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed")]
 
 ROUND = ["score", "select", "label", "dataset", "train", "evaluate", "latency", "decide"]
 BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "dataset", "evaluate", "latency"]

@@ -12,7 +12,7 @@ from posttrain.loop.config import load_config
 from posttrain.loop.stages.label import export_batch, import_batch, label_reports
 from posttrain.store.errors import UserError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed")]
 
 Open = Callable[[Path], Any]
 SAMPLED = {"suites": {"test": {"sample": 10}}, "latency": {"prompts": 0}}
