@@ -129,8 +129,8 @@ def step_axis(first: float, last: float, left: float, right: float, y: float) ->
     room = (right - left) / ((last - first) or 1)
     whole = [step for step in ticks(first, last, 4) if first <= step <= last and step == int(step)] or [first]
     labels = [(left + (step - first) * room, f"{int(step):,}") for step in whole]
-    words = [text(label, x, y, "soft", "middle") for x, label in labels if x < right - 46]
-    return [*words, text("step", right, y, "soft", "end")]
+    numbers = [text(label, x, y, "soft", "middle") for x, label in labels if x < right - 46]
+    return [*numbers, text("step", right, y, "soft", "end")]
 
 
 def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom: float) -> list[str]:
