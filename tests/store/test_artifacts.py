@@ -28,6 +28,7 @@ class TestLocalArtifacts(ArtifactStoreContract):
         return bytes((store.root / name).read_bytes())
 
     def write_raw(self, store: Any, name: str, content: bytes) -> None:
+        (store.root / name).unlink(missing_ok=True)  # an artifact's files are read-only
         (store.root / name).write_bytes(content)
 
     def remove_raw(self, store: Any, name: str) -> None:
@@ -39,6 +40,13 @@ class TestLocalArtifacts(ArtifactStoreContract):
         second_store.path(artifact.id)
         monkeypatch.setattr("posttrain.store.artifacts.file_digest", lambda path: pytest.fail("read again"))
         assert second_store.path(artifact.id) == store.path(artifact.id)
+
+    def test_files_are_read_only(self, store: Any) -> None:
+        artifact = commit(store)
+        for name in (MANIFEST, *CONTENT):
+            assert (store.root / artifact.id / name).stat().st_mode & 0o777 == 0o444
+        store.delete(artifact.id)
+        assert store.ids() == []
 
     def test_commit_moves_and_copies_nothing(self, store: Any) -> None:
         with store.temporary_folder() as folder:

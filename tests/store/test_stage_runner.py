@@ -16,8 +16,10 @@ import pytest
 from sqlalchemy import event
 
 from posttrain.store.errors import StorageError, UserError, Waiting, is_user_mistake
+from posttrain.store.journal import Journal
 from posttrain.store.stage_runner import PARTS, run_stage, stage_key
-from posttrain.store.workspace import Workspace
+from posttrain.store.verify import verify_database
+from posttrain.store.workspace import JOURNAL, Workspace
 
 InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
 Start = Callable[[Callable[[], Any]], Callable[[], dict[str, Any]]]
@@ -269,6 +271,8 @@ def test_a_kill_before_every_call(memory_folder: Path, in_process: InProcess) ->
                 artifact_ids = reader.artifacts.ids()
                 assert not any(reader.artifacts.verify(id) for id in artifact_ids)
                 assert {row.id for row in reader.metadata.artifacts()} <= set(artifact_ids)
+                # No kill looks like damage.
+                assert verify_database(reader.metadata, Journal(reader.home / JOURNAL)) == []
             with Workspace.open(root) as workspace, workspace.lock():
                 id = two_stages(workspace, log)
                 assert list((workspace.home / "tmp").iterdir()) == []

@@ -25,6 +25,8 @@ def show(
 
 def _artifact(artifact: dict[str, Any]) -> None:
     print_line(f"{artifact['id']}  {artifact['kind']}  {artifact['size'] / 1e6:.1f} MB  {' '.join(artifact['names'])}")
+    if artifact["damage"]:
+        print_line(f"damaged: {'; '.join(artifact['damage'])}; posttrain verify says what to do")
     # One is enough: the others gave the same bytes.
     for run in artifact["runs"][:1]:
         print_line(

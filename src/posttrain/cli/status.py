@@ -4,6 +4,7 @@ from typing import Any
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.inspect.champion import MEND
 from posttrain.inspect.status import status as loop_status
 from posttrain.loop.config import Config
 from posttrain.store.workspace import Workspace
@@ -25,8 +26,16 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
             if champion
             else "no champion yet",
         )
+        if champion:
+            print_damage(champion["damage"])
         if state["waiting"]:
             print_line(f"waiting for {state['waiting']}")
+
+
+def print_damage(problems: list[str]) -> None:
+    """Prints what is wrong with the champion's files, if anything is."""
+    if problems:
+        print_line(f"the champion is damaged: {'; '.join(problems)}; {MEND}")
 
 
 def print_rounds(store: Workspace, config: Config) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,10 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.versions.version import Version
-from posttrain.store.errors import UserError
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.metadata import Metadata
 from posttrain.store.rows import ArtifactRow, Run
 from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     details = {
         "type": "artifact",
         **_plain(asdict(row)),
+        "damage": _size_problems(workspace, id),
         "names": names,
         "runs": [_plain(asdict(run)) for run in workspace.metadata.producers(id)],
         "ancestors": parents,
@@ -79,13 +83,27 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     return details
 
 
+def _size_problems(workspace: Workspace, id: str) -> list[str]:
+    """Returns a line for each file of an artifact that is missing or has another size."""
+    try:
+        return workspace.artifacts.verify_sizes(id)
+    except (UserError, WorkError) as error:
+        # Rows alone answer most of the question where a remote store cannot be reached.
+        log.warning("%s; the sizes of the files are not compared", error)
+        return []
+
+
 def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
     """Returns the training set of a model and its records, with their origin; None for a base model."""
     for run in workspace.metadata.producers(model):
         if dataset := run.inputs.get("dataset"):
-            version = Version.open(workspace.artifacts, dataset)
             names = ["id", "input_id", "completion", "source", "line", "meta"]
-            columns = [row for table in version.tables(version.splits[0], names) for row in table.to_pylist()]
+            try:
+                version = Version.open(workspace.artifacts, dataset)
+                columns = [row for table in version.tables(version.splits[0], names) for row in table.to_pylist()]
+            except DamagedArtifactError as error:
+                log.warning("%s; the records of this training are unknown", error)
+                return {"dataset": dataset, "records": []}
             for row in columns:
                 row["meta"] = json.loads(row["meta"] or "{}")
             return {"dataset": dataset, "records": columns}

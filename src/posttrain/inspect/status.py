@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from posttrain.inspect.champion import champion_problems
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.model_registry import ModelRegistry
@@ -14,10 +15,10 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
     """Reports the loop's state.
 
     Returns:
-        ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics and
-        path, or None; ``waiting``: what the loop waits for, or None; ``rounds``: for each its round, status,
-        labels, metrics, decision, seconds, stages (seconds by stage), model_seconds; ``final``: the champion and
-        its metrics on all test records, or None; ``rounds_wanted``.
+        ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics, path and
+        damage (a line for each file that is missing or has another size), or None; ``waiting``: what the loop waits
+        for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
+        stage), model_seconds; ``final``: the champion and its metrics on all test records, or None; ``rounds_wanted``.
     """
     rounds = workspace.metadata.rounds()
     finished = finished_states(workspace)
@@ -60,6 +61,7 @@ def _champion(workspace: Workspace) -> dict[str, Any] | None:
         # A model promoted by hand out of an unfinished round has no metrics of its own round.
         "metrics": (RoundState.from_row(trained[-1]).metrics or {}) if trained else {},
         "path": str(workspace.champion_path),
+        "damage": champion_problems(workspace, champion.model_id),
     }
 
 

@@ -22,7 +22,8 @@ class CheckedLines:
     Attributes:
         values: Objects of the intact lines, without their checksums.
         numbers: 1-based line number of each value.
-        damaged: 1-based numbers of the lines whose checksum does not match; an unfinished last line is not among them.
+        damaged: 1-based numbers of the lines whose checksum does not match, or that are no JSON; an unfinished last
+            line is not among them.
         whole: Bytes up to the last line end; what follows is an unfinished write.
     """
 
@@ -45,11 +46,14 @@ def encode_line(value: Mapping[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line without its end; None if the checksum does not match."""
+    """Returns the object of a line without its end; None if the checksum does not match, or the line is no JSON."""
     rest = line[_PREFIX_BYTES:]
     if line[:_PREFIX_BYTES] != b'%s%s",' % (_START, xxhash.xxh3_64_hexdigest(rest).encode()):
         return None
-    value: dict[str, Any] = json.loads(b"{" + rest)
+    try:
+        value: dict[str, Any] = json.loads(b"{" + rest)
+    except (ValueError, RecursionError):
+        return None  # another program's line, or a deeply nested one: a checksum proves no meaning
     return value
 
 

@@ -30,11 +30,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from posttrain.store.errors import StorageError, UserError, WorkError
+from posttrain.store.errors import DamagedDatabaseError, EmptyDatabaseError, StorageError, UserError, WorkError
 
 VERSION_TABLE = "posttrain_version"
 
-REVISIONS = ("0001", "0002", "0003")  # every file of migrations/versions, oldest first
+REVISIONS = ("0001", "0002", "0003", "0004")  # every file of migrations/versions, oldest first
 
 # Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks: "post" and "trai" in ASCII.
 _MIGRATION_LOCK = 0x706F7374
@@ -63,6 +63,8 @@ _FIX_HELD = "wait for it to end, or end it"
 
 _FIX_MISSING = "check store.database, or restore it from a backup"
 
+RECOVER = "restore a backup, or rebuild it: posttrain verify --rebuild"
+
 
 class Database:
     """Runs transactions on one database; a thread's nested ones join the outermost.
@@ -81,10 +83,9 @@ class Database:
         self.writable = write
         self.arm = ""
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        parsed = _parse(url)
-        file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+        parsed, file = _parse(url), sqlite_file(url)
         if file and not create and not file.exists():
-            raise UserError("the database is missing", where=str(file), fix=_FIX_MISSING)
+            raise EmptyDatabaseError("the database is missing", where=str(file), fix=_FIX_MISSING)
         if file and not write and not _can_write(file):
             parsed = parsed.set(database=str(self._copied(file)))
         self.location = str(file) if file else parsed.render_as_string(hide_password=True)
@@ -168,11 +169,15 @@ class Database:
         with self._translated_errors(), self.engine.connect() as plain:
             connection = plain.execution_options(writes=writes)
             with connection.begin():
-                self._open.connection = connection
+                self._open.connection, self._open.changes = connection, []
                 try:
                     yield connection
+                    self._before_commit(connection)
                 finally:
-                    del self._open.connection
+                    del self._open.connection, self._open.changes
+
+    def _before_commit(self, connection: Connection) -> None:
+        """Completes a transaction; a derived class keeps what it needs for this in ``self._open.changes``."""
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -197,7 +202,9 @@ class Database:
                 ) from error
             if not isinstance(error.orig, self.engine.dialect.loaded_dbapi.OperationalError):
                 if "not a database" in message or "malformed" in message:
-                    raise WorkError(f"{self.location}: the database file is damaged ({message})") from error
+                    raise DamagedDatabaseError(
+                        f"{self.location}: the database file is damaged ({message}); {RECOVER}"
+                    ) from error
                 raise
             raise WorkError(f"{self.location}: {message}") from error
 
@@ -219,7 +226,7 @@ class Database:
         if version == REVISIONS[-1]:
             return
         if version is None and not create:
-            raise UserError("the database is empty", where=self.location, fix=_FIX_MISSING)
+            raise EmptyDatabaseError("the database is empty", where=self.location, fix=_FIX_MISSING)
         with self._begin(writes=True) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
@@ -240,16 +247,23 @@ class Database:
         return version
 
 
-def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
-    """Inserts a row unless one with the same key is there, even if another process inserts it at the same time."""
+def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
+    """Inserts a row unless one with the same key is there, even if another process inserts it at the same time.
+
+    Returns:
+        True if the row is new.
+    """
+    statement: Any
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
-        connection.execute(postgresql_insert(table).values(values).on_conflict_do_nothing())
+        statement = postgresql_insert(table)
     else:
         from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-        connection.execute(sqlite_insert(table).values(values).on_conflict_do_nothing())
+        statement = sqlite_insert(table)
+    statement = statement.values(values).on_conflict_do_nothing().returning(*table.primary_key.columns)
+    return connection.execute(statement).first() is not None
 
 
 def lock_table(connection: Connection, table: Table) -> None:
@@ -257,6 +271,16 @@ def lock_table(connection: Connection, table: Table) -> None:
     # SQLite needs none: its writing transactions exclude each other from their start (`_begin_sqlite`).
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Returns the file of an SQLite database; None for another one.
+
+    Raises:
+        UserError: the URL is wrong.
+    """
+    parsed = _parse(url)
+    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
 def _parse(url: str) -> URL:

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+_COMPARED = 100  # characters of a name that are compared with others
+
 
 class UserError(Exception):
     """A mistake in the call, the config or the input: one clear line, exit code 2.
@@ -32,6 +34,18 @@ class DamagedArtifactError(WorkError):
     """An artifact's files no longer match their checksums."""
 
 
+class DamagedDatabaseError(WorkError):
+    """The database's file cannot be read as a database."""
+
+
+class EmptyDatabaseError(UserError):
+    """There is no database, or it has no tables."""
+
+
+class LostDatabaseError(UserError):
+    """The database is gone, or older than its journal: the workspace has work that it does not know."""
+
+
 class Waiting(Exception):
     """A stage waits for input, such as labels; not a failure, exit code 0.
 
@@ -45,14 +59,27 @@ def is_user_mistake(error: BaseException | None) -> bool:
     return isinstance(error, UserError) and not isinstance(error, StorageError)
 
 
+def to_line(text: str) -> str:
+    """Puts a text on one line, without the control characters and escape sequences that a terminal would obey."""
+    line = " ".join(text.split())
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)
+
+
+def shorten(value: str, longest: int = 60) -> str:
+    """Shortens a value of the user's for a message."""
+    return value if len(value) <= longest else f"{value[: longest - 3]}..."
+
+
 def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> str | None:
     """Returns the candidate most similar to ``word``; None if none reaches the cutoff.
 
     Args:
         cutoff: Difflib's ratio from which words count as similar, between 0 (any two) and 1 (equal ones).
     """
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    # Compared by their beginnings: the time grows with the product of the lengths, and a name may be a megabyte.
+    names = {name[:_COMPARED]: name for name in candidates}
+    matches = difflib.get_close_matches(word[:_COMPARED], list(names), n=1, cutoff=cutoff)
+    return names[matches[0]] if matches else None
 
 
 def share_words(first: str, second: str) -> bool:

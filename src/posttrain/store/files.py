@@ -153,11 +153,16 @@ def read_checked(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     # A checksum and not only an atomic write: a disk can return other bytes than it was given.
+    content = strip_checksum(whole)
+    if content is None:
+        log.warning("%s is damaged: it is computed again", path)
+    return content
+
+
+def strip_checksum(whole: bytes) -> bytes | None:
+    """Returns the bytes behind the SHA-256 that `write_checked` put before them; None if it does not match."""
     content = whole[_CHECKSUM_BYTES:]
-    if hashlib.sha256(content).digest() == whole[:_CHECKSUM_BYTES]:
-        return content
-    log.warning("%s is damaged: it is computed again", path)
-    return None
+    return content if hashlib.sha256(content).digest() == whole[:_CHECKSUM_BYTES] else None
 
 
 def check_new_file(path: Path, formats: Collection[str] = ()) -> None:
@@ -181,6 +186,11 @@ def set_default_mode(path: Path) -> None:
     """Gives a file the permissions of a new file."""
     # safetensors and others write files that only their owner can read; a shared workspace has several readers.
     path.chmod(_default_mode())
+
+
+def set_read_only(path: Path) -> None:
+    """Takes everyone's permission to write from a file; who may read it stays as it is."""
+    path.chmod(path.stat().st_mode & 0o444)
 
 
 def _default_mode() -> int:

@@ -8,12 +8,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, select
 
 from posttrain import __version__
 from posttrain.store.artifacts import Artifact
-from posttrain.store.database import Database, insert_new, utc_now
+from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError
+from posttrain.store.journaled_database import JournaledDatabase
 from posttrain.store.names import NameQueries
 from posttrain.store.rows import ArtifactRow, Deployment, NamedVersion, Round, Run
 from posttrain.store.tables import artifacts, deployments, names, rounds, run_inputs, runs, tags
@@ -29,7 +30,7 @@ _DEPLOYMENT_COLUMNS = [column for column in deployments.columns if column.name !
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy", "pyarrow")
 
 
-class ArtifactQueries(Database):
+class ArtifactQueries(JournaledDatabase):
     """Artifacts by id and kind."""
 
     def add_artifact(self, artifact: Artifact) -> None:
@@ -42,8 +43,7 @@ class ArtifactQueries(Database):
             "files": len(artifact.files),
             "created_at": utc_now(),
         }
-        with self.transaction() as connection:
-            insert_new(connection, artifacts, row)
+        self.insert_new_row(artifacts, row)
 
     def artifact(self, id: str) -> ArtifactRow | None:
         """Returns the artifact's row, or None."""
@@ -61,11 +61,11 @@ class ArtifactQueries(Database):
 
     def forget_artifact(self, id: str) -> None:
         """Removes an artifact's row; the runs that made it, and its descendants, stay and no longer refer to it."""
-        with self.transaction() as connection:
+        with self.transaction():
             # References first: the database refuses to delete a row that another one refers to.
-            connection.execute(update(names).where(names.c.parent == id).values(parent=None))
-            connection.execute(update(runs).where(runs.c.output == id).values(output=None, sealed=None))
-            connection.execute(delete(artifacts).where(artifacts.c.id == id))
+            self.update_rows(names, names.c.parent == id, {"parent": None})
+            self.update_rows(runs, runs.c.output == id, {"output": None, "sealed": None})
+            self.delete_rows(artifacts, artifacts.c.id == id)
 
     def resolve(self, text: str) -> str:
         """Returns the full id that ``text`` stands for.
@@ -118,7 +118,7 @@ class ArtifactQueries(Database):
         return sorted(id for id in ids if id.startswith(text) or id.partition("-")[2].startswith(text))
 
 
-class RunQueries(Database):
+class RunQueries(JournaledDatabase):
     """Runs in the order of their start."""
 
     def start_run(
@@ -149,9 +149,9 @@ class RunQueries(Database):
         }
         input_rows = [{"run_id": id, "name": name, "artifact_id": value} for name, value in (inputs or {}).items()]
         with self.transaction() as connection:
-            connection.execute(insert(runs).values(row))
-            if input_rows:  # SQLAlchemy would insert a row of defaults for an empty list
-                connection.execute(insert(run_inputs), input_rows)
+            self.insert_row(runs, row)
+            for input_row in input_rows:
+                self.insert_row(run_inputs, input_row)
             return _select_run(connection, runs.c.id == id)
 
     def seal_run(self, run_id: str, artifact_id: str, seconds: float | None = None) -> None:
@@ -188,10 +188,8 @@ class RunQueries(Database):
         """Marks the runs of killed processes failed; returns how many."""
         # Only the holder of the lock may call this: with it held, every run that is still "running" has lost its
         # process, of whichever arm.
-        query = update(runs).where(runs.c.status == "running")
-        with self.transaction() as connection:
-            values = {"status": "failed", "error": "interrupted", "finished_at": utc_now()}
-            return connection.execute(query.values(values)).rowcount
+        values = {"status": "failed", "error": "interrupted", "finished_at": utc_now()}
+        return self.update_rows(runs, runs.c.status == "running", values)
 
     def finished_run(self, key: str) -> Run | None:
         """Returns the latest finished run under ``key``."""
@@ -235,12 +233,11 @@ class RunQueries(Database):
             return _select_run(connection, runs.c.id == run_id)
 
     def _update(self, run_id: str, **values: Any) -> None:
-        with self.transaction() as connection:
-            if not connection.execute(update(runs).where(runs.c.id == run_id).values(values)).rowcount:
-                raise LookupError(f"no run {run_id}")
+        if not self.update_rows(runs, runs.c.id == run_id, values):
+            raise LookupError(f"no run {run_id}")
 
 
-class RoundQueries(Database):
+class RoundQueries(JournaledDatabase):
     """Rounds by number."""
 
     def open_round(self, number: int, champion_before: str | None) -> Round:
@@ -253,8 +250,8 @@ class RoundQueries(Database):
             "detail": {},
             "started_at": utc_now(),
         }
-        with self.transaction() as connection:
-            insert_new(connection, rounds, row)
+        with self.transaction():
+            self.insert_new_row(rounds, row)
             return self._round(number)
 
     def update_round(self, number: int, **fields: Any) -> Round:
@@ -268,9 +265,9 @@ class RoundQueries(Database):
             raise TypeError(f"a round has no {', '.join(sorted(unknown))}")
         if fields.get("status") == "done":
             fields.setdefault("finished_at", utc_now())
-        with self.transaction() as connection:
+        with self.transaction():
             if fields:
-                connection.execute(update(rounds).where(self._is_ours, rounds.c.number == number).values(fields))
+                self.update_rows(rounds, self._is_ours & (rounds.c.number == number), fields)
             return self._round(number)
 
     def round(self, number: int) -> Round | None:
@@ -283,6 +280,11 @@ class RoundQueries(Database):
             rows = connection.execute(select(*_ROUND_COLUMNS).where(self._is_ours).order_by(rounds.c.number)).mappings()
             return [Round(**row) for row in rows]
 
+    def arms(self) -> list[str]:
+        """Returns the names of all loops that have rounds; the main one is ""."""
+        with self.reading() as connection:
+            return list(connection.scalars(select(rounds.c.arm).distinct().order_by(rounds.c.arm)))
+
     @property
     def _is_ours(self) -> ColumnElement[bool]:
         return rounds.c.arm == self.arm
@@ -294,7 +296,7 @@ class RoundQueries(Database):
         return round
 
 
-class DeploymentQueries(Database):
+class DeploymentQueries(JournaledDatabase):
     """Deployments, oldest first; the last one's model is the champion. Rows are only added, so history stays."""
 
     def add_deployment(
@@ -310,8 +312,8 @@ class DeploymentQueries(Database):
             "created_at": utc_now(),
             "hook": hook,
         }
-        with self.transaction() as connection:
-            id = connection.scalar(insert(deployments).values(row).returning(deployments.c.id))
+        with self.transaction():
+            id = self.insert_row(deployments, row)["id"]
             return next(deployment for deployment in self.deployments() if deployment.id == id)
 
     def deployments(self) -> list[Deployment]:
@@ -327,9 +329,8 @@ class DeploymentQueries(Database):
         Raises:
             LookupError: there is no such deployment.
         """
-        with self.transaction() as connection:
-            if not connection.execute(update(deployments).where(deployments.c.id == id).values(hook=status)).rowcount:
-                raise LookupError(f"no deployment {id}")
+        if not self.update_rows(deployments, deployments.c.id == id, {"hook": status}):
+            raise LookupError(f"no deployment {id}")
 
 
 class Metadata(ArtifactQueries, RunQueries, RoundQueries, DeploymentQueries, NameQueries):

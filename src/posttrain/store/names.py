@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import func, select
 
-from posttrain.store.database import Database, lock_table, utc_now
+from posttrain.store.database import lock_table, utc_now
 from posttrain.store.errors import UserError
+from posttrain.store.journaled_database import JournaledDatabase
 from posttrain.store.rows import NamedVersion
 from posttrain.store.tables import artifacts, names, tags
 
 
-class NameQueries(Database):
+class NameQueries(JournaledDatabase):
     """Names artifacts: versions count from 1 under each name and never change; a tag can move between them."""
 
     def name_artifact(
@@ -58,7 +59,7 @@ class NameQueries(Database):
                 "semantic": semantic,
                 "note": note,
             }
-            connection.execute(insert(names).values(row))
+            self.insert_row(names, row)
             return version
 
     def named(self, name: str, version: int | None = None) -> str | None:
@@ -84,11 +85,11 @@ class NameQueries(Database):
         with self.transaction() as connection:
             lock_table(connection, tags)
             # Delete and insert, as the two databases spell an upsert differently; the transaction makes it one step.
-            connection.execute(delete(tags).where(tags.c.name == name, tags.c.tag == tag))
-            connection.execute(insert(tags).values(name=name, version=version, tag=tag))
+            self.delete_rows(tags, (tags.c.name == name) & (tags.c.tag == tag))
+            self.insert_row(tags, {"name": name, "tag": tag, "version": version})
 
     def forget_version(self, name: str, version: int) -> None:
         """Removes a version of a name, and its tags; the artifact stays."""
-        with self.transaction() as connection:
+        with self.transaction():
             for table in (tags, names):
-                connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
+                self.delete_rows(table, (table.c.name == name) & (table.c.version == version))

@@ -116,6 +116,12 @@ class RemoteArtifacts(ArtifactStore):
             for name in self._files.find(f"{self._root}/{id}"):
                 self._files.rm_file(name)
 
+    def verify_sizes(self, id: str) -> list[str]:
+        try:
+            return self._size_problems(self.get(id))
+        except DamagedArtifactError as error:
+            return [str(error)]
+
     def verify(self, id: str) -> list[str]:
         try:
             artifact = self.get(id)

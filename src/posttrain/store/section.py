@@ -1,23 +1,48 @@
 """The base of every config section: strict keys, and errors that name the key and the nearest known one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from types import UnionType
-from typing import Any, ClassVar, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from posttrain.store.errors import UserError, closest_match, share_words
+from posttrain.store.errors import UserError, closest_match, share_words, shorten, to_line
+
+MAX_INTEGER = 2**31 - 1
+"""The largest integer of a config: more would overflow in native code, long after the config was read."""
 
 _CUTOFF = 0.7  # from this likeness on, an unknown key is taken for a mistyped one
 
 
 class Section(BaseModel):
-    """A section of ``posttrain.yaml``. Immutable; an unknown key is an error."""
+    """A section of ``posttrain.yaml``. Immutable; an unknown key is an error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    Numbers are finite, integers have at most 32 bits, and true and false are no numbers.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     key_list: ClassVar[str | None] = None
     """The command that lists the keys, for the errors of a whole config."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_values_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name in _number_fields(cls) and any(isinstance(item, bool) for item in _items(value)):
+            # YAML reads `yes`, `no`, `on` and `off` as these; pydantic would take them for 1 and 0.
+            raise ValueError(
+                f"a number is expected, not {shorten(str(value).lower())} (as YAML reads yes, no, on and off)"
+            )
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _integers_fit(cls, value: Any) -> Any:
+        # Of the read values, as text in a command or in quotes becomes a number too.
+        if any(isinstance(item, int) and abs(item) > MAX_INTEGER for item in _items(value)):
+            raise ValueError(f"an integer is at most {MAX_INTEGER} and at least -{MAX_INTEGER}")
+        return value
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str) -> Self:
@@ -39,7 +64,8 @@ class Section(BaseModel):
 def _to_user_error(section: type[BaseModel], error: ValidationError, where: str) -> UserError:
     # Only the first: the later ones are often consequences of it, such as a required key that was mistyped.
     problem = error.errors(include_url=False)[0]
-    path = [str(part) for part in problem["loc"]]
+    # Keys are the user's too, and may hold anything.
+    path = [shorten(to_line(str(part))) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         fixes = [_suggest_key(section, path), _listing(section, path[:-1])]
@@ -48,7 +74,37 @@ def _to_user_error(section: type[BaseModel], error: ValidationError, where: str)
         example = ".".join([*path, next(iter(within.model_fields))])
         return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where, key=key)
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("float_parsing", "int_parsing"):
+        message = f"a number is expected, not `{shorten(to_line(problem['input']))}`"
     return UserError(f"`{key}`: {message}" if key else message, where=where, key=key)
+
+
+@cache
+def _number_fields(section: type[BaseModel]) -> frozenset[str]:
+    """Returns the fields that hold numbers, alone or in a list or mapping, and no truth values."""
+    types = {name: set(_plain_types(field.annotation)) for name, field in section.model_fields.items()}
+    return frozenset(name for name, inner in types.items() if inner & {int, float} and not inner & {bool, Any})
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """Yields the types that an annotation is composed of, and the types of its literals."""
+    if get_origin(annotation) is Literal:
+        yield from (type(choice) for choice in get_args(annotation))
+    elif arguments := get_args(annotation):
+        for inner in arguments:
+            yield from _plain_types(inner)
+    else:
+        yield annotation
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Yields the value, or the values in a list or mapping; the sections in it check their own."""
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value
+    else:
+        yield value
 
 
 def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:

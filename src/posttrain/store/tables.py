@@ -146,3 +146,11 @@ deployments = Table(
     _one_of("action", ACTIONS),
     _one_of("hook", HOOK_STATUSES),
 )
+
+# One row. Beside the tables and not in the journal alone: it says which of the journal's transactions committed.
+journal = Table(
+    "journal",
+    schema,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from posttrain.store.errors import UserError
+from posttrain.store.paths import check_path
 
 
 def read_text(path: Path, name: str) -> str:
@@ -18,6 +19,7 @@ def read_text(path: Path, name: str) -> str:
     Raises:
         UserError: it is missing, cannot be read or is not UTF-8, with the line.
     """
+    check_path(path, name)
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

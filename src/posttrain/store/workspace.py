@@ -10,13 +10,17 @@ from types import TracebackType
 from posttrain import __version__
 from posttrain.store.artifacts import ArtifactStore, LocalArtifacts
 from posttrain.store.config import StoreConfig, expand_variables
-from posttrain.store.errors import UserError, is_user_mistake
+from posttrain.store.database import RECOVER
+from posttrain.store.errors import EmptyDatabaseError, LostDatabaseError, UserError, is_user_mistake
 from posttrain.store.extensions import Registry
-from posttrain.store.files import disk_errors, remove_tree, sync_folder, write_atomically
+from posttrain.store.files import disk_errors, remove_tree, sync_folder, temporary_folder, write_atomically
+from posttrain.store.journal import Journal, JournalEnd
 from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 
 FORMAT = 1  # of the folder's layout; the database counts its own versions
+
+JOURNAL = "journal.jsonl"
 
 
 STORES: Registry[type[ArtifactStore]] = Registry(
@@ -80,13 +84,13 @@ class Workspace(AbstractContextManager["Workspace"]):
             _check_writable(home)
         created = [folder for folder in (home, *home.parents) if not folder.exists()]
         with disk_errors(home):
-            (home / "scratch").mkdir(parents=True, exist_ok=True)
-            (home / "tmp").mkdir(exist_ok=True)
-            if config.artifacts is None:
-                (home / "artifacts").mkdir(exist_ok=True)
+            root.mkdir(parents=True, exist_ok=True)
+            for folder in (home, home / "scratch", home / "tmp", *([] if config.artifacts else [home / "artifacts"])):
+                # For its owner alone: records and feedback may be personal. Who shares a workspace changes the mode.
+                folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            artifacts = _open_artifacts_of(home, config)
-            metadata = Metadata(_database_url(home, config), create=True)
+            artifacts = open_artifacts_of(home, config)
+            metadata = _open_metadata(home, config, artifacts, create=True)
         except UserError as error:
             if created and is_user_mistake(error):
                 _remove_created(created)
@@ -116,8 +120,8 @@ class Workspace(AbstractContextManager["Workspace"]):
         _check_format(home)
         if write:
             _check_writable(home)
-        artifacts = _open_artifacts_of(home, config)
-        return Workspace(root, Metadata(_database_url(home, config), write=write), artifacts)
+        artifacts = open_artifacts_of(home, config)
+        return Workspace(root, _open_metadata(home, config, artifacts, write=write), artifacts)
 
     def close(self) -> None:
         """Closes the database's connections."""
@@ -215,6 +219,10 @@ class Workspace(AbstractContextManager["Workspace"]):
             with suppress(FileNotFoundError):
                 new.unlink()
             new.symlink_to(target, target_is_directory=True)
+            if self.champion_path.is_dir() and not self.champion_path.is_symlink():
+                # A copy of the workspace may have followed the link (`cp -rL`); a link cannot replace a folder.
+                with temporary_folder(self.home / "tmp") as trash:
+                    os.rename(self.champion_path, trash / "champion")
             os.replace(new, self.champion_path)
             sync_folder(self.home)
         return self.champion_path
@@ -249,16 +257,55 @@ def _check_format(home: Path) -> None:
 
 
 def _check_writable(home: Path) -> None:
-    for path in (home, *(home / name for name in ("scratch", "tmp", "artifacts", "store.db"))):
+    for path in (home, *(home / name for name in ("scratch", "tmp", "artifacts", "store.db", JOURNAL))):
         if path.exists() and not os.access(path, os.W_OK):
             raise UserError("read-only workspace", where=str(path), fix="use one that can be written to")
 
 
-def _database_url(home: Path, config: StoreConfig) -> str:
+def _open_metadata(
+    home: Path, config: StoreConfig, artifacts: ArtifactStore, *, create: bool = False, write: bool = True
+) -> Metadata:
+    """Opens the workspace's database; with ``create`` an empty one is filled with tables if the workspace is new.
+
+    Raises:
+        LostDatabaseError: there is no database or an empty one, and the workspace holds the work of an earlier one.
+    """
+    url, journal = database_url(home, config), Journal(home / JOURNAL)
+    try:
+        return Metadata(url, write=write, journal=journal)
+    except EmptyDatabaseError as error:
+        if not (content := describe_work(journal, artifacts)):
+            if not create:
+                raise
+            return Metadata(url, create=True, write=write, journal=journal)
+        empty = error
+    try:
+        # Another process may have filled it with tables, and begun to work, since the first look.
+        return Metadata(url, write=write, journal=journal)
+    except EmptyDatabaseError:
+        # A new database would start over at round 0 and put an older model in service.
+        what = f"{empty.what}, but the workspace holds {content}"
+        fix = f"check store.database, {RECOVER} -w {home.parent}"
+        if config.artifacts is not None and not (home / "format.json").exists():
+            fix += "; a new workspace needs a place of its own in store.artifacts"
+        raise LostDatabaseError(what, where=empty.where, fix=fix) from None
+
+
+def describe_work(journal: Journal, artifacts: ArtifactStore) -> str | None:
+    """Describes the work that a database knows of; None in a new workspace."""
+    if count := len(artifacts.ids()):
+        return "1 artifact" if count == 1 else f"{count:,} artifacts"
+    end = journal.last()
+    return None if end == JournalEnd() else f"a journal of its changes ({journal.path.name})"
+
+
+def database_url(home: Path, config: StoreConfig) -> str:
+    """Returns the URL of the workspace's database."""
     if config.database is None:
         return f"sqlite:///{home / 'store.db'}"
     return expand_variables(config.database, "store.database")
 
 
-def _open_artifacts_of(home: Path, config: StoreConfig) -> ArtifactStore:
+def open_artifacts_of(home: Path, config: StoreConfig) -> ArtifactStore:
+    """Opens the artifact store that the config names."""
     return open_artifacts(config.artifacts and expand_variables(config.artifacts, "store.artifacts"), home)

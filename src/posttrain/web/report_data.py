@@ -126,6 +126,7 @@ class Report:
         trainings: the rounds' trainings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: time of creation, as text.
+        damage: a sentence for each thing that is damaged, and so missing from the page.
     """
 
     title: str
@@ -147,3 +148,4 @@ class Report:
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
+    damage: tuple[str, ...] = ()

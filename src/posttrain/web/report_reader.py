@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.suite import SuiteResult, read_evaluation
+from posttrain.inspect.champion import MEND
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
 from posttrain.inspect.status import model_seconds, stage_seconds, status
 from posttrain.loop.config import Config
@@ -33,10 +34,17 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
     rounds = finished_rounds(workspace)
     nodes, edges = _lineage(workspace, rounds)
     champion = state["champion"]
-    main = _main_suite(workspace, rounds, champion["id"]) if champion else None
+    damage = (
+        [f"The champion is damaged: {'; '.join(champion['damage'])}; {MEND}."]
+        if champion and champion["damage"]
+        else []
+    )
+    main = _main_suite(workspace, rounds, champion["id"], damage) if champion else None
     # A model promoted by hand from an unfinished round was evaluated in none.
-    judged = main or (_main_suite(workspace, rounds, rounds[-1].candidate) if rounds else None)
-    metric = judged.main if judged else "accuracy"
+    judged = main or (_main_suite(workspace, rounds, rounds[-1].candidate, damage) if rounds else None)
+    # A round's row has the main suite's metric first.
+    first = next(iter(RoundState.from_row(rounds[0]).metrics or {}), "accuracy") if rounds else "accuracy"
+    metric = judged.main if judged else first
     champions = _champion_metrics(workspace, rounds, metric)
     trainings = _trainings(workspace, rounds)
     lost = {number for number, training in trainings.items() if training is None}
@@ -67,6 +75,7 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=now_text(),
+        damage=tuple(damage),
     )
 
 
@@ -154,13 +163,23 @@ def _note(workspace: Workspace, state: RoundState) -> str:
     return " ".join(notes)
 
 
-def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) -> SuiteResult | None:
-    """Reads a model's results on the main suite in its own round; None if it had none."""
+def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None, damage: list[str]) -> SuiteResult | None:
+    """Reads a model's results on the main suite in its own round; None if it had none, or they are damaged.
+
+    Args:
+        damage: Gets a sentence about damaged results.
+    """
     # The latest first: a later round may train the same model again, by the same key.
     for entry in reversed(rounds):
         if entry.candidate == model:
             evaluation = RoundState.from_row(entry).id("evaluation")
-            return next(iter(read_evaluation(workspace.artifacts.path(evaluation)).values()))
+            try:
+                return next(iter(read_evaluation(workspace.artifacts.path(evaluation)).values()))
+            except DamagedArtifactError as error:
+                if (sentence := f"Classes and confusions are missing: {error}.") not in damage:
+                    log.warning("%s; its classes and confusions are left out", error)
+                    damage.append(sentence)
+                return None
     return None
 
 

@@ -1,0 +1,149 @@
+"""Verifies the store: artifacts against their manifests, the database's rows against manifests and journal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, inspect, text
+
+from posttrain.store.artifacts import ArtifactStore
+from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, LostDatabaseError
+from posttrain.store.journal import Journal, Rows
+from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
+from posttrain.store.progress import progress_bar
+from posttrain.store.rows import ArtifactRow
+from posttrain.store.tables import schema
+
+RESTORE = "restore it from a backup; `posttrain run` builds it again where a round in progress needs it"
+
+REBUILD = "restore a backup, or rebuild the database: posttrain verify --rebuild"
+
+_DELETE_JOURNAL = "remove the file: the next `posttrain run` writes it anew from the database"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Damage: a file, artifact or row, what is wrong with it, and what to do."""
+
+    where: str
+    what: str
+    fix: str
+
+    @property
+    def line(self) -> str:
+        """The finding in one line."""
+        return f"{self.where}: {self.what}; {self.fix}"
+
+
+def verify_artifacts(artifacts: ArtifactStore, rows: dict[str, ArtifactRow], *, quick: bool = False) -> list[Finding]:
+    """Compares all artifacts with their manifests, and the manifests with the database's rows.
+
+    Args:
+        artifacts: The store.
+        rows: The database's rows of artifacts by id.
+        quick: True compares sizes, and reads no file but the manifests.
+    """
+    # An artifact without a row is no damage: a killed build leaves one, and the next run takes it over.
+    ids = sorted({*artifacts.ids(), *rows})
+    findings = []
+    with progress_bar("verifying", len(ids), "artifacts") as advance:
+        for id in ids:
+            problems = artifacts.verify_sizes(id) if quick else artifacts.verify(id)
+            # The store's own lines about a lost manifest begin with the artifact's id.
+            findings += [Finding(id, problem.removeprefix(f"artifact {id} "), RESTORE) for problem in problems]
+            if id in rows and not problems:
+                findings += _compare_with_manifest(artifacts, rows[id])
+            advance(1)
+    return findings
+
+
+def _compare_with_manifest(artifacts: ArtifactStore, row: ArtifactRow) -> Iterator[Finding]:
+    try:
+        artifact = artifacts.get(row.id)
+    except DamagedArtifactError:
+        return  # removed since the look before
+    values = {"kind": artifact.kind, "meta": artifact.meta, "size": artifact.size, "files": len(artifact.files)}
+    for name, value in values.items():
+        if getattr(row, name) != value:
+            yield Finding(f"artifacts, row {row.id}", f"`{name}` differs from the artifact's manifest", REBUILD)
+
+
+def verify_database(database: JournaledDatabase, journal: Journal, *, quick: bool = False) -> list[Finding]:
+    """Checks the database's file, and its rows against the journal.
+
+    Args:
+        database: An open database.
+        journal: Its journal.
+        quick: True leaves the indexes of an SQLite file out.
+    """
+    try:
+        # One reading transaction: other processes may write meanwhile.
+        with database.reading() as connection:
+            findings = [
+                Finding(database.location, problem, REBUILD) for problem in _file_problems(connection, quick=quick)
+            ]
+            if findings:
+                return findings
+            position = database.position()
+            rows: Rows = {table.name: read_rows(connection, table) for table in JOURNALED}
+            shared = connection.dialect.name == "postgresql"
+    except (DamagedDatabaseError, LostDatabaseError) as error:
+        return [database_finding(database.location, error)]
+    return _compare_with_journal(journal, rows, position, database.location, shared=shared)
+
+
+def database_finding(location: str, error: Exception) -> Finding:
+    """Returns the finding for an error that says why the database cannot be opened or read."""
+    what = getattr(error, "what", None) or str(error).removeprefix(f"{location}: ").partition(";")[0]
+    return Finding(location, what, REBUILD)
+
+
+def _file_problems(connection: Connection, *, quick: bool) -> list[str]:
+    problems = []
+    if connection.dialect.name == "sqlite":
+        # The quick check compares no index with its table.
+        check = "quick_check" if quick else "integrity_check"
+        lines = [str(line) for line in connection.scalars(text(f"PRAGMA {check}"))]
+        problems += [line for line in lines if line != "ok"]
+        if not problems:
+            broken = connection.execute(text("PRAGMA foreign_key_check")).all()
+            problems += [f"a row of {row[0]} refers to a row of {row[2]} that is missing" for row in broken]
+    tables = inspect(connection).get_table_names()
+    return problems + [f"the table {name} is missing" for name in schema.tables if name not in tables]
+
+
+def _compare_with_journal(journal: Journal, rows: Rows, position: int, location: str, *, shared: bool) -> list[Finding]:
+    where = str(journal.path)
+    content = journal.read()
+    if content.damaged:
+        numbers = ", ".join(map(str, content.damaged))
+        return [Finding(where, f"line {numbers} does not match its checksum", _DELETE_JOURNAL)]
+    if content.last > position + 1:
+        what = f"lacks the last {content.last - position} changes that {where} holds"
+        return [Finding(location, what, REBUILD)]
+    if content.missing(position):
+        # Workspaces on other hosts may write to one server, each with a journal of its own changes.
+        missing = f"lacks {len(content.missing(position))} of the database's {position} changes"
+        what = missing if content.entries else "is missing or empty"
+        return [] if shared else [Finding(where, what, _DELETE_JOURNAL)]
+    if not position:
+        return []  # written by a version without a journal, and not opened for writing since
+    expected = content.rows(position)
+    findings = []
+    for table in JOURNALED:
+        present, known = rows[table.name], expected.get(table.name, {})
+        for key in sorted({*present, *known}, key=str):
+            if problem := _row_problem(present.get(key), known.get(key)):
+                name = f"{table.name}, row {' '.join(str(part) for part in key if part != '')}"
+                findings.append(Finding(f"{location}, {name}", problem, REBUILD))
+    return findings
+
+
+def _row_problem(present: dict[str, Any] | None, known: dict[str, Any] | None) -> str | None:
+    if present is None:
+        return "the row is missing"
+    if known is None:
+        return "the journal does not know this row"
+    # Columns that a migration added later have no value in the journal: their default.
+    differing = [f"`{name}`" for name, value in present.items() if value != known.get(name, value)]
+    return f"{', '.join(differing)} differs from the journal" if differing else None

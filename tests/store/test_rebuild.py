@@ -1,0 +1,211 @@
+"""A lost or damaged database is rebuilt, and a healthy one never touched."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from posttrain.store.config import StoreConfig
+from posttrain.store.errors import LostDatabaseError, UserError
+from posttrain.store.journal import Journal
+from posttrain.store.journaled_database import JOURNALED, read_rows
+from posttrain.store.rebuild import rebuild_database
+from posttrain.store.verify import verify_artifacts, verify_database
+from posttrain.store.workspace import JOURNAL, Workspace
+
+
+def fill(workspace: Workspace) -> None:
+    """Writes rows into each table, with artifacts that exist."""
+    metadata, parent = workspace.metadata, None
+    for number in range(3):
+        with workspace.artifacts.temporary_folder() as folder:
+            (folder / "file").write_bytes(b"%d" % number)
+            artifact = workspace.artifacts.commit(folder, "model", {"n": number})
+        run = metadata.start_run("train", f"key {number}", round=number, inputs={"source": str(parent)})
+        with metadata.transaction():
+            metadata.add_artifact(artifact)
+            metadata.finish_run(run.id, artifact.id, {"tasks": {"train": 1e-7}}, 1.5)
+        metadata.fail_run(metadata.start_run("score", f"key {number}").id, "boom")
+        metadata.open_round(number, parent)
+        metadata.update_round(number, status="done", candidate=artifact.id, detail={"metrics": {"accuracy": 0.1}})
+        metadata.add_deployment(artifact.id, round=number, action="promote")
+        metadata.name_artifact("model", artifact.id, parent)
+        parent = artifact.id
+    metadata.tag("model", 2, "production")
+
+
+def all_rows(workspace: Workspace) -> dict[str, Any]:
+    with workspace.metadata.reading() as connection:
+        return {table.name: read_rows(connection, table) for table in JOURNALED}
+
+
+@pytest.fixture
+def filled(workspace: Workspace) -> tuple[Path, dict[str, Any]]:
+    fill(workspace)
+    rows = all_rows(workspace)
+    workspace.close()
+    return workspace.root, rows
+
+
+def delete(file: Path) -> None:
+    file.unlink()
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"no database, " * 1000)
+
+
+def drop_rounds(file: Path) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(file)
+    connection.execute("DROP TABLE rounds")
+    connection.commit()
+    connection.close()
+
+
+def change_row(file: Path) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE rounds SET candidate = 'model-0'")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize("damage", [delete, empty, overwrite, drop_rounds, change_row])
+def test_the_rebuilt_database_has_all_rows(filled: tuple[Path, dict[str, Any]], damage: Callable[[Path], None]) -> None:
+    root, rows = filled
+    file = root / ".posttrain" / "store.db"
+    damage(file)
+    result = rebuild_database(root, StoreConfig())
+    assert result is not None
+    assert result.unknown == []
+    assert result.replaced == (None if damage is delete else file.with_name("store.db.damaged-1"))
+    with Workspace.open(root) as workspace:
+        assert all_rows(workspace) == rows
+        assert {row.id: row.meta["n"] for row in workspace.metadata.artifacts()}.keys() == set(
+            workspace.artifacts.ids()
+        )
+        # It goes on where it was.
+        assert workspace.metadata.add_deployment(next(iter(rows["artifacts"]))[0], round=None, action="promote").id == 4
+        fill(workspace)
+        assert verify_database(workspace.metadata, Journal(workspace.home / JOURNAL)) == []
+    assert rebuild_database(root, StoreConfig()) is None
+
+
+def test_a_healthy_database_is_not_touched(filled: tuple[Path, dict[str, Any]]) -> None:
+    root, _ = filled
+    before = (root / ".posttrain" / "store.db").read_bytes()
+    assert rebuild_database(root, StoreConfig()) is None
+    (root / ".posttrain" / JOURNAL).unlink()
+    assert rebuild_database(root, StoreConfig()) is None
+    assert (root / ".posttrain" / "store.db").read_bytes() == before
+
+
+def test_an_interrupted_rebuild_can_be_repeated(filled: tuple[Path, dict[str, Any]]) -> None:
+    """Killed when the tables are there and the rows are not."""
+    from posttrain.store.metadata import Metadata
+
+    root, rows = filled
+    (root / ".posttrain" / "store.db").unlink()
+    Metadata(f"sqlite:///{root}/.posttrain/store.db", create=True).close()
+    for enter in (Workspace.open, Workspace.create):
+        with pytest.raises(LostDatabaseError, match="lacks the last"):
+            enter(root)
+    assert rebuild_database(root, StoreConfig()) is not None
+    with Workspace.open(root) as workspace:
+        assert all_rows(workspace) == rows
+
+
+def test_without_a_journal_only_artifacts_are_known(filled: tuple[Path, dict[str, Any]]) -> None:
+    root, rows = filled
+    for name in ("store.db", JOURNAL):
+        (root / ".posttrain" / name).unlink()
+    result = rebuild_database(root, StoreConfig())
+    assert result is not None
+    assert "a run starts at round 0" in result.unknown[0]
+    with Workspace.open(root) as workspace:
+        assert [(row.id,) for row in workspace.metadata.artifacts()] == sorted(rows["artifacts"])
+        assert verify_artifacts(workspace.artifacts, {row.id: row for row in workspace.metadata.artifacts()}) == []
+        assert verify_database(workspace.metadata, Journal(workspace.home / JOURNAL)) == []
+
+
+@pytest.mark.slow
+def test_damaged_lines_cost_their_changes(filled: tuple[Path, dict[str, Any]]) -> None:
+    root, rows = filled
+    (root / ".posttrain" / "store.db").unlink()
+    journal = root / ".posttrain" / JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    for number in range(0, len(lines), 3):
+        journal.write_bytes(b"".join([*lines[:number], b"{}\n", *lines[number + 1 :]]))
+        result = rebuild_database(root, StoreConfig())
+        assert result is not None
+        assert result.unknown[0] == "changes in 1 damaged lines of the journal"
+        with Workspace.open(root) as workspace:
+            assert all_rows(workspace)["artifacts"].keys() == rows["artifacts"].keys()
+            assert verify_database(workspace.metadata, Journal(journal)) == []
+        (root / ".posttrain" / "store.db").unlink()
+
+
+def test_a_lost_artifact_is_said(filled: tuple[Path, dict[str, Any]]) -> None:
+    root, rows = filled
+    (id,) = sorted(rows["artifacts"])[0]
+    shutil.rmtree(root / ".posttrain" / "artifacts" / id)
+    (root / ".posttrain" / "store.db").unlink()
+    result = rebuild_database(root, StoreConfig())
+    assert result is not None
+    assert result.unknown == [f"meta of {id}: artifact {id} is missing from {root}/.posttrain/artifacts"]
+    with Workspace.open(root) as workspace:
+        assert all_rows(workspace) == rows
+
+
+def test_nothing_to_rebuild_from_raises(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no workspace here"):
+        rebuild_database(tmp_path, StoreConfig())
+    Workspace.create(tmp_path).close()
+    (tmp_path / ".posttrain" / "store.db").unlink()
+    with pytest.raises(UserError, match="neither a journal nor an artifact"):
+        rebuild_database(tmp_path, StoreConfig())
+
+
+@pytest.mark.slow
+def test_postgres_and_s3(tmp_path: Path, postgres_url: str, s3_url: str) -> None:
+    """An empty database on the server is refused, verified as lost, and rebuilt; one with rows is not emptied."""
+    config = StoreConfig(database=postgres_url, artifacts=s3_url)
+    with Workspace.create(tmp_path, config) as workspace:
+        fill(workspace)
+        rows = all_rows(workspace)
+        tables = [*(table.name for table in reversed(JOURNALED)), "journal", "posttrain_version"]
+        with workspace.metadata.transaction() as connection:
+            connection.execute(text("UPDATE rounds SET candidate = NULL"))
+        with pytest.raises(UserError, match="is damaged, but holds rows"):
+            rebuild_database(tmp_path, config)
+        with workspace.metadata.engine.begin() as connection:
+            for table in tables:
+                connection.execute(text(f"DROP TABLE {table} CASCADE"))
+    for enter in (Workspace.create, Workspace.open):
+        with pytest.raises(LostDatabaseError, match="the database is empty, but the workspace holds 3 artifacts"):
+            enter(tmp_path, config)
+    assert rebuild_database(tmp_path, config) is not None
+    with Workspace.open(tmp_path, config) as workspace:
+        assert all_rows(workspace) == rows
+        fill(workspace)
+        assert verify_database(workspace.metadata, Journal(workspace.home / JOURNAL)) == []
+        artifact_rows = {row.id: row for row in workspace.metadata.artifacts()}
+        assert verify_artifacts(workspace.artifacts, artifact_rows) == []
+        id = min(artifact_rows)
+        workspace.artifacts._files.pipe_file(f"{s3_url}/{id}/file", b"9")
+        (finding,) = verify_artifacts(workspace.artifacts, artifact_rows)
+        assert finding.line.startswith(f"{id}: file differs from its checksum; restore it")
+        assert verify_artifacts(workspace.artifacts, artifact_rows, quick=True) == []
+        workspace.artifacts._files.rm_file(f"{s3_url}/{id}/file")
+        (finding,) = verify_artifacts(workspace.artifacts, artifact_rows, quick=True)
+        assert finding.what == "file is missing"
