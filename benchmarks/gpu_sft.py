@@ -70,10 +70,10 @@ def ours(shape: str, data: Path) -> None:
 
     from posttrain.models.chat import TokenizedExample
     from posttrain.models.language_model import LanguageModel
+    from posttrain.models.machine_rate import matmul_rate
     from posttrain.models.task import TaskConfig
     from posttrain.models.tiny import byte_tokenizer
     from posttrain.train.config import TrainConfig
-    from posttrain.train.monitor.meter import matmul_peak
     from posttrain.train.objectives.sft import SftObjective
     from posttrain.train.trainer import Trainer
 
@@ -93,7 +93,7 @@ def ours(shape: str, data: Path) -> None:
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
     units = [[TokenizedExample(row["input_ids"], [bool(flag) for flag in row["completion_mask"]])] for row in rows]
     lm = LanguageModel(model, byte_tokenizer(), TaskConfig())
-    print(json.dumps({"peak": matmul_peak("cuda", torch.bfloat16)}))
+    print(json.dumps({"peak": matmul_rate(torch.bfloat16, "cuda")}))
     with tempfile.TemporaryDirectory() as scratch:
         for step in Trainer(lm, SftObjective(units, config), config, 0, Path(scratch)).train():
             print(

@@ -1,12 +1,14 @@
 """Measures the tokens a second of supervised fine-tuning, against TRL, padded and packed.
 
     python benchmarks/sft_vs_trl.py --model DIR --data gsm8k_train.jsonl --peer-python OTHER/bin/python
-        [--steps 20] [--method lora] [--length 512] [--against padded packed compiled]
+        [--steps 20] [--method lora] [--length 512] [--against padded packed float32 compiled] [--isa AVX2]
 
 The peer has a virtual environment of its own (``pip install trl==1.16.0 peft`` with the constraints of this project).
 Ours and a peer train a step in turn, each in a process of its own, on the same examples in the same order:
-SmolLM2-135M, GSM8K's questions and answers, the answers supervised, 8 examples an optimiser step, AdamW, bfloat16 (TRL:
-float32 weights under autocast, as it recommends; packed: 4 rows of 512). ``compiled`` is ours with ``train.compile``.
+SmolLM2-135M, GSM8K's questions and answers, the answers supervised, 8 examples an optimiser step, AdamW, ours in the
+precision that ``auto`` chooses (TRL: float32 weights under bfloat16 autocast, as it recommends; packed: 4 rows of 512;
+``float32``: padded, without autocast). ``compiled`` is ours with ``train.compile``. ``--isa`` limits the instruction
+set of all contenders' products, by oneDNN's variable ``ONEDNN_MAX_CPU_ISA``.
 With ``--method lora`` all train an adapter of rank 16 on all linear layers instead; with ``--length`` examples are
 joined and cut to this many tokens. The benchmark reports tokens without padding a second (the median step, the first
 two left out), the process's peak memory, and the loss of each step.
@@ -14,6 +16,7 @@ two left out), the process's peak memory, and the loss of each step.
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +52,7 @@ def ours(model: str, data: str, method: str, mode: str) -> None:
 
     from posttrain.models.chat import TokenizedExample
     from posttrain.models.language_model import load_language_model
+    from posttrain.models.precision import choose_precision
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
     from posttrain.train.lora import add_adapter
@@ -64,10 +68,11 @@ def ours(model: str, data: str, method: str, mode: str) -> None:
             "schedule": {"name": "constant", "warmup": 0.0},
             "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.0},
             "checkpoint": {"every_seconds": None}, "method": method, "compile": mode == "compiled",
+            "precision": choose_precision(),
         },
         "benchmark",
     )  # fmt: skip
-    lm = load_language_model(Path(model), TaskConfig())
+    lm = load_language_model(Path(model), TaskConfig(), config.dtype)
     if method == "lora":
         lm = add_adapter(lm, config.lora)
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,7 +93,10 @@ def main() -> None:
     parser.add_argument("--method", choices=["full", "lora"], default="full")
     parser.add_argument("--length", type=int)
     parser.add_argument("--against", nargs="+", default=["padded", "packed", "compiled"])
+    parser.add_argument("--isa", help="such as AVX2 or AVX512_CORE_BF16")
     arguments = parser.parse_args()
+    if arguments.isa:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = arguments.isa  # all contenders inherit it
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "examples.jsonl"
         with data.open("w", encoding="utf-8") as file:
@@ -101,6 +109,7 @@ def main() -> None:
         contenders = {
             "padded": ("TRL, padded", [*peer_command, "padded", str(ROWS), "0"]),
             "packed": ("TRL, packed", [*peer_command, "packed", *map(str, PACKED_SHAPE)]),
+            "float32": ("TRL, padded, float32", [*peer_command, "float32", str(ROWS), "0"]),
             "compiled": ("ours, compiled", [*command, "compiled"]),
         }
         compare([*command, "plain"], dict(contenders[name] for name in arguments.against))

@@ -1,6 +1,6 @@
 """Trains TRL's SFT on examples of token ids, for ``sft_vs_trl.py``, in TRL's own environment; a step for each line.
 
-python trl_sft.py MODEL EXAMPLES STEPS full|lora padded|packed ROWS LENGTH
+python trl_sft.py MODEL EXAMPLES STEPS full|lora padded|packed|float32 ROWS LENGTH
 """
 
 import json
@@ -35,9 +35,10 @@ def main(model: str, examples: str, steps: str, method: str, mode: str, rows: st
     with tempfile.TemporaryDirectory() as scratch:
         config = SFTConfig(
             output_dir=scratch, max_steps=int(steps), per_device_train_batch_size=int(rows), packing=packed,
-            max_length=int(length) if packed else None, learning_rate=2e-5, lr_scheduler_type="constant", bf16=True,
-            use_cpu=True, gradient_checkpointing=False, weight_decay=0.0, max_grad_norm=1.0, logging_steps=1,
-            report_to=[], save_strategy="no", disable_tqdm=True, shuffle_dataset=False, completion_only_loss=True,
+            max_length=int(length) if packed else None, learning_rate=2e-5, lr_scheduler_type="constant",
+            bf16=mode != "float32", use_cpu=True, gradient_checkpointing=False, weight_decay=0.0, max_grad_norm=1.0,
+            logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True,
+            shuffle_dataset=False, completion_only_loss=True,
             train_sampling_strategy="sequential", model_init_kwargs={"dtype": "float32"},
         )  # fmt: skip
         data = Dataset.from_list([json.loads(line) for line in Path(examples).read_text(encoding="utf-8").splitlines()])

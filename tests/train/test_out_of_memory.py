@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 
-from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
+from posttrain.models.loading import is_out_of_memory
+from posttrain.train.out_of_memory import empty_cache
 
 
 def test_a_real_out_of_memory_error_is_detected() -> None:

@@ -57,6 +57,7 @@ def test_the_summary_counts_records_steps_and_tokens(
         "cut": 1,
         "cut_records": [rows["id"][2].as_py()],
         "steps": 6,
+        "skipped_steps": 0,
         "tokens": 3 * sum(lengths),
         "supervised_tokens": 3 * (2 + 10 + 7),
         "first_loss": log[0]["loss"],

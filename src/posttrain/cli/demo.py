@@ -2,18 +2,24 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from posttrain.cli.output import print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import open_workspace
+from posttrain.inspect.status import status as loop_status
+
+_CURVE_WIDTH = 40  # characters of an accuracy of 1
 
 
 def demo(
     dir: Annotated[Path, typer.Option("--dir", help="The demo's workspace.")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model; about a minute.")] = False,
+    minutes: Annotated[
+        float, typer.Option(min=1, max=1440, help="What it may take: sizes the rounds to this machine, once.")
+    ] = 8,
     data: Annotated[
         Path | None, typer.Option("--data", help="Your own labelled file in place of the bundled task.")
     ] = None,
@@ -25,10 +31,11 @@ def demo(
     from posttrain.web.report_reader import read_report
 
     start = time.monotonic()
-    prepare_workspace(dir, quick=quick, data=data)
+    prepare_workspace(dir, quick=quick, data=data, minutes=minutes)
     with open_workspace(dir, write=True) as (store, config):
         waiting = Loop(store, config).run()
         print_rounds(store, config)
+        print_learning_curve(loop_status(store, config)["rounds"])
         report = dir / "report.html"
         write_report(read_report(store, config), report)
     lines = [
@@ -38,3 +45,16 @@ def demo(
         f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",
     ]
     print_line("\n".join(lines))
+
+
+def print_learning_curve(rounds: list[dict[str, Any]]) -> None:
+    """Prints the candidates' accuracy by their number of labels, one bar a round."""
+    lines = ["", "accuracy by labels"]
+    for entry in rounds:
+        accuracy = entry["metrics"].get("accuracy")
+        if accuracy is not None:
+            bar = "#" * round(accuracy * _CURVE_WIDTH)
+            lines.append(
+                f"{entry['labels'] or 0:6d} {bar:{_CURVE_WIDTH}} {accuracy:.1%}  {entry['decision'] or ''}".rstrip()
+            )
+    print_line("\n".join([*lines, ""]))

@@ -54,7 +54,10 @@ def plan(
 
 
 def _print(result: dict[str, Any]) -> None:
-    print_line(f"{result['model']}: {result['family']}, {_count(result['parameters']['all'])} parameters")
+    print_line(
+        f"{result['model']}: {result['family']}, {_count(result['parameters']['all'])} parameters, "
+        f"{result['precision']}"
+    )
     kinds = [[kind, _count(count)] for kind, count in result["parameters"].items() if count]
     print_table("", ["weights", "numbers"], kinds)
     print_line("")

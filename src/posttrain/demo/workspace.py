@@ -1,8 +1,13 @@
 """Creates the demo's workspace: the bundled task or the user's labelled file, and a config that uses every stage."""
 
 import hashlib
+import logging
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from posttrain.data.config import DataConfig
 from posttrain.data.reading.conversion import shape_of
@@ -11,19 +16,25 @@ from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.rows import Problem
 from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.demo.messages import generate, write_csv, write_demo_data
+from posttrain.demo.size import ROUNDS, choose_size, measure
+from posttrain.models.embedder import MINILM_PACKAGE
+from posttrain.select.scores.config import CHAMPION
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder, write_atomically
 from posttrain.store.hashing import file_digest
 from posttrain.store.workspace import Workspace
 
+log = logging.getLogger("posttrain")
+
 _PROMPT_COLUMNS = ("text", "message", "utterance", "query", "question", "sentence", "input", "prompt")
 _LABEL_COLUMNS = ("intent", "label", "category", "class", "target", "completion", "output")
 
 _CONFIG = """\
-# The demo: {rounds} rounds of {per_round} labels.
+# The demo{sized}: {rounds} rounds of {per_round} labels.
 # A careless annotator, wrong {wrong:.0%} of the time, labels round {careless}.
 model: {model}
+precision: {precision}
 rounds: {rounds}
 task:
   system: Name the intent of the message.
@@ -35,6 +46,7 @@ data:
   steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75, contained: null}}}}]
 select:
   pool_sample: {pool_sample}
+  scoring: {{embeddings: {embeddings}}}
 label:
   annotator: oracle
   file: answers.csv
@@ -44,7 +56,7 @@ train: {train}
 evaluate:
   suites:
     test: {{sample: {sample}}}
-  latency: {latency}
+  latency: {{prompts: 0}}
 gate:
   deploy: [{deploy}]
 """
@@ -52,60 +64,110 @@ gate:
 _FULL: dict[str, Any] = {
     "model": "smollm2-135m",
     "messages": {"pool": 1500, "test": 300},
-    "rounds": 3,
-    "per_round": 64,
-    "pool_sample": 300,
-    "sample": 200,
+    "rounds": ROUNDS,
     "careless": 3,
     "wrong": 0.4,
-    "latency": "{prompts: 4, repeats: 3}",
-    "train": "{epochs: 6, learning_rate: 3.0e-4, batch_size: 16}",
-    "deploy": "gain.accuracy.low > 0, latency_p99 <= champion.latency_p99 * 1.5",
+    "deploy": "gain.accuracy.low > 0",
+    # The loss of an epoch in which nothing was left to learn.
+    "train": "{{epochs: {epochs}, stop_loss: 0.01, learning_rate: 3.0e-4, batch_size: 16}}",
 }
 _QUICK = _FULL | {
     "model": "tiny",
     "messages": {"pool": 600, "test": 150},
+    "precision": "float32",
+    "embeddings": "champion",
     "per_round": 48,
+    "epochs": 4,
     "pool_sample": 96,
     "sample": 75,
-    "latency": "{prompts: 2, repeats: 2}",
-    # Ten milliseconds of a tiny model over two prompts are noise: no rule on latency here.
+    "sized": "",
     "deploy": "accuracy >= champion.accuracy * 1.02",
-    "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32,"
-    " checkpoint: {every_seconds: 1}}",
+    "train": "{{start: champion, epochs: {epochs}, learning_rate: 3.0e-3, batch_size: 8,"
+    " checkpoint: {{every_seconds: 1}}}}",
 }
 
 
-def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
+def prepare_workspace(folder: Path, *, quick: bool, data: Path | None, minutes: float = 8) -> None:
     """Creates the demo's workspace, or keeps an equal one, so that a killed demo resumes.
+
+    Args:
+        folder: The workspace's folder.
+        quick: True for the tiny model, whose demo has one size.
+        data: The user's own labelled file; None for the bundled task.
+        minutes: What the demo may take about; its size on this machine is chosen once, and kept in the config.
 
     Raises:
         UserError: if another workspace is there, or the user's file holds no texts with two different labels.
     """
-    settings = _QUICK if quick else _FULL
-    group = ", group: customer" if data is None else ""
-    config = _CONFIG.format(**settings, group=group).encode()
-    if data is not None:
-        if not data.is_file():
-            raise UserError("there is no such file", where=str(data), fix="check the path")
-        # The digest makes the config differ for another file of the same name.
-        config += f"# {data.name}, SHA-256 {file_digest(data)}\n".encode()
+    settings = _QUICK if quick else _FULL | {"sized": f", sized for {minutes:g} minutes"}
+    if data is not None and not data.is_file():
+        raise UserError("there is no such file", where=str(data), fix="check the path")
     path = folder / CONFIG_FILE
     # The config is written last and holds the data's digest: equal bytes mean that the same demo was set up
     # completely.
     if path.exists():
-        if path.read_bytes() != config:
+        content = path.read_bytes()
+        sizes = _read_sizes(content)
+        if sizes is None or content != _format_config(settings | sizes, data):
             raise UserError("another workspace is here", where=str(folder), fix="name another folder with --dir")
         Workspace.create(folder).close()
         return
     own = _read_own_rows(data) if data else None
+    bundled = generate(**settings["messages"]) if own is None else None
+    if not quick:
+        rows = bundled.pool if bundled else own or []
+        settings |= _size_to_machine(minutes, [row["text"] for row in rows])
     make_folder(folder)
     Workspace.create(folder).close()
-    if own is None:
-        write_demo_data(folder, generate(**settings["messages"]))
+    if bundled:
+        write_demo_data(folder, bundled)
     else:
-        _write_own(folder, own)
-    write_atomically(path, config)
+        _write_own(folder, own or [])
+    write_atomically(path, _format_config(settings, data))
+
+
+def _format_config(settings: dict[str, Any], data: Path | None) -> bytes:
+    group = ", group: customer" if data is None else ""
+    # Formatted twice: the train section names its own sizes.
+    train = settings["train"].format(**settings)
+    config = _CONFIG.format(**settings | {"train": train}, group=group)
+    # The digest makes the config differ for another file of the same name.
+    return (config + ("" if data is None else f"# {data.name}, SHA-256 {file_digest(data)}\n")).encode()
+
+
+def _size_to_machine(minutes: float, texts: list[str]) -> dict[str, Any]:
+    """Measures the machine, sizes the demo, and logs how long it will take."""
+    from posttrain.models.precision import choose_precision
+
+    precision = choose_precision()
+    flops = measure(precision)
+    words = sum(len(text.split()) for text in texts) / len(texts)
+    size = choose_size(minutes, flops, words)
+    log.info(
+        "about %.0f minutes on this machine: %d rounds of %d labels, at most %d epochs",
+        size.seconds(flops, words) / 60,
+        ROUNDS,
+        size.per_round,
+        size.epochs,
+    )
+    embeddings = "minilm" if find_spec(MINILM_PACKAGE) else CHAMPION
+    return {"precision": precision, "embeddings": embeddings, **asdict(size)}
+
+
+def _read_sizes(config: bytes) -> dict[str, Any] | None:
+    """Reads what `_size_to_machine` chose back from a config; None if it is no demo's."""
+    try:
+        values = yaml.safe_load(config)
+        return {
+            "precision": values["precision"],
+            "embeddings": values["select"]["scoring"]["embeddings"],
+            "per_round": values["label"]["per_round"],
+            "epochs": values["train"]["epochs"],
+            "pool_sample": values["select"]["pool_sample"],
+            "sample": values["evaluate"]["suites"]["test"]["sample"],
+        }
+    except (yaml.YAMLError, KeyError, TypeError):
+        return None
 
 
 def _read_own_rows(file: Path) -> list[dict[str, str]]:

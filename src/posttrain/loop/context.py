@@ -1,6 +1,7 @@
 """Everything the stages of one round share: workspace, config, round number, seeds and the state so far."""
 
 import hashlib
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -8,13 +9,17 @@ from typing import TYPE_CHECKING, Any, Self
 from posttrain.data.versions.version import Dataset, read_dataset
 from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
+from posttrain.models.precision import ComputePrecision, choose_precision, count_weights
 from posttrain.store.artifacts import Artifact
 from posttrain.store.stage_runner import run_stage
 from posttrain.store.workspace import Workspace
+from posttrain.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from posttrain.loop.stage import CachedWork, RoundStep
     from posttrain.models.language_model import LanguageModel
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,44 @@ class RoundContext:
         return read_dataset(self.path(id))
 
     def model(self, id: str) -> "LanguageModel":
-        """Loads a model for scoring and evaluation, in the precision that it is stored in."""
+        """Loads a model for scoring and evaluation."""
         from posttrain.models.language_model import load_language_model
 
-        return load_language_model(self.path(id), self.config.task)
+        return load_language_model(self.path(id), self.config.task, self.precision)
+
+    @property
+    def precision(self) -> ComputePrecision:
+        """The precision that the workspace's models compute with: the config's, or that of the first evaluation.
+
+        What is resumed on another machine must end the same, whatever is faster there.
+        """
+        if self.config.precision != "auto":
+            return self.config.precision
+        # Of the main loop: the arms of a comparison compute as it does.
+        evaluations = self.workspace.metadata.for_arm("").runs(stage="evaluate")
+        if not evaluations:
+            chosen = choose_precision(count_weights(self.path(self.state.base)) if self.state.base else None)
+            log.info("  precision %s, the faster one on this machine, from now on", chosen)
+            return chosen
+        precision: ComputePrecision = evaluations[0].config.get("precision", "bfloat16")
+        return precision
+
+    @property
+    def train_config(self) -> TrainConfig:
+        """The train section, with its precision resolved."""
+        return self.config.train.with_precision(self.precision)
 
 
 def input_ids(context: RoundContext, dataset: str) -> set[str]:
     """Returns the input ids of a dataset version."""
     return set(context.dataset(dataset).records["input_id"].to_pylist())
+
+
+def model_key(context: RoundContext) -> dict[str, Any]:
+    """Returns the part of a stage's key that answers of a loaded model depend on: its task and its precision."""
+    precision = context.precision
+    # Left out for bfloat16, as keys are older than the choice.
+    return task_key(context.config) | ({} if precision == "bfloat16" else {"precision": precision})
 
 
 def task_key(config: Config) -> dict[str, Any]:

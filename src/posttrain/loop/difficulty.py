@@ -75,7 +75,7 @@ def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig,
         The config to train with; float64 [records], a higher one is harder, None where no curriculum goes by a score;
         and the artifacts that were read, by role.
     """
-    train = context.config.train
+    train = context.train_config
     name = curriculum_difficulty(training_phases(train))
     if name is None or name not in _computed(context.config):
         return train, None, {}

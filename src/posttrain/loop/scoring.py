@@ -36,7 +36,7 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
         _model(context, champion),
         context.config.task.label_set,
         context.config.select.scoring,
-        ScoreCache(context.workspace.home / "-".join(filter(None, ("scores", context.workspace.metadata.arm)))),
+        ScoreCache(context.workspace.home / _cache_name(context)),
         context.config.seed,
         committee=_models(context, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
         past_champions=_models(context, past_champions) if "forgetting_events" in names else (),
@@ -97,7 +97,13 @@ def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None
         model.id for model in (scoring.model, *scoring.committee, *scoring.past_champions, scoring.sentences) if model
     }
     # The previous champion's too: after a rollback its scores would have to be computed again.
-    scoring.cache.keep_only(models | {id for id in (registry.champion_id, registry.previous()) if id})
+    scoring.cache.keep_only(models | {registry.champion_id, *registry.earlier_champions()[:1]})
+
+
+def _cache_name(context: RoundContext) -> str:
+    # Scores in two precisions differ; chunks in bfloat16 are older than the choice.
+    precision = "" if context.precision == "bfloat16" else context.precision
+    return "-".join(filter(None, ("scores", context.workspace.metadata.arm, precision)))
 
 
 def _model(context: RoundContext, id: str) -> ScoringModel:
@@ -120,7 +126,7 @@ def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:
         # A pool that is cached needs no model, and loading transformers takes seconds.
         from posttrain.models.language_model import load_language_model
 
-        return load_language_model(folder, TaskConfig())
+        return load_language_model(folder, TaskConfig(), context.precision)
 
     return ScoringModel(digest(file_stats(folder)), TaskConfig(), load)
 

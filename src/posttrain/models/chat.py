@@ -5,10 +5,13 @@ generates from its end. Training on anything else would train other tokens than 
 ``{% generation %}`` marks are needed.
 """
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from posttrain.models.task import Turns
+from posttrain.models.template_check import TemplateAbilities, one_line, template_abilities
 from posttrain.store.errors import UserError
 
 
@@ -33,8 +36,16 @@ class ChatTemplate:
     stop_ids: frozenset[int]
 
     def prompt_ids(self, turns: Turns) -> list[int]:
-        """Returns the tokens of the conversation up to the start of the assistant's answer."""
+        """Returns the tokens of the conversation up to the start of the assistant's answer.
+
+        Raises:
+            UserError: the template refuses the turns, does not show the model all of them, or cannot be rendered.
+        """
         return self._tokens(self._render(turns, answer=False))
+
+    def conversation_text(self, turns: Turns) -> str:
+        """Renders a conversation that ends with an answer; raises as `prompt_ids`."""
+        return self._render(turns, answer=True)
 
     def answer_ids(self, answer: str) -> list[int]:
         """Returns the tokens of an answer and its stop token, as they follow any prompt."""
@@ -78,13 +89,43 @@ class ChatTemplate:
 
     def _tokens(self, text: str) -> list[int]:
         # The template writes its special tokens itself; a second beginning-of-text token would be put before it.
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        try:
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        except TypeError:
+            # Half of a surrogate pair, which Python's text can hold and UTF-8 cannot.
+            what = "the model's chat template writes text that is no Unicode"
+            raise UserError(what, where="model", fix="correct it") from None
+
+    @cached_property
+    def _abilities(self) -> TemplateAbilities:
+        try:
+            template, variables = self.tokenizer.get_chat_template(), json.dumps(self.tokenizer.special_tokens_map)
+            if not isinstance(template, str):
+                raise ValueError(f"it is no text: {template!r}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"the model's chat template cannot be used: {one_line(error)}", where="model") from None
+        return template_abilities(template, variables)
 
     def _render(self, turns: Turns, *, answer: bool) -> str:
         from jinja2 import TemplateError
 
+        # First, as it renders the template in a process that can be ended.
+        abilities = self._abilities
+        roles = [turn["role"] for turn in turns]
+        if "system" in roles and not abilities.system:
+            raise UserError(
+                "the model's chat template drops system messages",
+                where="model",
+                fix="correct it, or remove task.system and the records' system messages",
+            )
+        if len(roles) - roles.count("system") > (2 if answer else 1) and not abilities.earlier_turns:
+            raise UserError("the model's chat template drops all turns but the last", where="model", fix="correct it")
         try:
             return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=not answer))
-        except TemplateError as error:
-            roles = ", ".join(turn["role"] for turn in turns)
-            raise UserError(f"the model's chat template refuses the turns ({roles}): {error}") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a template can raise anything
+            # Its own `raise_exception` is no fault; the sandbox, a missing name and the like are.
+            refuses = type(error) is TemplateError
+            what = "refuses the turns" if refuses else f"fails with {type(error).__name__} on the turns"
+            raise UserError(f"the model's chat template {what} ({', '.join(roles)}): {one_line(error)}") from None

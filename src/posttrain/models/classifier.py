@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.language_model import DTYPES, LanguageModel, load_language_model
-from posttrain.models.sources import check_model_folder, check_no_missing_weights, first_line
+from posttrain.models.loading import first_line, load_tokenizer, load_weights
+from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, suggest
 
@@ -68,18 +69,11 @@ def padding_token(lm: LanguageModel) -> int | None:
 
 
 def _load_sequence_classifier(folder: Path, task: TaskConfig, dtype: str, names: Sequence[str]) -> LanguageModel:
-    from safetensors import SafetensorError
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForSequenceClassification, GenerationConfig
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"no model for sequences: {first_line(error)}", where=str(folder)) from None
-    model, loading = loaded
-    check_no_missing_weights(loading, folder)
+    what = "no model for sequences"
+    tokenizer = load_tokenizer(str(folder), what)
+    model = load_weights(AutoModelForSequenceClassification, folder, DTYPES[dtype], what)
     model.generation_config = GenerationConfig.from_model_config(model.config)  # `LanguageModel` reads stop tokens here
     lm = LanguageModel(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, task)
     if output_names(lm) != list(names):
@@ -137,19 +131,12 @@ class SequenceClassifier:
         Raises:
             UserError: the folder holds no sequence classifier, or its weights are incomplete.
         """
-        from safetensors import SafetensorError
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
         check_model_folder(folder)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"no classifier of sequences: {first_line(error)}", where=str(folder)) from None
-        model, loading = loaded
-        check_no_missing_weights(loading, folder)
+        what = "no classifier of sequences"
+        tokenizer = load_tokenizer(str(folder), what)
+        model = load_weights(AutoModelForSequenceClassification, folder, torch.float32, what)
         config = model.config.get_text_config()
         if config.pad_token_id is None:
             raise UserError("its config names no pad_token_id", where=str(folder), fix="add it to config.json")

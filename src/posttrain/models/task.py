@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from posttrain.store.errors import UserError
+from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.store.text_files import read_text
 
@@ -49,7 +50,7 @@ class TaskConfig(Section):
         """
         labels = self.labels
         if isinstance(labels, str):
-            path = root / labels
+            path = locate_path(root, labels)
             if not path.is_file():
                 raise UserError(f"no such file: {labels}", where="task.labels", fix="make it, one label a line")
             labels = [line.strip() for line in read_text(path, labels).splitlines() if line.strip()]

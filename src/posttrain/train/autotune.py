@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from posttrain.models.precision import choose_precision, count_weights
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import make_folder, remove_tree, write_atomically
 from posttrain.store.progress import progress_bar
@@ -92,6 +93,9 @@ def autotune_settings(
         if measure is None:
             make_folder(work)
             source = fetch(work / "base").resolve()
+            if config.train.precision == "auto":
+                precision = choose_precision(count_weights(source))
+                config = config.model_copy(update={"train": config.train.with_precision(precision)})
             measure = TrialRunner(work / "trial", source, records, config.train, config.task, config.seed)
         with _time_budget(seconds) as passed:
             tuned = search(config.train, measure, seconds, steps, passed)

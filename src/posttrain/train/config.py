@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from posttrain.models.precision import ComputePrecision
 from posttrain.store.errors import UserError
+from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseConfig, curriculum_difficulty
@@ -96,6 +98,9 @@ class TrainConfig(Section):
     method: Literal["full", "lora"] = Field("full", description="Train all weights, or a LoRA adapter.")
     start: Literal["base", "champion"] = Field("base", description="The weights that a round starts from.")
     epochs: int = Field(6, ge=1, description="Passes over the training set.")
+    stop_loss: float | None = Field(
+        None, gt=0, description="Ends the training after an epoch with a lower mean loss; null: never."
+    )
     shuffle: bool = Field(True, description="Shuffle each pass, or keep the records' order.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
     batch_size: int = Field(16, ge=1, description="Examples an optimiser step.")
@@ -110,10 +115,11 @@ class TrainConfig(Section):
         "auto", description="Tokens in memory at once; auto: as many as fit and still make it faster."
     )
     max_length: int = Field(1024, ge=8, description="Longer examples are cut at the start of their prompt, in tokens.")
-    precision: Literal["bfloat16", "float16", "autocast", "float32"] = Field(
-        "bfloat16",
+    precision: Literal["auto", "bfloat16", "float16", "autocast", "float32"] = Field(
+        "auto",
         description="bfloat16 or float16 weights with float32 masters, float32 under bfloat16 autocast, or float32; "
-        "what was trained is saved in bfloat16.",
+        "auto: the workspace's `precision`, or the faster one of bfloat16 and float32 on the machine that starts the "
+        "training. What was trained is saved in bfloat16.",
     )
     scaling: ScalingConfig = Field(ScalingConfig(), description="Loss scaling, with precision float16.")
     compile: bool = Field(
@@ -188,7 +194,7 @@ class TrainConfig(Section):
         name, where, fix = self.distill.teacher, "train.distill.teacher", "name a model's folder"
         if name is None:
             raise UserError("distillation needs a teacher", where=where, fix=fix)
-        folder = (root / Path(name).expanduser()).resolve()
+        folder = locate_path(root, name).resolve()
         if not folder.is_dir():
             raise UserError(f"no folder `{name}`", where=where, fix=fix)
         check_model_folder(folder)
@@ -199,13 +205,17 @@ class TrainConfig(Section):
         distill = self.distill.model_copy(update={"teacher": None if folder is None else str(folder)})
         return self.model_copy(update={"distill": distill})
 
+    def with_precision(self, precision: ComputePrecision) -> "TrainConfig":
+        """Returns the config with a precision in place of ``auto``."""
+        return self if self.precision != "auto" else self.model_copy(update={"precision": precision})
+
     def key_settings(self) -> dict[str, Any]:
         """Returns the settings that decide a training's result, as JSON for its key.
 
         A key holds the teacher's artifact id, not its path.
         """
-        # Left out where empty, as keys are older than options.
-        unused = set() if self.options else {"options"}
+        # Left out where unused, as keys are older than these settings.
+        unused = {name for name in ("options", "stop_loss") if not getattr(self, name)}
         exclude = {"start", *OPERATIONAL_SECTIONS, *unused}
         values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
         # Keys of the section that were renamed or removed since: without them a workspace would train again.
@@ -224,7 +234,8 @@ class TrainConfig(Section):
 
     @property
     def dtype(self) -> str:
-        """Dtype of the weights that the model computes with."""
+        """Dtype of the weights that the model computes with, once ``auto`` was resolved."""
+        assert self.precision != "auto", "decide precision first"
         return self.precision if self.precision in ("bfloat16", "float16") else "float32"
 
 

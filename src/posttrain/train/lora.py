@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.sources import first_line
+from posttrain.models.loading import first_line
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 

@@ -1,4 +1,4 @@
-"""Recognises out-of-memory errors, frees memory, and retries a pass over units in smaller groups."""
+"""Frees memory, and retries a pass over units in smaller groups."""
 
 import gc
 import logging
@@ -7,28 +7,14 @@ from typing import TypeVar
 
 import torch
 
+from posttrain.models.loading import is_out_of_memory
 from posttrain.models.packing import Unit
 from posttrain.store.errors import WorkError
 from posttrain.train.data.units import group_by_tokens
 
-_CPU_MESSAGES = ("can't allocate memory", "not enough memory")
-"""Messages of torch's CPU allocator, on POSIX systems and elsewhere; it has no error class for them."""
-
 log = logging.getLogger("posttrain")
 
 Result = TypeVar("Result")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory ran out: an accelerator's, torch's on a CPU, or Python's own."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    text = str(error)
-    return (
-        "DefaultCPUAllocator" in text and any(message in text for message in _CPU_MESSAGES)
-    ) or "CUDA out of memory" in text
 
 
 def empty_cache() -> None:

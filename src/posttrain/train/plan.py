@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from posttrain.models.machine_rate import matmul_rate
 from posttrain.models.packing import Packed, Unit, micro_batches, pack
+from posttrain.models.precision import choose_precision, count_weights
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig, training_phases
@@ -22,7 +25,7 @@ from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
 from posttrain.train.memory.token_budget import available_bytes, choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
-from posttrain.train.monitor.meter import DecoderSize, matmul_peak, process_bytes, training_flops
+from posttrain.train.monitor.meter import DecoderSize, process_bytes, training_flops
 from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
@@ -100,7 +103,12 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
     Raises:
         UserError: there is no such model, or the records cannot be used.
     """
-    config, train = read_config(source), settings.train
+    # For an accelerator that is not here, bfloat16: all that are sold for training support it.
+    here = torch.cuda.is_available() or machine.device == "cpu"
+    precision = choose_precision(count_weights(Path(source))) if here else "bfloat16"
+    train = settings.train.with_precision(precision)
+    settings = settings.model_copy(update={"train": train})
+    config = read_config(source)
     spec = ModelSpec.from_config(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
     phases, mixes = _plan_phases(settings, source, records)
@@ -116,6 +124,7 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         "model": settings.model,
         "family": spec.shape.family,
         "device": machine.device,
+        "precision": train.precision,
         "parameters": {"all": spec.count()} | spec.table(),
         "memory": {
             "total": peak_estimate.total,
@@ -245,7 +254,7 @@ def _work_report(
     work: _StepWork, peak_estimate: MemoryEstimate, train: TrainConfig, machine: Machine
 ) -> dict[str, Any]:
     dtype = torch.float32 if train.precision == "float32" else torch.bfloat16
-    peak = machine.peak or matmul_peak(machine.device, dtype)
+    peak = machine.peak or matmul_rate(dtype, machine.device)
     flops = work.flops + work.parts * peak_estimate.recomputed
     return {
         "tokens": work.tokens,

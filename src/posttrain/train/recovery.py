@@ -202,7 +202,7 @@ class Recovery:
 
 @contextmanager
 def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
-    """Catches Ctrl-C and SIGTERM; yields a function that returns the exception to raise once one has arrived.
+    """Catches Ctrl-C, SIGTERM and SIGHUP; yields a function that returns the exception to raise once one has arrived.
 
     The step is finished and saved first. A second signal ends the process at once.
     """
@@ -218,7 +218,9 @@ def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
             raise requests[-1]
         log.warning("shutting down after this step and its checkpoint; a second signal exits at once")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What the caller has ignored, as `nohup` does with SIGHUP, stays ignored. Windows has no SIGHUP.
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, handle) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield lambda: requests[0] if requests else None
     finally:

@@ -27,7 +27,7 @@ from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
 from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
 from posttrain.train.monitor.metrics import Sink
-from posttrain.train.monitor.monitor import Monitor
+from posttrain.train.monitor.monitor import EarlyLimit, Monitor
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.reference import initial_losses
 from posttrain.train.objectives.registry import objective_spec
@@ -222,7 +222,9 @@ def _initial_state(
     masters = MasterWeights(lm.model, config.optimizer)
     ema = None if config.ema.decay is None else Ema(config.ema, masters.names, masters.masters)
     scale = LossScale(config.scaling) if config.precision == "float16" else None
-    return TrainingState(masters, sampler, Monitor(config.watch, can_go_back), Interventions(), ema, scale)
+    vocabulary = getattr(lm.model.config.get_text_config(), "vocab_size", 0)
+    monitor = Monitor(config.watch, can_go_back, EarlyLimit.of_objective(config.objective, vocabulary))
+    return TrainingState(masters, sampler, monitor, Interventions(), ema, scale)
 
 
 def _training_contexts(

@@ -10,8 +10,11 @@ import pyarrow as pa
 import torch
 
 from posttrain.models.language_model import LanguageModel, save_language_model
+from posttrain.models.loading import not_finite
+from posttrain.models.precision import choose_precision, count_weights
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
+from posttrain.store.errors import WorkError
 from posttrain.train.config import TrainConfig, check_from_scratch
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
@@ -59,7 +62,8 @@ def train(
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (number of those longer than
-        ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
+        ``max_length``), ``cut_records`` (their ids), ``steps``, ``skipped_steps`` (those whose gradient was left out:
+        float16 overflowed, or the monitor decided so), ``tokens``, ``supervised_tokens``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); from scratch
         ``initialization`` (variance of activations and gradients by layer before the first step); ``never_met`` (ids of
         records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); with a mix
@@ -74,6 +78,8 @@ def train(
     if from_scratch:
         check_from_scratch(config)
     config = config.with_teacher_from(Path())
+    if config.precision == "auto":
+        config = config.with_precision(choose_precision(count_weights(source)))
     data = read_training_set(str(source), records, config, task, scratch, difficulties)
     units = data.units
     # Before the model is loaded: a head that the base model lacks is drawn at random.
@@ -103,6 +109,8 @@ def train(
         profile=profile,
     )
     steps = trainer.train()
+    skipped = sum(step.update_ratio is None for step in steps)
+    _check_trained(lm, len(steps), skipped, config)
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
     save_language_model(lm, out)
@@ -112,20 +120,21 @@ def train(
     optional: dict[str, Any] = {}
     if variances := trainer.parts.initial_variances:
         optional["initialization"] = variances
-    seen = trainer.state.sampler.seen().reshape(len(units), units_per_record).sum(1)
+    seen = trainer.state.sampler.seen(len(steps)).reshape(len(units), units_per_record).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
         optional["never_met"] = never_met
     if data.weightless:
         log.warning("  left out for their weight of 0: %d records", len(data.weightless))
         optional["weightless"] = data.weightless
-    if mixes := mix_counts(trainer.state.sampler, trainer.kinds or {}):
+    if mixes := mix_counts(trainer.state.sampler, trainer.kinds or {}, len(steps)):
         optional["mixes"] = mixes
     return optional | {
         "examples": len(units),
         "cut": len(units.cut),
         "cut_records": units.cut,
         "steps": len(steps),
+        "skipped_steps": skipped,
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
         "first_loss": finite(steps[0].loss),
@@ -138,6 +147,23 @@ def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) 
     if config.initialization.method != "none":
         return model_from_config(source, task, config.initialization, seed, config.dtype)
     return load_model(config, source, task, config.dtype)
+
+
+def _check_trained(lm: LanguageModel, steps: int, skipped: int, config: TrainConfig) -> None:
+    """Raises a WorkError unless the training left a model: finite weights that at least one step has changed."""
+    if steps and skipped == steps:
+        if config.precision == "float16":
+            raise WorkError(
+                f"float16 gradients overflowed at every step: all {steps} were skipped, and nothing was learned; "
+                "train with train.precision=bfloat16, or a lower train.scaling.initial"
+            )
+        raise WorkError(f"all {steps} steps were skipped, and nothing was learned; the lines above say why")
+    # The loss of the last step is that of the weights before it: no detector has looked at the weights after it.
+    if name := not_finite(lm.model):
+        raise WorkError(
+            f"training left NaN or infinite numbers in tensor {name}, and no model is written; "
+            "lower train.learning_rate"
+        )
 
 
 def _deterministic_fields(step: StepValues) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 import posttrain
 from posttrain import __version__
+from posttrain.models.precision import COMPUTE_PRECISIONS, choose_precision, count_weights
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, is_user_mistake
@@ -28,6 +29,7 @@ from posttrain.store.files import (
 )
 from posttrain.store.hashing import digest, file_digest, file_stats
 from posttrain.store.lock import hold_lock
+from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
@@ -38,6 +40,8 @@ CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 TUNED = "autotune.json"
 """The file beside a config that was tuned for a later training in the same folder."""
 _WORK_FOLDER = ".training"
+_STARTED = "started.json"
+"""What the training began with, in its work folder."""
 _LIBRARIES = ("torch", "transformers", "peft")
 _CHANGES_SHOWN = 3  # in an error
 
@@ -86,7 +90,7 @@ class TrainJobConfig(Section):
 
 def _resolve(name: str, root: Path) -> str:
     """Resolves the path of a file; leave the name of a dataset version, which has an @ or no suffix."""
-    path = (root / Path(name).expanduser()).resolve()
+    path = locate_path(root, name).resolve()
     return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
 
 
@@ -117,6 +121,7 @@ def train_standalone(
     with _clean_up_on_user_error(out):
         make_folder(work)
         with hold_lock(work / "lock", busy_message="is being trained by another process"):
+            config = _with_precision(out, config)
             _check_identity(out, _identity(config, records), fork)
             return _train(out, config, records, fetch)
 
@@ -143,6 +148,18 @@ def _clean_up_on_user_error(out: Path) -> Iterator[None]:
                 for folder in new_folders:
                     folder.rmdir()
         raise
+
+
+def _with_precision(out: Path, config: TrainJobConfig) -> TrainJobConfig:
+    """Replaces precision ``auto`` by the one that the training began with, or by this machine's if it begins now."""
+    if config.train.precision != "auto":
+        return config
+    started = out / _WORK_FOLDER / _STARTED
+    # A training that is resumed elsewhere must end the same, whatever is faster there.
+    recorded = _read(started)["train"]["precision"] if started.exists() else None
+    if recorded not in COMPUTE_PRECISIONS:
+        recorded = choose_precision(count_weights(Path(config.model)))
+    return config.model_copy(update={"train": config.train.with_precision(recorded)})
 
 
 def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
@@ -213,7 +230,7 @@ def _move_model(model: Path, out: Path) -> None:
 def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
     """Writes the training's identity, or compare it with the one written at its start."""
     work, done = out / _WORK_FOLDER, (out / SUMMARY).exists()
-    started = work / "started.json"
+    started = work / _STARTED
     if started.exists():
         changes = list(_changes(_read(started), identity))
         trained = done or any((work / "scratch" / "checkpoints").glob("*"))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.loading import is_out_of_memory
 from posttrain.models.packing import Packed
 from posttrain.store.errors import WorkError
 from posttrain.store.progress import progress_bar
@@ -19,12 +20,12 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
 from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import phase
-from posttrain.train.monitor.metrics import Sink, StepValues
+from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
 from posttrain.train.monitor.profile import profile_steps
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics
 from posttrain.train.optim.master_weights import clip_gradients
-from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
+from posttrain.train.out_of_memory import empty_cache
 from posttrain.train.recovery import graceful_shutdown
 from posttrain.train.regularization.adversarial import backward_adversarial
 from posttrain.train.setup import TrainingParts, autocast, set_up_training
@@ -126,7 +127,7 @@ class Trainer:
             self.parts.loader.seek(len(steps))
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
-            while len(steps) < total:
+            while len(steps) < total and not self._has_learned():
                 before = len(steps)
                 self.train_step(before)
                 if profile_step:
@@ -136,6 +137,18 @@ class Trainer:
                 if len(steps) < total and (signal := requested_exit()):
                     self.save_checkpoint(last=True)
                     raise signal
+
+    def _has_learned(self) -> bool:
+        """Returns whether an epoch just ended with a mean loss below ``train.stop_loss``."""
+        steps, limit = self.state.steps, self.config.stop_loss
+        if limit is None or not steps or self.state.sampler.position(len(steps)).epoch == steps[-1].epoch:
+            return False
+        loss = mean_loss(step for step in steps if step.epoch == steps[-1].epoch)
+        if loss is None or loss >= limit:
+            return False
+        total = self.state.sampler.steps
+        log.info("  loss %.2g is below train.stop_loss after %d of %d steps", loss, len(steps), total)
+        return True
 
     def train_step(self, step: int) -> None:
         """Runs one optimiser step: forward and backward passes, the monitor's checks, the update, a checkpoint."""

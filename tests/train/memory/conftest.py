@@ -110,16 +110,18 @@ def kept_bytes() -> Callable[..., int]:
 
 
 CONFIGS = {
-    "full bfloat16": TrainConfig(),
+    "full bfloat16": TrainConfig(precision="bfloat16"),
     "full float16": TrainConfig(precision="float16"),
     "full float32": TrainConfig(precision="float32"),
     "full autocast": TrainConfig(precision="autocast"),
-    "lora bfloat16": TrainConfig(method="lora", lora=LoraConfig(rank=4)),
+    "lora bfloat16": TrainConfig(precision="bfloat16", method="lora", lora=LoraConfig(rank=4)),
     "lora float16": TrainConfig(method="lora", precision="float16", lora=LoraConfig(rank=4)),
     "lora float32": TrainConfig(method="lora", precision="float32", lora=LoraConfig(rank=4)),
     "lora autocast": TrainConfig(method="lora", precision="autocast", lora=LoraConfig(rank=4)),
-    "lora dropout": TrainConfig(method="lora", lora=LoraConfig(rank=4, dropout=0.1)),
-    "lora queries": TrainConfig(method="lora", lora=LoraConfig(rank=4, targets=["q_proj", "down_proj"])),
+    "lora dropout": TrainConfig(precision="bfloat16", method="lora", lora=LoraConfig(rank=4, dropout=0.1)),
+    "lora queries": TrainConfig(
+        precision="bfloat16", method="lora", lora=LoraConfig(rank=4, targets=["q_proj", "down_proj"])
+    ),
 }
 
 

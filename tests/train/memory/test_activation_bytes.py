@@ -67,7 +67,7 @@ def test_activations_of_the_whole_model(
 def test_activations_with_attention_scores_and_noise(
     lengths: tuple[int, ...], noise: dict[str, Any], model: Model, row: Row, kept_bytes: KeptBytes
 ) -> None:
-    config = TrainConfig.read({"noise": noise}, "train")
+    config = TrainConfig.read({"precision": "bfloat16", "noise": noise}, "train")
     packed = row(lengths, 300)
     lm = model("llama", config, 4)
     result = estimate_memory(ModelSpec.from_model(lm.model), config, MicroBatch.from_packed(packed))
@@ -78,7 +78,7 @@ def test_activations_with_attention_scores_and_noise(
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_perturbed_embeddings_are_counted(method: Any, model: Model, row: Row) -> None:
     """The perturbations are kept in float32, and so is what their gradients need."""
-    plain_config = TrainConfig(method=method)
+    plain_config = TrainConfig(precision="bfloat16", method=method)
     perturbed_config = plain_config.model_copy(
         update={"noise": NoiseConfig.read({"adversarial": {"method": "fgm"}}, "noise")}
     )
@@ -92,7 +92,7 @@ def test_perturbed_embeddings_are_counted(method: Any, model: Model, row: Row) -
 
 
 def test_other_families_are_approximate(model: Model, row: Row, kept_bytes: KeptBytes) -> None:
-    config = TrainConfig()
+    config = TrainConfig(precision="bfloat16")
     packed = row(LENGTHS, 300)
     settings = {"n_embd": 64, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     lm = model("gpt2", config, 4, activation_function="gelu", **settings)
@@ -105,7 +105,7 @@ def test_shared_prefixes_are_counted_once(model: Model, kept_bytes: KeptBytes) -
     from posttrain.models.chat import TokenizedExample
     from posttrain.models.packing import pack
 
-    config = TrainConfig()
+    config = TrainConfig(precision="bfloat16")
     sequences = [TokenizedExample([5] * 40 + [9 + at] * (8 + at), [False] * 40 + [True] * (8 + at)) for at in range(12)]
     packed = pack([[sequence] for sequence in sequences])
     batch = MicroBatch.from_packed(packed)
@@ -118,7 +118,7 @@ def test_shared_prefixes_are_counted_once(model: Model, kept_bytes: KeptBytes) -
 
 
 def test_a_full_micro_batch_is_the_largest(row: Row) -> None:
-    config = TrainConfig(max_length=64, batch_size=4)
+    config = TrainConfig(precision="bfloat16", max_length=64, batch_size=4)
     full = MicroBatch.full(128, config)
     assert (full.tokens, full.supervised) == (128, 128)
     assert full.pairs == 128 * 65 // 2

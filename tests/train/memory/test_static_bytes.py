@@ -43,7 +43,7 @@ def test_bytes_of_weights_masters_and_gradients(train_config: TrainConfig, model
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "sgd", "plain sgd", "adam8bit"])
 def test_bytes_of_the_optimizer_state(name: str, model: Model) -> None:
     optimizer = OptimizerConfig(name="sgd", momentum=0.0) if name == "plain sgd" else OptimizerConfig(name=name)  # type: ignore[arg-type]
-    config = TrainConfig(optimizer=optimizer)
+    config = TrainConfig(precision="bfloat16", optimizer=optimizer)
     lm = model("llama", config, intermediate_size=192)
     spec = ModelSpec.from_model(lm.model)
     masters = MasterWeights(lm.model, optimizer)
@@ -60,21 +60,21 @@ def test_bytes_of_the_optimizer_state(name: str, model: Model) -> None:
 
 
 def test_only_background_checkpoints_need_a_snapshot(model: Model) -> None:
-    spec = ModelSpec.from_model(model("llama", TrainConfig()).model)
+    spec = ModelSpec.from_model(model("llama", TrainConfig(precision="bfloat16")).model)
     for checkpoint in (CheckpointConfig(background=False), CheckpointConfig(every_seconds=None)):
-        assert snapshot_bytes(spec, TrainConfig(checkpoint=checkpoint)) == 0
-    assert snapshot_bytes(spec, TrainConfig()) == 12 * spec.count()
+        assert snapshot_bytes(spec, TrainConfig(precision="bfloat16", checkpoint=checkpoint)) == 0
+    assert snapshot_bytes(spec, TrainConfig(precision="bfloat16")) == 12 * spec.count()
 
 
 @pytest.mark.parametrize(("name", "numbers"), [("adamw", 0), ("adafactor", 4), ("sgd", 8)])
 def test_bytes_of_an_optimizer_step(name: str, numbers: int, model: Model) -> None:
     optimizer = OptimizerConfig(name=name)  # type: ignore[arg-type]
-    spec = ModelSpec.from_model(model("llama", TrainConfig(optimizer=optimizer)).model)
+    spec = ModelSpec.from_model(model("llama", TrainConfig(precision="bfloat16", optimizer=optimizer)).model)
     assert step_bytes(spec, optimizer) == numbers * 300 * 64  # the largest weight is the embedding
 
 
 def test_the_table_counts_weights_by_kind(model: Model) -> None:
-    full_spec = ModelSpec.from_model(model("llama", TrainConfig(), tie_word_embeddings=False).model)
+    full_spec = ModelSpec.from_model(model("llama", TrainConfig(precision="bfloat16"), tie_word_embeddings=False).model)
     layer_count = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 160
     assert full_spec.table() == {
         "embedding": 300 * 64,
@@ -85,7 +85,7 @@ def test_the_table_counts_weights_by_kind(model: Model) -> None:
         "trained": full_spec.count(),
     }
     assert full_spec.count("matrix", "norm") == 2 * layer_count + 5 * 64
-    lora = TrainConfig(method="lora", lora=LoraConfig(rank=4))
+    lora = TrainConfig(precision="bfloat16", method="lora", lora=LoraConfig(rank=4))
     adapted_lm = model("llama", lora)
     table = ModelSpec.from_model(adapted_lm.model).table()
     shapes = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 160), (64, 160), (160, 64)]
@@ -104,7 +104,7 @@ def test_the_spec_of_a_config_is_that_of_the_model(train_config: TrainConfig, mo
 def test_lora_targets_that_match_nothing_are_refused(model: Model) -> None:
     from posttrain.store.errors import UserError
 
-    lm = model("llama", TrainConfig())
-    lora = TrainConfig(method="lora", lora=LoraConfig(targets=["nowhere"]))
+    lm = model("llama", TrainConfig(precision="bfloat16"))
+    lora = TrainConfig(precision="bfloat16", method="lora", lora=LoraConfig(targets=["nowhere"]))
     with pytest.raises(UserError, match=r"train\.lora\.targets"):
         ModelSpec.from_config(lm.model.config, lora)

@@ -14,7 +14,7 @@ from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.optim.config import OptimizerConfig
 
 GIB = 2**30
-CONFIG = TrainConfig(checkpoint=CheckpointConfig(every_seconds=None))
+CONFIG = TrainConfig(precision="bfloat16", checkpoint=CheckpointConfig(every_seconds=None))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,9 @@ def test_settings_that_reduce_the_estimate(smollm2: ModelSpec) -> None:
 
 
 def test_full_recomputation_keeps_one_layer_and_the_layer_inputs(smollm2: ModelSpec) -> None:
-    config = TrainConfig.read({"recompute": "full", "checkpoint": {"every_seconds": None}}, "x")
+    config = TrainConfig.read(
+        {"precision": "bfloat16", "recompute": "full", "checkpoint": {"every_seconds": None}}, "x"
+    )
     batch = MicroBatch.full(4096, config)
     without, recomputing = estimate_memory(smollm2, CONFIG, batch), estimate_memory(smollm2, config, batch)
     assert recomputing.activations < without.activations / 9
@@ -76,7 +78,7 @@ def test_full_recomputation_keeps_one_layer_and_the_layer_inputs(smollm2: ModelS
 
 
 def test_an_accelerator_moves_state_to_the_host(smollm2: ModelSpec) -> None:
-    config = TrainConfig()
+    config = TrainConfig(precision="bfloat16")
     batch = MicroBatch.full(4096, config)
     cpu, cuda = (estimate_memory(smollm2, config, batch, device=device, process=GIB) for device in ("cpu", "cuda"))
     assert cpu.host == 0

@@ -7,15 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posttrain.train.monitor.config import DeadLayersConfig, ExplosionConfig, MonitorConfig, PlateauConfig
+from posttrain.train.monitor.config import (
+    DeadLayersConfig,
+    DivergenceConfig,
+    ExplosionConfig,
+    MonitorConfig,
+    PlateauConfig,
+)
 from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.monitor.monitor import DeadLayers, Explosion, Monitor, Plateau
+from posttrain.train.monitor.monitor import DeadLayers, EarlyLimit, Explosion, LossDivergence, Monitor, Plateau
 
 pytestmark = pytest.mark.slow
 
 MakeValues = Callable[..., StepValues]
 Simulate = Callable[..., list[StepValues]]
+Losses = Callable[[np.ndarray], np.ndarray]
 Follow = Callable[[Monitor, list[StepValues]], list[MonitorDecision]]
 
 
@@ -91,6 +98,85 @@ def test_divergence_is_detected_within_its_patience(simulate: Simulate, follow: 
     assert first.action == "rollback"
     assert fault_step - 2 <= first.finding.since <= fault_step + 1, "to the step, but for noise"
     assert fault_step + limits.patience <= first.finding.step <= fault_step + limits.window // 2 + limits.patience
+
+
+VOCABULARY = 49_152
+SFT, DPO = (EarlyLimit.of_objective(name, VOCABULARY) for name in ("sft", "dpo"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "losses", "expected"),
+    [
+        # A far too high rate.
+        (SFT, [5.5, 26.0, 310.0, 1900.0, 8300.0], 3),
+        # As bad as chance, for a model that was nearly right: twice chance is the limit.
+        (SFT, [0.2, 12.0, 12.0, 12.0, 21.7, 21.7, 21.7], 6),
+        (SFT, [40.0, 70.0, 79.0, 81.0, 81.0, 81.0], 5),
+        (SFT, [5.5, 26.0, 26.0, 5.5, 26.0, 26.0], None),
+        (DPO, [0.69, 12.0, 90.0, 300.0, 330.0, 400.0, 500.0, 900.0, 4000.0], 8),
+    ],
+)
+def test_early_divergence_is_detected_within_its_patience(
+    make_values: MakeValues, limit: EarlyLimit, losses: list[float], expected: int | None
+) -> None:
+    detector = LossDivergence(DivergenceConfig(), limit)
+    findings = [detector.observe(make_values(step, loss=loss)) for step, loss in enumerate(losses)]
+    assert [finding.step for finding in findings if finding] == ([] if expected is None else [expected])
+    for finding in filter(None, findings):
+        assert finding.since == finding.step - limit.patience, "the step before the first of them moved the weights"
+        assert f"after {losses[0]:.4g} at first" in finding.what
+
+
+def test_early_divergence_is_detected_after_a_resume(make_values: MakeValues) -> None:
+    whole, first, second = (LossDivergence(DivergenceConfig(), SFT) for _ in range(3))
+    losses = [5.5, 26.0, 310.0, 1900.0]
+    expected = [whole.observe(make_values(step, loss=loss)) for step, loss in enumerate(losses)]
+    for step in (0, 1):
+        first.observe(make_values(step, loss=losses[step]))
+    second.load(first.state())
+    assert [second.observe(make_values(step, loss=losses[step])) for step in (2, 3)] == expected[2:]
+    old = {name: value for name, value in first.state().items() if name != "early_above"}
+    second.load(old)  # of an older version
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda draws: 3 * (1 + 0.5 * draws),
+        lambda draws: 3 * np.exp(draws),
+        # From scratch, with a hump in the warm-up.
+        lambda draws: 10.8 * (1 + 0.5 * np.exp(-(((np.arange(36) - 10) / 5) ** 2))) * np.exp(0.1 * draws),
+        # Batches of one record, the first of which is known by heart.
+        lambda draws: np.where(np.arange(36) == 0, 0.01, 5 * np.exp(0.5 * draws)),
+    ],
+    ids=["normal", "log-normal", "from scratch", "known"],
+)
+def test_supervised_fine_tuning_starts_without_a_false_alarm(make_values: MakeValues, losses: Losses) -> None:
+    assert _alarms(make_values, SFT, losses) == 0
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda draws: np.log1p(np.exp(-draws)),
+        lambda draws: np.log1p(np.exp(-10 * draws)),
+        lambda draws: (3 * draws - 5) ** 2,  # IPO
+        lambda draws: 1000 * np.exp(0.5 * draws),  # distances of hidden states
+    ],
+    ids=["dpo", "noisy dpo", "ipo", "hidden states"],
+)
+def test_other_objectives_start_without_a_false_alarm(make_values: MakeValues, losses: Losses) -> None:
+    assert _alarms(make_values, DPO, losses) == 0
+
+
+def _alarms(make_values: MakeValues, limit: EarlyLimit, losses: Losses, runs: int = 300) -> int:
+    """Count the findings in as many simulated starts."""
+    count = 0
+    for seed in range(runs):
+        detector = LossDivergence(DivergenceConfig(), limit)
+        for step, loss in enumerate(losses(np.random.default_rng(seed).standard_normal(36))):
+            count += detector.observe(make_values(step, loss=float(loss))) is not None
+    return count
 
 
 @pytest.mark.parametrize("lowest", [0.01, 1.0])

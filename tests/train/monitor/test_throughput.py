@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from posttrain.train.monitor import meter
-from posttrain.train.monitor.meter import DecoderSize, matmul_peak, mfu, training_flops
+from posttrain.train.monitor.meter import DecoderSize, mfu, training_flops
 
 LLAMA = LlamaConfig(
     vocab_size=32,
@@ -90,48 +88,6 @@ def test_the_flops_are_those_that_torch_counts(config: PreTrainedConfig) -> None
 @pytest.mark.parametrize("config", [MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()])
 def test_an_unknown_architecture_has_no_flops(config: Any) -> None:
     assert DecoderSize.from_config(config) is None
-
-
-@pytest.fixture
-def empty_cache() -> Iterator[None]:
-    matmul_peak.cache_clear()
-    yield
-    matmul_peak.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ({512: 0.001, 1024: 0.002, 2048: 0.004}, 2 * 2048**3 / 0.004),
-        ({512: 0.001, 1024: 0.002, 2048: 0.1}, 2 * 1024**3 / 0.002),
-        ({512: 0.4}, 2 * 512**3 / 0.4),  # the others would take too long
-    ],
-)
-@pytest.mark.usefixtures("empty_cache")
-def test_the_peak_is_the_best_of_the_matrix_sizes(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], expected: float
-) -> None:
-    """With a clock that only matrix products advance."""
-    clock = [0.0]
-
-    def product(left: torch.Tensor, right: torch.Tensor) -> None:
-        assert left.shape == right.shape
-        clock[0] += seconds[len(left)]
-
-    monkeypatch.setattr(torch, "mm", product)
-    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert matmul_peak("cpu", torch.float32) == pytest.approx(expected)
-    assert clock[0] < 1.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.usefixtures("empty_cache")
-def test_the_peak_is_measured_once(dtype: torch.dtype) -> None:
-    peak = matmul_peak("cpu", dtype)
-    assert 1e8 < peak < 1e16
-    assert matmul_peak("cpu", dtype) == peak
-    assert matmul_peak.cache_info().misses == 1
 
 
 def test_the_monitor_imports_no_torch() -> None:

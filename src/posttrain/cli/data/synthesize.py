@@ -129,17 +129,16 @@ def _load_local_model(name: str, max_tokens: int, temperature: float, seed: int)
     """Loads a model on this machine."""
     from tempfile import TemporaryDirectory
 
-    from torch import cuda
-
     from posttrain.data.generation.local_model import LocalModel
     from posttrain.models.language_model import load_language_model
+    from posttrain.models.precision import choose_precision, count_weights
     from posttrain.models.sources import fetch, locate
     from posttrain.models.task import TaskConfig
 
     located = locate(name, Path())
     # No workspace is needed, so the converted model has no artifact; it can go once it is in memory.
     with TemporaryDirectory(prefix="posttrain-") as folder:
-        fetch(located, Path(folder) / "model")
-        # On a CPU bfloat16 is no faster than float32.
-        lm = load_language_model(Path(folder) / "model", TaskConfig(), "bfloat16" if cuda.is_available() else "float32")
+        path = Path(folder) / "model"
+        fetch(located, path)
+        lm = load_language_model(path, TaskConfig(), choose_precision(count_weights(path)))
     return LocalModel(lm, max_tokens, temperature, seed)

@@ -13,7 +13,9 @@ from posttrain.data.versions.version import write_dataset
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
 from posttrain.loop.difficulty import check_columns
+from posttrain.loop.history import parent_dataset
 from posttrain.loop.stage import CachedWork, RoundStep
+from posttrain.loop.stages.dataset import rebuild_training_set
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import other_suites, suite_inputs, suite_settings
@@ -45,6 +47,9 @@ class Collect(RoundStep):
         # A wrong label in the oracle's file would otherwise end the round after the pool was scored.
         check_answers(context.config, context.workspace.root)
         data = collect(context)
+        if context.number:
+            # Now, as the stages before the next training set read its parent too.
+            rebuild_training_set(context, parent_dataset(context.workspace))
         check_columns(context, data.pool.id, data.labelled.id)
         check_costs(context, data.pool.id)
         # Logged after the checks: a user's mistake is one line and nothing else.

@@ -18,7 +18,8 @@ from posttrain.loop.stage import Stage
 from posttrain.loop.stages.label import LABELS
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import measured_on, suite_inputs, suite_settings
-from posttrain.store.errors import Waiting
+from posttrain.store.errors import DamagedArtifactError, Waiting
+from posttrain.store.hashing import canonical_json
 
 log = logging.getLogger("posttrain")
 
@@ -120,6 +121,26 @@ class BuildDataset(Stage):
         if self.labels is None:
             return added
         return pa.concat_tables([added, parquet.read_table(context.path(self.labels) / LABELS, schema=added.schema)])
+
+
+def rebuild_training_set(context: RoundContext, dataset: str) -> None:
+    """Builds a damaged training set of an earlier round again from what it was made of.
+
+    It stays damaged if the config or the suites have changed since, so that it would become another one.
+    """
+    try:
+        context.path(dataset)
+        return
+    except DamagedArtifactError:
+        log.info("%s is missing or damaged: building it again", dataset)
+    for run in context.workspace.metadata.producers(dataset):
+        inputs = run.inputs
+        work = BuildDataset(inputs.get("parent"), inputs["labelled"], inputs["test"], inputs.get("labels"))
+        if work.parent:
+            rebuild_training_set(context, work.parent)
+        if work.inputs(context) == inputs and canonical_json(work.settings(context)) == canonical_json(run.config):
+            context.run(work)
+            return
 
 
 def _was_trained_on(context: RoundContext, dataset: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import flat_gains, paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
@@ -98,10 +99,7 @@ class Decide(Stage):
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes ``decision.json``: action, rules, metrics, and intervals (difference, low, high, n) by metric."""
-        candidate, champion = (
-            read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion)
-        )
-        intervals = paired_gains(candidate, champion, context.config.evaluate.bootstrap, context.seed("decide"))
+        intervals = model_gains(context, self.candidate.evaluation, self.champion.evaluation)
         metrics = {role: dict(measured.metrics) for role, measured in self.measurements.items()}
         decision = decide(
             context.config.gate,
@@ -119,6 +117,12 @@ class Decide(Stage):
         }
         (out / DECISION).write_text(json.dumps(record, indent=1), encoding="utf-8")
         return {"action": decision.action}
+
+
+def model_gains(context: RoundContext, evaluation: str, other: str) -> dict[str, Interval]:
+    """Computes the intervals of one evaluation minus another, by name."""
+    results = [read_evaluation(context.path(id)) for id in (evaluation, other)]
+    return paired_gains(results[0], results[1], context.config.evaluate.bootstrap, context.seed("decide"))
 
 
 def decision_reason(decision: Mapping[str, Any]) -> str:

@@ -4,12 +4,16 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from posttrain.evaluate.metric_names import flat_gains
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import parent_dataset
+from posttrain.loop.gate import broken_rules
+from posttrain.loop.history import finished_rounds, finished_states, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import RoundStep
-from posttrain.loop.stages.decide import decision_reason
+from posttrain.loop.stages.decide import decision_reason, model_gains
+from posttrain.loop.stages.evaluate import Evaluate, metrics_of
 from posttrain.loop.state import RoundState
+from posttrain.store.errors import DamagedArtifactError
 
 log = logging.getLogger("posttrain")
 
@@ -38,17 +42,48 @@ class Deploy(RoundStep):
                 registry.promote(candidate, round=context.number, reason=reason)
         # Once a round too: a second rollback would lead one champion further back.
         elif action == "rollback" and all(entry.round != context.number for entry in deployments):
-            if registry.previous() is None:
-                log.warning("the gate requests a rollback, and there is no earlier champion")
+            target = _rollback_target(context, registry)
+            if target is None:
+                log.warning("the gate requests a rollback, and no earlier champion passes gate.rollback")
                 action = "refuse"
             else:
-                registry.rollback(reason=reason, round=context.number)
+                registry.rollback(reason=reason, round=context.number, to=target)
         log.info("  %s: %s", action, reason)
         decision = {**state.decision, "action": action}
         discards_labels = action != "deploy" and _discards_labels(context, decision)
         # Only after the decision: the next round builds on these labels, unless they made the model surely worse.
         next_parent = parent_dataset(context.workspace) if discards_labels else state.dataset
         return context.update(decision=decision, discards_labels=discards_labels, next_parent=next_parent)
+
+
+def _rollback_target(context: RoundContext, registry: ModelRegistry) -> str | None:
+    """Returns the newest earlier champion that breaks no rule of ``gate.rollback``; None if there is none."""
+    state, decision = context.state, context.state.decision
+    assert decision is not None, "the gate decides before"
+    rounds = {row.candidate: row.number for row in finished_rounds(context.workspace)}
+    for model in registry.earlier_champions():
+        name = f"round {rounds[model]}" if model in rounds else model
+        try:
+            context.path(model)
+        except DamagedArtifactError as error:
+            log.warning("  %s cannot return: %s", name, error)
+            continue
+        # On the test set of today, as the champion; done already where the test set is that of its own round.
+        evaluation = context.run(Evaluate(model, state.id("test"))).id
+        metrics = {**_own_metrics(context, model), **metrics_of(context, evaluation, None, "")}
+        gains = flat_gains(model_gains(context, evaluation, state.id("champion_evaluation")))
+        measured = decision["metrics"]
+        broken = broken_rules(context.config.gate, metrics, measured["champion"], measured["baseline"], gains)
+        if not broken:
+            return model
+        log.info("  %s cannot return: %s", name, "; ".join(f"{rule.rule} ({rule.values})" for rule in broken))
+    return None
+
+
+def _own_metrics(context: RoundContext, model: str) -> Mapping[str, float]:
+    """Returns the metrics that a model's own round measured, of which latency is not measured again."""
+    states = [state for state in finished_states(context.workspace) if state.candidate == model]
+    return (states[-1].metrics or {}) if states else {}
 
 
 def _discards_labels(context: RoundContext, decision: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from posttrain.evaluate.latency import answer_function, measure_latency
 from posttrain.evaluate.metric_names import flat_metrics
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluation
-from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import function_digests, suite_digests, suite_records
@@ -73,7 +73,7 @@ class Evaluate(Stage):
         # A list, because the key sorts mappings and the order counts: the first suite's metrics have no prefix.
         suites = [[name, suite.model_dump(mode="json")] for name, suite in context.config.evaluate.suites.items()]
         columns = {"columns": context.config.data.columns} if self._suite_inputs(context) else {}
-        return {"suites": suites, "full": self.full, **task_key(context.config), **columns}
+        return {"suites": suites, "full": self.full, **model_key(context), **columns}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Loads the model and runs the suites."""
@@ -114,7 +114,7 @@ class MeasureLatency(CachedWork):
         """Returns the repeats and prompts, and the settings by which a model answers."""
         scorer = next(iter(context.config.evaluate.suites.values())).scorer
         latency = context.config.evaluate.latency.model_dump(mode="json")
-        return {"latency": latency, "scorer": scorer, **task_key(context.config)}
+        return {"latency": latency, "scorer": scorer, **model_key(context)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Measures percentiles in seconds."""

@@ -25,6 +25,7 @@ from posttrain.select.pool_sample import PoolShare, estimate_pool_share
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.files import check_new_file, disk_errors, write_atomically
 from posttrain.store.hashing import file_digest
+from posttrain.store.paths import locate_path
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 
@@ -133,7 +134,7 @@ def _answers(config: Config, root: Path) -> Path:
     name = config.label.file
     if not name:
         raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
-    path = root / Path(name).expanduser()
+    path = locate_path(root, name)
     if not path.is_file():
         raise UserError(f"no such file: {name}", where="label.file")
     return path

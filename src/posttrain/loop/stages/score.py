@@ -12,7 +12,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
-from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import finished_states, parent_dataset
@@ -114,7 +114,7 @@ class Score(Stage):
         }
         settings |= {"cost": select.cost} if select.cost else {}
         settings |= {} if self.cold else {"hard_cases": select.hard_cases}
-        return settings | scoring_settings(context, cold=self.cold) | task_key(context.config)
+        return settings | scoring_settings(context, cold=self.cold) | model_key(context)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the score tables, the embeddings of labelled records and the hard test cases."""

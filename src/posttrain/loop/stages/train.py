@@ -74,7 +74,7 @@ class Train(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the train section without keys that change no weight."""
-        return {"train": context.config.train.key_settings(), **task_key(context.config)}
+        return {"train": context.train_config.key_settings(), **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Trains; a killed training resumes from the checkpoints in ``scratch``."""

@@ -24,7 +24,7 @@ def check_template(chat: ChatTemplate) -> None:
     fix = "use the tokenizer that the template was made for"
     chat.answer_ids(_PROBE)  # raises if the template refuses the turns
     question = {"role": "user", "content": _PROBE}
-    text = str(chat.tokenizer.apply_chat_template([question, {"role": "assistant", "content": _PROBE}], tokenize=False))
+    text = chat.conversation_text([question, {"role": "assistant", "content": _PROBE}])
     unknown = chat.tokenizer.unk_token_id
     # The probe itself may be unknown to a tiny vocabulary, which says nothing about the template.
     if unknown is not None and unknown in _ids(chat, text) and unknown not in _ids(chat, _PROBE):

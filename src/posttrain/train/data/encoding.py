@@ -65,9 +65,8 @@ def load_encoder(source: str, task: TaskConfig) -> Encoder:
     Raises:
         UserError: config or tokenizer cannot be read, or nothing names a stop token.
     """
-    from transformers import GenerationConfig
-
     from posttrain.models.language_model import stop_tokens
+    from posttrain.models.loading import load_generation_config
     from posttrain.models.shape import read_chat, read_config
     from posttrain.models.sources import TINY_MODEL
 
@@ -75,9 +74,8 @@ def load_encoder(source: str, task: TaskConfig) -> Encoder:
     # Looking for a generation config there would end in an error.
     if source == TINY_MODEL or source.endswith(".gguf"):  # they have no other stop tokens than their config's
         return Encoder(chat, task)
-    try:
-        generation = GenerationConfig.from_pretrained(source)
-    except OSError:  # there is none
+    generation = load_generation_config(source)
+    if generation is None:
         return Encoder(chat, task)
     stops = stop_tokens(SimpleNamespace(generation_config=generation), chat.tokenizer)
     return Encoder(ChatTemplate(chat.tokenizer, frozenset(stops)), task)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from posttrain.models.language_model import DTYPES, LanguageModel, check_head
-from posttrain.models.sources import first_line
+from posttrain.models.loading import load_config, load_generation_config, load_tokenizer, model_file_errors
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.initialization.config import InitializationConfig, InitMethod, InitRuleConfig
@@ -217,21 +217,18 @@ def model_from_config(
     Raises:
         UserError: the folder describes no causal language model, or the config does not fit it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        # For all that is not drawn below, such as a state space's decay rates; torch's own generator stays as it was.
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            factory: Any = AutoModelForCausalLM
-            # Drawn in float32 and rounded at the end: one seed means the same model in every dtype.
-            model = factory.from_config(described, dtype=torch.float32, trust_remote_code=False)
-        if (folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"describes no causal language model: {first_line(error)}", where=str(folder)) from None
+    what = "describes no causal language model"
+    tokenizer, described = load_tokenizer(str(folder), what), load_config(str(folder), what)
+    # For all that is not drawn below, such as a state space's decay rates; torch's own generator stays as it was.
+    with model_file_errors(what, str(folder)), torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        factory: Any = AutoModelForCausalLM
+        # Drawn in float32 and rounded at the end: one seed means the same model in every dtype.
+        model = factory.from_config(described, dtype=torch.float32, trust_remote_code=False)
+    if generation := load_generation_config(str(folder)):
+        model.generation_config = generation
     initialize_weights(model, config, seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lm = LanguageModel(model.to(DTYPES[dtype]).to(device).eval(), tokenizer, task)

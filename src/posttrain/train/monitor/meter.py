@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from posttrain.models.machine_rate import matmul_rate, raise_matmul_rate
+
 # No torch at import: the web report reads phase names and step files without it.
 if TYPE_CHECKING:
-    import torch
-
     from posttrain.models.language_model import LanguageModel
+
+log = logging.getLogger("posttrain")
 
 PROC = Path("/proc")
 
@@ -33,14 +35,6 @@ PHASES = {
 """The phases of a training step, in order, with their names for people."""
 
 PhaseMark = Callable[[str], AbstractContextManager[object]]
-
-_PEAK_SECONDS = 1.0
-
-# Seconds of products that are timed together: long enough to leave out bursts that no machine sustains.
-_PEAK_BLOCK = 0.05
-
-# Larger products come closer to the peak until a cache is full; small ones first, so that a slow machine stops early.
-_MATMUL_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 
 # Model types whose feed-forward blocks have two matrices; the gated blocks of all others have three.
 _WITHOUT_GATE = {"gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "phi", "starcoder2"}
@@ -90,7 +84,8 @@ class StepMeter:
         # A CPU without bfloat16 instructions multiplies it a hundred times slower than float32, and the other work of a
         # step would exceed that peak: a share of the machine is a share of its faster precision.
         dtypes = {dtype, torch.float32} if lm.device.type == "cpu" else {dtype}
-        self._peak = max(matmul_peak(lm.device.type, dtype) for dtype in dtypes)
+        self._peak = max(matmul_rate(dtype, str(lm.device)) for dtype in dtypes)
+        self._dtype, self._device, self._raised = dtype, str(lm.device), False
         self._decoder = DecoderSize.from_config(lm.model.config.get_text_config(), classifier=classifier)
         self._frozen = weights_frozen
         self.start()
@@ -114,6 +109,9 @@ class StepMeter:
         if self._decoder is not None:
             flops = training_flops(self._decoder, computed, pairs, supervised, weights_frozen=self._frozen)
             share = mfu(flops, seconds, self._peak)
+            if share > 1:
+                self._raise_peak(flops / seconds)
+                share = 1.0
         return {
             "tokens": tokens,
             "supervised_tokens": supervised,
@@ -124,6 +122,15 @@ class StepMeter:
             "mfu": share,
             "phases": phase_seconds_since(self._phases),
         }
+
+    def _raise_peak(self, flops: float) -> None:
+        # Other work on the machine had slowed the products down while they were measured.
+        if not self._raised:
+            log.info(
+                "  the peak is %.3g TFLOP/s, not %.3g as measured: a step was faster", flops / 1e12, self._peak / 1e12
+            )
+        self._raised, self._peak = True, flops
+        raise_matmul_rate(flops, self._dtype, self._device)
 
 
 class _PhaseClock(threading.local):
@@ -214,50 +221,6 @@ def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iter
         yield
     finally:
         _phase_clock.mark, _phase_clock.wait = before
-
-
-@cache
-def matmul_peak(device: str, dtype: torch.dtype) -> float:
-    """Measures the most FLOP/s that square matrix products reach here, with torch's current number of threads.
-
-    Takes about a second, once a process. Other work on the machine makes the peak look smaller.
-
-    Args:
-        device: torch's name of it, such as ``cpu`` or ``cuda:0``.
-        dtype: dtype of the factors and the product.
-    """
-    import torch
-
-    kind = torch.device(device).type
-    wait: Callable[[], None] = torch.cuda.synchronize if kind == "cuda" else lambda: None
-
-    def seconds(count: int) -> float:
-        wait()
-        start = time.perf_counter()
-        for _ in range(count):
-            torch.mm(left, right)
-        wait()
-        return time.perf_counter() - start
-
-    best = 0.0
-    end = time.perf_counter() + _PEAK_SECONDS
-    sizes = _MATMUL_SIZES.get(kind, _MATMUL_SIZES["cpu"])
-    for position, size in enumerate(sizes):
-        work = 2.0 * size**3
-        now = time.perf_counter()
-        # On a slow machine a large product alone would take longer than all the time there is.
-        if best and now + 3 * work / best > end:
-            break
-        left = torch.randn(size, size, device=device).to(dtype)
-        right = torch.randn(size, size, device=device).to(dtype)
-        until = now + (end - now) / (len(sizes) - position)
-        seconds(1)  # the first call allocates, and picks a kernel
-        count = max(1, round(_PEAK_BLOCK / seconds(1)))
-        while True:
-            best = max(best, count * work / seconds(count))
-            if time.perf_counter() >= until:
-                break
-    return best
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from posttrain.models.head import map_logits, predicting_states, predicting_states_of_layers
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.loading import load_config, load_tokenizer
 from posttrain.models.packing import Packed, Unit
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.base import ObjectiveInputs, TrainArguments
@@ -333,14 +334,9 @@ def _check_layer(layer: int, depth: int, model: str) -> None:
 
 def _teacher_config(folder: Path, tokenizer: Any) -> Any:
     """The config of a teacher's text model, if it reads what the student reads."""
-    from transformers import AutoConfig, AutoTokenizer
-
     where = "train.distill.teacher"
-    try:
-        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"no teacher: {str(error).splitlines()[0]}", where=where) from None
+    config = load_config(str(folder), f"no teacher ({where})")
+    theirs = load_tokenizer(str(folder), f"no teacher ({where})").get_vocab()
     # The ids themselves: distributions are compared token by token.
     if theirs != tokenizer.get_vocab():
         fix = "take a teacher with the student's tokenizer"

@@ -31,6 +31,7 @@ class LossScale:
         self.config = config
         self.value = config.initial
         self._good = 0  # steps since the scale last changed
+        self._overflows = 0
 
     def overflowed(self, loss: float, norm: float) -> bool:
         """Returns whether the gradients of a step overflowed and its loss did not.
@@ -49,10 +50,12 @@ class LossScale:
         """
         if overflowed:
             self.value, self._good = self.value * self.config.backoff, 0
+            self._overflows += 1
             if self.value < self.config.minimum:
                 raise WorkError(
-                    f"float16 gradients overflow even with the loss scaled by {self.value / self.config.backoff:g}; "
-                    "train with train.precision=bfloat16, or at a lower train.learning_rate"
+                    f"float16 gradients overflowed in {self._overflows} steps, which were skipped, and even with the "
+                    f"loss scaled by {self.value / self.config.backoff:g}; train with train.precision=bfloat16, or at "
+                    "a lower train.learning_rate"
                 )
             return
         self._good += 1
@@ -62,8 +65,9 @@ class LossScale:
 
     def state(self) -> dict[str, Any]:
         """Returns the state as JSON."""
-        return {"value": self.value, "good": self._good}
+        return {"value": self.value, "good": self._good, "overflows": self._overflows}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         self.value, self._good = float(state["value"]), int(state["good"])
+        self._overflows = int(state.get("overflows", 0))  # checkpoints of older versions do not count them

@@ -1,0 +1,73 @@
+"""Sizes the demo to this machine: as many labels and epochs as fit into the minutes that the user has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from posttrain.models.precision import ComputePrecision
+
+ROUNDS = 3
+
+# FLOPs for each word of a message, all products of SmolLM2-135M: forward and backward passes over the message with its
+# system prompt, template and answer; and a forward pass over it and all 28 labels.
+_TRAINED_FLOPS, _SCORED_FLOPS = 2.0e9, 2.0e9
+
+# Share of the measured peak that rows this short reach, and seconds that every run takes: conversion of the model,
+# cleaning, sentence embeddings, writing, the report.
+_MFU, _FIXED_SECONDS = 0.4, 60.0
+
+_TEST_RECORDS = 300
+
+
+@dataclass(frozen=True)
+class DemoSize:
+    """The sizes of a demo.
+
+    Attributes:
+        per_round: Labels a round.
+        epochs: Passes over the training set.
+        pool_sample: Pool records that a round scores.
+        sample: Test records that a round measures on.
+    """
+
+    per_round: int
+    epochs: int
+    pool_sample: int
+    sample: int
+
+    def seconds(self, flops: float, words: float) -> float:
+        """Predicts the seconds of all rounds.
+
+        Args:
+            flops: Measured peak of matrix products, FLOP/s.
+            words: Mean number of words in a message.
+        """
+        # Round n trains on the labels of n rounds, and all but the first score the pool with a trained champion.
+        trained = self.epochs * self.per_round * ROUNDS * (ROUNDS + 1) // 2
+        scored = (ROUNDS - 1) * self.pool_sample + (ROUNDS + 1) * self.sample + _TEST_RECORDS
+        work = words * (trained * _TRAINED_FLOPS + scored * _SCORED_FLOPS)
+        return _FIXED_SECONDS + work / (_MFU * flops)
+
+
+def choose_size(minutes: float, flops: float, words: float) -> DemoSize:
+    """Returns the largest size that fits into the minutes, or the smallest."""
+    sizes = list(_sizes())
+    return next((size for size in sizes if size.seconds(flops, words) <= 60 * minutes), sizes[-1])
+
+
+def measure(precision: ComputePrecision) -> float:
+    """Returns the peak of matrix products on this machine, FLOP/s."""
+    import torch
+
+    from posttrain.models.language_model import DTYPES
+    from posttrain.models.machine_rate import matmul_rate
+
+    return matmul_rate(DTYPES[precision], "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _sizes() -> Iterator[DemoSize]:
+    """Yields sizes, the largest first."""
+    # Fewer epochs before fewer labels: a training ends by itself where it has nothing left to learn.
+    for per_round in (64, 56, 48, 40, 32, 24):
+        for epochs in (6, 5, 4):
+            scored = 5 * per_round
+            yield DemoSize(per_round, epochs, pool_sample=min(300, scored), sample=min(200, 3 * per_round))

@@ -1,0 +1,171 @@
+"""Checks a chat template of unknown origin before it is used: that it ends, and that prompts and answers survive it."""
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.user_cache import user_cache_folder
+
+log = logging.getLogger("posttrain")
+
+_VERSION = 1
+
+_PROBE = Path(__file__).with_name("template_probe.py")
+
+# A template renders in a millisecond. Seconds of the processor, as those of the clock depend on what else runs.
+_CPU_SECONDS, _CLOCK_SECONDS = 3, 30
+_BYTES = 2**29
+_CHARACTERS = 500_000
+_MAX_TEMPLATE = 1_000_000
+
+_FIX = "correct the model's chat_template"
+
+# Plain words: a template may trim, and may treat marks of reasoning in its own way.
+_QUESTIONS = ("Where is the station?", "When does it open?")
+_ANSWERS = ("Behind the park", "At nine today")
+
+
+@dataclass(frozen=True)
+class TemplateAbilities:
+    """The parts of a conversation that a template shows the model.
+
+    Args:
+        system: whether it shows the system message, or refuses conversations that have one.
+        earlier_turns: whether it shows the turns before the last, or refuses such conversations.
+    """
+
+    system: bool = True
+    earlier_turns: bool = True
+
+
+@lru_cache(maxsize=64)
+def template_abilities(template: str, variables: str) -> TemplateAbilities:
+    """Renders a few conversations in a process with limits on time, memory and size, once per template and user.
+
+    Args:
+        template: a Jinja template.
+        variables: JSON of the variables that it is rendered with beside the messages, such as ``bos_token``.
+
+    Raises:
+        UserError: it fails, does not end, shows the model the same for two different prompts, or loses the answer.
+        WorkError: the process cannot be started.
+    """
+    if len(template) > _MAX_TEMPLATE:
+        raise _refusal(f"has {len(template):,} characters")
+    marker = _marker(template, variables)
+    if (abilities := _read_marker(marker)) is None:
+        abilities = _judge(_render(template, variables))
+        _write_marker(marker, abilities)
+    return abilities
+
+
+def one_line(message: object) -> str:
+    """Returns a template's message in one printable line: it may hold anything."""
+    text = " ".join(str(message)[:2000].split())
+    return "".join(character if character.isprintable() else "?" for character in text)[:300]
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _conversations() -> dict[str, list[dict[str, str]]]:
+    """Returns the probe's conversations, in pairs that differ in one turn."""
+    user, assistant = [_turn("user", text) for text in _QUESTIONS], [_turn("assistant", text) for text in _ANSWERS]
+    system = [_turn("system", text) for text in ("Be brief.", "Answer in French.")]
+    return {
+        "prompt": [user[0]],
+        "other prompt": [user[1]],
+        "answer": [user[0], assistant[0]],
+        "other answer": [user[0], assistant[1]],
+        "system": [system[0], user[0]],
+        "other system": [system[1], user[0]],
+        "earlier": [user[0], assistant[0], user[0]],
+        "other earlier": [user[1], assistant[0], user[0]],
+    }
+
+
+def _render(template: str, variables: str) -> dict[str, dict[str, str]]:
+    conversations = _conversations()
+    request = {
+        "template": template,
+        "variables": json.loads(variables),
+        "conversations": [
+            {"messages": turns, "add_generation_prompt": turns[-1]["role"] == "user"}
+            for turns in conversations.values()
+        ],
+        "characters": _CHARACTERS,
+        "seconds": _CPU_SECONDS,
+        "bytes": _BYTES,
+    }
+    # Not with the probe's folder among those of modules: files beside it could have the names of libraries.
+    command = [sys.executable, "-P", str(_PROBE)]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request).encode(), capture_output=True, timeout=_CLOCK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _refusal(f"does not end within {_CLOCK_SECONDS} seconds") from None
+    try:
+        results = json.loads(done.stdout)
+    except ValueError:
+        message = one_line((done.stderr.decode(errors="replace").splitlines() or [""])[-1])
+        # Ended by a signal: the limit on its time, or a stack that overflowed in native code.
+        if done.returncode < 0 or "MemoryError" in message:
+            what = f"takes more than {_CPU_SECONDS} seconds or {_BYTES >> 20} MiB for a short conversation"
+            raise _refusal(what) from None
+        raise WorkError(f"the process that checks chat templates failed ({done.returncode}): {message}") from None
+    return dict(zip(conversations, results, strict=True))
+
+
+def _judge(results: dict[str, dict[str, str]]) -> TemplateAbilities:
+    for name in ("prompt", "other prompt", "answer", "other answer"):
+        if error := results[name].get("error"):
+            raise _refusal(f"cannot be rendered: {one_line(error)}")
+    if results["prompt"] == results["other prompt"]:
+        raise _refusal("shows the model the same text for two different prompts")
+    for name, answer in zip(("answer", "other answer"), _ANSWERS, strict=True):
+        if answer not in results[name]["text"]:
+            raise _refusal("loses the assistant's answer")
+    # Refusing a conversation is the template's right: whoever has such a one is told so.
+    return TemplateAbilities(
+        system="error" in results["system"] or results["system"] != results["other system"],
+        earlier_turns="error" in results["earlier"] or results["earlier"] != results["other earlier"],
+    )
+
+
+def _refusal(what: str) -> UserError:
+    return UserError(f"the model's chat template {what}", where="model", fix=_FIX)
+
+
+def _marker(template: str, variables: str) -> Path | None:
+    key = hashlib.sha256(json.dumps([_VERSION, template, variables]).encode()).hexdigest()
+    folder = user_cache_folder()
+    return folder and folder / "templates" / key
+
+
+def _read_marker(marker: Path | None) -> TemplateAbilities | None:
+    """Returns what an earlier check found; None if there was none, or its file is damaged."""
+    try:
+        values: Any = json.loads(marker.read_bytes()) if marker else None
+        return TemplateAbilities(bool(values["system"]), bool(values["earlier_turns"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_marker(marker: Path | None, abilities: TemplateAbilities) -> None:
+    if marker is None:
+        return
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        values = {"system": abilities.system, "earlier_turns": abilities.earlier_turns}
+        marker.write_text(json.dumps(values), encoding="utf-8")
+    except OSError as error:  # the next process checks again
+        log.debug("the check of the chat template is not kept: %s", error)
