@@ -1,6 +1,7 @@
 """Fixtures of a loop that reads its config again at every run, as the command does."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ def open_loop() -> Iterator[Callable[[Path], OpenLoop]]:
     yield open_root
     for loop in loops:
         loop.store.close()
+
+
+@pytest.fixture
+def copied_loop(finished_copy: Path, open_loop: Callable[[Path], OpenLoop]) -> OpenLoop:
+    """The loop of a copy of the small workspace after two rounds."""
+    return open_loop(finished_copy)
+
+
+@pytest.fixture(scope="session")
+def finished_loop(finished_workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenLoop]:
+    """The loop of the small workspace after two rounds; treat it as read-only."""
+    root = tmp_path_factory.mktemp("finished_loop") / "workspace"
+    loop = OpenLoop(Path(shutil.copytree(finished_workspace, root, symlinks=True)))
+    yield loop
+    loop.store.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,17 @@
 """A curriculum by the champions' scores of the records, and columns of difficulty and weight."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from posttrain.loop.config import load_config
+from posttrain.loop.context import RoundContext
+from posttrain.loop.difficulty import difficulties
 from posttrain.loop.stages import train as training
 from posttrain.store.errors import UserError
 
@@ -46,26 +49,18 @@ def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
     return {inputs[id]: value for id, value in values if inputs[id] in chosen}
 
 
-@pytest.mark.parametrize(("name", "sign"), [("entropy", 1), ("margin", -1), ("confidence", -1)])
-def test_difficulty_is_the_champions_uncertainty(
-    small: Any, open_loop: Open, trainings: list[dict[str, Any]], name: str, sign: int
-) -> None:
-    curriculum = CURRICULUM | {"difficulty": name}
-    loop = open_loop(small(rounds=3, train={"curriculum": curriculum}, label={"when_refused": "keep"}))
+def test_difficulty_is_the_champions_uncertainty(small: Any, open_loop: Open, trainings: list[dict[str, Any]]) -> None:
+    train = {"curriculum": CURRICULUM | {"difficulty": "margin"}}
+    loop = open_loop(small(rounds=3, train=train, label={"when_refused": "keep"}))
     loop.run()
     assert trainings[0] == {"values": {}, "curriculum": "none"}, "no champion scores records before the first training"
     for number, entry in enumerate(trainings[1:], 2):
         scores = {
-            id: sign * value for round in range(2, number + 1) for id, value in scores_of(loop, round, name).items()
+            id: -value for round in range(2, number + 1) for id, value in scores_of(loop, round, "margin").items()
         }
         assert len(scores) == 12 * (number - 1)
         assert entry["curriculum"] == "fixed"
         assert entry["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **scores}
-    entropies = scores_of(loop, 2, "entropy")
-    difficulties = [trainings[1]["values"][id] for id in entropies]
-    assert np.argmax(difficulties) == np.argmax(list(entropies.values())), (
-        "for every score, difficulty grows with uncertainty"
-    )
     rounds = loop.metadata.rounds()
     inputs = loop.metadata.runs(stage="train")[-1].inputs
     assert {role: id for role, id in inputs.items() if role[-1] in "23"} == {
@@ -73,11 +68,29 @@ def test_difficulty_is_the_champions_uncertainty(
     }
 
 
-def test_a_loop_that_stops_after_each_stage_ends_the_same(small: Any, open_loop: Open) -> None:
-    changes = {"train": {"curriculum": CURRICULUM | {"difficulty": "least_confidence"}}}
-    whole, stepwise = open_loop(small("whole", **changes)), open_loop(small("stepwise", **changes))
+@pytest.mark.parametrize(("name", "sign"), [("entropy", 1), ("margin", -1), ("confidence", -1)])
+def test_for_every_score_difficulty_grows_with_uncertainty(small: Any, copied_loop: Any, name: str, sign: int) -> None:
+    small.configure(copied_loop.root, train={"curriculum": CURRICULUM | {"difficulty": name}})
+    context = RoundContext(copied_loop.store, load_config(copied_loop.root), 3, in_round=False)
+    records = context.dataset(copied_loop.metadata.rounds()[2].detail["dataset"]).records
+    _, values, _ = difficulties(context, records)
+    assert values is not None
+    result = dict(zip(records["input_id"].to_pylist(), values.tolist(), strict=True))
+    scores, entropies = (scores_of(copied_loop, 2, column) for column in (name, "entropy"))
+    assert {id: result[id] for id in scores} == {id: sign * value for id, value in scores.items()}
+    assert max(scores, key=result.__getitem__) == max(entropies, key=entropies.__getitem__)
+
+
+def test_a_loop_that_stops_after_each_stage_ends_the_same(
+    small: Any, finished_copy: Path, open_loop: Open, tmp_path: Path
+) -> None:
+    small.configure(finished_copy, rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "least_confidence"}})
+    whole, stepwise = (
+        open_loop(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True)),
+        open_loop(finished_copy),
+    )
     whole.run()
-    for until in ("score", "select", "label", "dataset", "train", "decide", "deploy") * 2:
+    for until in ("score", "select", "label", "dataset", "train", "decide", "deploy"):
         stepwise.run(until=until)
     stepwise.run()
     assert [entry.candidate for entry in stepwise.metadata.rounds()] == [
@@ -89,14 +102,13 @@ def test_a_loop_that_stops_after_each_stage_ends_the_same(small: Any, open_loop:
 
 
 def test_lost_scores_count_as_unscored(
-    small: Any, open_loop: Open, trainings: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    small: Any, copied_loop: Any, open_loop: Open, trainings: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = small(rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}}, label={"when_refused": "keep"})
-    loop = open_loop(root)
-    loop.run(2)
+    loop = copied_loop
+    small.configure(loop.root, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}})
     scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"])
     (scores / "scores.parquet").unlink()
-    open_loop(root).run(3)
+    open_loop(loop.root).run(3, until="train")
     assert "the records that round 2 chose count as unscored" in caplog.text
     scored = {id for id, value in trainings[-1]["values"].items() if math.isfinite(value)}
     assert scored == set(loop.labelled_inputs(3))

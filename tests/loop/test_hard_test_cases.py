@@ -45,18 +45,14 @@ def test_a_round_compares_the_champion_with_the_previous_champion(small: Callabl
         assert len(np.load(folder / HARD_CASES)) == len(cases)
 
 
-@pytest.mark.slow
-def test_by_default_no_other_model_is_evaluated(small: Callable[..., Path]) -> None:
-    root = small()
-    config = load_config(root)
-    with Workspace.create(root) as store:
-        Loop(store, config).run()
-        detail = store.metadata.round(2).detail  # type: ignore[union-attr]
-        [score_run] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
-        assert not {"previous", "other"} & set(score_run.inputs)
-        cases = json.loads((store.artifacts.path(detail["scores"]) / CASES).read_text(encoding="utf-8"))
-        now = predictions_by_id(store, score_run.inputs["evaluation"])
-        assert {case["id"] for case in cases} == {id for id, row in now.items() if row["score"] < 1}
+def test_by_default_no_other_model_is_evaluated(finished_loop: Any) -> None:
+    store = finished_loop.store
+    detail = store.metadata.round(2).detail
+    [score_run] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
+    assert not {"previous", "other"} & set(score_run.inputs)
+    cases = json.loads((store.artifacts.path(detail["scores"]) / CASES).read_text(encoding="utf-8"))
+    now = predictions_by_id(store, score_run.inputs["evaluation"])
+    assert {case["id"] for case in cases} == {id for id, row in now.items() if row["score"] < 1}
 
 
 def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.store.errors import UserError, WorkError
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.stage_runner import run_stage
 from posttrain.store.workspace import Workspace
 
@@ -58,6 +60,17 @@ def test_a_promotion_is_recorded_and_changes_the_champion(store: Workspace, mode
     assert champion_name(store) == B
 
 
+def test_a_model_that_is_not_finite_cannot_be_promoted(store: Workspace) -> None:
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        save_file({"a": torch.ones(2), "b": torch.tensor([1.0, torch.nan])}, out / "model.safetensors")
+        return {}
+
+    broken = run_stage(store, "x", 1, kind="model", inputs={}, config={}, seed=0, round=None, work=work)
+    with pytest.raises(UserError, match="tensor b holds NaN or infinite numbers"):
+        ModelRegistry(store).promote(broken.id, round=None)
+    assert ModelRegistry(store).champion is None
+
+
 def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) -> None:
     registry = ModelRegistry(store)
     other = run_stage(
@@ -88,24 +101,30 @@ def test_the_error_about_a_damaged_champion_suggests_a_rollback(store: Workspace
     ("steps", "champion"),
     [
         ("abc<", "b"),
-        ("abc<<", "a"),
+        ("abc<<", "b"),  # typed twice is once
+        ("abc<A", "a"),
+        ("abc<A<", "a"),
+        ("abc<AB<", "b"),
         ("abc<c<", "b"),
         ("ab<c<", "a"),
-        ("abc<<c<", "a"),
+        ("abcA<b<", "a"),
+        ("abcA<AA", "a"),
         ("aba<", "b"),
-        ("abab<<", "b"),
-        ("abab<<<", "a"),
         ("aab<", "a"),
         ("ab<b<", "a"),
+        ("abB<", "a"),  # the champion itself is no change, so that the promotion is still the last one
     ],
 )
-def test_rolling_back_undoes_promotions_one_by_one(
+def test_a_rollback_undoes_the_last_promotion_once(
     store: Workspace, model: dict[str, str], steps: str, champion: str
 ) -> None:
+    """``<`` is a rollback, a capital one to that model, a small letter a promotion."""
     registry = ModelRegistry(store)
     for step in steps:
         if step == "<":
             registry.rollback("bad")
+        elif step.isupper():
+            registry.rollback("bad", to=model[step.lower()])
         else:
             registry.promote(model[step], round=None)
     assert champion_name(store) == champion
@@ -113,18 +132,56 @@ def test_rolling_back_undoes_promotions_one_by_one(
     assert registry.champion.action == "rollback"
 
 
-@pytest.mark.parametrize("steps", ["", "a", "ab<", "abc<<"])
+@pytest.mark.parametrize("steps", ["", "a"])
 def test_a_rollback_without_an_earlier_champion_is_refused(store: Workspace, model: dict[str, str], steps: str) -> None:
     registry = ModelRegistry(store)
     for step in steps:
-        if step == "<":
-            registry.rollback()
-        else:
-            registry.promote(model[step], round=None)
+        registry.promote(model[step], round=None)
     before = store.metadata.deployments()
     with pytest.raises(UserError, match="no earlier champion"):
         registry.rollback()
     assert store.metadata.deployments() == before
+
+
+def test_a_rollback_to_a_model_that_never_was_champion_is_refused(store: Workspace, model: dict[str, str]) -> None:
+    registry = ModelRegistry(store)
+    registry.promote(model[A], round=0)
+    with pytest.raises(UserError, match=f"`{model[C]}` was never the champion; posttrain models promote {model[C]}"):
+        registry.rollback(to=model[C])
+
+
+@pytest.mark.parametrize(
+    ("steps", "earlier"),
+    [("", ""), ("a", ""), ("abc", "ba"), ("aba", "b"), ("abcA", ""), ("abcB", "a"), ("abcAC", "a"), ("abcAb", "a")],
+)
+def test_the_earlier_champions_are_those_that_no_rollback_removed(
+    store: Workspace, model: dict[str, str], steps: str, earlier: str
+) -> None:
+    registry = ModelRegistry(store)
+    for step in steps:
+        if step.isupper():
+            registry.rollback(to=model[step.lower()])
+        else:
+            registry.promote(model[step], round=None)
+    assert registry.earlier_champions() == [model[name] for name in earlier]
+
+
+@pytest.mark.parametrize("steps", ["<", "c"])
+def test_a_damaged_model_does_not_become_the_champion(store: Workspace, model: dict[str, str], steps: str) -> None:
+    registry = ModelRegistry(store)
+    for name in "ab":
+        registry.promote(model[name], round=None)
+    for name in "ac":
+        damaged = store.artifacts.path(model[name]) / "name"
+        damaged.chmod(0o644)
+        damaged.write_text("flipped")
+    before = store.metadata.deployments()
+    with Workspace.open(store.root) as later:
+        registry = ModelRegistry(later)
+        with pytest.raises(DamagedArtifactError):
+            registry.rollback() if steps == "<" else registry.promote(model[C], round=None)
+    assert store.metadata.deployments() == before
+    assert champion_name(store) == B
 
 
 def test_settle_after_a_kill_between_the_row_and_the_link(

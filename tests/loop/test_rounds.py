@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.store.errors import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed")]
+pytestmark = pytest.mark.slow
 
 ROUND = ["score", "select", "label", "dataset", "train", "evaluate", "latency", "decide"]
 BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "dataset", "evaluate", "latency"]
@@ -21,10 +21,7 @@ def expected_stages(rounds: int) -> list[str]:
     return [f"0 {stage}" for stage in BASELINE] + later_stages
 
 
-def without_times(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if not name.startswith("latency")}
-
-
+@pytest.mark.usefixtures("timed")
 def test_two_rounds_run_all_stages_and_grow_the_training_set(small: Any, open_loop: Open) -> None:
     loop = open_loop(small())
     assert loop.run() is None
@@ -49,78 +46,69 @@ def test_two_rounds_run_all_stages_and_grow_the_training_set(small: Any, open_lo
     ]
 
 
-def test_a_second_run_does_nothing(small: Any, open_loop: Open) -> None:
-    root = small()
-    loop = open_loop(root)
-    loop.run()
+def test_a_second_run_does_nothing(copied_loop: Any, open_loop: Open) -> None:
+    loop = copied_loop
     before = loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()
     assert loop.run() is None
-    assert open_loop(root).run() is None
+    assert open_loop(loop.root).run() is None
     assert (loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()) == before
 
 
-def test_more_rounds_resume_after_the_last(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(rounds=1))
-    loop.run(0)
-    assert loop.stages() == expected_stages(0)
-    loop.run()
-    assert loop.stages() == expected_stages(1)
-    loop.run(2)
-    assert loop.stages() == expected_stages(2)
-    loop.run(1)
-    assert loop.stages() == expected_stages(2)
+def test_more_rounds_resume_after_the_last(copied_loop: Any) -> None:
+    before = copied_loop.stages()
+    copied_loop.run(1)
+    assert copied_loop.stages() == before
+    copied_loop.run(3)
+    assert copied_loop.stages(after=len(before)) == [f"3 {stage}" for stage in ROUND if stage != "latency"]
 
 
 def test_the_same_config_gives_the_same_models_and_labels_in_any_folder(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first, second, other = (
-        open_loop(small("first")),
-        open_loop(small("another/folder")),
-        open_loop(small("third", seed=18)),
-    )
-    first.run()
+    first, second, other = finished_loop, open_loop(small("another/folder")), open_loop(small("third", seed=18))
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "tiny").mkdir(parents=True)  # a folder with the model's name changes nothing
     (elsewhere / "tiny" / "x").write_text("x")
     monkeypatch.chdir(elsewhere)
     second.run(1)
     second.run()
-    other.run()
-    assert first.champion == second.champion != other.champion
+    other.run(until="deploy")
+    other.run(until="deploy")
+    other.run(until="label")
+    assert first.champion == second.champion
+    assert first.metadata.rounds()[1].candidate != other.metadata.rounds()[1].candidate
     assert first.labelled_inputs(2) == second.labelled_inputs(2) != other.labelled_inputs(2)
     for row, same_row in zip(first.metadata.rounds(), second.metadata.rounds(), strict=True):
-        assert without_times(row.detail["metrics"]) == without_times(same_row.detail["metrics"])
+        assert row.detail["metrics"] == same_row.detail["metrics"]
         assert row.candidate == same_row.candidate
-    timing_kinds = ("latency", "decision")
-    ids = [{row.id for row in loop.metadata.artifacts() if row.kind not in timing_kinds} for loop in (first, second)]
+    # A decision names the durations of the hook.
+    ids = [{row.id for row in loop.metadata.artifacts() if row.kind != "decision"} for loop in (first, second)]
     assert ids[0] == ids[1]
 
 
-def test_a_changed_config_affects_only_the_open_round(small: Any, open_loop: Open) -> None:
-    root = small()
-    loop = open_loop(root)
-    loop.run(1)
-    loop.run(2, until="evaluate")
+def test_a_changed_config_affects_only_the_open_round(small: Any, copied_loop: Any) -> None:
+    loop = copied_loop
+    loop.run(3, until="evaluate")
     stages_before = loop.stages()
-    first, old_candidate = loop.metadata.rounds()[1], loop.metadata.runs(stage="train")[-1].output
-    small.configure(root, train={"epochs": 3}, label={"per_round": 9, "when_refused": "keep"})
-    loop.run()
-    assert loop.metadata.rounds()[1] == first
-    assert loop.stages(after=len(stages_before)) == [f"2 {stage}" for stage in ROUND[1:]]
-    second = loop.metadata.rounds()[2]
-    assert second.detail["labels"] == 21
-    assert second.candidate != old_candidate
+    second, old_candidate = loop.metadata.rounds()[2], loop.metadata.runs(stage="train")[-1].output
+    small.configure(loop.root, train={"epochs": 3}, label={"per_round": 9, "when_refused": "keep"})
+    loop.run(3)
+    assert loop.metadata.rounds()[2] == second
+    assert loop.stages(after=len(stages_before)) == [f"3 {stage}" for stage in ROUND[1:] if stage != "latency"]
+    third = loop.metadata.rounds()[3]
+    assert third.detail["labels"] == 33
+    assert third.candidate != old_candidate
     # Back to the old config: its finished work is reused.
-    small.configure(root)
+    small.configure(loop.root)
     before = len(loop.stages())
-    loop.run(3, until="train")
-    assert loop.stages(after=before) == [f"3 {stage}" for stage in ROUND[:5]]
+    loop.run(4, until="train")
+    assert loop.stages(after=before) == [f"4 {stage}" for stage in ROUND[:5]]
 
 
-@pytest.mark.parametrize(
-    ("until", "rounds_done", "last"),
-    [
+@pytest.mark.usefixtures("timed")
+def test_a_run_stops_after_a_stage_and_the_next_run_resumes(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small())
+    for until, rounds_done, last in (
         ("collect", 0, "0 collect labelled"),
         ("evaluate", 0, "0 latency"),
         ("deploy", 1, "0 latency"),
@@ -129,25 +117,19 @@ def test_a_changed_config_affects_only_the_open_round(small: Any, open_loop: Ope
         ("label", 1, "1 label"),
         ("dataset", 1, "1 dataset"),
         ("train", 1, "1 train"),
+        ("evaluate", 1, "1 latency"),
         ("decide", 1, "1 decide"),
-    ],
-)
-def test_a_run_stops_after_a_stage_and_the_next_run_resumes(
-    small: Any, open_loop: Open, until: str, rounds_done: int, last: str
-) -> None:
-    loop = open_loop(small(rounds=1))
-    assert loop.run(until=until) is None
-    assert loop.stages()[-1] == last
-    assert sum(entry.status == "done" for entry in loop.metadata.rounds()) == rounds_done
-    assert loop.run() is None
+        ("deploy", 2, "1 decide"),
+    ):
+        assert loop.run(until=until) is None
+        assert loop.stages()[-1] == last
+        assert [entry.status for entry in loop.metadata.rounds()].count("done") == rounds_done
     assert loop.stages() == expected_stages(1)
-
-
-def test_until_deploy_stops_after_each_round(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small())
-    for rounds_done in (1, 2, 3, 3):
+    # From one stage into the next round, and past the last round.
+    for rounds_done in (3, 3):
         loop.run(until="deploy")
         assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * rounds_done
+    assert loop.stages() == expected_stages(2)
 
 
 def test_an_unknown_stage_is_refused(small: Any, open_loop: Open) -> None:
@@ -155,11 +137,10 @@ def test_an_unknown_stage_is_refused(small: Any, open_loop: Open) -> None:
         open_loop(small()).run(until="trian")
 
 
-def test_transformers_loads_the_champion(small: Any, open_loop: Open) -> None:
+def test_transformers_loads_the_champion(finished_loop: Any) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loop = open_loop(small(rounds=1))
-    loop.run()
+    loop = finished_loop
     tokenizer = AutoTokenizer.from_pretrained(loop.store.champion_path, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(loop.store.champion_path, local_files_only=True)
     assert loop.store.champion_path.resolve().name == loop.champion
@@ -173,8 +154,12 @@ def test_transformers_loads_the_champion(small: Any, open_loop: Open) -> None:
 
 
 def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_loop: Open) -> None:
-    root = small(evaluate={"suites": {"test": {"sample": 8}}, "latency": {"prompts": 0}})
+    sampled = {"suites": {"test": {"sample": 8}}, "latency": {"prompts": 0}}
+    root = small(rounds=1, evaluate={**sampled, "final": False})
     loop = open_loop(root)
+    loop.run()
+    assert loop.status["final"] is None, "it is switched off"
+    small.configure(root, rounds=1, evaluate=sampled)
     loop.run()
 
     def prediction_count(evaluation: str) -> int:
@@ -209,7 +194,7 @@ def test_metrics_of_the_first_suite_have_no_prefix(small: Any, open_loop: Open) 
     loop.run(0)
     before = loop.metadata.rounds()[0].detail["metrics"]
     small.configure(root, rounds=1, evaluate={"suites": {"two": exact, "one": likelihood}, "latency": {"prompts": 0}})
-    loop.run(1)
+    loop.run(1, until="evaluate")
     assert next(iter(before)) == "accuracy"
     evaluations = loop.metadata.runs(stage="evaluate", status="done")
     metrics = [loop.metadata.artifact(run.output).meta["metrics"] for run in evaluations]
@@ -217,26 +202,18 @@ def test_metrics_of_the_first_suite_have_no_prefix(small: Any, open_loop: Open) 
     assert all("two.accuracy" not in result and "one.accuracy" in result for result in metrics[1:])
 
 
-def test_the_final_evaluation_can_be_switched_off(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(rounds=1, evaluate={"suites": {"test": {"sample": 8}}, "final": False}))
-    loop.run()
-    assert loop.status["final"] is None
-
-
-def test_the_next_round_reads_a_new_pool_file(small: Any, open_loop: Open) -> None:
-    root = small()
-    loop = open_loop(root)
-    loop.run(1)
-    small.write(root / "data" / "pool" / "more.csv", small.rows()[80:120], ["text"])
-    loop.run(2)
-    pool = loop.metadata.rounds()[2].detail["pool"]
-    assert pool != loop.metadata.rounds()[1].detail["pool"]
+def test_the_next_round_reads_a_new_pool_file(small: Any, copied_loop: Any) -> None:
+    loop = copied_loop
+    small.write(loop.root / "data" / "pool" / "more.csv", small.rows()[80:120], ["text"])
+    loop.run(3)
+    pool = loop.metadata.rounds()[3].detail["pool"]
+    assert pool != loop.metadata.rounds()[2].detail["pool"]
     assert loop.metadata.artifact(pool).meta["counts"]["records"] == 100
     assert [f"{artifact_name.name}@v{artifact_name.version}" for artifact_name in loop.metadata.names("pool")] == [
         "pool@v1",
         "pool@v2",
     ]
-    assert loop.metadata.artifact(loop.metadata.rounds()[2].detail["scores"]).meta["pool"] == 88
+    assert loop.metadata.artifact(loop.metadata.rounds()[3].detail["scores"]).meta["pool"] == 76
 
 
 def test_training_uses_labelled_files_from_round_one(small: Any, open_loop: Open) -> None:
@@ -251,30 +228,30 @@ def test_training_uses_labelled_files_from_round_one(small: Any, open_loop: Open
 
 
 def test_the_loop_waits_for_new_records_once_all_are_labelled(small: Any, open_loop: Open) -> None:
-    root = small(rounds=3, label={"per_round": 50})
+    root = small(rounds=3)
+    small.write(root / "pool.csv", small.rows()[:18], ["text"])
     loop = open_loop(root)
     waits = loop.run()
     assert waits == "new inputs: every record of the pool is labelled (posttrain data add FILE)"
-    assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 50, 60, None]
+    assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 12, 18, None]
     assert loop.status["waiting"] == waits
     assert loop.run() == waits
     small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
     assert loop.run() is None
-    assert loop.metadata.rounds()[3].detail["labels"] == 70
+    assert loop.metadata.rounds()[3].detail["labels"] == 28
     assert loop.status["waiting"] is None
 
 
+@pytest.mark.usefixtures("timed")
 def test_an_interrupted_round_resumes_at_its_stage(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception after each stage, like a kill: no finished work is repeated."""
     from posttrain.loop.context import RoundContext
     from posttrain.loop.stage import Stage
     from posttrain.store.artifacts import Artifact
 
-    reference = open_loop(small("reference", rounds=1))
-    reference.run()
-    loop = open_loop(small("broken", rounds=1))
+    loop = open_loop(small(rounds=1))
     run = RoundContext.run
     interrupted: set[str] = set()
 
@@ -296,19 +273,17 @@ def test_an_interrupted_round_resumes_at_its_stage(
     # Round 1 reuses its data and its base model.
     assert interruptions == len(interrupted) == len(expected_stages(1)) + 4
     assert loop.stages() == expected_stages(1)
-    assert loop.champion == reference.champion
-    assert loop.labelled_inputs(1) == reference.labelled_inputs(1)
+    assert loop.champion == finished_loop.metadata.rounds()[1].candidate
+    assert loop.labelled_inputs(1) == finished_loop.labelled_inputs(1)
 
 
 def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed round still compares with the champion that it has replaced."""
     from posttrain.loop.model_registry import ModelRegistry
 
-    reference = open_loop(small("reference", rounds=1))
-    reference.run()
-    loop = open_loop(small("broken", rounds=1))
+    loop = open_loop(small(rounds=1))
     promote = ModelRegistry.promote
 
     def promote_then_die(self: ModelRegistry, model_id: str, *, round: int | None, **options: Any) -> Any:
@@ -324,22 +299,23 @@ def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
     assert loop.metadata.round(1).status == "open"
     loop.run()
     assert [deployment.action for deployment in loop.metadata.deployments()] == ["baseline", "promote"]
-    decisions = [item.metadata.rounds()[1].decision for item in (loop, reference)]
+    decisions = [item.metadata.rounds()[1].decision for item in (loop, finished_loop)]
     assert decisions[0]["intervals"] == decisions[1]["intervals"]
-    assert without_times(decisions[0]["metrics"]["champion"]) == without_times(decisions[1]["metrics"]["champion"])
-    assert loop.champion == reference.champion
+    assert decisions[0]["metrics"]["champion"] == decisions[1]["metrics"]["champion"]
+    assert loop.champion == finished_loop.metadata.rounds()[1].candidate
 
 
 @pytest.mark.parametrize("method", ["lora", "champion"])
-def test_training_starts_from_the_base_model_or_the_champion(small: Any, open_loop: Open, method: str) -> None:
+def test_training_starts_from_the_base_model_or_the_champion(small: Any, copied_loop: Any, method: str) -> None:
+    loop = copied_loop
     train = {"method": "lora", "lora": {"rank": 4}} if method == "lora" else {"start": "champion"}
-    loop = open_loop(small(train=train))
-    loop.run()
-    rounds = loop.metadata.rounds()
-    (run,) = [run for run in loop.metadata.runs(stage="train") if run.round == 2]
-    assert run.inputs["source"] == rounds[0 if method == "lora" else 1].candidate
+    small.configure(loop.root, train=train)
+    loop.run(3, until="train")
+    (run,) = [run for run in loop.metadata.runs(stage="train") if run.round == 3]
+    assert run.inputs["source"] == loop.metadata.rounds()[0 if method == "lora" else 2].candidate
 
 
+@pytest.mark.usefixtures("timed")
 def test_plain_text_is_scored_by_perplexity(small: Any, open_loop: Open) -> None:
     root = small(
         task={"labels": None},

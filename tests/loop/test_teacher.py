@@ -32,7 +32,7 @@ def test_a_teacher_is_identified_by_its_content(
     write_tiny_model(root / "teacher", seed=3)
     monkeypatch.chdir(tmp_path)  # the path is relative to the workspace, not to the working directory
     loop = open_loop(root)
-    loop.run()
+    loop.run(until="train")
     first = last_training(loop)
     teacher = loop.metadata.artifact(first.inputs["teacher"])
     assert teacher.kind == "teacher"
@@ -44,7 +44,7 @@ def test_a_teacher_is_identified_by_its_content(
         other = small(name, rounds=1, train=settings("./sub/folder" if seed == 3 else "teacher"))
         write_tiny_model(other / ("sub/folder" if seed == 3 else "teacher"), seed=seed)
         other_loop = open_loop(other)
-        other_loop.run()
+        other_loop.run(until="train")
         return str(last_training(other_loop).key)
 
     assert training_key("same", 3) == first.key
@@ -60,7 +60,7 @@ def test_another_teacher_at_the_same_path_starts_another_training(small: Any, op
     first = last_training(loop)
     shutil.rmtree(root / "teacher")
     write_tiny_model(root / "teacher", seed=4)
-    loop.run()
+    loop.run(until="train")
     assert last_training(loop).inputs["teacher"] != first.inputs["teacher"]
     assert last_training(loop).key != first.key
 

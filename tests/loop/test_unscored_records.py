@@ -1,5 +1,6 @@
 """A pool of which the champion scores only a sample."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,22 @@ Open = Callable[[Path], Any]
 SELECT = {"pool_sample": 15, "strategy": "facility_location", "options": {"by": "entropy"}, "explore": 0.25}
 
 
+@pytest.fixture(scope="module")
+def sampled_workspace(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace after two rounds in which the champion scored a sample."""
+    root: Path = small_anywhere(tmp_path_factory.mktemp("sampled"))(select=SELECT)
+    loop = loop_class(root)
+    loop.run()
+    loop.store.close()
+    return root
+
+
+@pytest.fixture
+def sampled_loop(sampled_workspace: Path, open_loop: Open, tmp_path: Path) -> Any:
+    """The loop of a copy of `sampled_workspace`."""
+    return open_loop(shutil.copytree(sampled_workspace, tmp_path / "sampled", symlinks=True))
+
+
 def selection_of(loop: Any, round: int) -> Path:
     """The folder of a round's selection."""
     result: Path = loop.store.artifacts.path(loop.metadata.rounds()[round].detail["selection"])
@@ -34,9 +51,8 @@ def scores_and_batch(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[
     return scores.get(detail["scores"]).meta, scores.path(detail["scores"]), batch
 
 
-def test_the_champion_scores_a_sample_and_the_batch_is_chosen_from_all(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(select=SELECT))
-    loop.run()
+def test_the_champion_scores_a_sample_and_the_batch_is_chosen_from_all(sampled_loop: Any) -> None:
+    loop = sampled_loop
     cold, _, _ = scores_and_batch(loop, 1)
     assert (cold["sampled"], cold["pool"], cold["unasked"]) == (60, 60, 0)
     warm, folder, batch = scores_and_batch(loop, 2)
@@ -66,18 +82,17 @@ def test_the_champion_scores_a_sample_and_the_batch_is_chosen_from_all(small: An
 
 
 def test_a_curriculum_uses_the_champions_scores_of_the_whole_batch(
-    small: Any, open_loop: Open, caplog: pytest.LogCaptureFixture
+    small: Any, sampled_loop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     curriculum = {"name": "fixed", "duration": 0.5, "start": 0.5, "difficulty": "entropy"}
-    loop = open_loop(small(select=SELECT, train={"curriculum": curriculum}))
-    loop.run()
-    assert "12 of 24 records have the score `entropy`" in caplog.text
+    small.configure(sampled_loop.root, select=SELECT, train={"curriculum": curriculum})
+    sampled_loop.run(3, until="train")
+    assert "24 of 36 records have the score `entropy`" in caplog.text
 
 
-def test_the_report_shows_how_many_records_were_scored(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(select=SELECT))
-    loop.run()
+def test_the_report_shows_how_many_records_were_scored(sampled_loop: Any) -> None:
+    loop = sampled_loop
     cold, warm = read_selections(loop.store)
     assert (cold.scored, cold.embedded, cold.pool) == (0, 60, 60)
     assert (warm.scored, warm.embedded, warm.pool) == (15, 48, 48)
@@ -92,9 +107,8 @@ def test_the_report_shows_how_many_records_were_scored(small: Any, open_loop: Op
     ]
 
 
-def test_the_rounds_of_a_record_show_whether_it_was_scored(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(select=SELECT))
-    loop.run()
+def test_the_rounds_of_a_record_show_whether_it_was_scored(sampled_loop: Any) -> None:
+    loop = sampled_loop
     _, folder, batch = scores_and_batch(loop, 2)
     context = RoundContext(loop.store, load_config(loop.root), 3, in_round=False)
     pool = context.dataset(loop.metadata.rounds()[2].detail["asked"]).records
@@ -111,7 +125,8 @@ def test_the_rounds_of_a_record_show_whether_it_was_scored(small: Any, open_loop
 
 def test_with_pool_embedded_zero_only_the_sample_is_embedded(small: Any, open_loop: Open) -> None:
     loop = open_loop(small(select={**SELECT, "pool_embedded": 0}))
-    loop.run()
+    loop.run(1)
+    loop.run(until="select")
     for round, pool_size in ((1, 60), (2, 48)):
         meta, folder, _ = scores_and_batch(loop, round)
         assert (meta["sampled"], meta["pool"], meta["unasked"]) == (15, pool_size, 0)
@@ -119,8 +134,10 @@ def test_with_pool_embedded_zero_only_the_sample_is_embedded(small: Any, open_lo
 
 
 def test_a_sample_is_scored_for_written_answers_too(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(select={**SELECT, "explore": 0}, task={"labels": None}, label={"per_round": 6}))
-    loop.run()
+    task = {"labels": None, "max_new_tokens": 4}
+    loop = open_loop(small(select={**SELECT, "explore": 0}, task=task, label={"per_round": 6}))
+    loop.run(1)
+    loop.run(until="select")
     meta, folder, batch = scores_and_batch(loop, 2)
     scored_ids = set(parquet.read_table(folder / "scores.parquet")["id"].to_pylist())
     assert meta["unasked"] > 0

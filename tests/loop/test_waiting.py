@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,27 @@ from posttrain.loop.config import load_config
 from posttrain.loop.stages.label import export_batch, import_batch, label_reports
 from posttrain.store.errors import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed")]
+pytestmark = pytest.mark.slow
 
 Open = Callable[[Path], Any]
+WAITS = "labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
 SAMPLED = {"suites": {"test": {"sample": 10}}, "latency": {"prompts": 0}}
+
+
+@pytest.fixture(scope="module")
+def waiting_workspace(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace whose first round waits for people to fill a file."""
+    root: Path = small_anywhere(tmp_path_factory.mktemp("waiting"))(rounds=1, label={"annotator": "file"})
+    loop = loop_class(root)
+    assert loop.run() == WAITS
+    loop.store.close()
+    return root
+
+
+@pytest.fixture
+def waiting_loop(waiting_workspace: Path, open_loop: Open, tmp_path: Path) -> Any:
+    """The loop of a copy of `waiting_workspace`."""
+    return open_loop(shutil.copytree(waiting_workspace, tmp_path / "workspace", symlinks=True))
 
 
 @pytest.fixture
@@ -35,13 +53,10 @@ def fill(small: Any) -> Callable[..., Path]:
     return fill_labels
 
 
-def test_a_round_resumes_once_its_label_file_is_filled(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
-    root = small(rounds=1, label={"annotator": "file"})
-    loop = open_loop(root)
+def test_a_round_resumes_once_its_label_file_is_filled(waiting_loop: Any, fill: Callable[..., Path]) -> None:
+    loop, root = waiting_loop, waiting_loop.root
     batch = root / "labels" / "round-1.csv"
-    waits = "labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
-    assert loop.run() == waits
-    assert loop.status["waiting"] == waits
+    assert loop.status["waiting"] == WAITS
     assert loop.status["rounds"][1]["status"] == "waiting"
     assert "0 of 12 are filled in labels/round-1.csv" in loop.run()
     fill(batch, count=5)
@@ -50,7 +65,7 @@ def test_a_round_resumes_once_its_label_file_is_filled(small: Any, open_loop: Op
     stages_before = len(loop.stages())
     assert loop.run() is None
     assert loop.stages(after=stages_before) == [
-        f"1 {name}" for name in ("label", "dataset", "train", "evaluate", "latency", "decide")
+        f"1 {name}" for name in ("label", "dataset", "train", "evaluate", "decide")
     ]
     assert loop.status["waiting"] is None
     (report,) = label_reports(loop.store)
@@ -58,11 +73,11 @@ def test_a_round_resumes_once_its_label_file_is_filled(small: Any, open_loop: Op
 
 
 def test_a_batch_is_exported_and_its_labels_are_imported(
-    small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
+    small: Any, waiting_loop: Any, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
-    root = small(rounds=2, label={"annotator": "file"})
-    loop, config = open_loop(root), load_config(root)
-    loop.run()
+    loop, root = waiting_loop, waiting_loop.root
+    small.configure(root, rounds=2, label={"annotator": "file"})
+    config = load_config(root)
     out = tmp_path / "batch.csv"
     assert export_batch(loop.store, config, out) == 12
     assert out.read_bytes() == (root / "labels" / "round-1.csv").read_bytes()
@@ -85,23 +100,21 @@ def test_a_batch_is_exported_and_its_labels_are_imported(
         import_batch(loop.store, config, out)
 
 
-def test_export_and_import_need_a_waiting_round(small: Any, open_loop: Open, tmp_path: Path) -> None:
-    root = small(rounds=1)
-    loop, config = open_loop(root), load_config(root)
-    for _ in range(2):
+def test_export_and_import_need_a_waiting_round(
+    small: Any, open_loop: Open, finished_copy: Path, tmp_path: Path
+) -> None:
+    for root in (small(), finished_copy):
+        loop, config = open_loop(root), load_config(root)
         with pytest.raises(UserError, match="no round waits for labels"):
             export_batch(loop.store, config, tmp_path / "batch.csv")
         with pytest.raises(UserError, match="no round waits for labels"):
             import_batch(loop.store, config, tmp_path / "batch.csv")
-        loop.run()
 
 
 def test_an_import_replaces_a_filled_file_with_a_wrong_label(
-    small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
+    waiting_loop: Any, fill: Callable[..., Path], tmp_path: Path
 ) -> None:
-    root = small(rounds=1, label={"annotator": "file"})
-    loop = open_loop(root)
-    loop.run()
+    loop, root = waiting_loop, waiting_loop.root
     batch = root / "labels" / "round-1.csv"
     right = fill(batch, tmp_path / "right.csv")
     batch.write_text(right.read_text().replace(",card", ",crad", 1))
@@ -113,11 +126,9 @@ def test_an_import_replaces_a_filled_file_with_a_wrong_label(
 
 
 def test_a_resumed_round_no_longer_waits(
-    small: Any, open_loop: Open, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    waiting_loop: Any, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = small(rounds=1, label={"annotator": "file"})
-    loop = open_loop(root)
-    loop.run()
+    loop, root = waiting_loop, waiting_loop.root
     fill(root / "labels" / "round-1.csv")
     waiting_during_training = []
 
@@ -131,10 +142,8 @@ def test_a_resumed_round_no_longer_waits(
     assert waiting_during_training == [None]
 
 
-def test_an_exported_batch_does_not_change(small: Any, open_loop: Open, fill: Callable[..., Path]) -> None:
-    root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
-    loop = open_loop(root)
-    loop.run()
+def test_an_exported_batch_does_not_change(small: Any, waiting_loop: Any, fill: Callable[..., Path]) -> None:
+    loop, root = waiting_loop, waiting_loop.root
     batch = root / "labels" / "round-1.csv"
     batch_before = batch.read_text()
     small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
@@ -153,12 +162,8 @@ def test_an_exported_batch_does_not_change(small: Any, open_loop: Open, fill: Ca
     assert loop.status["rounds"][1]["labels"] == 12
 
 
-def test_a_failed_round_reports_what_it_waits_for(
-    small: Any, open_loop: Open, fill: Callable[..., Path], tmp_path: Path
-) -> None:
-    root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
-    loop = open_loop(root)
-    loop.run()
+def test_a_failed_round_reports_what_it_waits_for(waiting_loop: Any, fill: Callable[..., Path], tmp_path: Path) -> None:
+    loop, root = waiting_loop, waiting_loop.root
     batch = root / "labels" / "round-1.csv"
     right = fill(batch, tmp_path / "right.csv")
     batch.write_text(right.read_text().replace(",card", ",crad", 1))
@@ -207,13 +212,11 @@ def test_a_trigger_waits_for_new_records(small: Any, open_loop: Open) -> None:
     assert "waits" not in loop.metadata.rounds()[0].detail or loop.metadata.rounds()[0].detail["waits"] is None
 
 
-def test_an_urgent_run_starts_one_round(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(rounds=3, triggers={"any": ["new_records >= 10", "urgent"]}))
-    loop.run()
-    assert "round 2" in loop.run(urgent=True)
-    assert len(loop.metadata.rounds()) == 2
-    assert "round 3" in loop.run(urgent=True)
-    assert len(loop.metadata.rounds()) == 3
+def test_an_urgent_run_starts_one_round(small: Any, copied_loop: Any) -> None:
+    small.configure(copied_loop.root, rounds=4, triggers={"any": ["new_records >= 10", "urgent"]})
+    copied_loop.run()
+    assert "round 4" in copied_loop.run(urgent=True)
+    assert len(copied_loop.metadata.rounds()) == 4
 
 
 def test_an_urgent_run_needs_a_rule_that_names_it(small: Any, open_loop: Open) -> None:
@@ -242,7 +245,7 @@ def test_a_trigger_measures_days_since_training(small: Any, open_loop: Open, mon
             return cls.fromtimestamp(datetime.datetime.now(tz).timestamp() + 8 * 86400, tz)
 
     monkeypatch.setattr("posttrain.loop.history.datetime", Later)
-    assert loop.run() is None
+    assert loop.run(until="score") is None
     assert len(loop.metadata.rounds()) == 3
 
 
@@ -259,7 +262,7 @@ def test_degradation_is_measured_on_the_current_test_set(small: Any, open_loop: 
         {**row, "label": small.labels[(small.labels.index(row["label"]) + 1) % 4]} for row in small.rows()
     ]
     small.write(root / "test.csv", relabelled_rows[60:80])
-    assert loop.run() is None
+    assert loop.run(until="score") is None
     assert len(loop.metadata.rounds()) == 3
 
 

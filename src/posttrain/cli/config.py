@@ -18,12 +18,14 @@ from posttrain.data.sets.pool_and_test import input_digests
 from posttrain.data.steps.step import DataStep
 from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.data.versions.recipe import step_values
-from posttrain.loop.config import Config, load_config, read_yaml
+from posttrain.loop.config import Config, load_config
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.suites import check_suite_files
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.secrets import mask_values
+from posttrain.store.yaml_files import read_yaml
 
 app = typer.Typer(name="config", help="Show, search or check posttrain.yaml.", no_args_is_help=True)
 
@@ -34,13 +36,14 @@ def show(
     defaults: Annotated[bool, typer.Option("--defaults", help="Print all keys with defaults, as YAML.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the config as the file has it, or every key with its default."""
+    """Print the config as the file has it, without its passwords and keys; or every key with its default."""
     if defaults:
         typer.echo(reference(Config))
         return
     # Checked with everything that it names, but printed as the file has it: labels in a file stay a file.
     load_config(workspace)
-    values = Config.read(read_yaml(workspace / CONFIG_FILE), CONFIG_FILE).model_dump(mode="json")
+    config = Config.read(read_yaml(workspace / CONFIG_FILE), CONFIG_FILE)
+    values = mask_values(config.model_dump(mode="json"))
     if json:
         print_json(values)
     else:

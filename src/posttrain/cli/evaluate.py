@@ -30,6 +30,8 @@ def evaluate(
         row = store.metadata.artifact(id)
         if row is None or row.kind != "model":
             raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
+        # Before the evaluation is looked up: a finished one says nothing of files that were damaged since.
+        store.artifacts.path(id)
         check_suite_files(config, workspace)
         with store.lock():
             # Outside of rounds: a measurement by hand counts as no round's time, but the next round finds its result.

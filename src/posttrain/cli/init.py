@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.output import print_line
-from posttrain.loop.config import Config, read_yaml
+from posttrain.loop.config import Config
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.workspace import Workspace
+from posttrain.store.yaml_files import read_yaml
 
 
 def init(

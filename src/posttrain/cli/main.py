@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import ClassVar
 
 import typer
@@ -10,8 +11,18 @@ from typer.exceptions import TyperException
 
 from posttrain import __version__
 from posttrain.cli.output import error_console, setup_logging
+from posttrain.cli.process import (
+    BROKEN_PIPE_CODE,
+    STOP_CODES,
+    discard_output,
+    is_output_refusal,
+    prepare_streams,
+    stop_on_signals,
+)
 from posttrain.cli.verbs import LazyGroup, LazyVerb
-from posttrain.store.errors import UserError, WorkError
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError, shorten, to_line
+from posttrain.store.paths import to_path_mistake
+from posttrain.store.secrets import mask_text
 
 
 class _Verbs(LazyGroup):
@@ -27,6 +38,10 @@ class _Verbs(LazyGroup):
         ),
         "show": LazyVerb("posttrain.cli.show:show", "Show any artifact, run, round or record with its lineage."),
         "report": LazyVerb("posttrain.cli.report:report", "Write one self-contained HTML page that works offline."),
+        "verify": LazyVerb(
+            "posttrain.cli.verify:verify",
+            "Compare everything that is stored with its checksums; rebuild a lost database.",
+        ),
         "serve": LazyVerb(
             "posttrain.cli.serve:serve",
             "Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.",
@@ -61,6 +76,8 @@ app = typer.Typer(
 
 _INTERRUPTED = 130
 
+_MAX_LINE = 5_000  # characters of an error's line; a path alone may have 4,096
+
 
 @app.callback(invoke_without_command=True)
 def _options(
@@ -74,41 +91,79 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits with 0 (done), 1 (the work failed) or 2 (the call or input was wrong)."""
+    """Runs the command line and exits with 0 (done), 1 (the work failed) or 2 (the call or input was wrong).
+
+    A signal that ended it gives 128 and its number, as in shells.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     # No telemetry: nothing leaves the machine unless the user asks for it.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    sys.exit(_run(arguments))
+    prepare_streams()
+    with stop_on_signals():
+        code = _run(arguments)
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
     try:
         # Standalone mode would exit by itself with codes of its own.
         code = int(app(arguments, standalone_mode=False) or 0)
-        if code == _INTERRUPTED:  # typer's exit code for Ctrl-C
-            error_console.print("stopped; the same command resumes from here")
-        return code
+        # Now, and not when the interpreter exits, which would end in a traceback.
+        sys.stdout.flush()
+        return _stopped(code) if code == _INTERRUPTED else code  # typer's exit code for Ctrl-C
     except TyperException as error:
         # The message is empty where help was printed instead.
-        if line := " ".join(error.format_message().split()):
-            error_console.print(f"posttrain: {line}", markup=False, style="red", soft_wrap=True)
+        if line := to_line(error.format_message()):
+            _print_error(f"posttrain: {line}")
         return 2
-    except typer.Abort:
-        return _INTERRUPTED
+    except (typer.Abort, KeyboardInterrupt):
+        return _stopped(_INTERRUPTED)
+    except SystemExit as stop:
+        # typer and rich exit by themselves where nothing reads their output.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _closed_output()
+        code = stop.code if isinstance(stop.code, int) else 1
+        return _stopped(code) if code in STOP_CODES else code
+    except BrokenPipeError:
+        return _closed_output()
     except UserError as error:
         return _fail(error, 2, arguments)
+    except DamagedArtifactError as error:
+        return _fail(error, 1, arguments, after="; posttrain verify lists all damage and what to do")
     except WorkError as error:
         return _fail(error, 1, arguments)
     except Exception as error:  # noqa: BLE001 - the last line of defence turns a defect into one line and a 1
+        if is_output_refusal(error):
+            discard_output()
+            return _fail(WorkError(f"the output cannot be written: {os.strerror(getattr(error, 'errno', 0))}"), 1, [])
+        if mistake := to_path_mistake(error):
+            return _fail(mistake, 2, arguments)
         return _fail(error, 1, arguments, f"{type(error).__name__}: ", "; --debug shows where")
+
+
+def _stopped(code: int) -> int:
+    _print_error("stopped; the same command resumes from here", style=None)
+    return code
+
+
+def _closed_output() -> int:
+    discard_output()
+    _print_error("posttrain: the output was closed before its end")
+    return BROKEN_PIPE_CODE
 
 
 def _fail(error: Exception, code: int, arguments: list[str], before: str = "", after: str = "") -> int:
     # From the arguments, since an error may come before the options are parsed.
     if "--debug" in arguments:
-        traceback.print_exception(error)
+        _print_error(mask_text("".join(traceback.format_exception(error))).rstrip(), style=None)
     else:
         # A user's mistake is one line, however the message was wrapped.
-        line = " ".join(str(error).split())
-        error_console.print(f"posttrain: {before}{line}{after}", markup=False, style="red", soft_wrap=True)
+        line = mask_text(to_line(str(error)[: 2 * _MAX_LINE]))
+        _print_error(f"posttrain: {before}{shorten(line, _MAX_LINE)}{after}")
     return code
+
+
+def _print_error(text: str, style: str | None = "red") -> None:
+    # A standard error that takes nothing leaves the exit code to tell.
+    with suppress(OSError):
+        error_console.print(text, markup=False, highlight=False, style=style, soft_wrap=True)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
+from posttrain.store.secrets import mask_text
+
 # No emoji codes: a path such as `module:Name: message` would show a picture.
 console = Console(emoji=False)
 
@@ -82,6 +84,7 @@ def setup_logging(debug: bool) -> None:
         handler = RichHandler(
             console=error_console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
         )
+    handler.addFilter(_mask_secrets)
     logger = logging.getLogger("posttrain")
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
@@ -90,6 +93,11 @@ def setup_logging(debug: bool) -> None:
     # torchao logs at import which GPU kernels do not load on a CPU, and torch logs deprecations in torchao.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _mask_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = mask_text(record.getMessage()), None
+    return True
 
 
 def record_cells(record: dict[str, Any]) -> list[Any]:

@@ -93,9 +93,10 @@ def train(
         return
     with _track_run(workspace, given_records.version, settings, out):
         summary = train_standalone(out, settings, records, partial(fetch_once, source), fork=fork)
+    skipped = f" ({summary['skipped_steps']} skipped)" if summary.get("skipped_steps") else ""
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
     print_line(
-        f"{summary['steps']} steps, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
+        f"{summary['steps']} steps{skipped}, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
     )
 
 

@@ -6,17 +6,17 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
-import yaml
 
 from posttrain.cli.workspace import CURRENT_FOLDER, open_store, open_version
 from posttrain.data.config import DataConfig
 from posttrain.data.versions.leaks import training_records
 from posttrain.data.versions.version import Version
-from posttrain.loop.config import config_lines, read_config, read_yaml
+from posttrain.loop.config import config_lines, read_config
 from posttrain.loop.suites import measured_on
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import add_module_folder
+from posttrain.store.yaml_files import parse_yaml, read_yaml
 from posttrain.train.api import read_files
 from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.standalone import TrainJobConfig
@@ -71,11 +71,8 @@ def read_settings(
         key, equals, text = change.partition("=")
         if not equals or not key:
             raise UserError(f"`{change}` is no setting", where="--set", fix="key=value, such as train.epochs=3")
-        try:
-            # As YAML: `train.epochs=3` is a number and `train.shuffle=false` a truth value, as in the file.
-            _set_value(values, key, yaml.safe_load(text))
-        except yaml.YAMLError:
-            raise UserError(f"`{text}` cannot be read as a value", where=f"--set {key}") from None
+        # As YAML: `train.epochs=3` is a number and `train.shuffle=false` a truth value, as in the file.
+        _set_value(values, key, parse_yaml(text, f"--set {key}"))
     # The config's own error would name the key train.objective, which the user has not written.
     if options.get("train.objective") is not None:
         objective_spec(options["train.objective"], "--objective")

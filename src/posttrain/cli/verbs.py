@@ -1,11 +1,15 @@
 """Command groups that import a verb's module only when the verb is called, so that help and completion stay fast."""
 
+from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
+
+from posttrain.store.paths import check_path
 
 
 class LazyVerb(NamedTuple):
@@ -46,4 +50,23 @@ class LazyGroup(TyperGroup):
             app.add_typer(target, name=name)
         else:
             app.command(name)(target)
-        return get_group(app).commands[name]
+        return _with_checked_paths(get_group(app).commands[name])
+
+
+def _with_checked_paths(command: Any) -> Any:
+    """Has every path that a verb takes checked before the verb begins: a pipe would hang it, hours into its work."""
+    for inner in getattr(command, "commands", {}).values():
+        _with_checked_paths(inner)
+    verb = command.callback
+    if verb is not None:
+
+        @wraps(verb)
+        def checked(*arguments: Any, **options: Any) -> Any:
+            for value in options.values():
+                for path in value if isinstance(value, list | tuple) else (value,):
+                    if isinstance(path, Path):
+                        check_path(path)
+            return verb(*arguments, **options)
+
+        command.callback = checked
+    return command

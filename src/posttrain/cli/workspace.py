@@ -1,7 +1,7 @@
 """Opens a workspace, its store or a dataset version for a verb; the options that name them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,18 +89,23 @@ def report_unused_columns(files: "Sequence[DataPath]", root: Path, columns: Mapp
 
 
 @contextmanager
+def store_config(root: Path) -> Iterator[StoreConfig]:
+    """Yields the config of the store in ``root``, which needs no ``posttrain.yaml``; errors name the config's line."""
+    if not (root / CONFIG_FILE).is_file():
+        yield StoreConfig()
+        return
+    from posttrain.loop.config import config_lines, read_config
+
+    with config_lines(root):
+        yield read_config(root).store
+
+
+@contextmanager
 def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
     """Opens the store in ``root``, which needs no ``posttrain.yaml`` for its datasets, and closes it at the end."""
-    # The config decides where the store is; without one it is the folder's own.
-    config = StoreConfig()
-    lines: AbstractContextManager[None] = nullcontext()
-    if (root / CONFIG_FILE).is_file():
-        from posttrain.loop.config import config_lines, read_config
-
-        config, lines = read_config(root).store, config_lines(root)
-    if not write and not (root / ".posttrain" / "format.json").exists():
-        raise UserError("nothing is stored here yet", where=str(root), fix="posttrain data add FILE --name NAME")
-    with lines:
+    with store_config(root) as config:
+        if not write and not (root / ".posttrain" / "format.json").exists():
+            raise UserError("nothing is stored here yet", where=str(root), fix="posttrain data add FILE --name NAME")
         workspace = Workspace.create(root, config) if write else Workspace.open(root, config, write=False)
     with workspace:
         yield workspace

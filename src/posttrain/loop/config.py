@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import Field
 
 from posttrain.data.config import DataConfig
@@ -16,6 +14,7 @@ from posttrain.label.config import LabelConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.triggers import TriggerConfig
+from posttrain.models.precision import Precision
 from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.select.config import SelectConfig
@@ -23,6 +22,7 @@ from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import add_module_folder
 from posttrain.store.section import Section
+from posttrain.store.yaml_files import line_of, read_yaml
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES
 
@@ -35,6 +35,11 @@ class Config(Section):
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     rounds: int = Field(3, ge=1, description="Rounds after round 0.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
+    precision: Precision = Field(
+        "auto",
+        description="Precision that models are trained, scored, evaluated and asked in: bfloat16 or float32; auto: "
+        "the faster one on the machine where the workspace first needs it, for good.",
+    )
     stages: list[str] = Field(
         [], description="Stages of your own, by name or as `package.module:Class`; see docs/extending.md."
     )
@@ -80,31 +85,11 @@ def config_lines(root: Path, file: str = CONFIG_FILE) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        line = _line_of(root / file, error.key or error.where or "")
+        line = line_of(root / file, error.key or error.where or "")
         if line is None or (error.key and error.where != file):
             raise
         where = f"{file}:{line}" if error.key else f"{file}:{line}: {error.where}"
         raise type(error)(error.what, where=where, fix=error.fix) from error.__cause__
-
-
-def _line_of(path: Path, key: str) -> int | None:
-    """Returns the line on which a YAML file sets a key; None if it does not, or cannot be read."""
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    line = None
-    for name in key.split("."):
-        items: list[tuple[Any, Any]] = []
-        if isinstance(node, yaml.MappingNode):
-            items = [item for item in node.value if item[0].value == name]
-        elif isinstance(node, yaml.SequenceNode) and name.isdigit():
-            items = [(item, item) for item in node.value][int(name) :]
-        if not items:
-            return None
-        named, node = items[0]
-        line = named.start_mark.line + 1
-    return line
 
 
 def load_config(root: Path) -> Config:
@@ -139,40 +124,3 @@ def _check_objective(name: str) -> None:
             where="train.objective",
             fix="use posttrain train",
         )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads a YAML file's mapping; a duplicate key is an error, where YAML would take the last.
-
-    Raises:
-        UserError: the file cannot be read, is broken, or holds no mapping; with the line, if there is one.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            values = yaml.load(file, _UniqueKeys)
-    except UnicodeDecodeError:
-        raise UserError("is not UTF-8 text", where=path.name) from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=path.name) from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"broken YAML: {error.problem}", where=f"{path.name}:{line}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"broken YAML: {error}", where=path.name) from None
-    if not isinstance(values, dict):
-        raise UserError("holds no config: expected `key: value` lines", where=path.name)
-    return values
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Rejects keys that stand twice, and keys that are lists or mappings, which no dictionary takes."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is given twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

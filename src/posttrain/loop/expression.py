@@ -14,19 +14,31 @@ Grammar::
 A value that is not a number (a metric that could not be measured, a division by zero) makes what it touches
 unknown, as in Kleene's logic: a comparison with it, and ``not`` of that, are unknown; ``and`` and ``or`` are,
 unless their other side decides alone. A rule that is unknown does not hold.
+
+Rules are limited in length, in terms and in depth, since parsing and evaluation recurse.
 """
 
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 
 # Own grammar instead of `eval`: rules come from a config that may be shared, and must not run code.
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))")
+MAX_CHARACTERS = 2_000
+"""Characters of the longest rule."""
+
+MAX_TERMS = 100
+"""Names and numbers in a rule, at most: a chain of so many operators is evaluated by as many nested calls."""
+
+MAX_DEPTH = 20
+"""Parentheses, ``not`` and minus signs inside each other, at most; each costs up to nine nested calls."""
+
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -91,6 +103,9 @@ class _Parser:
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
         self.names: list[str] = []
+        self.terms = self.depth = 0
+        if len(text) > MAX_CHARACTERS:
+            self.fail(f"has {len(text):,} characters, and a rule has at most {MAX_CHARACTERS:,}")
         self.tokens: list[str | float] = []
         position = 0
         while text[position:].strip():
@@ -103,7 +118,16 @@ class _Parser:
         self.position = 0
 
     def fail(self, what: str) -> NoReturn:
-        raise UserError(f"rule `{self.text}`: {what}", where=self.where)
+        raise UserError(f"rule `{shorten(self.text)}`: {what}", where=self.where)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Counts the depth around a part that may hold another like it."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.fail(f"is nested more than {MAX_DEPTH} deep")
+        yield
+        self.depth -= 1
 
     def peek(self) -> str | float | None:
         return self.tokens[self.position] if self.position < len(self.tokens) else None
@@ -129,8 +153,8 @@ class _Parser:
 
     def negation(self) -> _Node:
         if self.take("not"):
-            inner = self.negation()
-            return _negated(inner)
+            with self.nested():
+                return _negated(self.negation())
         left = self.sum()
         if sign := self.take(*_COMPARISONS):
             return _compared(sign, left, self.sum())
@@ -150,15 +174,20 @@ class _Parser:
 
     def factor(self) -> _Node:
         if self.take("-"):
-            inner = self.factor()
+            with self.nested():
+                inner = self.factor()
             return lambda values: -inner(values)
         if self.take("("):
-            inside = self.disjunction()
+            with self.nested():
+                inside = self.disjunction()
             if not self.take(")"):
                 self.fail("a `)` is missing")
             return inside
         token = self.peek()
         self.position += 1
+        self.terms += 1
+        if self.terms > MAX_TERMS:
+            self.fail(f"has more than {MAX_TERMS} names and numbers")
         if isinstance(token, float):
             return lambda values: token
         if token is None:

@@ -26,7 +26,8 @@ class GateConfig(Section):
     )
     rollback: list[str] = Field(
         [],
-        description="If one holds for the champion, the previous one returns; if for a candidate, it is refused.",
+        description="If one holds for the champion, the newest earlier one for which none holds returns; if for a "
+        "candidate, it is refused.",
     )
     collect_more: list[str] = Field(
         [],
@@ -105,23 +106,36 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
 
     A metric that a model was not measured by counts as not a number, so that a rule with it does not hold.
     """
-    others = {f"champion.{name}": value for name, value in champion.items()}
-    others |= {f"baseline.{name}": value for name, value in baseline.items()}
-    others |= dict(gains)
-    deploy = _evaluate(gate, "deploy", {**candidate, **others})
+    of_candidate = _named(candidate, champion, baseline, gains)
+    of_champion = _named(champion, champion, baseline, gains)
+    deploy = _evaluate(gate, "deploy", of_candidate)
     # A rule for rolling back is about any model in service: a candidate that it would remove at once is not deployed.
-    unfit = _evaluate(gate, "rollback", {**candidate, **others})
+    unfit = _evaluate(gate, "rollback", of_candidate)
     deploys = all(rule.holds for rule in deploy) and not any(rule.holds for rule in unfit)
     if deploys:
         action, rules = "deploy", [*deploy, *unfit]
     else:
-        rollback = _evaluate(gate, "rollback", {**champion, **others})
+        rollback = _evaluate(gate, "rollback", of_champion)
         action = "rollback" if any(rule.holds for rule in rollback) else "refuse"
         rules = [*deploy, *[rule for rule in unfit if rule.holds], *rollback]
-    more = _evaluate(gate, "collect_more", {**(candidate if deploys else champion), **others})
+    more = _evaluate(gate, "collect_more", of_candidate if deploys else of_champion)
     # A rollback restores a model that was replaced before: its successor still has to be trained.
     collect_more = action == "rollback" or not more or any(rule.holds for rule in more)
     return GateDecision(action, collect_more, [*rules, *more])
+
+
+def broken_rules(
+    gate: GateConfig, model: Values, champion: Values, baseline: Values, gains: Values
+) -> list[RuleResult]:
+    """Returns the rules of ``gate.rollback`` by which a model must not be in service; arguments as in `decide`."""
+    return [rule for rule in _evaluate(gate, "rollback", _named(model, champion, baseline, gains)) if rule.holds]
+
+
+def _named(model: Values, champion: Values, baseline: Values, gains: Values) -> dict[str, float]:
+    """Returns the values under their names in rules, those of ``model`` under their bare names."""
+    others = {f"champion.{name}": value for name, value in champion.items()}
+    others |= {f"baseline.{name}": value for name, value in baseline.items()}
+    return {**model, **others, **gains}
 
 
 def _evaluate(gate: GateConfig, section: str, values: Mapping[str, float]) -> list[RuleResult]:

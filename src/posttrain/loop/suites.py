@@ -16,6 +16,7 @@ from posttrain.loop.context import RoundContext
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import load_function
 from posttrain.store.hashing import file_digest
+from posttrain.store.paths import locate_path
 
 
 def other_suites(config: Config) -> list[Suite]:
@@ -31,7 +32,7 @@ def suite_digests(config: Config, root: Path) -> dict[str, str]:
         UserError: a file is missing or cannot be read.
     """
     files = [suite.file for suite in other_suites(config)]
-    return {file: content_digest(root / Path(file).expanduser(), file) for file in files}
+    return {file: content_digest(locate_path(root, file), file) for file in files}
 
 
 def suite_inputs(config: Config, root: Path) -> dict[str, str]:
@@ -82,7 +83,7 @@ def suite_records(context: RoundContext, suite: SuiteConfig, test: str) -> pa.Ta
     """
     if suite.data == "test":
         return context.dataset(test).records
-    path = context.workspace.root / Path(suite.data).expanduser()
+    path = locate_path(context.workspace.root, suite.data)
     return pa.concat_tables(read(path, suite.columns or context.config.data.columns, name=suite.data))
 
 
@@ -102,7 +103,7 @@ def check_suite_files(config: Config, root: Path) -> None:
             load_function(suite.function, f"{where}.function")
         if suite.data == "test":
             continue
-        path = root / Path(suite.data).expanduser()
+        path = locate_path(root, suite.data)
         if not path.exists():
             raise UserError(f"no such file: {suite.data}", where=f"{where}.data", fix="check the path")
         for _ in read(path, suite.columns or config.data.columns, name=suite.data):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import (
@@ -31,6 +30,7 @@ from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, write_atomically
+from posttrain.store.yaml_files import parse_yaml
 
 
 def add(
@@ -132,10 +132,7 @@ def _config_values(root: Path, name: str) -> dict[str, Any]:
 
 def parse_step_option(text: str) -> Any:
     """Parses a step written as YAML: its name, or `minhash: {threshold: 0.8}`."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"`{text}` cannot be read", where="--step", fix="such as 'minhash: {threshold: 0.8}'") from None
+    return parse_yaml(text, "--step")
 
 
 def _relative_to_root(file: str, root: Path) -> str:

@@ -1,0 +1,65 @@
+"""The process around a verb: its standard streams, and the signals that end it."""
+
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+# SIGHUP is missing on Windows.
+_STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+STOP_CODES = {128 + number for number in (signal.SIGINT, *_STOPS)}
+"""Exit codes of a command that a signal stopped, as shells count them: 130, 143, 129."""
+
+BROKEN_PIPE_CODE = 141
+"""Exit code where the reader of the output went away: 128 + SIGPIPE."""
+
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def prepare_streams() -> None:
+    """Makes standard output and error take any character, and exist."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller, as `>&-` does
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            # An ASCII locale has no `→`: escaped is better than an error after the work is done.
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_output_refusal(error: BaseException) -> bool:
+    """Returns True for the error of a standard stream whose disk or device takes no more."""
+    # Errors of files name their file; those of an open stream do not.
+    return isinstance(error, OSError) and error.filename is None and error.errno in _REFUSALS
+
+
+def discard_output() -> None:
+    """Sends what is still to be printed nowhere, as Python would fail again on the rest when it exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Ends the work with ``SystemExit(128 + number)`` on SIGTERM and SIGHUP, so that locks and files are tidied up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    # Python delivers signals to the main thread only. What the caller has ignored, as `nohup` does, stays ignored.
+    listens = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _STOPS if listens and signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

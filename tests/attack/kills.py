@@ -1,0 +1,252 @@
+"""Kills a command with ``kill -9`` at many moments, runs it again, and compares with the command that nobody killed.
+
+``python tests/attack/kills.py [VERB ...] [--count 200] [--seed 0]``
+
+A verb prepares a workspace, names its command, and reads the outcome that must not differ. The process kills itself
+while it executes a line of posttrain: the lines of an uninterrupted run are counted first, and the moments are spread
+over them. So each moment is a moment of the program's own work, and a seed repeats it exactly.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+import posttrain
+
+_PACKAGE = str(Path(posttrain.__file__).parent)
+_SKIPPED = tuple(str(Path(_PACKAGE, name)) for name in ("cli/main.py", "cli/verbs.py", "cli/output.py"))
+
+# Forked from a process that has done the slow imports: starting Python anew would take longer than the verbs.
+_FORKS = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command to kill.
+
+    Attributes:
+        prepare: Fills a new folder with the workspace that the command starts from.
+        command: Arguments of ``posttrain`` for a workspace.
+        compare: Reads the outcome, as a value that equal runs share; raises where the workspace is not sound.
+        modules: Modules that are imported before the process is forked.
+    """
+
+    prepare: Callable[[Path], None]
+    command: Callable[[Path], list[str]]
+    compare: Callable[[Path], Any]
+    modules: Sequence[str] = ("posttrain.cli.main",)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The kills of one verb; ``differences`` has a line for each that did not end as the uninterrupted run."""
+
+    lines: int
+    killed: int
+    finished: int
+    differences: list[str]
+
+
+def attack(verb: Verb, folder: Path, count: int, seed: int = 0) -> Result:
+    """Kills a verb ``count`` times, each in a fresh copy of its workspace; some are killed twice."""
+    _FORKS.set_forkserver_preload(list(verb.modules))
+    template = folder / "template"
+    template.mkdir(parents=True)
+    verb.prepare(template)
+    reference = _copy(template, folder / "reference")
+    lines_file = folder / "lines"
+    assert _run(verb.command(reference), reference, None, lines_file) == 0, _log(reference)
+    lines, expected = int(lines_file.read_text()), verb.compare(reference)
+    draw = random.Random(seed)
+    killed, finished, differences = 0, 0, []
+    for number in range(count):
+        # One moment from each of `count` equal parts, so that few kills cover the whole run too.
+        moment = int((number + draw.random()) / count * lines) + 1
+        moments = [moment] if number % 4 else [moment, draw.randrange(1, lines + 1)]
+        root = _copy(template, folder / "attacked")
+        for at in moments:
+            code = _run(verb.command(root), root, at)
+            killed += code == -signal.SIGKILL
+            finished += code == 0
+        code = _run(verb.command(root), root, None)
+        name = f"killed at line {', '.join(map(str, moments))} of {lines}"
+        if code:
+            differences.append(f"{name}: exit code {code}: {_log(root)[-500:]}")
+        elif (outcome := verb.compare(root)) != expected:
+            differences.append(f"{name}: {outcome} instead of {expected}")
+        shutil.rmtree(root)
+    return Result(lines, killed, finished, differences)
+
+
+def _copy(template: Path, root: Path) -> Path:
+    shutil.copytree(template, root, symlinks=True)
+    return root
+
+
+def _log(root: Path) -> str:
+    return root.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+
+
+def _run(arguments: list[str], root: Path, kill_at: int | None, lines: Path | None = None) -> int | None:
+    """Runs ``posttrain ARGUMENTS`` in a process of its own; returns its exit code, -9 after a kill.
+
+    Args:
+        kill_at: Line of posttrain's work, counted from 1, at which the process kills itself; None: it is left alone.
+        lines: File for the number of lines; None: they are not counted.
+    """
+    process = _FORKS.Process(target=_work, args=(arguments, root.with_suffix(".log"), kill_at, lines))
+    process.start()
+    process.join(600)
+    return process.exitcode
+
+
+def _work(arguments: list[str], log: Path, kill_at: int | None, lines: Path | None) -> None:
+    from posttrain.cli.main import main
+
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    counter = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal counter
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) or name in _SKIPPED:
+            return None
+        if event == "line":
+            counter += 1
+            if counter == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    if kill_at is not None or lines is not None:
+        sys.settrace(trace)
+    try:
+        main(arguments)
+    finally:
+        sys.settrace(None)
+        if lines is not None:
+            lines.write_text(str(counter))
+
+
+# A hook that writes down each call, in the order in which the champion changes.
+_HOOK = 'echo "$POSTTRAIN_ACTION $POSTTRAIN_MODEL $(cat "$POSTTRAIN_CHAMPION/name")" >> calls\n'
+
+
+def prepare_models(root: Path) -> None:
+    """Writes a workspace of three rounds: the base model and two champions; models consist only of their name."""
+    from posttrain.loop.model_registry import ModelRegistry
+    from posttrain.loop.state import RoundState, save_state
+    from posttrain.store.stage_runner import run_stage
+    from posttrain.store.workspace import Workspace
+
+    config = {"model": "tiny", "data": {"pool": ["p.csv"], "test": ["t.csv"]}, "deploy": {"command": "sh hook.sh"}}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (root / "hook.sh").write_text(_HOOK, encoding="utf-8")
+    with Workspace.create(root) as store:
+        for number in range(4):
+
+            def work(out: Path, scratch: Path, name: str = f"model {number}") -> dict[str, Any]:
+                (out / "name").write_text(name)
+                return {}
+
+            inputs: dict[str, str] = {}
+            model = run_stage(
+                store, f"{number}", 1, kind="model", inputs=inputs, config={}, seed=0, round=None, work=work
+            )
+            if number == 3:  # trained by hand, and never in service
+                break
+            store.metadata.open_round(number, None)
+            decision = {"action": "deploy" if number else "baseline"}
+            metrics = {"accuracy": 0.1 + number / 4}
+            save_state(
+                store.metadata,
+                number,
+                RoundState(candidate=model.id, decision=decision, metrics=metrics),
+                status="done",
+            )
+            action = "promote" if number else "baseline"
+            ModelRegistry(store).promote(model.id, round=number, action=action)
+
+
+def registry_outcome(root: Path) -> dict[str, Any]:
+    """Reads the deployments, the model behind the link, and the calls of the hook."""
+    from posttrain.store.workspace import Workspace
+
+    with Workspace.open(root, write=False) as store:
+        rows = [(row.model_id, row.round, row.action, row.reason, row.hook) for row in store.metadata.deployments()]
+        champion = (store.champion_path / "name").read_text()
+        assert store.artifacts.verify(rows[-1][0]) == []
+    calls = (root / "calls").read_text().splitlines()
+    # A hook is called at least once: again if its process was killed before the call was recorded.
+    once = [call for number, call in enumerate(calls) if number == 0 or call != calls[number - 1]]
+    left = sorted(
+        path.name for path in (root / ".posttrain").iterdir() if path.name.startswith(".") or ".new" in path.name
+    )
+    return {"deployments": rows, "champion": champion, "calls": once, "left": left}
+
+
+def _model(root: Path, number: int) -> str:
+    from posttrain.store.workspace import Workspace
+
+    with Workspace.open(root, write=False) as store:
+        names = {
+            (store.artifacts.path(row.id) / "name").read_text(): row.id for row in store.metadata.artifacts("model")
+        }
+    return names[f"model {number}"]
+
+
+_MODEL_VERBS = ("posttrain.cli.main", "posttrain.cli.models", "posttrain.loop.loop")
+
+VERBS: dict[str, Verb] = {
+    "rollback": Verb(
+        prepare_models, lambda root: ["models", "rollback", "-w", str(root)], registry_outcome, _MODEL_VERBS
+    ),
+    "rollback --to": Verb(
+        prepare_models,
+        lambda root: ["models", "rollback", "--to", "round 0", "--yes", "-w", str(root)],
+        registry_outcome,
+        _MODEL_VERBS,
+    ),
+    "promote": Verb(
+        prepare_models,
+        lambda root: ["models", "promote", _model(root, 3), "-w", str(root)],
+        registry_outcome,
+        _MODEL_VERBS,
+    ),
+}
+
+
+def run() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verbs", nargs="*", choices=[*VERBS, []], help="all by default")
+    parser.add_argument("--count", type=int, default=200, help="kills of each verb")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    failed = False
+    for name in arguments.verbs or VERBS:
+        with tempfile.TemporaryDirectory(prefix="posttrain-kills-") as folder:
+            result = attack(VERBS[name], Path(folder), arguments.count, arguments.seed)
+        print(
+            f"{name}: {result.lines:,} lines, {result.killed} kills, {result.finished} ended before theirs, "
+            f"{len(result.differences)} differences"
+        )
+        print(*result.differences[:20], sep="\n", end="\n" if result.differences else "")
+        failed |= bool(result.differences)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(run())
