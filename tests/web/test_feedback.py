@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -18,10 +19,12 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from posttrain.data.feedback.entries import Feedback
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.segment import Segment, sealed_segments
 from posttrain.store.checked_lines import read_lines
-from posttrain.web.feedback import feedback_app, serve
+from posttrain.web.feedback import feedback_app
+from posttrain.web.server import serve
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +39,7 @@ def inbox(tmp_path: Path) -> Iterator[Inbox]:
 
 @pytest.fixture
 def client(inbox: Inbox) -> TestClient:
-    return TestClient(feedback_app(inbox, limit_bytes=2000))
+    return TestClient(feedback_app(inbox, limit_bytes=8000))
 
 
 def stored_ids(folder: Path) -> list[str]:
@@ -82,7 +85,21 @@ def test_corrected_answers_outside_the_label_set_are_refused(inbox: Inbox) -> No
         ({**GOOD, "prompt": [{"role": "usr", "content": "x"}]}, 422, "did you mean `user`?"),
         ({**GOOD, "rating": "great"}, 422, "`rating`: must be up, down or a number"),
         ({**GOOD, "rating": True}, 422, "`rating`: must be up, down or a number"),
-        (json.dumps({**GOOD, "rating": 0}).replace(": 0", ": 1e999").encode(), 422, "cannot be stored"),
+        (
+            json.dumps({**GOOD, "rating": 0}).replace(": 0", ": 1e999").encode(),
+            422,
+            "`rating`: must be at most 1,000,000",
+        ),
+        ({**GOOD, "rating": 10**3999}, 422, "`rating`: must be at most 1,000,000"),
+        ({**GOOD, "rating": -(10**6) - 1}, 422, "`rating`: must be at most 1,000,000"),
+        (json.dumps(GOOD).replace('"up"', "1" * 5000).encode(), 400, "a number has thousands of digits"),
+        (
+            json.dumps({**GOOD, "metadata": {"n": 0}}).replace(": 0", ": 1e999").encode(),
+            422,
+            "`metadata`: holds a number that is too large",
+        ),
+        (json.dumps(GOOD).replace("{", '{"id": "f0", ').encode(), 400, "the key `id` occurs twice"),
+        (b'{"id": "a", "prompt": "p", "metadata": {"a": {"b": 1, "b": 2}}}', 400, "the key `b` occurs twice"),
         ({**GOOD, "rating": None}, 422, "needs a `rating`, a `corrected_answer`, or both"),
         ({**GOOD, "completion": ""}, 422, "needs a `completion`, a `corrected_answer`, or both"),
         ({**GOOD, "id": "two\nlines"}, 422, "`id`: must be one line"),
@@ -90,7 +107,7 @@ def test_corrected_answers_outside_the_label_set_are_refused(inbox: Inbox) -> No
         ({**GOOD, "id": "x" * 201}, 422, "`id`"),
         ({"prompt": "x"}, 422, "`id`"),
         ({**GOOD, "correction": "x"}, 422, "did you mean"),
-        ({**GOOD, "completion": "x" * 2000}, 413, "longer than 2000 bytes"),
+        ({**GOOD, "completion": "x" * 8000}, 413, "longer than 8000 bytes"),
     ],
 )
 def test_invalid_feedback_is_refused_in_one_line(
@@ -101,12 +118,13 @@ def test_invalid_feedback_is_refused_in_one_line(
     assert answer.status_code == status, answer.text
     assert message in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+    assert len(answer.json()["error"]) < 500
     assert stored_ids(inbox.folder) == []
     assert client.post("/v1/feedback", json=GOOD).status_code == 201
 
 
 def test_a_long_body_of_undeclared_length_is_refused(client: TestClient) -> None:
-    chunks = (b"x" * 500 for _ in range(10))
+    chunks = (b"x" * 500 for _ in range(20))
     answer = client.post("/v1/feedback", content=chunks, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
 
@@ -125,6 +143,26 @@ def test_a_wrong_token_is_refused(inbox: Inbox) -> None:
         assert client.get("/v1/status", headers=header).status_code == 401
     assert client.post("/v1/feedback", json=GOOD, headers={"Authorization": "Bearer geheim"}).status_code == 201
     assert client.get("/healthz").status_code == 200
+
+
+def test_the_api_describes_itself(inbox: Inbox) -> None:
+    client = TestClient(feedback_app(inbox, token="geheim"))
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {"/v1/feedback", "/v1/status", "/healthz"}
+    post = document["paths"]["/v1/feedback"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["properties"].keys() == Feedback.model_fields.keys()
+    assert {"201", "400", "401", "409", "413", "415", "422", "503", "507"} <= set(post["responses"])
+    assert post["security"] == [{"HTTPBearer": []}]
+    assert "security" not in document["paths"]["/healthz"]["get"]
+    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404  # pages that would load scripts
+
+
+def test_unknown_paths_and_methods_are_refused_in_one_line(client: TestClient) -> None:
+    assert (client.get("/nowhere").status_code, client.get("/nowhere").json()) == (404, {"error": "not found"})
+    answer = client.get("/v1/feedback")
+    assert (answer.status_code, answer.json()) == (405, {"error": "method not allowed"})
+    assert answer.headers["allow"] == "POST"
 
 
 def test_a_full_disk_gives_507_and_stores_nothing(
@@ -188,7 +226,7 @@ CHUNK = b"8000\r\n" + b"x" * 2**15 + b"\r\n"
 def test_a_too_long_body_is_answered_before_the_connection_ends(tmp_path: Path, header: bytes, body: bytes) -> None:
     process, address, _ = start(tmp_path / "inbox", tmp_path / "log")
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=10) as connection:
-        head = b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(head + header + b"\r\n\r\n" + body)
         time.sleep(0.2)  # a reset would arrive in this time
         answer = b"".join(iter(lambda: connection.recv(2**16), b""))
@@ -243,11 +281,13 @@ def test_repeated_kills_during_concurrent_posts_lose_no_acknowledged_feedback(tm
     assert len(ids) - len(acknowledged) <= 8 * 4  # posts in progress at a kill
 
 
-def test_sigterm_answers_open_requests_and_ends_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_answers_open_requests_and_ends_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     process, address, output = start(tmp_path / "inbox", tmp_path / "log")
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as connection:
         connection.sendall(
-            b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+            b"POST /v1/feedback HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
         )
     acknowledged: list[str] = []
     stopped = threading.Event()
@@ -255,7 +295,7 @@ def test_sigterm_answers_open_requests_and_ends_cleanly(tmp_path: Path) -> None:
         for worker in range(4):
             pool.submit(post_until_failure, address, str(worker), acknowledged, stopped.is_set)
         wait_for(acknowledged, 8)
-        process.terminate()
+        os.kill(process.pid or 0, number)
         process.join(20)
         stopped.set()
     assert process.exitcode == 0

@@ -42,15 +42,24 @@ class ReportedLoop:
         return read_report(self.store, load_config(self.root))
 
 
-@pytest.fixture
-def reported_loop(small: Any) -> Iterator[ReportedLoop]:
+@pytest.fixture(scope="module")
+def reported_workspace(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a deployed first round, a manual rollback, and a refused second round."""
-    root = small(evaluate={"bootstrap": {"level": 0.8}}, **LEARNS)
+    small = small_anywhere(tmp_path_factory.mktemp("reported"))
+    root: Path = small(evaluate={"bootstrap": {"level": 0.8}}, **LEARNS)
     result = ReportedLoop(root)
     result.run(1)
     ModelRegistry(result.store).rollback("found bad in service")
     small.configure(root, evaluate={"bootstrap": {"level": 0.9}}, gate={"deploy": ["accuracy > 2"]}, **LEARNS)
     result.run(2)
+    result.store.close()
+    return root
+
+
+@pytest.fixture
+def reported_loop(reported_workspace: Path, tmp_path: Path) -> Iterator[ReportedLoop]:
+    """The loop of a copy of `reported_workspace`."""
+    result = ReportedLoop(Path(shutil.copytree(reported_workspace, tmp_path / "workspace", symlinks=True)))
     yield result
     result.store.close()
 
@@ -109,13 +118,11 @@ def test_times_add_up_even_if_negative(reported_loop: ReportedLoop) -> None:
     assert reported_loop.report.timings["everything else"] == -timings["model compute"] < 0
 
 
-def test_the_random_baseline_is_drawn_with_its_conclusion(small: Any) -> None:
-    root = small(rounds=1, **LEARNS)
-    loop = ReportedLoop(root)
-    loop.run()
+def test_the_random_baseline_is_drawn_with_its_conclusion(finished_copy: Path) -> None:
+    loop = ReportedLoop(finished_copy)
     assert loop.report.baseline is None
     assert "Against drawing at random" not in render_report(loop.report)
-    baseline = run_random_loop(loop.store, load_config(root))
+    baseline = run_random_loop(loop.store, load_config(loop.root))
     assert baseline is not None
     assert loop.report.baseline == baseline
     page = render_report(loop.report)

@@ -1,19 +1,24 @@
-"""HTTP server of the feedback inbox: ``POST /v1/feedback`` answers once the entry is on disk."""
+"""HTTP app of the feedback inbox: ``POST /v1/feedback`` answers once the entry is on disk."""
 
 import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from posttrain import __version__
 from posttrain.data.feedback.entries import Feedback, unknown_answer
 from posttrain.data.feedback.inbox import Conflict, Full, Inbox
-from posttrain.data.reading.rows import Problem, check_row
+from posttrain.data.reading.json_rows import broken_json_problem, reject_constant, unique_pairs
+from posttrain.data.reading.rows import Problem, check_row, one_line
 from posttrain.store.errors import UserError, WorkError
 
 LIMIT_BYTES = 2**20
@@ -31,6 +36,55 @@ class RequestRejected(Exception):
         self.status, self.line = status, line
 
 
+class Acknowledgement(BaseModel):
+    """The entry ``id`` is on the disk; ``repeated``: it was before."""
+
+    id: str
+    repeated: bool
+
+
+class Refusal(BaseModel):
+    """Says in one line why nothing was taken."""
+
+    error: str
+
+
+class Health(BaseModel):
+    status: Literal["ok", "takes nothing"]
+
+
+class InboxStatus(BaseModel):
+    """Counts entries and sealed segments, and bytes of the open segment."""
+
+    entries: int
+    waiting: int
+    sealed: int
+    open_bytes: int
+    writable: bool
+
+
+class Status(BaseModel):
+    inbox: InboxStatus
+
+
+_REASONS = {
+    400: "The body is no JSON object, or a key occurs twice in it.",
+    401: "The token is missing or wrong.",
+    408: "The request took too long.",
+    409: "Another entry has this id.",
+    413: "The body is too long.",
+    415: "The body is not `application/json`.",
+    421: "The `Host` is not served here.",
+    422: "A field does not fit, or the right answer is not in the label set.",
+    503: "There are too many connections, or nothing is taken until the server is started again.",
+    507: "The disk is full.",
+}
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Refusal, "description": _REASONS[status]} for status in statuses}
+
+
 def feedback_app(
     inbox: Inbox, *, token: str | None = None, labels: Collection[str] = (), limit_bytes: int = LIMIT_BYTES
 ) -> FastAPI:
@@ -39,15 +93,18 @@ def feedback_app(
     ``POST /v1/feedback`` takes a `Feedback` as JSON and answers 201 ``{"id", "repeated"}``; 400 for no JSON, 401 for a
     wrong token, 409 for an id of other content, 413 for too long a body, 415 for another type, 422 for fields that do
     not fit, 507 for a full disk, 503 when nothing can be taken. ``GET /healthz`` says whether feedback is taken;
-    ``GET /v1/status`` counts. A refusal's body is ``{"error": "one line"}``.
+    ``GET /v1/status`` counts; ``GET /openapi.json`` describes them all. A refusal's body is ``{"error": "one line"}``.
 
     Args:
         token: expected after ``Authorization: Bearer``; None to accept every request.
         labels: the closed label set, outside which a right answer is 422; empty for open-ended answers.
         limit_bytes: of a body.
     """
-    # No documentation pages: they would load scripts from a CDN and describe the server to anyone.
-    app = FastAPI(title="posttrain", docs_url=None, redoc_url=None, openapi_url=None)
+    # No documentation pages: they would load scripts from a CDN.
+    app = FastAPI(title="posttrain", version=__version__, docs_url=None, redoc_url=None)
+    schema = Feedback.model_json_schema()
+    # Only describes the token: `_authorise` checks it, before the body is read.
+    bearer = [Depends(HTTPBearer(auto_error=False))] if token is not None else []
 
     @app.exception_handler(RequestRejected)
     async def refused(request: Request, error: RequestRejected) -> JSONResponse:
@@ -55,9 +112,21 @@ def feedback_app(
         headers = {"Connection": "close"} if error.status == 413 else {}
         if error.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse({"error": " ".join(error.line.split())}, error.status, headers)
+        return JSONResponse({"error": one_line(error.line)}, error.status, headers)
 
-    @app.post("/v1/feedback", status_code=201)
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail).lower()}, error.status_code, error.headers)
+
+    @app.post(
+        "/v1/feedback",
+        status_code=201,
+        summary="Takes an entry of feedback; it is on the disk when the answer comes",
+        response_model=Acknowledgement,
+        responses=_refusals(400, 401, 408, 409, 413, 415, 421, 422, 503, 507),
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+        dependencies=bearer,
+    )
     async def post(request: Request) -> JSONResponse:
         _authorise(request, token)
         feedback = _parse_feedback(await _read_body(request, limit_bytes))
@@ -76,13 +145,24 @@ def feedback_app(
             raise RequestRejected(503, str(error)) from None
         return JSONResponse({"id": receipt.id, "repeated": receipt.repeated}, 201)
 
-    @app.get("/healthz")
+    @app.get(
+        "/healthz",
+        summary="Says whether feedback is taken",
+        response_model=Health,
+        responses={503: {"model": Health, "description": "Nothing is taken until the server is started again."}},
+    )
     async def health() -> JSONResponse:
         # Without a token, for load balancers; the counts of /v1/status need one.
         well = inbox.status()["writable"]
         return JSONResponse({"status": "ok" if well else "takes nothing"}, 200 if well else 503)
 
-    @app.get("/v1/status")
+    @app.get(
+        "/v1/status",
+        summary="Counts the entries of the inbox",
+        response_model=Status,
+        responses=_refusals(401, 421),
+        dependencies=bearer,
+    )
     async def status(request: Request) -> JSONResponse:
         _authorise(request, token)
         return JSONResponse({"inbox": inbox.status()})
@@ -139,15 +219,12 @@ async def _drain_body(stream: AsyncIterator[bytes]) -> None:
 
 def _parse_feedback(body: bytes) -> Feedback:
     try:
-        # Python's parser accepts NaN and Infinity, which no other reader of the inbox would.
-        values = json.loads(body.decode(), parse_constant=_reject_constant)
+        values = _DECODER.decode(body.decode())
     except UnicodeError:
         raise RequestRejected(400, "holds bytes or characters that are not UTF-8") from None
     # Deep nesting exhausts the parser's stack: a request must not end the server.
-    except RecursionError:
-        raise RequestRejected(400, "broken JSON: nested too deeply") from None
-    except ValueError as error:
-        raise RequestRejected(400, f"broken JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestRejected(400, broken_json_problem(error, "feedback", 1).message) from None
     if not isinstance(values, dict):
         raise RequestRejected(400, "send one JSON object")
     if isinstance(problem := check_row(values, "feedback", 1), Problem):
@@ -158,47 +235,6 @@ def _parse_feedback(body: bytes) -> Feedback:
         raise RequestRejected(422, str(error)) from None
 
 
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"`{constant}` is not JSON")
-
-
-def serve(app: Any, host: str, port: int, announce: Any) -> None:
-    """Serves an app until SIGTERM or Ctrl-C; finishes requests in progress first.
-
-    Args:
-        port: 0 for any that is free.
-        announce: called with the address once it listens, such as ``http://127.0.0.1:8600``.
-
-    Raises:
-        UserError: the address cannot be listened on.
-    """
-    import signal
-    import socket
-    import threading
-
-    # An optional extra, which only this function needs.
-    import uvicorn
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        # Bound before uvicorn starts, so that port 0 can be announced and a taken port is a user's error.
-        listener = socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        what = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise UserError(what, where="--port", fix="give another port or host") from None
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=10))
-
-    def end(number: int, frame: object) -> None:
-        server.should_exit = True
-
-    # uvicorn raises the signal again after its shutdown; our handler absorbs it, so that the process exits with 0.
-    listens = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)} if listens else {}
-    try:
-        with listener:
-            address = f"[{host}]" if ":" in host else host
-            announce(f"http://{address}:{listener.getsockname()[1]}")
-            server.run(sockets=[listener])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+# Python alone would accept NaN and Infinity, which no other reader of the inbox would, and the last of two values of
+# one key, of which the sender may have meant the first.
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_constant=reject_constant)

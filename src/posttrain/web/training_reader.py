@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.loop.config import read_yaml
 from posttrain.store.errors import UserError
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
+from posttrain.store.yaml_files import read_yaml
 from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import PHASES
 from posttrain.train.monitor.metrics import read_steps

@@ -30,10 +30,23 @@ SECTIONS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def report_file(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(report, path)
+    return path
+
+
 @pytest.fixture
-def loaded(open_in_view: Callable[[Path], Any], report: Report, tmp_path: Path) -> Any:
-    write_report(report, tmp_path / "report.html")
-    return open_in_view(tmp_path / "report.html")
+def loaded(open_in_view: Callable[[Path], Any], report_file: Path) -> Any:
+    """The page in every view."""
+    return open_in_view(report_file)
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Any], report_file: Path) -> Any:
+    """The page in one view, for what is the same in all."""
+    return open_page(report_file, 1100).page
 
 
 def test_the_report_page_is_sound(loaded: Any) -> None:
@@ -57,17 +70,17 @@ def test_charts_are_legible(loaded: Any) -> None:
     assert scale > 0.95
 
 
-def test_the_page_shows_the_headline_and_the_refused_round(loaded: Any) -> None:
-    headline = loaded.page.locator("#headline").inner_text()
+def test_the_page_shows_the_headline_and_the_refused_round(page: Any) -> None:
+    headline = page.locator("#headline").inner_text()
     for text in ("85.3%", "+74.0", "348", "1 refused"):
         assert text in headline
-    decisions = loaded.page.locator("#decisions")
+    decisions = page.locator("#decisions")
     assert "0.641 >= 0.763 * 1.02 = 0.778" in decisions.inner_text()
     assert decisions.locator(".failed:visible").count() == 1
 
 
-def test_each_rounds_training_can_be_opened(loaded: Any) -> None:
-    rounds = loaded.page.locator("#training .rounds > details")
+def test_each_rounds_training_can_be_opened(page: Any) -> None:
+    rounds = page.locator("#training .rounds > details")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [False, False, False, True]
     assert "Round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
@@ -76,8 +89,8 @@ def test_each_rounds_training_can_be_opened(loaded: Any) -> None:
     assert rounds.first.locator("svg.chart:visible").count() == 11
 
 
-def test_each_rounds_selection_can_be_opened(loaded: Any) -> None:
-    section = loaded.page.locator("#selection")
+def test_each_rounds_selection_can_be_opened(page: Any) -> None:
+    section = page.locator("#selection")
     rounds = section.locator(".rounds > details")
     assert rounds.count() == 4
     assert [entry.get_attribute("open") is not None for entry in rounds.all()] == [True, False, False, False]

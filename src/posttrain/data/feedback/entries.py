@@ -8,13 +8,17 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.data.reading.conversion import shape_of
 from posttrain.data.reading.messages import InvalidRecord
-from posttrain.data.reading.rows import unknown_label_problem
+from posttrain.data.reading.rows import Problem, check_row, unknown_label_problem
+from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 from posttrain.store.section import Section
 from posttrain.store.text_files import normalise_text
 
 Kind = Literal["labelled", "preferences", "pool"]
 KINDS: tuple[Kind, ...] = ("labelled", "preferences", "pool")
+
+MAX_RATING = 1_000_000
+"""The largest rating; far beyond it, an integer is no number of any other reader."""
 
 
 class Feedback(Section):
@@ -23,7 +27,9 @@ class Feedback(Section):
     id: str = Field(min_length=1, max_length=200, description="Chosen by the sender; a repeated entry adds nothing.")
     prompt: str | list[dict[str, Any]] = Field(description="The prompt: text, or turns with role and content.")
     completion: str | None = Field(None, description="The model's answer.")
-    rating: Literal["up", "down"] | int | float | None = Field(None, description="up, down, or a number.")
+    rating: Literal["up", "down"] | int | float | None = Field(
+        None, description="up, down, or a number of at most a million."
+    )
     corrected_answer: str | None = Field(None, description="The right answer.")
     metadata: dict[str, Any] = Field({}, description="Further facts, such as the model and the time.")
 
@@ -47,7 +53,26 @@ class Feedback(Section):
         number = isinstance(rating, int | float) and not isinstance(rating, bool)
         if rating not in ("up", "down", None) and not number:
             raise ValueError("must be up, down or a number")
+        # The comparison is false for NaN, and exact for integers that no float can hold.
+        if number and not -MAX_RATING <= rating <= MAX_RATING:  # type: ignore[operator]
+            raise ValueError(f"must be at most {MAX_RATING:,} and at least -{MAX_RATING:,}")
         return rating
+
+    @field_validator("*")
+    @classmethod
+    def _integers_fit(cls, value: Any) -> Any:
+        # Instead of the limit of a config: metadata may hold times in milliseconds.
+        return value
+
+    @field_validator("prompt", "metadata")
+    @classmethod
+    def _numbers_are_finite(cls, value: Any) -> Any:
+        try:
+            # A JSON number may be one that Python reads as infinite, and JSON cannot hold it again.
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError("holds a number that is too large") from None
+        return value
 
     @model_validator(mode="after")
     def _it_makes_a_record(self) -> Self:
@@ -65,6 +90,20 @@ class Feedback(Section):
     def content(self) -> str:
         """Digest that distinguishes the same feedback, sent again, from other feedback under its id."""
         return digest(self.model_dump(mode="json"))
+
+
+def read_entry(entry: Mapping[str, Any]) -> Feedback:
+    """Checks an entry as the inbox holds it: ``received``, when it was acknowledged, and ``feedback``.
+
+    Raises:
+        UserError: it is no such entry, whatever its checksum says.
+    """
+    feedback = entry.get("feedback")
+    if not isinstance(entry.get("received"), str) or not isinstance(feedback, dict):
+        raise UserError("an entry has `received`, a time, and `feedback`, an object")
+    if isinstance(problem := check_row(feedback, "feedback", 1), Problem):
+        raise UserError(problem.message)
+    return Feedback.read(feedback, "feedback")
 
 
 class Ratings(Section):

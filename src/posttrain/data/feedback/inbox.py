@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from posttrain.data.feedback.entries import Feedback
+from posttrain.data.feedback.entries import Feedback, read_entry
 from posttrain.data.feedback.segment import Segment, open_segment_path, seal_stale_segments, sealed_segments
 from posttrain.store.checked_lines import encode_line, read_lines
 from posttrain.store.database import utc_now
@@ -166,8 +166,13 @@ class Inbox(AbstractContextManager["Inbox"]):
         lines = read_lines(path.read_bytes())
         for number in lines.damaged:
             log.warning("%s:%d: does not match its checksum; ignoring the line", path, number)
-        for value in lines.values:
-            feedback = Feedback.model_validate(value["feedback"])
+        for number, value in zip(lines.numbers, lines.values, strict=True):
+            try:
+                feedback = read_entry(value)
+            except UserError as error:
+                # One line, from an older release or a stranger's hand, must not keep all others out.
+                log.warning("%s:%d: is no feedback (%s); ignoring the line", path, number, error)
+                continue
             self._known[_id_digest(feedback.id)] = _content_digest(feedback.content())
 
     def _write_all(self) -> None:

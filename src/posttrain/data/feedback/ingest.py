@@ -5,17 +5,18 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from posttrain.data.feedback.entries import KINDS, Kind, Ratings, feedback_row
+from posttrain.data.feedback.entries import KINDS, Kind, Ratings, feedback_row, read_entry
 from posttrain.data.feedback.inbox import seal_inbox
 from posttrain.data.feedback.segment import sealed_segments
 from posttrain.data.reading.conversion import RecordConverter
 from posttrain.data.reading.reader import read
-from posttrain.data.reading.rows import Problem, Row, shorten, unknown_label_problem
+from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
 from posttrain.store.checked_lines import read_lines
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.files import make_folder, write_atomically
 
 log = logging.getLogger("posttrain")
@@ -29,7 +30,8 @@ class FeedbackBatch:
         number: of the segment.
         files: by kind: ``labelled`` (prompt, completion), ``preferences`` (prompt, chosen, rejected), ``pool``
             (prompt). The same segment always gives the same names and bytes, so adding it again changes nothing.
-        counts: records by kind, and ``damaged`` for lines that do not match their checksum.
+        counts: records by kind, ``damaged`` for lines that do not match their checksum, and ``invalid``, if there are
+            any, for lines that match it but are no feedback.
     """
 
     number: int
@@ -37,7 +39,7 @@ class FeedbackBatch:
     counts: Mapping[str, int]
     mark: Path
 
-    def rejected(self, kind: Kind) -> Path:
+    def rejected(self, kind: Kind | Literal["invalid"]) -> Path:
         """File for unusable entries, each with its reason."""
         return self.mark.parent.parent / "rejected" / f"feedback-{self.mark.stem}-{kind}.jsonl"
 
@@ -75,10 +77,17 @@ def ingest(folder: Path, ratings: Ratings = Ratings()) -> list[FeedbackBatch]:  
 
 
 def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> FeedbackBatch:
-    lines = read_lines(segment.read_bytes())
+    raw = segment.read_bytes()
+    lines = read_lines(raw)
     rows: dict[Kind, list[dict[str, Any]]] = {}
+    invalid: dict[int, str] = {}
     unclear = 0
-    for value in lines.values:
+    for line, value in zip(lines.numbers, lines.values, strict=True):
+        try:
+            read_entry(value)
+        except UserError as error:
+            invalid[line] = str(error)
+            continue
         kind, row = feedback_row(value["feedback"], value["received"], ratings)
         rows.setdefault(kind, []).append(row)
         rating = value["feedback"].get("rating")
@@ -98,7 +107,18 @@ def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> F
             write_atomically(files[kind], text.encode())
     counts: dict[str, int] = {kind: len(kind_rows) for kind, kind_rows in rows.items()}
     counts["damaged"] = len(lines.damaged)
-    return FeedbackBatch(int(segment.stem), files, counts, mark)
+    batch = FeedbackBatch(int(segment.stem), files, counts, mark)
+    if invalid:
+        counts["invalid"] = len(invalid)
+        rejected = batch.rejected("invalid")
+        make_folder(rejected.parent)
+        # As text: what made the entry invalid might make the file unreadable.
+        texts = [line.decode(errors="replace") for line in raw.split(b"\n")]
+        entries = [{"line": line, "reason": reason, "entry": texts[line - 1]} for line, reason in invalid.items()]
+        _write_jsonl(rejected, entries)
+        details = (segment, len(invalid), rejected, *next(iter(invalid.items())))
+        log.warning("%s: %d lines are no feedback and are set aside in %s; the first, line %d: %s", *details)
+    return batch
 
 
 def export_batch(

@@ -21,10 +21,10 @@ from posttrain.data.reading.messages import (
     convert_text,
 )
 from posttrain.data.reading.request_log import LOG_COLUMNS, parse_request_log
-from posttrain.data.reading.rows import MAX_COLUMNS, Problem, Row, join_names, parse_json, shorten
+from posttrain.data.reading.rows import MAX_COLUMNS, Problem, Row, join_names, parse_json
 from posttrain.data.records.identity import content_ids, image_name
 from posttrain.data.records.schema import records
-from posttrain.store.errors import closest_match, suggest
+from posttrain.store.errors import closest_match, shorten, suggest
 
 Record = dict[str, Any]
 

@@ -4,7 +4,6 @@ import glob
 import gzip
 import hashlib
 import io
-import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ import pyarrow as pa
 from posttrain.data.reading.rows import BadFile, Problem
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.hashing import file_digest
+from posttrain.store.paths import check_path, locate_path, path_problem
 
 COMPRESSIONS = (".gz", ".zst")
 
@@ -83,8 +83,19 @@ def to_data_path(name: str | DataPath) -> DataPath:
 
 
 def locate_file(root: Path, name: str) -> DataPath:
-    """Resolves a file's name against ``root``; URLs stay."""
-    return to_data_path(name) if "://" in name else root / Path(name).expanduser()
+    """Resolves a file's name against ``root``; URLs stay.
+
+    Raises:
+        UserError: it is a pipe, a device, or a folder without data.
+    """
+    if "://" in name:
+        return to_data_path(name)
+    path = locate_path(root, name)
+    # Before its files are hashed: a folder such as `~` or `/` holds millions.
+    if path.is_dir() and not _is_data_folder(path) and not any(path.glob("*.arrow")):
+        fix = "name a file, or a folder that `datasets` has saved"
+        raise UserError("the folder holds no .arrow files", where=name, fix=fix)
+    return path
 
 
 def file_format(path: DataPath) -> str:
@@ -155,6 +166,7 @@ def _is_glob(name: str) -> bool:
 
 def _expand_local(name: str, root: Path) -> list[DataPath]:
     path = root / name
+    check_path(path, name)
     # The name of a file may hold `[` or `*` itself.
     if not _is_glob(name) or path.exists():
         return [path]
@@ -186,19 +198,13 @@ def access_problem(path: DataPath, name: str) -> Problem | None:
     """Returns the problem of a file that cannot be opened, or None."""
     if isinstance(path, Url):
         return None
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
+    if problem := path_problem(path):
+        return Problem(name, None, *problem)
+    if not path.exists():
         if path.is_symlink():
             fix = "mend the link, or name the file itself"
             return Problem(name, None, "missing file", "is a link to a file that is not there", fix)
         return Problem(name, None, "missing file", "there is no such file", "check the path")
-    except (OSError, ValueError) as error:
-        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        return Problem(name, None, "unreadable file", message)
-    # Checked before opening: to open a pipe without a writer blocks forever.
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        return Problem(name, None, "not a file", "is a pipe, a socket or a device, not a file", "save it to a file")
     return None
 
 
@@ -287,6 +293,7 @@ def content_digest(path: DataPath, name: str) -> str:
     if not isinstance(path, Path):
         with remote_errors(path, name), path.files().open(path.url, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    check_path(path, name)
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     total = hashlib.sha256()
     try:

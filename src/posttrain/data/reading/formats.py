@@ -28,9 +28,8 @@ from posttrain.data.reading.rows import (
     is_utf16,
     join_names,
     not_utf8_problem,
-    shorten,
 )
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.text_files import read_delimited
 
 BATCH_ROWS = 1024

@@ -3,6 +3,7 @@
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -23,8 +24,8 @@ from posttrain.data.reading.rows import (
     is_utf16,
     not_utf8_problem,
     nul_problem,
-    shorten,
 )
+from posttrain.store.errors import shorten
 
 
 def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
@@ -69,7 +70,7 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
                 )
                 return
             else:
-                yield _broken_json_problem(error, name, line)
+                yield broken_json_problem(error, name, line)
             continue
         if line == 1 and type(value) is list:
             yield Problem(
@@ -124,7 +125,7 @@ def _array_rows(raw: bytes, name: str) -> Rows:
             value, end = _DECODER.raw_decode(text, position)
             repeated = _repeated_key(text[position:end], value)
         except (ValueError, RecursionError) as error:
-            yield _broken_json_problem(error, name, getattr(error, "lineno", line))
+            yield broken_json_problem(error, name, getattr(error, "lineno", line))
             return
         yield _repeated_key_problem(repeated, name, line) if repeated else check_row(value, name, line)
         position = end
@@ -137,29 +138,38 @@ def _array_rows(raw: bytes, name: str) -> Rows:
             return
 
 
-def _reject_constant(constant: str) -> NoReturn:
-    # Python would accept NaN and Infinity, which are no JSON and which no other reader takes.
+def reject_constant(constant: str) -> NoReturn:
+    """Refuses NaN and Infinity, as the ``parse_constant`` of a decoder: no other reader of JSON accepts them."""
     raise ValueError(f"`{constant}` is not JSON")
 
 
-_DECODER: Any = json.JSONDecoder(parse_constant=_reject_constant)
+_DECODER: Any = json.JSONDecoder(parse_constant=reject_constant)
 _ARRAY_FIX = "a file that holds one JSON array is named .json"
 
 
-class _RepeatedKey(ValueError):
-    """Raised for a key that occurs twice in one object; its only argument is the key."""
+class RepeatedKey(ValueError):
+    """Raised for a key that occurs twice in one object."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key `{shorten(key)}` occurs twice in one object")
+        self.key = key
 
 
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds an object from its pairs, as the ``object_pairs_hook`` of a decoder.
+
+    Raises:
+        RepeatedKey: a key occurs twice; Python's decoder would silently drop its first value.
+    """
     values = dict(pairs)
     if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _RepeatedKey(next(key for index, key in enumerate(keys) if key in keys[:index]))
+        # Counted: to compare each key with all before it would take minutes for an object of a megabyte.
+        raise RepeatedKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return values
 
 
 _KEY_ENDS = re.compile(r'"[ \t\r\n]*:')
-_STRICT_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs)
+_STRICT_DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs)
 
 
 def _repeated_key(text: str, value: Any) -> str | None:
@@ -173,8 +183,8 @@ def _repeated_key(text: str, value: Any) -> str | None:
         return None
     try:
         _STRICT_DECODER.decode(text)
-    except _RepeatedKey as repeated:
-        return str(repeated.args[0])
+    except RepeatedKey as repeated:
+        return repeated.key
     return None
 
 
@@ -197,8 +207,7 @@ def _count_keys(value: Any) -> int:
 
 
 def _repeated_key_problem(key: str, name: str, line: int) -> Problem:
-    message = f"the key `{shorten(key)}` occurs twice in one object"
-    return Problem(name, line, "repeated column", message, "keep the right one")
+    return Problem(name, line, "repeated column", str(RepeatedKey(key)), "keep the right one")
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -207,7 +216,8 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-def _broken_json_problem(error: Exception, name: str, line: int) -> Problem:
+def broken_json_problem(error: Exception, name: str, line: int) -> Problem:
+    """Returns the problem of a text that a decoder refused with ``error``."""
     if isinstance(error, RecursionError):
         message = f"nested too deeply (over {MAX_DEPTH} levels)"
     elif isinstance(error, json.JSONDecodeError):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.data.reading.rows import join_names, shorten
+from posttrain.data.reading.rows import join_names
 from posttrain.data.records.identity import Turn
-from posttrain.store.errors import suggest
+from posttrain.store.errors import shorten, suggest
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError, shorten, suggest, to_line
 
 MAX_MESSAGE = 400
 """Characters of a message that reaches a terminal."""
@@ -74,16 +74,10 @@ def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
 def one_line(text: str) -> str:
     """Formats a text for a terminal: one line without control characters, shortened in the middle."""
     # Cut first: a message may quote a line of 64 MiB.
-    line = " ".join(text[: 4 * MAX_MESSAGE].split())
-    line = "".join(character if character.isprintable() else "\ufffd" for character in line)
+    line = to_line(text[: 4 * MAX_MESSAGE])
     if len(line) <= MAX_MESSAGE:
         return line
     return f"{line[: MAX_MESSAGE * 2 // 3]} ... {line[-MAX_MESSAGE // 3 :]}"
-
-
-def shorten(value: str, longest: int = 60) -> str:
-    """Shortens a value of the user's for a message."""
-    return value if len(value) <= longest else f"{value[: longest - 3]}..."
 
 
 def join_names(names: Collection[str], most: int = 8) -> str:

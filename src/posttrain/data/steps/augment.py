@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.compute
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from posttrain.data.augment.images import Images
 from posttrain.data.augment.method import AugmentMethod, record_generator
@@ -19,9 +19,20 @@ from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.schema import CHANGED, REJECTED, records
 from posttrain.data.steps.step import RowStep
 
+
+def _method_name(value: Any) -> Any:
+    return value.get("method") if isinstance(value, Mapping) else getattr(value, "method", None)
+
+
+# By a function: pydantic takes no field by name that a validator of all fields, such as `Section` has, sees first.
 AnyMethod = Annotated[
-    Typos | Synonyms | Noise | Templates | Paraphrase | Images,
-    Field(discriminator="method"),
+    Annotated[Typos, Tag("typos")]
+    | Annotated[Synonyms, Tag("synonyms")]
+    | Annotated[Noise, Tag("noise")]
+    | Annotated[Templates, Tag("templates")]
+    | Annotated[Paraphrase, Tag("paraphrase")]
+    | Annotated[Images, Tag("images")],
+    Discriminator(_method_name),
 ]
 
 

@@ -20,6 +20,7 @@ from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.schema import TextField, joined_texts, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
+from posttrain.store.paths import locate_path
 
 _MINILM = "minilm"
 
@@ -222,7 +223,7 @@ class Semantic(GlobalStep):
     seed: int = Field(0, ge=0, description="Seed of the initial centres of the cells.")
 
     def located(self, root: Path) -> Self:
-        folder = root / Path(self.model).expanduser()
+        folder = locate_path(root, self.model)
         # A Hub id looks like a relative path: only a folder that is there is taken for one.
         is_folder = self.model != _MINILM and folder.is_dir()
         return self.model_copy(update={"model": str(folder)}) if is_folder else self

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator
 from posttrain.data.reading.data_files import content_digest
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_stats
+from posttrain.store.paths import locate_path
 
 if TYPE_CHECKING:
     from posttrain.data.quality.classifier import LinearClassifier
@@ -23,7 +24,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 def resolve_path(root: Path, name: str) -> str:
     """Resolves a path that the user gave against ``root``."""
-    return str((root / Path(name).expanduser()).resolve())
+    return str(locate_path(root, name).resolve())
 
 
 def check_exists(name: str, where: str) -> None:

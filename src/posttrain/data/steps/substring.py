@@ -22,10 +22,10 @@ from posttrain.data.duplicates.repeated_substrings import (
     verify_span,
     windows,
 )
-from posttrain.data.reading.rows import shorten
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.schema import TextField, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
+from posttrain.store.errors import shorten
 
 _ROWS_A_BLOCK = 1024  # rows whose texts are in memory at a time
 _SAMPLE_WORDS, _SAMPLE_LENGTH = 6, 80

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.data.reading.data_files import content_digest, display_path, expand_paths, locate_file
 from posttrain.data.reading.pieces import Piece, pieces
-from posttrain.data.reading.rows import join_names, shorten
+from posttrain.data.reading.rows import join_names
 from posttrain.data.records.schema import RECORD, concat, locations
 from posttrain.data.split import SPLITS, SplitsConfig
 from posttrain.data.split.split_step import Split
@@ -26,7 +26,7 @@ from posttrain.data.versions.shards import USER_IDS, Shard, commit_shard
 from posttrain.data.versions.suites import require_unseen_suites, suite_tables, wholly_shared_error
 from posttrain.data.versions.version import Version, write_version
 from posttrain.jobs.base import Engine
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.stage_runner import PARTS, run_stage, stage_key
 from posttrain.store.workspace import Workspace
 

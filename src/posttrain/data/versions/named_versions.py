@@ -11,6 +11,7 @@ from posttrain.data.versions.leaks import training_records
 from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
+from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
 RESERVED_NAMES = ("pool", "test", "labelled", "train")
@@ -36,7 +37,7 @@ def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | No
     """
     versions = {}
     for name in dict.fromkeys(names):
-        if "://" in name or (root / Path(name).expanduser()).exists():
+        if "://" in name or locate_path(root, name).exists():
             continue
         id = None if workspace is None or name in RESERVED_NAMES else _dataset_id(workspace, name)
         if id is not None and workspace is not None:
