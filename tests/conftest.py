@@ -4,6 +4,7 @@ import csv
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ settings.load_profile("no_deadline")
 # Whole runs in separate processes, the commands of the documents, and thousands of damaged files.
 SLOW_FOLDERS = ("e2e", "docs", "fuzz")
 # The real model, and workspaces in which a loop is run.
-SLOW_FIXTURES = {"smollm2", "small", "small_anywhere"}
+SLOW_FIXTURES = {"smollm2", "small", "small_anywhere", "finished_workspace"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def float32_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of measured rates by which float32 is faster: ``precision: auto`` must not depend on the machine."""
+    import torch
+
+    from posttrain.models import machine_rate
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for dtype, flops in ((torch.float32, 1e11), (torch.bfloat16, 1e10)):
+            machine_rate._write(
+                machine_rate._key(dtype, "cpu"), machine_rate.MatmulRate(flops, measurements=3, quiet=3)
+            )
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny Llama; treat it as read-only."""
@@ -47,17 +64,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def smollm2(run_folder: Path) -> Path:
     """The folder of the real SmolLM2-135M-Instruct, converted from the packaged GGUF file; read-only."""
     from posttrain.models.sources import DEMO_MODEL, fetch, locate
 
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = run / DEMO_MODEL
-    with FileLock(run / f"{DEMO_MODEL}.lock"):
+    folder = run_folder / DEMO_MODEL
+    with FileLock(run_folder / f"{DEMO_MODEL}.lock"):
         if not folder.exists():
-            fetch(locate(DEMO_MODEL, run), run / "converting")
-            (run / "converting").rename(folder)
+            fetch(locate(DEMO_MODEL, run_folder), run_folder / "converting")
+            (run_folder / "converting").rename(folder)
     return folder
 
 
@@ -139,6 +161,29 @@ class SmallWorkspaces:
 @pytest.fixture
 def small(tmp_path: Path) -> SmallWorkspaces:
     return SmallWorkspaces(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished_workspace(run_folder: Path) -> Path:
+    """A small workspace after two rounds; `finished_copy` is one to write to."""
+    from posttrain.loop.config import load_config
+    from posttrain.loop.loop import Loop
+    from posttrain.store.workspace import Workspace
+
+    small = SmallWorkspaces(run_folder / "finished")
+    with FileLock(run_folder / "finished.lock"):
+        if not (small.folder / "workspace").exists():
+            root = small("unfinished")
+            with Workspace.create(root) as store:
+                Loop(store, load_config(root)).run()
+            root.rename(small.folder / "workspace")
+    return small.folder / "workspace"
+
+
+@pytest.fixture
+def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
+    """A copy of the small workspace after two rounds: 12 labels in each, both candidates deployed."""
+    return Path(shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True))
 
 
 @pytest.fixture

@@ -71,29 +71,21 @@ def posttrain(capfd: pytest.CaptureFixture[str]) -> Call:
     return call
 
 
-@pytest.fixture(scope="session")
-def finished_workspace(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace after two rounds; copy it to write to it."""
-    root: Path = small_anywhere(tmp_path_factory.mktemp("cli"))()
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", "-w", str(root)])
-    return root
-
-
 Tree = Callable[[Path], dict[str, str]]
 
 
 @pytest.fixture(scope="session")
 def tree() -> Tree:
-    """``tree(folder)``: every file and link with its digest, except the database and the lock."""
+    """``tree(folder)``: every file and link with its digest, except the database with its journal and the lock."""
 
     def digests(root: Path) -> dict[str, str]:
         result = {}
+        changing = tuple(f".posttrain/{name}" for name in ("store.db", "journal.jsonl", "lock"))
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
                 result[name] = f"-> {os.readlink(path)}"
-            elif path.is_file() and not name.startswith((".posttrain/store.db", ".posttrain/lock")):
+            elif path.is_file() and not name.startswith(changing):
                 result[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         return result
 

@@ -63,7 +63,7 @@ def test_the_plan_of_the_packaged_model(config_only: Path, posttrain: Call) -> N
     assert outcome.code == 0, outcome
     for phrase in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
         assert phrase in outcome.out
-    result = posttrain("plan", "--model", config_only, *FIXED, "--json").json
+    result = posttrain("plan", "--model", config_only, *FIXED, "--set", "train.precision=bfloat16", "--json").json
     assert (
         sum(result["memory"]["parts"].values()) == result["memory"]["total"] == max(result["memory"]["phases"].values())
     )
@@ -125,7 +125,9 @@ def test_the_automatic_token_budget_equals_that_of_training(
     result = posttrain("plan", "--model", tiny_model, *options, "--device-memory", str(memory)).json
     lm: Any = SimpleNamespace(model=AutoModelForCausalLM.from_pretrained(tiny_model), device=torch.device("cpu"))
     longest = 15 * 8 + 3 + 10
-    config = token_budget.resolve_token_budget(TrainConfig(batch_size=64), lm, longest, tmp_path / "scratch")
+    config = token_budget.resolve_token_budget(
+        TrainConfig(precision="float32", batch_size=64), lm, longest, tmp_path / "scratch"
+    )
     assert result["micro_batch"]["budget"] == config.micro_batch_tokens
 
 

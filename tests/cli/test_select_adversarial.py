@@ -1,7 +1,6 @@
 """``posttrain select adversarial``: its output, and the messages of mistakes."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,16 @@ Call = Callable[..., Any]
 LOOSE = ["--similarity", "0.2", "--swaps", "6", "--n", "2", "--budget", "2000"]
 
 
-@pytest.fixture
-def root_copy(finished_workspace: Path, tmp_path: Path) -> Path:
-    root = tmp_path / "copy"
-    shutil.copytree(finished_workspace, root, symlinks=True)
-    return root
-
-
 @pytest.mark.slow
-def test_the_model_is_wrong_on_the_written_examples(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_the_model_is_wrong_on_the_written_examples(finished_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "adversarial.jsonl"
-    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--out", out]
+    command = ["select", "adversarial", "-w", finished_copy, *LOOSE, "--out", out]
     result = posttrain(*command, "--json").json
     assert result["counts"]["kept"] == len(result["examples"]) > 0
-    config = load_config(root_copy)
+    config = load_config(finished_copy)
     records = concat(list(read(out, config.data.columns)))
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    lm = load_language_model((root_copy / ".posttrain" / "champion").resolve(), config.task)
+    lm = load_language_model((finished_copy / ".posttrain" / "champion").resolve(), config.task)
     labels = config.task.label_set
     rows = records.to_pylist()
     scores = label_scores(lm, [record_turns(row) for row in rows], labels).log_probabilities
@@ -52,32 +44,32 @@ def test_the_model_is_wrong_on_the_written_examples(root_copy: Path, posttrain: 
         assert embeddings[row] @ embeddings[len(lines) + row] == pytest.approx(line["similarity"], abs=1e-3)
         assert line["similarity"] >= 0.2
     assert "the file exists already" in posttrain(*command).mistake
-    assert posttrain("data", "add", out, "-w", root_copy).code == 0
-    assert posttrain("data", "add", out, "--to", "labelled", "-w", root_copy).code == 0
-    assert posttrain("config", "check", "-w", root_copy).code == 0
+    assert posttrain("data", "add", out, "-w", finished_copy).code == 0
+    assert posttrain("data", "add", out, "--to", "labelled", "-w", finished_copy).code == 0
+    assert posttrain("config", "check", "-w", finished_copy).code == 0
 
 
-def test_evaluation_records_are_used_only_on_request(root_copy: Path, posttrain: Call) -> None:
-    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "fgsm"]
-    assert "no labelled records to start from" in posttrain(*command, "--records", root_copy / "test.csv").mistake
+def test_evaluation_records_are_used_only_on_request(finished_copy: Path, posttrain: Call) -> None:
+    command = ["select", "adversarial", "-w", finished_copy, *LOOSE, "--method", "fgsm"]
+    assert "no labelled records to start from" in posttrain(*command, "--records", finished_copy / "test.csv").mistake
     output = posttrain(*command, "--suite", "test")
     assert output.code == 0
     assert "train on none" in output.out or "0 kept" in output.out
 
 
-def test_the_output_says_how_to_use_the_examples(root_copy: Path, posttrain: Call, tmp_path: Path) -> None:
+def test_the_output_says_how_to_use_the_examples(finished_copy: Path, posttrain: Call, tmp_path: Path) -> None:
     out = tmp_path / "examples.jsonl"
-    command = ["select", "adversarial", "-w", root_copy, *LOOSE, "--method", "fgsm"]
-    output = posttrain(*command, "--records", root_copy / "answers.csv", "--out", out)
+    command = ["select", "adversarial", "-w", finished_copy, *LOOSE, "--method", "fgsm"]
+    output = posttrain(*command, "--records", finished_copy / "answers.csv", "--out", out)
     assert f"to learn from them with the old answers: posttrain data add {out} --to labelled" in output.out
     assert "records were left out: models are measured on them" in output.out
 
 
 def test_unusable_arguments_of_adversarial_are_refused_in_one_line(
-    small: Any, root_copy: Path, posttrain: Call, tmp_path: Path
+    small: Any, finished_copy: Path, posttrain: Call, tmp_path: Path
 ) -> None:
     def mistake(*arguments: object) -> str:
-        return str(posttrain("select", "adversarial", "-w", root_copy, *arguments).mistake)
+        return str(posttrain("select", "adversarial", "-w", finished_copy, *arguments).mistake)
 
     assert "no method `fgms`; did you mean `fgsm`?" in mistake("--method", "fgms")
     assert "--n" in mistake("--n", "0")

@@ -12,12 +12,19 @@ pytestmark = pytest.mark.slow
 Call = Callable[..., Any]
 
 
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts no processes: these curves take less than their start."""
+    monkeypatch.setattr("posttrain.select.strategy_comparison.available_cores", lambda: 1)
+
+
 def test_strategies_are_compared_on_a_file(small: Any, posttrain: Call, tmp_path: Path) -> None:
-    answers = small() / "answers.csv"
+    answers = tmp_path / "answers.csv"
+    small.write(answers, small.rows()[:80])
     command = ["select", "compare", answers, "--column", "prompt=text", "--column", "completion=label"]
-    settings = ["--strategies", "margin,facility_location", "--seeds", "3", "--batch", "8", "--labels", "24"]
+    settings = ["--strategies", "margin,facility_location", "--seeds", "2", "--batch", "8", "--labels", "16"]
     result = posttrain(*command, *settings, "--json").json
-    assert result["counts"] == [8, 16, 24]
+    assert result["counts"] == [8, 16]
     assert {entry["strategy"] for entry in result["summaries"]} == {"random", "margin", "facility_location"}
     assert result["summaries"] == sorted(result["summaries"], key=lambda entry: -entry["area"])
     output = posttrain(*command, *settings).out
@@ -25,13 +32,9 @@ def test_strategies_are_compared_on_a_file(small: Any, posttrain: Call, tmp_path
     assert result["advice"] in " ".join(output.split())
 
 
-def test_strategies_are_compared_on_the_labels_of_the_loop(small: Any, posttrain: Call) -> None:
-    root = small()
+def test_strategies_are_compared_on_the_labels_of_the_loop(finished_copy: Path, posttrain: Call) -> None:
+    root = finished_copy
     compare = ["select", "compare", "-w", root, "--seeds", "2", "--batch", "4", "--labels", "8", "--json"]
-    assert posttrain(*compare).mistake.startswith(f"{root}: nothing has run here yet")
-    assert posttrain("run", "-w", root, "--rounds", "0").code == 0
-    assert "nothing has been labelled here yet" in posttrain(*compare).mistake
-    assert posttrain("run", "-w", root).code == 0
     result = posttrain(*compare, "--strategies", "margin").json
     assert result["counts"] == [4, 8]
     champion_result = posttrain(*compare, "--strategies", "margin", "--embedder", "champion").json
@@ -44,6 +47,14 @@ def test_strategies_are_compared_on_the_labels_of_the_loop(small: Any, posttrain
     config.write_text(yaml.safe_dump(settings))
     assert posttrain(*compare, "--strategies", "margin").json == sentence_result
     assert "--column: there is no file" in posttrain(*compare, "--column", "prompt=text").mistake
+
+
+def test_a_comparison_needs_a_run_and_labels(small: Any, posttrain: Call) -> None:
+    root = small()
+    compare = ["select", "compare", "-w", root]
+    assert posttrain(*compare).mistake.startswith(f"{root}: nothing has run here yet")
+    assert posttrain("run", "-w", root, "--rounds", "0").code == 0
+    assert "nothing has been labelled here yet" in posttrain(*compare).mistake
 
 
 def test_options_before_the_verb_are_refused(posttrain: Call) -> None:

@@ -1,6 +1,5 @@
 """``posttrain select explain``, for records of the test set, of the training set and of the pool."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,6 @@ def trained_workspace(request: Any, small_anywhere: Any, tmp_path_factory: pytes
 
 
 @pytest.fixture
-def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True))
-
-
-@pytest.fixture
 def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]:
     """``records(workspace, round, set)``: the records of the round's pool, test set or dataset."""
 
@@ -53,7 +47,12 @@ def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]
     return read_records
 
 
-@pytest.mark.parametrize("method", ["ekfac", "conjugate_gradient", "less"])
+@pytest.mark.parametrize(
+    ("trained_workspace", "method"),
+    [("full", "ekfac"), ("full", "conjugate_gradient"), ("full", "less"), ("lora", "ekfac"), ("lora", "less")],
+    indirect=["trained_workspace"],
+    scope="module",
+)
 def test_a_near_copy_of_a_test_record_has_the_most_influence_on_its_answer(
     trained_workspace: Path, posttrain: Call, records: Any, method: str
 ) -> None:
@@ -65,7 +64,13 @@ def test_a_near_copy_of_a_test_record_has_the_most_influence_on_its_answer(
     side = "towards" if result["prediction"]["predicted"] == "loan" else "against"
     assert result[side][0]["input"] == f"{ODD} today"
     assert result["looked_at"] == result["training"] == 31
-    output = posttrain(*command, record["id"][:10]).out
+
+
+def test_the_influence_of_records_is_printed(trained_workspace: Path, posttrain: Call, records: Any) -> None:
+    record = next(row for row in records(trained_workspace, 1, "test") if row["prompt"][0]["content"] == ODD)
+    command = ["select", "explain", "-w", trained_workspace, record["id"][:10], "--method", "less"]
+    result = posttrain(*command, "--json").json
+    output = posttrain(*command).out
     assert f"the champion answers `{result['prediction']['predicted']}`" in output
     assert f"{ODD} today" in output
     assert result["parameters"] in output

@@ -5,13 +5,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pyarrow.parquet as parquet
 import pytest
 import yaml
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.slow
 Call = Callable[..., Any]
 
 COLUMNS = ["--column", "prompt=text", "--column", "completion=label"]
-
-
-@pytest.fixture
-def finished_copy(finished_workspace: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True))
 
 
 def test_wrong_labels_have_the_worst_values(small: Any, posttrain: Call, tmp_path: Path) -> None:
@@ -78,22 +72,18 @@ def test_only_the_labels_of_the_loop_are_valued_and_the_result_is_cached(finishe
     assert set((finished_copy / ".posttrain" / "artifacts").iterdir()) == before
 
 
-SLOW = ["--method", "tmc_shapley", "--draws", "500", "--folds", "3", "--worst", "100", "--json"]
+SLOW = ["--method", "tmc_shapley", "--draws", "200", "--folds", "3", "--worst", "100", "--json"]
 
 
-def kill_after_blocks(command: list[str], scratch: Path) -> set[Path]:
-    """Kill a call once it has written five blocks; returns the blocks."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "posttrain", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while len(list(scratch.rglob("*.block"))) < 5 and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    blocks = set(scratch.rglob("*.block"))
-    assert len(blocks) >= 5
-    return blocks
+def kill_after_blocks(command: list[str], scratch: Path, folder: Path) -> set[Path]:
+    """Kill a call in the folder once it has written three blocks; returns the blocks."""
+    process = forked.start(command, folder, folder / "killed.log")
+    while len(list(scratch.rglob("*.block"))) < 3 and process.is_alive():
+        time.sleep(0.005)
+    process.kill()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, (folder / "killed.log").read_text()
+    return set(scratch.rglob("*.block"))
 
 
 @pytest.fixture
@@ -112,7 +102,7 @@ def test_a_killed_call_resumes(
 ) -> None:
     reference = Path(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True))
     scratch = finished_copy / ".posttrain" / "scratch"
-    finished_blocks = kill_after_blocks(["select", "value", "-w", str(finished_copy), *SLOW], scratch)
+    finished_blocks = kill_after_blocks(["select", "value", "-w", str(finished_copy), *SLOW], scratch, tmp_path)
     resumed = posttrain("select", "value", "-w", finished_copy, *SLOW).json
     assert written_blocks
     assert not finished_blocks & set(written_blocks)
@@ -126,7 +116,7 @@ def test_a_killed_call_on_files_resumes_from_blocks_beside_its_output(
     small.write(tmp_path / "answers.csv", small.rows()[:40])
     command = ["select", "value", str(tmp_path / "answers.csv"), *COLUMNS, *SLOW, "--out"]
     scratch = tmp_path / "values.csv.unfinished"
-    finished_blocks = kill_after_blocks([*command, str(tmp_path / "values.csv")], scratch)
+    finished_blocks = kill_after_blocks([*command, str(tmp_path / "values.csv")], scratch, tmp_path)
     resumed = posttrain(*command, tmp_path / "values.csv").json
     assert written_blocks
     assert not finished_blocks & set(written_blocks)

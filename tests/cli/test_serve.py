@@ -63,6 +63,8 @@ def test_unusable_addresses_folders_and_a_missing_package_are_refused(
     root = small()
     with pytest.raises(UserError, match="anyone who reaches this address could post; set POSTTRAIN_TOKEN"):
         serve(host="0.0.0.0", workspace=root)
+    with pytest.raises(UserError, match="--allowed-host: `http://x/` is no name of a host; give the name"):
+        serve(allowed_host=["http://x/"], workspace=root)
     with pytest.raises(UserError, match="there is no such folder"):
         serve(workspace=tmp_path / "nowhere")
     with socket.create_server(("127.0.0.1", 0)) as occupied, pytest.raises(UserError, match="cannot listen on"):
@@ -71,6 +73,20 @@ def test_unusable_addresses_folders_and_a_missing_package_are_refused(
         patch.setitem(sys.modules, "uvicorn", None)
         with pytest.raises(UserError, match=r"pip install 'posttrain\[serve\]'"):
             serve(workspace=root)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [("", "is blank"), (" \t", "is blank"), ("two words", "holds spaces"), ("schlüssel", "other than visible ASCII")],
+)
+def test_unusable_tokens_are_refused(
+    posttrain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, message: str
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_TOKEN", token)
+    mistake = posttrain("serve", "--port", "0", "-w", tmp_path).mistake
+    assert mistake.startswith("POSTTRAIN_TOKEN: ")
+    assert message in mistake
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_a_verb(posttrain: Any) -> None:

@@ -3,13 +3,14 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import yaml
 
@@ -22,10 +23,9 @@ Call = Callable[..., Any]
 
 
 @pytest.fixture
-def root(finished_workspace: Path, tmp_path: Path) -> Path:
+def root(finished_copy: Path) -> Path:
     """A copy of a workspace after two rounds."""
-    shutil.copytree(finished_workspace, tmp_path / "copy", symlinks=True)
-    return tmp_path / "copy"
+    return finished_copy
 
 
 def test_run_does_the_remaining_rounds(small: Any, posttrain: Call) -> None:
@@ -287,7 +287,9 @@ def test_models_are_listed_rolled_back_promoted_and_exported(root: Path, posttra
         return posttrain("status", "-w", root, "--json").json["champion"]["id"]
 
     output = posttrain("models", "rollback", "-w", root, "--reason", "too slow")
-    assert output.out == f"champion: {by_round[1]}, at {root}/.posttrain/champion\n"
+    change, champion_line = output.out.splitlines()
+    assert re.fullmatch(r"round 2 \(\d+\.\d%\) → round 1 \(\d+\.\d%\)", change)
+    assert champion_line == f"champion: {by_round[1]}, at {root}/.posttrain/champion"
     assert champion() == by_round[1] == (root / ".posttrain" / "champion").resolve().name
     assert posttrain("models", "promote", by_round[2][:10], "-w", root).code == 0
     assert champion() == by_round[2]
@@ -365,10 +367,10 @@ def test_a_second_run_at_the_same_time_is_refused(small: Any, posttrain: Call, t
     """The second run reports which process holds the workspace, and changes nothing."""
     root = small(deploy={"command": "sh wait.sh", "timeout": 60})
     (root / "wait.sh").write_text("echo $$ > started; while ! test -e go; do sleep 0.05; done\n")
-    command = Path(sys.executable).parent / "posttrain"
-    first = subprocess.Popen([command, "run", "-w", root, "--rounds", "0"], stderr=subprocess.PIPE)
+    first = forked.start(["run", "-w", str(root), "--rounds", "0"], tmp_path, tmp_path / "first.log")
     while not (root / "started").exists():
-        assert first.poll() is None
+        assert first.is_alive()
+        time.sleep(0.01)
     try:
         for verb in (["run"], ["run", "--rounds", "3"]):
             line = posttrain(*verb, "-w", root).mistake
@@ -377,8 +379,9 @@ def test_a_second_run_at_the_same_time_is_refused(small: Any, posttrain: Call, t
         assert posttrain("status", "-w", root).code == 0
     finally:
         (root / "go").touch()
-        _, output = first.communicate(timeout=60)
-        assert first.returncode == 0
-        assert output.splitlines()[0] == b"round 0: baseline"
-        assert b"it/s" not in output, "no other library's progress bars"
+        first.join(60)
+    output = (tmp_path / "first.log").read_text()
+    assert first.exitcode == 0, output
+    assert output.splitlines()[0] == "round 0: baseline"
+    assert "it/s" not in output, "no other library's progress bars"
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0

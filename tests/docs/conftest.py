@@ -22,9 +22,11 @@ _FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """``run(commands, folder)``: the output of the commands in a folder; all must exit with 0.
 
-    A call of `posttrain` runs in a forked process that has its imports already, any other line in a shell.
+    A call of `posttrain`, or of `python` with the code below it, runs in a forked process that has its imports already,
+    any other line in a shell.
     """
     log = tmp_path_factory.mktemp("commands") / "output"
+    script = log.with_name("script.py")
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -45,17 +47,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
         return process.returncode, process.stdout
 
-    def call_posttrain(command: str, folder: Path) -> tuple[int | None, str]:
+    def call(arguments: list[str], folder: Path, program: str) -> tuple[int | None, str]:
         log.write_bytes(b"")
-        process = forked.start(shlex.split(command)[1:], folder, log)
+        process = forked.start(arguments, folder, log, program)
         process.join()
         return process.exitcode, log.read_text(encoding="utf-8")
+
+    def run_line(line: str, folder: Path) -> tuple[int | None, str]:
+        if _WITHOUT_SHELL.fullmatch(line):
+            return call(shlex.split(line)[1:], folder, "posttrain")
+        if code := _PYTHON.fullmatch(line):
+            script.write_text(code[1], encoding="utf-8")
+            return call([str(script)], folder, "python")
+        return shell(line, folder)
 
     def run_lines(commands: str, folder: Path) -> str:
         output = ""
         lines = [commands] if "<<" in commands else commands.replace("\\\n", " ").splitlines()
         for line in lines:
-            code, text = (call_posttrain if _WITHOUT_SHELL.fullmatch(line) else shell)(line, folder)
+            code, text = run_line(line, folder)
             output += text
             assert code == 0, f"{line}\n{output}"
         return output
@@ -92,3 +102,6 @@ def _shape(line: str) -> str:
 
 _WITHOUT_SHELL = re.compile(r"posttrain [^|&;<>$*`]*")
 """A call that needs no shell."""
+
+_PYTHON = re.compile(r"python - <<'EOF'\n(.*\n)EOF\n", re.DOTALL)
+"""Code for `python`."""

@@ -1,7 +1,6 @@
 """A loop to kill, and the outcome of the same loop without kills."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,10 @@ def small_loop(tmp_path: Path, small_anywhere: Any) -> Loop:
 
 
 @pytest.fixture(scope="session")
-def small_reference(tmp_path_factory: pytest.TempPathFactory, small_anywhere: Any) -> dict[str, Any]:
+def small_reference(run_folder: Path, tmp_path_factory: pytest.TempPathFactory, small_anywhere: Any) -> dict[str, Any]:
     """The outcome of the small loop without interruptions, and its ``seconds``; computed once for all workers."""
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    output = run / "small reference.json"
-    with FileLock(run / "small reference.lock"):
+    output = run_folder / "small reference.json"
+    with FileLock(run_folder / "small reference.lock"):
         if not output.exists():
             reference = _small(tmp_path_factory.mktemp("small"), small_anywhere)
             reference.finish()

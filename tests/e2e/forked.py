@@ -6,8 +6,12 @@ A module of its own, because such a process imports it by name.
 import multiprocessing
 import os
 import pkgutil
+import runpy
+import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import pytest
 
 import posttrain
 
@@ -21,19 +25,32 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([*_LIBRARIES, *_OWN_MODULES])
 
 
-def start(arguments: list[str], folder: Path, log: Path) -> BaseProcess:
-    """``posttrain ARGUMENTS`` in a folder, its output added to a file."""
-    process = _FORKS.Process(target=_run, args=(arguments, folder, log))
+def start(arguments: list[str], folder: Path, log: Path, program: str = "posttrain") -> BaseProcess:
+    """Starts a program in a folder, its output added to a file.
+
+    Args:
+        arguments: the program's arguments.
+        folder: the working directory.
+        log: takes standard output and standard error.
+        program: ``posttrain``, ``pytest``, or ``python`` with a file as the only argument.
+    """
+    process = _FORKS.Process(target=_run, args=(program, arguments, folder, log))
     process.start()
     return process
 
 
-def _run(arguments: list[str], folder: Path, log: Path) -> None:
-    from posttrain.cli.main import main
-
+def _run(program: str, arguments: list[str], folder: Path, log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ["COLUMNS"] = "120"
     os.chdir(folder)
-    main(arguments)
+    if program == "posttrain":
+        from posttrain.cli.main import main
+
+        main(arguments)
+        return
+    sys.path.insert(0, str(folder))  # as `python -m pytest` and `python -` have it
+    if program == "pytest":
+        sys.exit(pytest.main(arguments))
+    runpy.run_path(arguments[0], run_name="__main__")

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 Open = Callable[[Path], Any]
 
 
-def test_it_samples_at_random_and_does_not_change_the_loop(open_loop: Callable[[Path], Any], small: Any) -> None:
-    root = small(rounds=2, label={"per_round": 12}, deploy={"command": "touch deployed-{round}"})
-    loop = open_loop(root)
+def test_it_samples_at_random_and_does_not_change_the_loop(small: Any, copied_loop: Any) -> None:
+    loop, root = copied_loop, copied_loop.root
+    small.configure(root, deploy={"command": "touch deployed-{round}"})
     loop.run()
     before = [loop.metadata.rounds(), loop.metadata.deployments(), loop.metadata.names(), loop.champion]
     hooks = sorted(path.name for path in root.glob("deployed-*"))
@@ -49,29 +49,25 @@ def test_it_samples_at_random_and_does_not_change_the_loop(open_loop: Callable[[
     assert compare_with_random(loop.store, load_config(root)) == result
 
 
-def test_it_continues_with_the_loop(open_loop: Callable[[Path], Any], small: Any) -> None:
-    root = small(rounds=2, label={"per_round": 8})
-    loop, config = open_loop(root), load_config(root)
-    loop.run(0)
-    assert run_random_loop(loop.store, config) is None
-    loop.run(1)
+def test_it_continues_with_the_loop(small: Any, copied_loop: Any, open_loop: Open) -> None:
+    new_loop = open_loop(small("new"))
+    new_loop.run(0)
+    assert run_random_loop(new_loop.store, load_config(new_loop.root)) is None
+    loop, config = copied_loop, load_config(copied_loop.root)
     run_random_loop(loop.store, config)
-    loop.run(2)
+    loop.run(3)
     before = compare_with_random(loop.store, config)
     assert before is not None
-    assert len(before.ours) == len(before.random) == 2
+    assert len(before.ours) == len(before.random) == 3
     continued = run_random_loop(loop.store, config)
     assert continued is not None
-    assert len(continued.random) == 3
-    assert continued.random[:2] == before.random
+    assert len(continued.random) == 4
+    assert continued.random[:3] == before.random
 
 
-def test_it_ignores_near_duplicates_and_stopping_of_the_loop(small: Any, open_loop: Open) -> None:
-    select = {"near_duplicate": 0.01, "stop": {"action": "advise", "gain": 1.0}}
-    root = small(rounds=2, label={"per_round": 8}, select=select)
-    loop = open_loop(root)
-    loop.run()
-    small.configure(root, rounds=2, label={"per_round": 8}, select={**select, "stop": {"action": "stop", "gain": 1.0}})
+def test_it_ignores_near_duplicates_and_stopping_of_the_loop(small: Any, copied_loop: Any) -> None:
+    loop, root = copied_loop, copied_loop.root
+    small.configure(root, select={"near_duplicate": 0.01, "stop": {"action": "stop", "gain": 1.0}})
     result = run_random_loop(loop.store, load_config(root))
     assert result is not None
     assert len(result.random) == 3, "it does not stop before the loop"
@@ -80,22 +76,23 @@ def test_it_ignores_near_duplicates_and_stopping_of_the_loop(small: Any, open_lo
     batch = parquet.read_table(loop.store.artifacts.path(first["selection"]) / "batch.parquet")
     ids = sorted(scores["id"].to_pylist())
     seed = loop.store.metadata.producers(first["selection"])[-1].seed
-    expected_rows = select_rows("random", {"loss": np.zeros(len(ids))}, 8, seed)
+    expected_rows = select_rows("random", {"loss": np.zeros(len(ids))}, 12, seed)
     assert batch["id"].to_pylist() == [ids[row] for row in expected_rows]
 
 
-def test_label_counts_include_files_and_discarded_labels(small: Any, open_loop: Open) -> None:
-    root = small(rounds=2, label={"per_round": 8, "when_refused": "set_aside"}, gate={"deploy": ["accuracy > 2"]})
-    loop = open_loop(root)
-    loop.run()
-    assert [item.labels for item in candidate_results(loop.store)] == [0, 8, 8], (
+def test_label_counts_include_files_and_discarded_labels(small: Any, copied_loop: Any) -> None:
+    loop, refuse = copied_loop, {"deploy": ["accuracy > 2"]}
+    small.configure(loop.root, label={"per_round": 8, "when_refused": "set_aside"}, gate=refuse)
+    loop.run(3)
+    small.write(loop.root / "more.csv", small.rows()[80:90])
+    small.configure(loop.root, label={"per_round": 8}, gate=refuse, data={"labelled": ["more.csv"]})
+    loop.run(4)
+    assert [item.labels for item in candidate_results(loop.store)] == [0, 12, 24, 32, 24 + 10 + 8], (
         "a candidate does not train on discarded labels"
     )
-    assert [item.labels for item in champion_results(loop.store)] == [0, 8, 16], "the cost includes discarded labels"
-    small.write(root / "more.csv", small.rows()[80:90])
-    small.configure(root, rounds=3, label={"per_round": 8}, data={"labelled": ["more.csv"]})
-    loop.run()
-    assert [item.labels for item in champion_results(loop.store)] == [0, 8, 16, 34]
+    assert [item.labels for item in champion_results(loop.store)] == [0, 12, 24, 32, 32 + 10 + 8], (
+        "the cost includes discarded labels"
+    )
 
 
 def test_the_baseline_needs_an_oracle_and_a_known_name(small: Any) -> None:
@@ -138,12 +135,11 @@ def test_the_conclusion_does_not_count_the_initial_labels() -> None:
 _ACCURACIES = ((0.2, 0.6, 0.8), (0.2, 0.4, 0.6))
 
 
-def test_the_baseline_trains_with_the_same_curriculum(small: Any, open_loop: Open) -> None:
+def test_the_baseline_trains_with_the_same_curriculum(small: Any, copied_loop: Any) -> None:
     """With a curriculum by the champion's scores, the baseline scores records too but still samples at random."""
     curriculum = {"name": "fixed", "difficulty": "entropy"}
-    root = small(rounds=2, label={"per_round": 12}, train={"epochs": 2, "curriculum": curriculum})
-    loop = open_loop(root)
-    loop.run()
+    loop, root = copied_loop, copied_loop.root
+    small.configure(root, train={"epochs": 2, "curriculum": curriculum})
     assert run_random_loop(loop.store, load_config(root)) is not None
     baseline = loop.store.for_arm("random")
     last = baseline.metadata.rounds()[2].detail
@@ -176,23 +172,14 @@ def test_the_comparison_uses_all_test_records_only_after_the_same_round(small: A
     assert later.final == (later.ours[-1].value, later.random[-1].value)
 
 
-def test_after_a_rollback_the_previous_model_counts(small: Any, open_loop: Open) -> None:
-    root = small(rounds=1, label={"per_round": 8})
-    loop = open_loop(root)
-    loop.run()
-    small.configure(
-        root,
-        rounds=2,
-        label={"per_round": 8},
-        gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy >= 0"]},
-    )
-    loop.run()
-    base, first, last = loop.metadata.rounds()
+def test_after_a_rollback_the_previous_model_counts(small: Any, copied_loop: Any) -> None:
+    loop = copied_loop
+    rule = f"macro_f1 == {loop.metadata.rounds()[2].detail['metrics']['macro_f1']!r}"
+    small.configure(loop.root, gate={"deploy": ["accuracy > 2"], "rollback": [rule]})
+    loop.run(3)
+    base, first, second, last = loop.metadata.rounds()
     assert last.decision["action"] == "rollback"
-    assert loop.champion == base.candidate
-    results = champion_results(loop.store)
-    assert [item.evaluation for item in results] == [
-        base.detail["evaluation"],
-        first.detail["evaluation"],
-        base.detail["evaluation"],
+    assert loop.champion == first.candidate
+    assert [item.evaluation for item in champion_results(loop.store)] == [
+        entry.detail["evaluation"] for entry in (base, first, second, first)
     ]

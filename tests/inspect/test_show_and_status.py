@@ -1,7 +1,7 @@
 """The status of a loop, and the history of its models, records and rounds."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,6 @@ from posttrain.store.errors import UserError
 pytestmark = pytest.mark.slow
 
 Open = Callable[[Path], Any]
-
-
-@pytest.fixture(scope="module")
-def finished_loop(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A loop of two rounds that every test here reads."""
-    small = request.getfixturevalue("small_anywhere")(tmp_path_factory.mktemp("finished_loop"))
-    loop = request.getfixturevalue("loop_class")(small())
-    loop.run()
-    yield loop
-    loop.store.close()
 
 
 def test_the_status_has_rounds_champion_and_times(finished_loop: Any) -> None:
@@ -109,7 +99,9 @@ def test_a_record_shows_the_models_trained_on_it(finished_loop: Any) -> None:
 
 
 def test_of_several_answers_to_an_input_the_requested_one_is_shown(small: Any, open_loop: Open) -> None:
-    root = small(rounds=1, data={"labelled": ["more.csv"]}, task={"labels": None}, label={"per_round": 2})
+    root = small(
+        rounds=1, data={"labelled": ["more.csv"]}, task={"labels": None, "max_new_tokens": 4}, label={"per_round": 2}
+    )
     text = small.rows()[0]["text"]
     small.write(root / "more.csv", [{"text": text, "label": answer} for answer in ("cash", "a loan")])
     loop = open_loop(root)
@@ -190,12 +182,11 @@ def test_a_missing_champion_is_refused(small: Any, open_loop: Open) -> None:
         show(open_loop(small()).store, "champion")
 
 
-def test_the_next_round_labels_the_previewed_batch(small: Any, open_loop: Open) -> None:
-    root = small()
-    loop = open_loop(root)
+def test_the_next_round_labels_the_previewed_batch(small: Any, copied_loop: Any, open_loop: Open) -> None:
+    new_root = small("new")
     with pytest.raises(UserError, match="no champion yet"):
-        preview_selection(loop.store, load_config(root))
-    loop.run(1)
+        preview_selection(open_loop(new_root).store, load_config(new_root))
+    loop, root = copied_loop, copied_loop.root
     before = loop.metadata.rounds(), loop.metadata.deployments()
     result = preview_selection(loop.store, load_config(root))
     chosen = result.records
@@ -206,9 +197,9 @@ def test_the_next_round_labels_the_previewed_batch(small: Any, open_loop: Open) 
     assert [row["rank"] for row in chosen] == list(range(1, 13))
     assert all(row["input"] in texts for row in chosen)
     runs_before = len(loop.stages())
-    loop.run(2)
-    assert {row["id"] for row in chosen} == set(_pool_ids(loop, loop.labelled_inputs(2)))
-    assert {"2 score", "2 select"}.isdisjoint(loop.stages(after=runs_before)), (
+    loop.run(3)
+    assert {row["id"] for row in chosen} == set(_pool_ids(loop, loop.labelled_inputs(3)))
+    assert {"3 score", "3 select"}.isdisjoint(loop.stages(after=runs_before)), (
         "the round reuses the work of the preview"
     )
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
 from posttrain.loop.config import Config
-from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.history import parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import CachedWork
@@ -96,7 +96,7 @@ class EmbedDataset(CachedWork):
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the task, for the champion's embeddings."""
         # It decides the prompt that the champion reads; a sentence model reads the bare text.
-        return task_key(context.config) if self.embedder == CHAMPION else {}
+        return model_key(context) if self.embedder == CHAMPION else {}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the embeddings."""

@@ -1,15 +1,18 @@
 """Feedback becomes records of every kind, once."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from posttrain.data.feedback.entries import Feedback, Ratings
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import FeedbackBatch, ingest
 from posttrain.data.feedback.segment import sealed_segments
 from posttrain.data.records.schema import concat
+from posttrain.store.checked_lines import encode_line
 
 ENTRIES: list[dict[str, Any]] = [
     {"id": "a", "prompt": "one", "completion": "1", "rating": "up", "metadata": {"model": "m", "id": "not ours"}},
@@ -44,8 +47,6 @@ def test_records_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_meta_holds_the_feedback(tmp_path: Path) -> None:
-    import json
-
     post(tmp_path, *ENTRIES)
     [batch] = ingest(tmp_path)
     up, unlabelled = (json.loads(rows(batch, kind)[0]["meta"]) for kind in ("labelled", "pool"))
@@ -87,3 +88,33 @@ def test_damaged_lines_and_neutral_ratings_are_logged(tmp_path: Path, monkeypatc
     assert batch.counts == {"pool": 1, "damaged": 1}
     assert f"{segment}:2: does not match its checksum; skipping the line" in warnings
     assert any("1 ratings are neither up nor down (up from 5, down to 1)" in line for line in warnings)
+
+
+def test_lines_that_are_no_feedback_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    post(tmp_path, ENTRIES[0])
+    stamp = "2026-01-01T00:00:00.000+00:00"
+    hostile: list[dict[str, Any]] = [
+        {"received": stamp, "feedback": {**ENTRIES[1], "rating": 10**3999}},
+        {"received": stamp, "feedback": {**ENTRIES[1], "rating": "sideways"}},
+        {"received": stamp, "feedback": {"id": "x"}},
+        {"received": stamp, "feedback": [1]},
+        {"received": None, "feedback": ENTRIES[1]},
+        {"other": 1},
+    ]
+    lines = [encode_line(value) for value in hostile]
+    rests = [b'"received":"","feedback":' + b"[" * 100_000 + b"}", b'"feedback":{"id":"\xff"}}', b"no JSON"]
+    rests += [b'"received":"","feedback":{"id":"\\ud800","prompt":"p","completion":"c","rating":"up"}}']
+    rests += [b'"received":"","feedback":{"id":"m","prompt":"p","completion":"c","rating":1,"metadata":{"n":1e999}}}']
+    lines += [b'{"checksum":"%s",%s\n' % (xxhash.xxh3_64_hexdigest(rest).encode(), rest) for rest in rests]
+    path = tmp_path / "segments" / "000001.open"
+    path.write_bytes(path.read_bytes() + b"".join(lines))
+    caplog.set_level("WARNING", "posttrain")
+    post(tmp_path, ENTRIES[2])
+    [batch] = ingest(tmp_path)
+    assert batch.counts == {"labelled": 1, "pool": 1, "damaged": 3, "invalid": 8}
+    rejected = [json.loads(line) for line in batch.rejected("invalid").read_text().splitlines()]
+    assert [entry["line"] for entry in rejected] == [2, 3, 4, 5, 6, 7, 11, 12]
+    assert "`rating`: must be at most 1,000,000" in rejected[0]["reason"]
+    assert rejected[0]["entry"].encode() + b"\n" == lines[0]
+    assert "8 lines are no feedback and are set aside in" in caplog.text
+    assert "000001.open:2: is no feedback (feedback: `rating`" in caplog.text

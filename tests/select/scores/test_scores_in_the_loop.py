@@ -111,7 +111,7 @@ def test_closed_label_set(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyP
     # One more score: the others come from the cache.
     workspace = run_loop(root, rounds=3, until="score")
     before = parquet.read_table(scores_of(workspace, 3)[1] / "scores.parquet")
-    assert {item.name for item in (root / ".posttrain" / "scores").iterdir()} <= {
+    assert {item.name for item in (root / ".posttrain" / "scores-float32").iterdir()} <= {
         entry.candidate for entry in workspace.metadata.rounds()
     }
     small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": ["perplexity"]})
@@ -177,7 +177,7 @@ def test_embeddings_may_come_from_a_sentence_model(small: Any, run_loop: Any, mo
         np.testing.assert_allclose(table["embedding"].to_pylist(), embedder.embed(scored_texts), atol=1e-6)
     labelled = np.load(scores_of(workspace, 2)[1] / "labelled.npy")
     assert labelled.shape == (12, embedder.width)
-    cached = {item.name for item in (root / ".posttrain" / "scores").iterdir()}
+    cached = {item.name for item in (root / ".posttrain" / "scores-float32").iterdir()}
     assert embedder.key in cached, "its embeddings hold for every champion"
 
 

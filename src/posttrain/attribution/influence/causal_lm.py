@@ -15,7 +15,7 @@ from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import context_length
-from posttrain.models.sources import first_line
+from posttrain.models.loading import first_line
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
 

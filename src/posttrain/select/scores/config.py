@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from posttrain.store.errors import UserError
+from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 
 CHAMPION = "champion"
@@ -67,4 +68,4 @@ class ScoringConfig(Section):
 
     def judge_folder(self, root: Path) -> Path:
         """Returns the judge's folder; a relative one is below the workspace's."""
-        return root / Path(self.judge or "").expanduser()
+        return locate_path(root, self.judge or "")

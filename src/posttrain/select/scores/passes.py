@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from posttrain.models.task import TaskConfig, Turns, record_turns
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, read_checked, remove_tree, write_checked
+from posttrain.store.files import make_folder, read_checked, remove_tree, strip_checksum, write_checked
 from posttrain.store.hashing import digest
 from posttrain.store.progress import progress_bar
 
@@ -127,8 +127,22 @@ class CachePartition:
         with pa.ipc.new_stream(sink, chunk.schema) as writer:
             writer.write_table(chunk)
         # Named by its records: a pass that repeats a chunk overwrites it instead of adding a twin.
-        path = self.folder / f"{digest(chunk[KEY].to_pylist())[:32]}.chunk"
+        path = self.folder / _chunk_name(chunk)
         write_checked(path, sink.getvalue().to_pybytes())
+
+
+def chunk_problem(path: Path) -> str | None:
+    """Returns what is wrong with a chunk's file; None if it is whole."""
+    content = strip_checksum(path.read_bytes())
+    if content is None:
+        return "differs from its checksum"
+    with pa.ipc.open_stream(content) as reader:
+        name = _chunk_name(reader.read_all())
+    return None if path.name == name else f"holds the records of {name}"
+
+
+def _chunk_name(chunk: pa.Table) -> str:
+    return f"{digest(chunk[KEY].to_pylist())[:32]}.chunk"
 
 
 @dataclass(frozen=True)
