@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,11 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+# A shell starts jobs in the background with these ignored, and the programs that the tests start inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # A slow machine must not fail an example.
 settings.register_profile("no_deadline", deadline=None)

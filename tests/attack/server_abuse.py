@@ -273,7 +273,8 @@ ALLOWED: dict[Callable[[int, random.Random], str], tuple[str, ...]] = {
     torn_request: ("left",),
     hostile_json: ("400", "422"),
 }
-ENDINGS = ("closed", "reset", "503")
+# 408 where this machine is too busy to send a request in half a second.
+ENDINGS = ("closed", "reset", "503", "408")
 
 
 # --- The server, the honest clients, and the check at the end. ---
