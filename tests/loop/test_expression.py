@@ -230,3 +230,37 @@ def test_any_text_is_a_rule_or_a_user_error(text: str) -> None:
     except UserError:
         return
     assert rule.holds(dict.fromkeys(rule.names, 1.0)) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a" + " + a" * 1499 + " > 0", "has 6,001 characters, and a rule has at most 2,000"),
+        ("a" + "+a" * 100, "has more than 100 names and numbers"),
+        ("(" * 21 + "a" + ")" * 21, "is nested more than 20 deep"),
+        ("not " * 21 + "a", "is nested more than 20 deep"),
+        ("-" * 21 + "a", "is nested more than 20 deep"),
+        ("a" * 1_000_000, "has 1,000,000 characters"),
+        ("1" * 400 + " > a", "is too large a number"),
+        ("a > 1e999", "is too large a number"),
+    ],
+)
+def test_long_and_deep_rules_are_refused_in_one_short_line(text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as caught:
+        parse(text, "gate.deploy")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+".join(["a"] * 99) + " > 0",
+        " and ".join(["a"] * 100),
+        " or ".join(["zero"] * 99 + ["a"]),
+        "(" * 20 + "a" + ")" * 20,
+        "not " * 20 + "a",
+        "-" * 20 + "a",
+    ],
+)
+def test_rules_at_the_limits_are_evaluated(text: str) -> None:
+    assert holds(text)

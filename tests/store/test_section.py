@@ -75,3 +75,52 @@ def test_dissimilar_and_ambiguous_keys_are_not_suggested(key: str, why: str) -> 
 )
 def test_a_value_in_place_of_a_section_raises(values: dict[str, Any], expected: str) -> None:
     assert message(values) == f"f: {expected}"
+
+
+class Numbers(Section):
+    whole: int = 0
+    share: float = 0.0
+    several: list[float] = Field([])
+    named: dict[int, float] = Field({})
+    switch: bool = False
+    mode: bool | int = False
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("whole", 2**31, "an integer is at most 2147483647 and at least -2147483647"),
+        ("whole", str(10**30), "an integer is at most 2147483647"),
+        ("whole", "9" * 5000, "exceeded maximum size"),
+        ("whole", True, "a number is expected, not true (as YAML reads yes, no, on and off)"),
+        ("whole", "1:30", "a number is expected, not `1:30`"),
+        ("share", float("inf"), "Input should be a finite number"),
+        ("share", float("nan"), "Input should be a finite number"),
+        ("share", "1e999", "Input should be a finite number"),
+        ("share", 10**400, "Input should be a valid number"),
+        ("share", False, "a number is expected, not false"),
+        ("share", "x" * 1000, f"a number is expected, not `{'x' * 57}...`"),
+        ("several", [1, True], "a number is expected, not [1, true]"),
+        ("several", [float("inf")], "Input should be a finite number"),
+        ("named", {1: True}, "a number is expected"),
+        ("mode", 2**31, "an integer is at most"),
+    ],
+)
+def test_numbers_are_finite_bounded_and_no_truth_values(key: str, value: Any, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        Numbers.read({key: value}, "f")
+    assert str(error.value).startswith(f"f: `{key}")
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"whole": 2**31 - 1}, {"share": "1e-3"}, {"several": [1, 2.5]}, {"switch": True}, {"mode": True}, {"mode": 2}],
+)
+def test_other_values_are_read_as_before(values: dict[str, Any]) -> None:
+    Numbers.read(values, "f")
+
+
+def test_a_key_of_a_megabyte_gives_a_short_line() -> None:
+    assert len(message({"x" * 1_000_000: 1})) < 100
+    assert "\x1b" not in message({"\x1b[31m": 1})

@@ -113,6 +113,8 @@ class _Parser:
             if not match:
                 self.fail(f"`{text[position:].strip()[0]}` means nothing in a rule")
             number, percent, name, sign = match.groups()
+            if number and not math.isfinite(float(number)):
+                self.fail(f"`{shorten(number)}` is too large a number")
             self.tokens.append(float(number) / (100 if percent else 1) if number else name or sign)
             position = match.end()
         self.position = 0

@@ -41,6 +41,9 @@ def hold_lock(
             fix="wait for it to end, or end it",
         ) from None
     try:
+        # Of holders that were killed while they wrote their note; only the holder writes one.
+        for unfinished in note.parent.glob(f".{note.name}.*"):
+            unfinished.unlink(missing_ok=True)
         holder = {"pid": os.getpid(), "host": platform.node(), "since": utc_now().isoformat(timespec="seconds")}
         write_atomically(note, json.dumps(holder).encode())
         yield
