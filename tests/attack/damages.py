@@ -4,7 +4,6 @@ By hand, for as long as you like: ``python tests/attack/damages.py --count 1000`
 """
 
 import argparse
-import os
 import random
 import shutil
 import sqlite3
@@ -17,6 +16,27 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from file_damages import (
+    Names,
+    append,
+    append_line,
+    damage_file,
+    delete,
+    empty,
+    extra_file,
+    flip,
+    halve,
+    on_artifact,
+    on_file,
+    overwrite_page,
+    remove_artifact,
+    remove_line,
+    rename,
+    swap_files,
+    swap_lines,
+    truncate,
+)
 
 from posttrain.cli.main import main as posttrain
 from posttrain.data.feedback.entries import Feedback
@@ -33,141 +53,14 @@ DATABASE = ("store.db", "round ", "deployment ", "artifacts, row ", "/champion")
 UNDAMAGED_EVERY = 20
 """Every so many copies stay as they are: a finding in one of those is invented."""
 
-Names = tuple[str, ...]
-"""Texts of which each finding must hold one."""
-
 
 @dataclass
 class Result:
     """Counts by kind of damage: how many were found, and how many with --quick; a line for each miss or invention."""
 
-    found: Counter[str] = field(default_factory=Counter)
-    found_quick: Counter[str] = field(default_factory=Counter)
+    detected: Counter[str] = field(default_factory=Counter)
+    detected_quick: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-
-
-# --- Files: a kind of file and a kind of damage. ---
-
-
-def flip(file: Path, draw: random.Random) -> None:
-    content = bytearray(file.read_bytes())
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    file.write_bytes(content)
-
-
-def truncate(file: Path, draw: random.Random) -> None:
-    os.truncate(file, draw.randrange(1, file.stat().st_size))
-
-
-def append(file: Path, draw: random.Random) -> None:
-    with file.open("ab") as stream:
-        stream.write(draw.randbytes(draw.randrange(1, 100)))
-
-
-def append_line(file: Path, draw: random.Random) -> None:
-    with file.open("ab") as stream:
-        stream.write(draw.randbytes(8).hex().encode() + b"\n")
-
-
-def empty(file: Path, draw: random.Random) -> None:
-    os.truncate(file, 0)
-
-
-def delete(file: Path, draw: random.Random) -> None:
-    file.unlink()
-
-
-def rename(file: Path, draw: random.Random) -> None:
-    file.rename(file.with_name(f"{draw.randbytes(16).hex()}{file.suffix}"))
-
-
-def overwrite_page(file: Path, draw: random.Random) -> None:
-    """Overwrites the header or the root of a table, as a disk that returns another block."""
-    with file.open("r+b") as stream:
-        stream.seek(4096 * draw.randrange(2))
-        stream.write(draw.randbytes(4096))
-
-
-def halve(file: Path, draw: random.Random) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def remove_line(file: Path, draw: random.Random) -> None:
-    lines = file.read_bytes().splitlines(keepends=True)
-    del lines[draw.randrange(len(lines))]
-    file.write_bytes(b"".join(lines))
-
-
-def swap_lines(file: Path, draw: random.Random) -> None:
-    lines = file.read_bytes().splitlines(keepends=True)
-    first, second = draw.sample(range(len(lines)), 2)
-    lines[first], lines[second] = lines[second], lines[first]
-    file.write_bytes(b"".join(lines))
-
-
-def damage_file(file: Path, damage: Callable[[Path, random.Random], None], draw: random.Random) -> None:
-    file.chmod(0o644)
-    damage(file, draw)
-
-
-def artifact_files(root: Path) -> list[Path]:
-    """Every file of every artifact that is not empty."""
-    return [path for path in sorted(root.glob(".posttrain/artifacts/*/**/*")) if path.is_file() and path.stat().st_size]
-
-
-def artifact_of(file: Path) -> str:
-    return next(parent.name for parent in file.parents if parent.parent.name == "artifacts")
-
-
-def on_artifact(damage: Callable[[Path, random.Random], None]) -> Callable[[Path, random.Random], Names]:
-    def act(root: Path, draw: random.Random) -> Names:
-        file = draw.choice(artifact_files(root))
-        damage_file(file, damage, draw)
-        return (artifact_of(file),)
-
-    return act
-
-
-def extra_file(root: Path, draw: random.Random) -> Names:
-    folder = draw.choice(artifact_files(root)).parent
-    (folder / f"extra-{draw.randrange(100)}.bin").write_bytes(draw.randbytes(draw.randrange(10)))
-    return (artifact_of(folder / "any"),)
-
-
-def swap_files(root: Path, draw: random.Random) -> Names:
-    files = artifact_files(root)
-    while True:
-        first, second = draw.sample(files, 2)
-        one, other = first.read_bytes(), second.read_bytes()
-        if one != other:
-            break
-    for file, content in ((first, other), (second, one)):
-        file.chmod(0o644)
-        file.write_bytes(content)
-    return artifact_of(first), artifact_of(second)
-
-
-def remove_artifact(root: Path, draw: random.Random) -> Names:
-    id = artifact_of(draw.choice(artifact_files(root)))
-    remove_tree(root / ".posttrain" / "artifacts" / id)
-    # What leads there leads nowhere now.
-    return id, "/champion"
-
-
-def on_file(
-    pattern: str, damage: Callable[[Path, random.Random], None], *names: str
-) -> Callable[[Path, random.Random], Names]:
-    """Damages a file of the store that matches the pattern."""
-
-    def act(root: Path, draw: random.Random) -> Names:
-        file = draw.choice(sorted(path for path in (root / ".posttrain").glob(pattern) if path.stat().st_size))
-        damage_file(file, damage, draw)
-        return names or (file.name,)
-
-    return act
-
-
-# --- Rows of the database. ---
 
 
 def database(root: Path) -> sqlite3.Connection:
@@ -252,9 +145,6 @@ def forget_version(root: Path, draw: random.Random) -> Names:
     with closing(database(root)) as connection:
         connection.execute("DELETE FROM posttrain_version")
     return DATABASE
-
-
-# --- The champion's link. ---
 
 
 def link(root: Path, draw: random.Random) -> Path:
@@ -387,7 +277,7 @@ def damage_copies(original: Path, folder: Path, count: int, seed: int = 0) -> Re
         if number % UNDAMAGED_EVERY == 0:
             lines = findings(root) + findings(root, quick=True)
             result.problems += [f"{number}: invented: {line}" for line in lines]
-            result.found["none"] += not lines
+            result.detected["none"] += not lines
         kind = kinds[number % len(kinds)]
         names = DAMAGES[kind](root, draw)
         lines = findings(root)
@@ -395,10 +285,10 @@ def damage_copies(original: Path, folder: Path, count: int, seed: int = 0) -> Re
         result.problems += [f"{number}: {kind}: invented: {line}" for line in invented]
         if not lines:
             result.problems.append(f"{number}: {kind}: not found: {names}")
-        result.found[kind] += bool(lines)
+        result.detected[kind] += bool(lines)
         if kind in SIZE_CHANGES:
             lines = findings(root, quick=True)
-            result.found_quick[kind] += bool(lines)
+            result.detected_quick[kind] += bool(lines)
             if not lines:
                 result.problems.append(f"{number}: {kind}: not found by --quick: {names}")
         remove_tree(root)
@@ -409,11 +299,11 @@ def report_lines(result: Result, count: int) -> Iterator[str]:
     kinds = list(DAMAGES)
     for kind, name in enumerate(kinds):
         total = len(range(kind, count, len(kinds)))
-        quick = f"{result.found_quick[name]:5} with --quick" if name in SIZE_CHANGES else ""
-        yield f"{name:36} {total:5} done {result.found[name]:5} found {quick}"
+        quick = f"{result.detected_quick[name]:5} with --quick" if name in SIZE_CHANGES else ""
+        yield f"{name:36} {total:5} done {result.detected[name]:5} found {quick}"
     undamaged = len(range(0, count, UNDAMAGED_EVERY))
-    yield f"{'no damage':36} {undamaged:5} copies, {result.found['none']:5} without a finding"
-    yield f"{sum(result.found[name] for name in kinds):,} of {count:,} damages found"
+    yield f"{'no damage':36} {undamaged:5} copies, {result.detected['none']:5} without a finding"
+    yield f"{sum(result.detected[name] for name in kinds):,} of {count:,} damages found"
 
 
 def main() -> None:

@@ -14,4 +14,4 @@ def test_every_kind_of_damage_is_found(small: Any, tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     result = damage_copies(original, tmp_path / "copies", len(DAMAGES), seed=21)
     assert result.problems == []
-    assert result.found.keys() == {"none", *DAMAGES}
+    assert result.detected.keys() == {"none", *DAMAGES}

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from server_abuse import ALLOWED, abuse_server
+from server_abuse import abuse_server
+from server_attacks import ALLOWED
 
 pytestmark = pytest.mark.slow
 

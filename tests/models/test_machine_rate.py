@@ -10,6 +10,7 @@ import torch
 
 from posttrain.models import machine_rate
 from posttrain.models.machine_rate import matmul_rate, raise_matmul_rate
+from posttrain.store.files import write_checked
 
 Measure = Callable[..., None]
 
@@ -137,7 +138,9 @@ def test_faster_work_raises_the_rate(measure: Measure) -> None:
         assert matmul_rate(torch.float32) == 2e9
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 100, b"{}", b'{"flops": NaN, "measurements": 3, "quiet": 3}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\0" * 100, b"{}", b'{"value": {}}', b'{"value": {"flops": NaN, "measurements": 3, "quiet": 3}}']
+)
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_damaged_file_is_ignored_and_written_anew(
     cache: Path, measure: Measure, damage: bytes, checksum: bool, caplog: pytest.LogCaptureFixture
@@ -147,7 +150,7 @@ def test_a_damaged_file_is_ignored_and_written_anew(
     matmul_rate(torch.float32)
     (file,) = cache.iterdir()
     if checksum:
-        machine_rate.write_checked(file, damage)
+        write_checked(file, damage)
     else:
         file.write_bytes(damage)
     for _ in range(3):

@@ -5,15 +5,13 @@ import io
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# SIGHUP is missing on Windows.
-_STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+from posttrain.store.signals import END_SIGNALS, handle_signals
 
-STOP_CODES = {128 + number for number in (signal.SIGINT, *_STOPS)}
+STOP_CODES = {128 + number for number in END_SIGNALS}
 """Exit codes of a command that a signal stopped, as shells count them: 130, 143, 129."""
 
 BROKEN_PIPE_CODE = 141
@@ -53,13 +51,6 @@ def stop_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    # Python delivers signals to the main thread only. What the caller has ignored, as `nohup` does, stays ignored.
-    listens = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in _STOPS if listens and signal.getsignal(number) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, stop)
-    try:
+    # Python itself raises KeyboardInterrupt on SIGINT.
+    with handle_signals([number for number in END_SIGNALS if number != signal.SIGINT], stop):
         yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)

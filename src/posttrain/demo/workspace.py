@@ -16,7 +16,7 @@ from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.rows import Problem
 from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.demo.messages import generate, write_csv, write_demo_data
-from posttrain.demo.size import ROUNDS, choose_size, measure
+from posttrain.demo.size import ROUNDS, Machine, choose_size
 from posttrain.models.embedder import MINILM_PACKAGE
 from posttrain.select.scores.config import CHAMPION
 from posttrain.store.config import CONFIG_FILE
@@ -137,21 +137,18 @@ def _format_config(settings: dict[str, Any], data: Path | None) -> bytes:
 
 def _size_to_machine(minutes: float, texts: list[str]) -> dict[str, Any]:
     """Measures the machine, sizes the demo, and logs how long it will take."""
-    from posttrain.models.precision import choose_precision
-
-    precision = choose_precision()
-    flops = measure(precision)
-    words = sum(len(text.split()) for text in texts) / len(texts)
-    size = choose_size(minutes, flops, words)
+    machine = Machine.measure()
+    mean_words = sum(len(text.split()) for text in texts) / len(texts)
+    size = choose_size(minutes, machine, mean_words)
     log.info(
         "about %.0f minutes on this machine: %d rounds of %d labels, at most %d epochs",
-        size.seconds(flops, words) / 60,
+        size.seconds(machine, mean_words) / 60,
         ROUNDS,
         size.per_round,
         size.epochs,
     )
     embeddings = "minilm" if find_spec(MINILM_PACKAGE) else CHAMPION
-    return {"precision": precision, "embeddings": embeddings, **asdict(size)}
+    return {"precision": machine.precision, "embeddings": embeddings, **asdict(size)}
 
 
 def _read_sizes(config: bytes) -> dict[str, Any] | None:

@@ -13,11 +13,11 @@ from posttrain.loop.state import RoundState
 from posttrain.select.scores.passes import chunk_problem
 from posttrain.store.artifacts import LocalArtifacts
 from posttrain.store.config import StoreConfig
-from posttrain.store.database import sqlite_file
+from posttrain.store.database import RECOVER, sqlite_file
 from posttrain.store.errors import DamagedArtifactError, EmptyDatabaseError, LostDatabaseError, UserError, WorkError
 from posttrain.store.journal import Journal
 from posttrain.store.rows import ArtifactRow
-from posttrain.store.verify import REBUILD, Finding, database_finding, verify_artifacts, verify_database
+from posttrain.store.verify import Finding, database_finding, verify_artifacts, verify_database
 from posttrain.store.workspace import JOURNAL, Workspace, database_url, describe_work, open_artifacts_of
 
 _UNREADABLE_ROW = (ValueError, TypeError, KeyError, AttributeError, LookupError)
@@ -108,7 +108,7 @@ def _verify_rounds(workspace: Workspace, rows: Mapping[str, ArtifactRow]) -> Ite
         state = RoundState.from_row(row)
         for model in (state.champion, state.candidate):
             if model is not None and model not in rows:
-                yield Finding(name, f"{model} is not in the database", REBUILD)
+                yield Finding(name, f"{model} is not in the database", RECOVER)
         if state.evaluation is not None:
             yield from _differences(f"{name}, metrics", state.metrics or {}, _metrics(workspace, state.evaluation))
         if state.final is not None:
@@ -122,7 +122,7 @@ def _verify_rounds(workspace: Workspace, rows: Mapping[str, ArtifactRow]) -> Ite
             yield from _differences(f"{name}, metrics", state.metrics or {}, judged)
     for deployment in workspace.metadata.deployments():
         if deployment.model_id not in rows:
-            yield Finding(f"deployment {deployment.id}", f"{deployment.model_id} is not in the database", REBUILD)
+            yield Finding(f"deployment {deployment.id}", f"{deployment.model_id} is not in the database", RECOVER)
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class _Source:
 def _differences(where: str, present: Mapping[str, Any], source: _Source) -> Iterator[Finding]:
     for name, value in source.values.items():
         if name not in present:
-            yield Finding(where, f"`{name}` is missing, and {_short(value)} in {source.id}", REBUILD)
+            yield Finding(where, f"`{name}` is missing, and {_short(value)} in {source.id}", RECOVER)
         elif present[name] != value:
-            yield Finding(where, f"`{name}` is {_short(present[name])}, but {_short(value)} in {source.id}", REBUILD)
+            yield Finding(where, f"`{name}` is {_short(present[name])}, but {_short(value)} in {source.id}", RECOVER)
 
 
 def _short(value: Any) -> str:
@@ -167,7 +167,7 @@ def _verify_champion(workspace: Workspace, *, quick: bool) -> Iterator[Finding]:
     deployments, path = workspace.metadata.deployments(), workspace.champion_path
     if not deployments:
         if path.is_symlink() or path.exists():
-            yield Finding(str(path), "leads to a model, and the registry has no champion", REBUILD)
+            yield Finding(str(path), "leads to a model, and the registry has no champion", RECOVER)
         return
     model, artifacts = deployments[-1].model_id, workspace.artifacts
     if isinstance(artifacts, LocalArtifacts) and path.resolve() == (artifacts.root / model).resolve():

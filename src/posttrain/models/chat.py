@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from posttrain.models.task import Turns
-from posttrain.models.template_check import TemplateAbilities, one_line, template_abilities
+from posttrain.models.template_check import TemplateAbilities, message_line, template_abilities
 from posttrain.store.errors import UserError
 
 
@@ -103,7 +103,7 @@ class ChatTemplate:
             if not isinstance(template, str):
                 raise ValueError(f"it is no text: {template!r}")
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"the model's chat template cannot be used: {one_line(error)}", where="model") from None
+            raise UserError(f"the model's chat template cannot be used: {message_line(error)}", where="model") from None
         return template_abilities(template, variables)
 
     def _render(self, turns: Turns, *, answer: bool) -> str:
@@ -128,4 +128,4 @@ class ChatTemplate:
             # Its own `raise_exception` is no fault; the sandbox, a missing name and the like are.
             refuses = type(error) is TemplateError
             what = "refuses the turns" if refuses else f"fails with {type(error).__name__} on the turns"
-            raise UserError(f"the model's chat template {what} ({', '.join(roles)}): {one_line(error)}") from None
+            raise UserError(f"the model's chat template {what} ({', '.join(roles)}): {message_line(error)}") from None

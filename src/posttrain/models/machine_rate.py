@@ -7,7 +7,6 @@ version of torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -20,9 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from posttrain.store.errors import UserError
-from posttrain.store.files import read_checked, write_checked
-from posttrain.store.user_cache import user_cache_folder
+from posttrain.store.user_cache import read_user_cache, write_user_cache
 
 # No torch at import: the web report imports the meter, which imports this.
 if TYPE_CHECKING:
@@ -45,6 +42,8 @@ _SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 
 # Half of the blocks this much slower than the best one: something else takes the machine's time.
 _UNSTEADY = 0.2
+
+_CACHE = "matmul"
 
 _rates: dict[str, float] = {}  # by key, in this process
 
@@ -202,35 +201,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _file(name: str) -> Path | None:
-    folder = user_cache_folder()
-    # One file a rate, so that processes that measure others do not overwrite it.
-    return folder and folder / "matmul" / hashlib.sha256(name.encode()).hexdigest()[:32]
-
-
 def _read(name: str) -> MatmulRate | None:
-    file = _file(name)
+    values = read_user_cache(_CACHE, name)
     try:
-        content = read_checked(file) if file else None
-    except OSError:  # no permission, or a folder has its name
-        return None
-    if content is None:
-        return None
-    try:
-        values = json.loads(content)
         rate = MatmulRate(float(values["flops"]), int(values["measurements"]), int(values["quiet"]))
-    except (ValueError, KeyError, TypeError):  # of another version
+    except (ValueError, KeyError, TypeError):  # of another version, or none
         return None
     return rate if math.isfinite(rate.flops) and rate.flops > 0 else None
 
 
 def _write(name: str, rate: MatmulRate) -> None:
-    file = _file(name)
-    if file is None:
-        return
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_checked(file, json.dumps(asdict(rate) | {"of": json.loads(name)}).encode())
-    except (UserError, OSError) as error:
-        # The rate is for information; a cache that cannot be written costs the next process a second.
-        log.debug("the measured rate is not kept: %s", error)
+    write_user_cache(_CACHE, name, asdict(rate))

@@ -1,21 +1,18 @@
 """Checks a chat template of unknown origin before it is used: that it ends, and that prompts and answers survive it."""
 
-import hashlib
 import json
-import logging
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from posttrain.store.errors import UserError, WorkError
-from posttrain.store.user_cache import user_cache_folder
-
-log = logging.getLogger("posttrain")
+from posttrain.store.errors import UserError, WorkError, shorten, to_line
+from posttrain.store.user_cache import read_user_cache, write_user_cache
 
 _VERSION = 1
+
+_CACHE = "templates"
 
 _PROBE = Path(__file__).with_name("template_probe.py")
 
@@ -59,17 +56,16 @@ def template_abilities(template: str, variables: str) -> TemplateAbilities:
     """
     if len(template) > _MAX_TEMPLATE:
         raise _refusal(f"has {len(template):,} characters")
-    marker = _marker(template, variables)
-    if (abilities := _read_marker(marker)) is None:
+    key = json.dumps([_VERSION, template, variables])
+    if (abilities := _read_abilities(key)) is None:
         abilities = _judge(_render(template, variables))
-        _write_marker(marker, abilities)
+        write_user_cache(_CACHE, key, asdict(abilities))
     return abilities
 
 
-def one_line(message: object) -> str:
-    """Returns a template's message in one printable line: it may hold anything."""
-    text = " ".join(str(message)[:2000].split())
-    return "".join(character if character.isprintable() else "?" for character in text)[:300]
+def message_line(message: object) -> str:
+    """Returns a template's message in one short line: it may hold anything, and megabytes of it."""
+    return shorten(to_line(str(message)[:2000]), 300)
 
 
 def _turn(role: str, content: str) -> dict[str, str]:
@@ -116,7 +112,7 @@ def _render(template: str, variables: str) -> dict[str, dict[str, str]]:
     try:
         results = json.loads(done.stdout)
     except ValueError:
-        message = one_line((done.stderr.decode(errors="replace").splitlines() or [""])[-1])
+        message = message_line((done.stderr.decode(errors="replace").splitlines() or [""])[-1])
         # Ended by a signal: the limit on its time, or a stack that overflowed in native code.
         if done.returncode < 0 or "MemoryError" in message:
             what = f"takes more than {_CPU_SECONDS} seconds or {_BYTES >> 20} MiB for a short conversation"
@@ -128,7 +124,7 @@ def _render(template: str, variables: str) -> dict[str, dict[str, str]]:
 def _judge(results: dict[str, dict[str, str]]) -> TemplateAbilities:
     for name in ("prompt", "other prompt", "answer", "other answer"):
         if error := results[name].get("error"):
-            raise _refusal(f"cannot be rendered: {one_line(error)}")
+            raise _refusal(f"cannot be rendered: {message_line(error)}")
     if results["prompt"] == results["other prompt"]:
         raise _refusal("shows the model the same text for two different prompts")
     for name, answer in zip(("answer", "other answer"), _ANSWERS, strict=True):
@@ -145,27 +141,10 @@ def _refusal(what: str) -> UserError:
     return UserError(f"the model's chat template {what}", where="model", fix=_FIX)
 
 
-def _marker(template: str, variables: str) -> Path | None:
-    key = hashlib.sha256(json.dumps([_VERSION, template, variables]).encode()).hexdigest()
-    folder = user_cache_folder()
-    return folder and folder / "templates" / key
-
-
-def _read_marker(marker: Path | None) -> TemplateAbilities | None:
-    """Returns what an earlier check found; None if there was none, or its file is damaged."""
+def _read_abilities(key: str) -> TemplateAbilities | None:
+    """Returns the result of an earlier check; None if there was none, or its file is damaged."""
+    values = read_user_cache(_CACHE, key)
     try:
-        values: Any = json.loads(marker.read_bytes()) if marker else None
         return TemplateAbilities(bool(values["system"]), bool(values["earlier_turns"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
-
-
-def _write_marker(marker: Path | None, abilities: TemplateAbilities) -> None:
-    if marker is None:
-        return
-    try:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        values = {"system": abilities.system, "earlier_turns": abilities.earlier_turns}
-        marker.write_text(json.dumps(values), encoding="utf-8")
-    except OSError as error:  # the next process checks again
-        log.debug("the check of the chat template is not kept: %s", error)

@@ -63,7 +63,7 @@ _FIX_HELD = "wait for it to end, or end it"
 
 _FIX_MISSING = "check store.database, or restore it from a backup"
 
-RECOVER = "restore a backup, or rebuild it: posttrain verify --rebuild"
+RECOVER = "restore a backup, or rebuild the database: posttrain verify --rebuild"
 
 
 class Database:

@@ -36,7 +36,7 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True)
 class RebuiltDatabase:
-    """What a rebuilt database holds.
+    """The content of a rebuilt database.
 
     Attributes:
         location: The database.

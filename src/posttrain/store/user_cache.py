@@ -1,13 +1,45 @@
-"""The user's cache folder: what any process of this machine may reuse, and nothing depends on."""
+"""The user's cache: small JSON values that any process of this machine may reuse, and that nothing depends on."""
 
+import hashlib
+import json
+import logging
 import os
 from pathlib import Path
+from typing import Any
+
+from posttrain.store.errors import UserError
+from posttrain.store.files import read_checked, write_checked
+
+log = logging.getLogger("posttrain")
 
 
-def user_cache_folder() -> Path | None:
-    """Returns this program's folder in the user's cache; None if the user has no home. It need not exist."""
+def read_user_cache(kind: str, key: str) -> Any:
+    """Returns the value under a key; None if there is none, it is damaged, or the cache cannot be read."""
+    file = _file(kind, key)
+    try:
+        content = read_checked(file) if file else None
+        return None if content is None else json.loads(content)["value"]
+    except (OSError, ValueError, KeyError, TypeError):  # no permission, a folder of its name, or of another version
+        return None
+
+
+def write_user_cache(kind: str, key: str, value: Any) -> None:
+    """Keeps a JSON value under a key; a cache that cannot be written costs the next process the work again."""
+    file = _file(kind, key)
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_checked(file, json.dumps({"key": key, "value": value}).encode())
+    except (UserError, OSError) as error:
+        log.debug("not kept in the user's cache: %s", error)
+
+
+def _file(kind: str, key: str) -> Path | None:
+    """Returns the file of a key; None if the user has no home."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     except RuntimeError:
         return None
-    return Path(base) / "posttrain"
+    # A file a key, so that processes with other keys do not overwrite each other's values.
+    return Path(base) / "posttrain" / kind / hashlib.sha256(key.encode()).hexdigest()[:32]

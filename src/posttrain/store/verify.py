@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, text
 
 from posttrain.store.artifacts import ArtifactStore
+from posttrain.store.database import RECOVER
 from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, LostDatabaseError
 from posttrain.store.journal import Journal, Rows
 from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
@@ -15,8 +16,6 @@ from posttrain.store.rows import ArtifactRow
 from posttrain.store.tables import schema
 
 RESTORE = "restore it from a backup; `posttrain run` builds it again where a round in progress needs it"
-
-REBUILD = "restore a backup, or rebuild the database: posttrain verify --rebuild"
 
 _DELETE_JOURNAL = "remove the file: the next `posttrain run` writes it anew from the database"
 
@@ -65,7 +64,7 @@ def _compare_with_manifest(artifacts: ArtifactStore, row: ArtifactRow) -> Iterat
     values = {"kind": artifact.kind, "meta": artifact.meta, "size": artifact.size, "files": len(artifact.files)}
     for name, value in values.items():
         if getattr(row, name) != value:
-            yield Finding(f"artifacts, row {row.id}", f"`{name}` differs from the artifact's manifest", REBUILD)
+            yield Finding(f"artifacts, row {row.id}", f"`{name}` differs from the artifact's manifest", RECOVER)
 
 
 def verify_database(database: JournaledDatabase, journal: Journal, *, quick: bool = False) -> list[Finding]:
@@ -80,7 +79,7 @@ def verify_database(database: JournaledDatabase, journal: Journal, *, quick: boo
         # One reading transaction: other processes may write meanwhile.
         with database.reading() as connection:
             findings = [
-                Finding(database.location, problem, REBUILD) for problem in _file_problems(connection, quick=quick)
+                Finding(database.location, problem, RECOVER) for problem in _file_problems(connection, quick=quick)
             ]
             if findings:
                 return findings
@@ -95,7 +94,7 @@ def verify_database(database: JournaledDatabase, journal: Journal, *, quick: boo
 def database_finding(location: str, error: Exception) -> Finding:
     """Returns the finding for an error that says why the database cannot be opened or read."""
     what = getattr(error, "what", None) or str(error).removeprefix(f"{location}: ").partition(";")[0]
-    return Finding(location, what, REBUILD)
+    return Finding(location, what, RECOVER)
 
 
 def _file_problems(connection: Connection, *, quick: bool) -> list[str]:
@@ -120,7 +119,7 @@ def _compare_with_journal(journal: Journal, rows: Rows, position: int, location:
         return [Finding(where, f"line {numbers} does not match its checksum", _DELETE_JOURNAL)]
     if content.last > position + 1:
         what = f"lacks the last {content.last - position} changes that {where} holds"
-        return [Finding(location, what, REBUILD)]
+        return [Finding(location, what, RECOVER)]
     if content.missing(position):
         # Workspaces on other hosts may write to one server, each with a journal of its own changes.
         missing = f"lacks {len(content.missing(position))} of the database's {position} changes"
@@ -135,7 +134,7 @@ def _compare_with_journal(journal: Journal, rows: Rows, position: int, location:
         for key in sorted({*present, *known}, key=str):
             if problem := _row_problem(present.get(key), known.get(key)):
                 name = f"{table.name}, row {' '.join(str(part) for part in key if part != '')}"
-                findings.append(Finding(f"{location}, {name}", problem, REBUILD))
+                findings.append(Finding(f"{location}, {name}", problem, RECOVER))
     return findings
 
 

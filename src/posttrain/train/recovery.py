@@ -6,7 +6,6 @@ The log beside the checkpoints holds rollbacks and smaller micro-batches, so tha
 import json
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
+from posttrain.store.signals import END_SIGNALS, handle_signals
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.monitor.decisions import MonitorDecision, stop_error
@@ -206,10 +206,6 @@ def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
 
     The step is finished and saved first. A second signal ends the process at once.
     """
-    # Python delivers signals to the main thread only.
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
     requests: list[BaseException] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -218,11 +214,5 @@ def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
             raise requests[-1]
         log.warning("shutting down after this step and its checkpoint; a second signal exits at once")
 
-    # What the caller has ignored, as `nohup` does with SIGHUP, stays ignored. Windows has no SIGHUP.
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, handle) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    try:
+    with handle_signals(END_SIGNALS, handle):
         yield lambda: requests[0] if requests else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -25,9 +25,10 @@ from posttrain.train.data.units import first_pass_groups
 from posttrain.train.initialization.activation_stats import activation_stats
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
+from posttrain.train.monitor.detectors import EarlyLimit
 from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
 from posttrain.train.monitor.metrics import Sink
-from posttrain.train.monitor.monitor import EarlyLimit, Monitor
+from posttrain.train.monitor.monitor import Monitor
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.reference import initial_losses
 from posttrain.train.objectives.registry import objective_spec

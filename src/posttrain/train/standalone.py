@@ -41,7 +41,7 @@ TUNED = "autotune.json"
 """The file beside a config that was tuned for a later training in the same folder."""
 _WORK_FOLDER = ".training"
 _STARTED = "started.json"
-"""What the training began with, in its work folder."""
+"""Settings, contents and versions at the start of a training, in its work folder."""
 _LIBRARIES = ("torch", "transformers", "peft")
 _CHANGES_SHOWN = 3  # in an error
 

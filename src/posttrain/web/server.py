@@ -4,9 +4,7 @@ import asyncio
 import ipaddress
 import json
 import re
-import signal
 import socket
-import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -19,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from posttrain.store.errors import UserError
+from posttrain.store.signals import END_SIGNALS, handle_signals
 
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
@@ -63,7 +62,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._buffer = bytearray(_READ_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._awaits: Any = None
-        """What the client owes: the head or the body of a request, in h11's words, to take its answer, or None."""
+        """The client's next action: to send the head (`h11.IDLE`) or the body of a request, or to take its answer."""
         self._since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -114,7 +113,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(400, "this is no valid HTTP request")
 
     def _set_deadline(self) -> None:
-        """Starts the time of what the client owes now, unless it owes the same as before."""
+        """Starts the time of the client's next action, unless it is the same as before."""
         if self.transport.is_closing():
             return
         state = self.conn.their_state
@@ -259,16 +258,7 @@ def serve(
         server.should_exit = True
 
     # uvicorn raises the signal again after its shutdown; our handler absorbs it, so that the process exits with 0.
-    in_main = threading.current_thread() is threading.main_thread()
-    # Under nohup, SIGHUP is ignored and must stay so.
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    ends = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in ends} if in_main else {}
-    try:
-        with listener:
-            address = f"[{host}]" if ":" in host else host
-            announce(f"http://{address}:{listener.getsockname()[1]}")
-            server.run(sockets=[listener])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handle_signals(END_SIGNALS, end), listener:
+        address = f"[{host}]" if ":" in host else host
+        announce(f"http://{address}:{listener.getsockname()[1]}")
+        server.run(sockets=[listener])

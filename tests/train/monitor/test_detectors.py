@@ -15,8 +15,9 @@ from posttrain.train.monitor.config import (
     PlateauConfig,
 )
 from posttrain.train.monitor.decisions import MonitorDecision
+from posttrain.train.monitor.detectors import DeadLayers, EarlyLimit, Explosion, LossDivergence, Plateau
 from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.monitor.monitor import DeadLayers, EarlyLimit, Explosion, LossDivergence, Monitor, Plateau
+from posttrain.train.monitor.monitor import Monitor
 
 pytestmark = pytest.mark.slow
 

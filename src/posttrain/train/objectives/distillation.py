@@ -336,9 +336,9 @@ def _teacher_config(folder: Path, tokenizer: Any) -> Any:
     """The config of a teacher's text model, if it reads what the student reads."""
     where = "train.distill.teacher"
     config = load_config(str(folder), f"no teacher ({where})")
-    theirs = load_tokenizer(str(folder), f"no teacher ({where})").get_vocab()
+    teacher_tokens = load_tokenizer(str(folder), f"no teacher ({where})").get_vocab()
     # The ids themselves: distributions are compared token by token.
-    if theirs != tokenizer.get_vocab():
+    if teacher_tokens != tokenizer.get_vocab():
         fix = "take a teacher with the student's tokenizer"
         raise UserError(f"`{folder}` has another tokenizer than the student", where=where, fix=fix)
     return config.get_text_config()
