@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.models.embedder import MINILM, Embedder, embedder_key, find_embedder
+from posttrain.models.embedder import Embedder
+from posttrain.models.embedder_source import MINILM, embedder_key, find_embedder
 from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow

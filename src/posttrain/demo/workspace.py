@@ -17,7 +17,7 @@ from posttrain.data.reading.rows import Problem
 from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.demo.messages import generate, write_csv, write_demo_data
 from posttrain.demo.size import ROUNDS, Machine, choose_size
-from posttrain.models.embedder import MINILM_PACKAGE
+from posttrain.models.embedder_source import MINILM_PACKAGE
 from posttrain.select.scores.config import CHAMPION
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError

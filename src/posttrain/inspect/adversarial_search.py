@@ -17,7 +17,8 @@ from posttrain.loop.history import finished_rounds, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.suites import measured_on, suite_records
-from posttrain.models.embedder import MINILM, Embedder
+from posttrain.models.embedder import Embedder
+from posttrain.models.embedder_source import MINILM
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns, record_turns
 from posttrain.select.adversarial.examples import Judge, JudgedAnswers, LabelledPrompt, SearchOutcome, SearchSettings

@@ -63,7 +63,7 @@ def embed_dataset(context: RoundContext, dataset: str, embedder: str) -> npt.NDA
     Args:
         context: Workspace and config.
         dataset: Id of the set.
-        embedder: ``champion``, or a sentence model as `posttrain.models.embedder.find_embedder` takes it.
+        embedder: ``champion``, or a sentence model as `posttrain.models.embedder_source.find_embedder` takes it.
 
     Raises:
         UserError: there is no such model.
@@ -86,7 +86,7 @@ class EmbedDataset(CachedWork):
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the dataset and the model."""
-        from posttrain.models.embedder import embedder_key
+        from posttrain.models.embedder_source import embedder_key
 
         if self.embedder == CHAMPION:
             return {"dataset": self.dataset, "model": self.champion}

@@ -12,7 +12,6 @@ from posttrain.loop.config import Config
 from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import CandidateResult, champion_results, finished_rounds, finished_states
 from posttrain.loop.hooks import DeployConfig
-from posttrain.loop.loop import Loop
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.triggers import TriggerConfig
 from posttrain.select.stopping import StopConfig
@@ -90,6 +89,9 @@ def run_random_loop(workspace: Workspace, config: Config) -> Comparison | None:
     last = len(finished_rounds(workspace)) - 1
     if last < 1:
         return None
+    # Here, as the report reads a comparison without running one, and the loop's stages import torch.
+    from posttrain.loop.loop import Loop
+
     log.info("random baseline:")
     Loop(workspace.for_arm(RANDOM), _random_config(config)).run(last)
     return compare_with_random(workspace, config)

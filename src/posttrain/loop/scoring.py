@@ -53,7 +53,7 @@ def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, s
     if scoring.judge:
         inputs["judge"] = scoring.judge.id
     if any(name.startswith("semantic_entropy") for name in names):
-        from posttrain.models.embedder import embedder_key
+        from posttrain.models.embedder_source import embedder_key
 
         inputs["embedder"] = embedder_key(scoring.config.embedder)
     return inputs
@@ -134,6 +134,7 @@ def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:
 def _sentence_model(name: str) -> ScoringModel | None:
     if name == CHAMPION:
         return None
-    from posttrain.models.embedder import Embedder, embedder_key
+    from posttrain.models.embedder import Embedder
+    from posttrain.models.embedder_source import embedder_key
 
     return ScoringModel(embedder_key(name), TaskConfig(), lambda: Embedder.load(name))

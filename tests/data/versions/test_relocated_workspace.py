@@ -13,7 +13,7 @@ from posttrain.data import Version, build
 from posttrain.data.steps.step import RowStep
 from posttrain.data.versions.named_versions import ids_processed_by
 from posttrain.data.versions.recipe import parse_step
-from posttrain.models.embedder import find_embedder
+from posttrain.models.embedder_source import find_embedder
 from posttrain.store.workspace import Workspace
 
 Fill = Callable[[Path], None]

@@ -229,7 +229,7 @@ class Semantic(GlobalStep):
         return self.model_copy(update={"model": str(folder)}) if is_folder else self
 
     def check(self) -> None:
-        from posttrain.models.embedder import find_embedder
+        from posttrain.models.embedder_source import find_embedder
 
         find_embedder(self.model)
 
@@ -300,6 +300,6 @@ def _semantic_repeats(
 
 @lru_cache(maxsize=8)
 def _embedder_key(model: str) -> str:
-    from posttrain.models.embedder import embedder_key
+    from posttrain.models.embedder_source import embedder_key
 
     return embedder_key(model)

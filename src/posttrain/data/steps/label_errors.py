@@ -59,14 +59,14 @@ class LabelErrors(GlobalStep):
 
     def check(self) -> None:
         if self.features == "embedding":
-            from posttrain.models.embedder import find_embedder
+            from posttrain.models.embedder_source import find_embedder
 
             find_embedder(self.embedder)
 
     def key(self) -> dict[str, Any]:
         if self.features == "ngrams":
             return {**super().key(), "embedder": None}
-        from posttrain.models.embedder import embedder_key
+        from posttrain.models.embedder_source import embedder_key
 
         return {**super().key(), "embedder": embedder_key(self.embedder)}
 

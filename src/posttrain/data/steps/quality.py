@@ -79,7 +79,7 @@ class Quality(RowStep):
         if not self.good:
             self._classifier()
         elif self.embedder is not None:
-            from posttrain.models.embedder import find_embedder
+            from posttrain.models.embedder_source import find_embedder
 
             find_embedder(self.embedder)
 
@@ -91,7 +91,7 @@ class Quality(RowStep):
         files = {name: [file_key(file) for file in getattr(self, name)] for name in ("good", "bad")}
         if self.embedder is None:
             return {**settings, **files, "model": None}  # the folder where it is saved changes no result
-        from posttrain.models.embedder import embedder_key
+        from posttrain.models.embedder_source import embedder_key
 
         return {**settings, **files, "model": None, "embedder": embedder_key(self.embedder)}
 

@@ -54,7 +54,7 @@ class ScoringConfig(Section):
         embedders = {"embeddings": self.embeddings} if self.embeddings != CHAMPION else {}
         embedders |= {"embedder": self.embedder} if any(name.startswith("semantic_entropy") for name in names) else {}
         if embedders:
-            from posttrain.models.embedder import find_embedder
+            from posttrain.models.embedder_source import find_embedder
 
             for key, name in embedders.items():
                 try:

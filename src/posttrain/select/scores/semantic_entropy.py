@@ -138,7 +138,8 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
         embedder: a sentence model, as `find_embedder` takes it.
         similarity: the cosine from which two answers mean the same.
     """
-    from posttrain.models.embedder import Embedder, embedder_key
+    from posttrain.models.embedder import Embedder
+    from posttrain.models.embedder_source import embedder_key
 
     # Loaded on the first call: where all clusters are cached, no sentence model is.
     @cache
