@@ -79,10 +79,12 @@ def compare(command: Sequence[str], peer_commands: Mapping[str, Sequence[str]]) 
             print(label, [round(step["loss"], 4) for step in run.steps], flush=True)
         differences = [abs(a["loss"] / b["loss"] - 1) for a, b in zip(ours.steps, peer.steps, strict=True) if b["loss"]]
         peaks = [max(step["bytes"] for step in run.steps) / 2**30 for run in (ours, peer)]
+        # With few tokens of each example none may be supervised, and all losses are 0.
+        apart = f"{statistics.mean(differences):.2%} | {max(differences):.2%}" if differences else " | "
         ahead = ["" if run.ahead is None else f"{run.ahead:.0f}" for run in (ours, peer)]
         table.append(
             f"| {name} | {peer.speed:.0f} | {ours.speed:.0f} | {ours.speed / peer.speed:.2f} | {peaks[1]:.1f} | "
-            f"{peaks[0]:.1f} | {ahead[1]} | {ahead[0]} | {statistics.mean(differences):.2%} | {max(differences):.2%} |"
+            f"{peaks[0]:.1f} | {ahead[1]} | {ahead[0]} | {apart} |"
         )
         if mfus := [step["mfu"] for step in ours.steps[WARM_UP:] if step.get("mfu")]:
             print(f"ours, FLOPs as a share of the measured peak: {statistics.median(mfus):.2f}")

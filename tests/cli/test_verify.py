@@ -149,7 +149,15 @@ def test_verify_changes_nothing(posttrain: Call, copy: Path, tree: Callable[[Pat
 
 def test_reading_a_finished_workspace_imports_no_torch(copy: Path) -> None:
     """In one process: each verb adds its modules to those of the verbs before."""
-    verbs = ["verify", "status", f"report {copy}/report.html", "config check", "models list", "show champion", "data list"]
+    verbs = [
+        "verify",
+        "status",
+        f"report {copy}/report.html",
+        "config check",
+        "models list",
+        "show champion",
+        "data list",
+    ]
     code = (
         "import sys\nfrom posttrain.cli.main import main\n"
         f"for verb in {verbs}:\n"

@@ -45,6 +45,20 @@ def test_train_writes_a_model_its_config_and_its_steps(
         posttrain.train.train("tiny", data, "out", objective="dpo", settings={**SMALL, "seed": 3})
 
 
+@pytest.mark.slow
+def test_records_are_read_from_a_url_and_a_missing_one_leaves_nothing(
+    data: Path, tmp_path: Path, s3_server: str
+) -> None:
+    import boto3
+
+    boto3.client("s3").upload_file(str(data), "posttrain", "api/pairs.jsonl")
+    summary = posttrain.train.train("tiny", "s3://posttrain/api/pairs.jsonl", tmp_path / "remote", settings=SMALL)
+    assert summary == posttrain.train.train("tiny", data, tmp_path / "local", settings=SMALL)
+    with pytest.raises(UserError, match=r"^s3://posttrain/api/none\.jsonl: there is no such file; check the URL$"):
+        posttrain.train.train("tiny", "s3://posttrain/api/none.jsonl", tmp_path / "none", settings=SMALL)
+    assert not (tmp_path / "none").exists()
+
+
 def test_an_explicit_objective_overrides_the_settings(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
         UserError: a record is bad, or repeats one that models are measured on.
     """
     name = settings.files[0]
-    is_file = Path(name).exists() or ("@" not in name and Path(name).suffix)
+    is_file = "://" in name or Path(name).exists() or ("@" not in name and Path(name).suffix)
     if len(settings.files) > 1 or is_file or not (workspace / ".posttrain" / "format.json").is_file():
         return TrainingRecords(read_files(settings))
     with open_store(workspace) as store:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from posttrain.data.reading.data_files import display_path, to_data_path
 from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
 from posttrain.models.sources import fetch_once, locate
@@ -27,7 +28,7 @@ def train(
 
     Args:
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
-        data: a file of records or a Hugging Face dataset folder, or several of them.
+        data: a file of records, its URL, or a Hugging Face dataset folder, or several of them.
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
             optimiser step, and ``summary.json``.
         objective: such as ``dpo``; None: that of ``settings``, or ``sft``.
@@ -61,9 +62,7 @@ def read_files(config: TrainJobConfig) -> pa.Table:
     Raises:
         UserError: on the first bad record, with file and line.
     """
-    here = Path.cwd()
     tables: list[pa.Table] = []
-    for path in map(Path, config.files):
-        name = str(path.relative_to(here) if path.is_relative_to(here) else path)
-        tables += read(path, config.columns, name=name)
+    for path in map(to_data_path, config.files):
+        tables += read(path, config.columns, name=display_path(path, Path.cwd()))
     return concat(tables)

@@ -54,7 +54,8 @@ class TrainJobConfig(Section):
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
     data: str | Annotated[list[str], Field(min_length=1)] = Field(
-        description="A file of records, several that are read one after another, or a dataset version of the workspace."
+        description="A file of records or its URL, several that are read one after another, or a dataset version of "
+        "the workspace."
     )
     columns: dict[str, str] | None = Field(None, description="Column of each field, such as prompt: question.")
     task: TaskConfig = Field(TaskConfig(), description="The task: system message, template, labels.")
@@ -89,7 +90,9 @@ class TrainJobConfig(Section):
 
 
 def _resolve(name: str, root: Path) -> str:
-    """Resolves the path of a file; leave the name of a dataset version, which has an @ or no suffix."""
+    """Resolves the path of a file; leaves a URL, and the name of a dataset version, which has an @ or no suffix."""
+    if "://" in name:
+        return name
     path = locate_path(root, name).resolve()
     return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
 
