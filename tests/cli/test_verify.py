@@ -147,8 +147,10 @@ def test_verify_changes_nothing(posttrain: Call, copy: Path, tree: Callable[[Pat
     assert tree(copy) == before
 
 
-def test_reading_a_finished_workspace_imports_no_torch(copy: Path) -> None:
+def test_reading_a_finished_workspace_imports_no_torch(posttrain: Call, copy: Path) -> None:
     """In one process: each verb adds its modules to those of the verbs before."""
+    # Scores the pool by the last round's champion, as the next round would.
+    assert posttrain("select", "-w", copy).code == 0
     verbs = [
         "verify",
         "status",
@@ -157,6 +159,10 @@ def test_reading_a_finished_workspace_imports_no_torch(copy: Path) -> None:
         "models list",
         "show champion",
         "data list",
+        "select",
+        "select --json",
+        "select --n 5",
+        "select --n 3 --json",
     ]
     code = (
         "import sys\nfrom posttrain.cli.main import main\n"

@@ -11,6 +11,7 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.models.embedder_source import embedder_key
 from posttrain.models.task import TaskConfig
 from posttrain.select.scores.calibration import calibrate_champion
 from posttrain.select.scores.config import CHAMPION
@@ -53,8 +54,6 @@ def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, s
     if scoring.judge:
         inputs["judge"] = scoring.judge.id
     if any(name.startswith("semantic_entropy") for name in names):
-        from posttrain.models.embedder_source import embedder_key
-
         inputs["embedder"] = embedder_key(scoring.config.embedder)
     return inputs
 
@@ -134,7 +133,11 @@ def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:
 def _sentence_model(name: str) -> ScoringModel | None:
     if name == CHAMPION:
         return None
-    from posttrain.models.embedder import Embedder
-    from posttrain.models.embedder_source import embedder_key
 
-    return ScoringModel(embedder_key(name), TaskConfig(), lambda: Embedder.load(name))
+    def load() -> Any:
+        # As for the judge: finished embeddings need no model.
+        from posttrain.models.embedder import Embedder
+
+        return Embedder.load(name)
+
+    return ScoringModel(embedder_key(name), TaskConfig(), load)

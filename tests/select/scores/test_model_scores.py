@@ -14,18 +14,23 @@ from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
 from posttrain.select.scores.answers import (
     answer_group,
-    encode_answer,
     likelihood_group,
-    mean_token_entropies,
     perplexity_group,
     stated_confidence,
     surprisal,
     verbalised_group,
 )
-from posttrain.select.scores.labelled import instruction_difficulty_group, loss_and_gradient_norm
-from posttrain.select.scores.labels import dropout_group, dropout_mask
+from posttrain.select.scores.labelled import instruction_difficulty_group
+from posttrain.select.scores.labels import dropout_group
+from posttrain.select.scores.model_passes import (
+    dropout_mask,
+    encode_answer,
+    loss_and_gradient_norm,
+    mean_token_entropies,
+    sample_answers,
+)
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel, to_matrix
-from posttrain.select.scores.sampled_answers import sample_answers, sample_group
+from posttrain.select.scores.sampled_answers import sample_group
 from posttrain.select.scores.semantic_entropy import embedding_cluster_group, entailment_cluster_group
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]

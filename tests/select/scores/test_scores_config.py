@@ -1,5 +1,7 @@
 """Checks of the configured scores before any work."""
 
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,25 @@ def test_only_the_scores_that_the_strategy_needs_are_computed_by_default() -> No
 def test_unknown_names_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SelectConfig.read(section, "posttrain.yaml")
+
+
+def test_every_score_is_described_without_the_libraries_that_compute_it() -> None:
+    """The keys of finished scores, and their groups: reading them from the cache needs nothing else."""
+    code = """
+import sys
+from importlib import import_module
+from posttrain.loop.stages import score, select
+from posttrain.select.scores import answers, labelled, labels, sampled_answers, semantic_entropy, table
+from posttrain.select.scores.registry import SCORES
+for spec in SCORES.values():
+    assert isinstance(spec.function, str)
+    import_module(spec.function.partition(":")[0])
+groups = [answers.token_entropy_group(), labelled.loss_group(), labels.dropout_group(["a"], 2, 0.1, 0)]
+groups += [sampled_answers.sample_group(2, 1.0, 0), semantic_entropy.entailment_cluster_group()]
+print(len(groups), sorted({"torch", "transformers", "scipy", "sklearn"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "5 []\n", done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(SCORES))

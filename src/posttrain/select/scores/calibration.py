@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 
 from posttrain.models.calibration import expected_calibration_error
 from posttrain.select.pool_sample import sample_pool
@@ -56,6 +54,8 @@ def at_temperature(log_probabilities: npt.ArrayLike, temperature: float) -> Floa
     # Unchanged to the last digit: without calibration the scores must be the model's own.
     if temperature == 1.0:
         return logs
+    from scipy.special import log_softmax
+
     scaled: Floats = log_softmax(logs / temperature, axis=1)
     return scaled
 
@@ -69,6 +69,8 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
         log_probabilities: float [N, K], N >= 1, of records that the model was not trained on.
         truth: int [N], the right labels.
     """
+    from scipy.special import log_softmax
+
     logs, right = np.asarray(log_probabilities, np.float64), np.asarray(truth, np.int64)
     rows = np.arange(len(right))
 
@@ -76,10 +78,7 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
     def loss(inverse: float) -> float:
         return float(-log_softmax(logs * inverse, axis=1)[rows, right].sum())
 
-    minimum = minimize_scalar(
-        loss, bounds=(1 / _MAX_TEMPERATURE, 1 / _MIN_TEMPERATURE), method="bounded", options={"xatol": 1e-6}
-    )
-    return float(1 / minimum.x)
+    return 1 / _minimum(loss, 1 / _MAX_TEMPERATURE, 1 / _MIN_TEMPERATURE)
 
 
 def calibrate_labels(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> Calibration | None:
@@ -132,9 +131,15 @@ def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> fl
         return float((right * scaled - (1 - right) * np.log(-np.expm1(-scaled))).sum())
 
     # Over the logarithm: the bounds are four orders of magnitude apart.
-    bounds = (-np.log(_MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))
-    minimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(-minimum.x))
+    return float(np.exp(-_minimum(loss, -np.log(_MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))))
+
+
+def _minimum(loss: Callable[[float], float], low: float, high: float) -> float:
+    """Returns the argument between two bounds at which a convex loss is least."""
+    # On use: importing scipy's optimisers takes a third of a second, and finished scores need no fit.
+    from scipy.optimize import minimize_scalar
+
+    return float(minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
 
 
 def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> Calibration | None:

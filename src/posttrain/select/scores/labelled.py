@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
-from posttrain.select.scores.answers import answer_group, encode_answer
+from posttrain.select.scores.answers import answer_group
 from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.labels import label_log_probabilities
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
@@ -18,7 +17,6 @@ from posttrain.select.scores.sampled_answers import normalise_answer
 from posttrain.select.scores.uncertainty import Floats
 
 if TYPE_CHECKING:
-    from posttrain.models.chat import TokenizedExample
     from posttrain.models.language_model import LanguageModel
 
 _CHUNK = 64
@@ -70,6 +68,8 @@ def loss_group() -> ScoreGroup:
     """Computes ``loss``, nats a token of the right answer, and ``gradient_norm`` of it in the output layer."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
+        from posttrain.select.scores.model_passes import encode_answer, loss_and_gradient_norm
+
         pairs = [loss_and_gradient_norm(lm, encode_answer(lm, record)) for record in records]
         return pa.table(
             {
@@ -92,33 +92,6 @@ def instruction_difficulty_group() -> ScoreGroup:
         return pa.table({"instruction_difficulty": pa.array(difficulties, pa.float64())})
 
     return ScoreGroup("instruction_difficulty", 1, {}, score, _CHUNK)
-
-
-def loss_and_gradient_norm(lm: LanguageModel, sequence: TokenizedExample) -> tuple[float, float]:
-    """Computes the mean loss of the supervised tokens, in nats, and its gradient's norm in the output layer.
-
-    GraNd (M. Paul, G. Dziugaite, S. Ganguli, NeurIPS 2021) of the last layer, as J. Ash et al. (BADGE, ICLR 2020) take
-    gradients.
-    """
-    ids = torch.tensor([sequence.ids], device=lm.device)
-    at = torch.tensor([index for index, on in enumerate(sequence.supervised) if on and index > 0], device=lm.device)
-    with torch.no_grad():
-        states = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state[0, at - 1]
-    outputs: list[torch.Tensor] = []
-    # A hook catches the layer's own output, before the scales and caps that some families apply to it.
-    handle = lm.model.get_output_embeddings().register_forward_hook(lambda *call: outputs.append(call[2]))
-    try:
-        with torch.enable_grad():
-            logits = lm.logits(states.detach().requires_grad_())
-            loss = torch.nn.functional.cross_entropy(logits, ids[0, at])
-            (slope,) = torch.autograd.grad(loss, outputs[0])
-    finally:
-        handle.remove()
-    slope, states = slope.double(), states.double()
-    # The gradient sum_t d_t h_t^T has the size of the output layer and is never formed: with d_t the loss's gradient in
-    # the layer's output at token t and h_t its input, the squared norm is sum_ts (d_t . d_s)(h_t . h_s).
-    squared = ((slope @ slope.T) * (states @ states.T)).sum()
-    return float(loss.detach().double()), float(squared.clamp(min=0).sqrt())
 
 
 def forgetting_events(correct: npt.ArrayLike) -> Floats:

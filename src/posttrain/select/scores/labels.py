@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor, nn
 
 from posttrain.select.scores.context import ScoringBatch, ScoringContext
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel, to_list_column, to_matrix
 from posttrain.select.scores.uncertainty import Floats, bald, consensus_kl, vote_entropy
-from posttrain.store.errors import UserError
-from posttrain.store.hashing import digest
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -99,6 +94,7 @@ def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import label_scores
+        from posttrain.select.scores.model_passes import dropout_mask
 
         prompts = [record.prompt for record in records]
         logs = []
@@ -131,45 +127,3 @@ def sentence_group() -> ScoreGroup:
         return pa.table({"embedding": to_list_column(embedder.embed(texts))})
 
     return ScoreGroup("sentences", 1, {}, score, _CHUNK)
-
-
-@contextmanager
-def dropout_mask(lm: LanguageModel, share: float, seed: int, number: int) -> Iterator[None]:
-    """Drops some inputs of every linear layer below the output head, and scales up the others, while active.
-
-    Monte Carlo dropout (Y. Gal and Z. Ghahramani, ICML 2016) with one mask a pass instead of one a record and token,
-    "consistent" dropout (A. Kirsch, J. van Amersfoort, Y. Gal, BatchBALD, NeurIPS 2019, section 4.1).
-
-    Args:
-        lm: the model.
-        share: share of the inputs to drop.
-        seed: decides the masks, together with ``number``.
-        number: number of the pass.
-
-    Raises:
-        UserError: the model has no linear layer.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    layers = [(name, layer) for name, layer in lm.decoder.named_modules() if isinstance(layer, nn.Linear | Conv1D)]
-    if not layers:
-        raise UserError("the model has no linear layer to drop inputs of", where="select.scores", fix="leave bald out")
-    handles = []
-    try:
-        for name, layer in layers:
-            size = layer.in_features if isinstance(layer, nn.Linear) else layer.nx
-            # One mask for all records: a record's score must not depend on the records in its batch.
-            generator = torch.Generator().manual_seed(int(digest([seed, number, name])[:15], 16))
-            mask = (torch.rand(size, generator=generator) >= share).to(layer.weight) / (1 - share)
-            handles.append(layer.register_forward_pre_hook(_multiply_inputs(mask)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _multiply_inputs(mask: Tensor) -> Any:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] * mask, *inputs[1:])
-
-    return hook

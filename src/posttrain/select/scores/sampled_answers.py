@@ -6,24 +6,19 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput
-from posttrain.store.hashing import digest
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
 _CHUNK = 16
-_BATCH_TOKENS = 4096  # of a batch's prompts and answers, padding included, as the key-value cache grows with them
 
 SAMPLES_SCHEMA = pa.schema(
     [
@@ -64,6 +59,7 @@ def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.chat import TokenizedExample
         from posttrain.models.likelihood import context_length, sequence_log_likelihoods
+        from posttrain.select.scores.model_passes import sample_answers
 
         sampled = sample_answers(lm, records, samples, temperature, seed)
         sequences = []
@@ -84,84 +80,6 @@ def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
 
     settings = {"samples": samples, "temperature": temperature, "seed": seed}
     return ScoreGroup("samples", 1, settings, score, _CHUNK)
-
-
-@torch.inference_mode()
-def sample_answers(
-    lm: LanguageModel, records: Sequence[ScoringInput], samples: int, temperature: float, seed: int
-) -> list[list[list[int]]]:
-    """Samples token ids of ``samples`` answers to each record, up to and with the stop token.
-
-    Args:
-        lm: the model.
-        records: prompts.
-        samples: number of answers to each.
-        temperature: divides the logits; the distribution is not truncated.
-        seed: seed of the random numbers.
-    """
-    from transformers import LogitsProcessorList
-
-    ids = [lm.prompt_ids(record.prompt) for record in records]
-    limit = lm.task.max_new_tokens
-    answers: list[list[list[int]]] = [[] for _ in records]
-    order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
-    filler = lm.tokenizer.pad_token_id or 0
-    while order:
-        size = 1
-        # All samples of a prompt in one batch, and prompts of like length together, up to the batch's tokens.
-        while size < len(order) and (size + 1) * samples * (len(ids[order[size]]) + limit) <= _BATCH_TOKENS:
-            size += 1
-        rows, order = order[:size], order[size:]
-        width = len(ids[rows[-1]])
-        repeated = [row for row in rows for _ in range(samples)]
-        padding = [width - len(ids[row]) for row in repeated]
-        tokens = [[filler] * more + ids[row] for more, row in zip(padding, repeated, strict=True)]
-        mask = [[0] * more + [1] * (width - more) for more in padding]
-        # A seed an answer, by record and number: an answer must not depend on those sampled in the same batch.
-        seeds = [int(digest([seed, records[row].key, number])[:15], 16) for row in rows for number in range(samples)]
-        # Settings of the model's own generation config are overridden: any of them would change the distribution.
-        output = lm.model.generate(
-            input_ids=torch.tensor(tokens, device=lm.device),
-            attention_mask=torch.tensor(mask, device=lm.device),
-            max_new_tokens=limit,
-            eos_token_id=sorted(lm.chat.stop_ids),
-            pad_token_id=filler,
-            logits_processor=LogitsProcessorList([_GumbelSampler(seeds, temperature)]),
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-        )
-        for row, answer in zip(repeated, output[:, width:].tolist(), strict=True):
-            answers[row].append(_truncate_at_stop(lm, answer))
-    return answers
-
-
-@dataclass
-class _GumbelSampler:
-    """Adds Gumbel noise to logits, so that the greatest one is a draw from the softmax.
-
-    E. J. Gumbel, 1954; C. Maddison, D. Tarlow, T. Minka, A* Sampling, NeurIPS 2014, section 2.
-    """
-
-    seeds: Sequence[int]
-    temperature: float
-
-    def __post_init__(self) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        # Drawn on the CPU: its generators give the same numbers on every machine, those of a GPU do not.
-        noise = torch.empty(scores.shape, dtype=torch.float32)
-        for row, generator in zip(noise, self._generators, strict=True):
-            row.exponential_(generator=generator)
-        # -ln of an exponential draw is a Gumbel draw.
-        return scores.float() / self.temperature - noise.log_().to(scores.device)
-
-
-def _truncate_at_stop(lm: LanguageModel, ids: list[int]) -> list[int]:
-    end = next((index for index, token in enumerate(ids) if token in lm.chat.stop_ids), len(ids))
-    return ids[: end + 1]
 
 
 def _decode_answer(lm: LanguageModel, ids: list[int]) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from scipy.special import logsumexp
 
+from posttrain.models.embedder_source import embedder_key
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.select.scores.context import ScoringBatch
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
@@ -115,6 +115,8 @@ def semantic_entropy(clusters: Sequence[int], log_probabilities: npt.ArrayLike) 
     Returns:
         Between 0, for one cluster, and the logarithm of the number of clusters.
     """
+    from scipy.special import logsumexp
+
     members, values = np.asarray(clusters), np.asarray(log_probabilities, np.float64)
     sums = np.array([logsumexp(values[members == cluster]) for cluster in np.unique(members)])
     logs = sums - logsumexp(sums)
@@ -138,12 +140,12 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
         embedder: a sentence model, as `find_embedder` takes it.
         similarity: the cosine from which two answers mean the same.
     """
-    from posttrain.models.embedder import Embedder
-    from posttrain.models.embedder_source import embedder_key
 
     # Loaded on the first call: where all clusters are cached, no sentence model is.
     @cache
     def load() -> Embedder:
+        from posttrain.models.embedder import Embedder
+
         return Embedder.load(embedder)
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
