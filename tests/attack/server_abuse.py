@@ -33,7 +33,7 @@ from server_attacks import (
 
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.segment import sealed_segments
-from posttrain.store.checked_lines import read_lines
+from posttrain.store.hashing import read_lines
 
 MAX_GROWTH_BYTES = 200 * 2**20
 MAX_THREADS = 8

@@ -11,8 +11,7 @@ from sqlalchemy import text
 
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.errors import LostDatabaseError, StorageError
-from posttrain.store.journal import Journal, JournalEnd
-from posttrain.store.journaled_database import JOURNALED, read_rows
+from posttrain.store.journal import JOURNALED, Journal, JournalEnd, read_rows
 from posttrain.store.metadata import Metadata
 from posttrain.store.verify import verify_database
 

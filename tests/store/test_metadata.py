@@ -109,7 +109,7 @@ class MetadataContract:
 
     def test_order_does_not_follow_the_clock(self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
         times = iter(datetime(2030 - year, 1, 1, tzinfo=UTC) for year in range(30))
-        for module in ("metadata", "names"):
+        for module in ("metadata", "rounds"):
             monkeypatch.setattr(f"posttrain.store.{module}.utc_now", lambda: next(times))
         runs = [add_finished_run(metadata, artifact(number), {}).id for number in (5, 3, 4)]
         assert [run.id for run in metadata.runs()] == runs

@@ -10,8 +10,7 @@ from sqlalchemy import text
 
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import LostDatabaseError, UserError
-from posttrain.store.journal import Journal
-from posttrain.store.journaled_database import JOURNALED, read_rows
+from posttrain.store.journal import JOURNALED, Journal, read_rows
 from posttrain.store.rebuild import rebuild_database
 from posttrain.store.verify import verify_artifacts, verify_database
 from posttrain.store.workspace import JOURNAL, Workspace

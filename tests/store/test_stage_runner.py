@@ -119,7 +119,7 @@ def test_a_waiting_stage_keeps_its_scratch(workspace: Workspace) -> None:
         with pytest.raises(Waiting):
             run(workspace, wait)
     assert [(item.status, item.error) for item in workspace.metadata.runs()] == [("waiting", "labels for round 2")] * 2
-    assert workspace.scratch(workspace.metadata.runs()[0].key).joinpath("batch").exists()
+    assert (workspace.scratch / workspace.metadata.runs()[0].key / "batch").exists()
     assert run(workspace).kind == "dataset"
 
 

@@ -169,7 +169,9 @@ def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> N
             other.metadata.start_run("train", "key")
             with other.artifacts.temporary_folder() as folder:
                 (folder / "half").write_bytes(b"x")
-                other.scratch("key").joinpath("state").write_bytes(b"x")
+                scratch = other.scratch / "key"
+                scratch.mkdir()
+                (scratch / "state").write_bytes(b"x")
                 os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_process(die)["killed"]
@@ -177,18 +179,26 @@ def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> N
     with workspace.lock():
         assert list((workspace.home / "tmp").iterdir()) == []
         assert [(run.status, run.error) for run in workspace.metadata.runs()] == [("failed", "interrupted")]
-        assert (workspace.scratch("key") / "state").exists()
+        assert (workspace.scratch / "key" / "state").exists()
 
 
 def test_scratch_of_finished_work_is_removed(workspace: Workspace) -> None:
-    """The next lock removes the scratch of a process that was killed between its commit and the removal."""
-    done_run, failed_run = (workspace.metadata.start_run("train", key) for key in ("done", "failed"))
-    workspace.metadata.finish_run(done_run.id)
-    workspace.metadata.fail_run(failed_run.id, "boom")
-    for key in ("done", "failed"):
-        (workspace.scratch(key) / "state").write_bytes(b"x")
+    """The next lock removes that of finished runs and rounds: a process was killed between its commit and the removal.
+
+    A failed run can resume while its round is open.
+    """
+    metadata = workspace.metadata
+    for number, status in ((1, "done"), (2, "open")):
+        metadata.open_round(number, None)
+        metadata.update_round(number, status=status)
+    metadata.finish_run(metadata.start_run("train", "done").id)
+    for key, round, arm in (("failed", None, ""), ("old", 1, ""), ("resumable", 2, ""), ("other", 1, "random")):
+        metadata.for_arm(arm).fail_run(metadata.for_arm(arm).start_run("train", key, round=round).id, "boom")
+    for key in ("done", "failed", "old", "resumable", "other"):
+        (workspace.scratch / key).mkdir()
+        (workspace.scratch / key / "state").write_bytes(b"x")
     with workspace.lock():
-        assert [path.name for path in (workspace.home / "scratch").iterdir()] == ["failed"]
+        assert sorted(path.name for path in workspace.scratch.iterdir()) == ["failed", "other", "resumable"]
 
 
 def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace, in_process: InProcess) -> None:

@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from posttrain.data.feedback.entries import Feedback
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.segment import Segment, sealed_segments
-from posttrain.store.checked_lines import read_lines
+from posttrain.store.hashing import read_lines
 from posttrain.web.feedback import feedback_app
 from posttrain.web.server import serve
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.feedback.verify import count_entries, inbox_problems
+from posttrain.data.feedback.segment import count_entries, inbox_problems
 from posttrain.inspect.champion import MEND, champion_problems
 from posttrain.loop.stages.decide import DECISION
 from posttrain.loop.state import RoundState

@@ -1,31 +1,26 @@
-"""Queries on the metadata database: artifacts, runs, rounds and deployments."""
+"""Queries on the metadata database: artifacts, their names, and the runs that made them."""
 
 import os
 import platform
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, or_, select
 
 from posttrain import __version__
 from posttrain.store.artifacts import Artifact
-from posttrain.store.database import utc_now
+from posttrain.store.database import lock_table, utc_now
 from posttrain.store.errors import UserError
-from posttrain.store.journaled_database import JournaledDatabase
-from posttrain.store.names import NameQueries
+from posttrain.store.journal import JournaledDatabase
+from posttrain.store.rounds import DeploymentQueries, RoundQueries
 from posttrain.store.rows import ArtifactRow, Deployment, NamedVersion, Round, Run
-from posttrain.store.tables import artifacts, deployments, names, rounds, run_inputs, runs, tags
+from posttrain.store.tables import artifacts, names, rounds, run_inputs, runs, tags
 
 __all__ = ["ArtifactRow", "Deployment", "Metadata", "NamedVersion", "Round", "Run"]
-
-_ROUND_FIELDS = {column.name for column in rounds.columns} - {"arm", "number"}
-
-_ROUND_COLUMNS = [column for column in rounds.columns if column.name != "arm"]
-
-_DEPLOYMENT_COLUMNS = [column for column in deployments.columns if column.name != "arm"]
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy", "pyarrow")
 
@@ -118,6 +113,90 @@ class ArtifactQueries(JournaledDatabase):
         return sorted(id for id in ids if id.startswith(text) or id.partition("-")[2].startswith(text))
 
 
+class NameQueries(JournaledDatabase):
+    """Names artifacts: versions count from 1 under each name and never change; a tag can move between them."""
+
+    def name_artifact(
+        self,
+        name: str,
+        artifact_id: str,
+        parent: str | None = None,
+        *,
+        semantic: str | None = None,
+        note: str | None = None,
+    ) -> int:
+        """Gives an artifact the next version of ``name``, or returns the version that it already has.
+
+        Args:
+            parent: The artifact that this one grew from.
+            semantic: Semantic version such as ``2.3.1``.
+
+        Raises:
+            LookupError: the database does not know the artifact or its parent.
+            UserError: another artifact has this semantic version.
+        """
+        with self.transaction() as connection:
+            # Two processes that name at once would both read the same highest version and try to insert the next.
+            lock_table(connection, names)
+            # Checked here, as SQLite's own message about a broken foreign key does not say which one.
+            ids = {artifact_id, parent} - {None}
+            rows = set(connection.scalars(select(artifacts.c.id).where(artifacts.c.id.in_(ids))))
+            if unknown := ids - rows:
+                raise LookupError(f"no artifact {', '.join(sorted(map(str, unknown)))}")
+            same = select(names.c.version).where(names.c.name == name, names.c.artifact_id == artifact_id)
+            version: int | None = connection.scalar(same)
+            if version is not None:
+                return version
+            same_semantic = select(names.c.artifact_id).where(names.c.name == name, names.c.semantic == semantic)
+            if semantic is not None and (other := connection.scalar(same_semantic)):
+                raise UserError(f"{name}@v{semantic} is {other} already", fix="give another version")
+            latest = connection.scalar(select(func.max(names.c.version)).where(names.c.name == name))
+            version = (latest or 0) + 1
+            row = {
+                "name": name,
+                "version": version,
+                "artifact_id": artifact_id,
+                "parent": parent,
+                "created_at": utc_now(),
+                "semantic": semantic,
+                "note": note,
+            }
+            self.insert_row(names, row)
+            return version
+
+    def named(self, name: str, version: int | None = None) -> str | None:
+        """Returns the artifact of a version of a name (None: the latest), or None if there is none."""
+        versions = [row for row in self.names(name) if version is None or row.version == version]
+        return versions[-1].artifact_id if versions else None
+
+    def names(self, name: str | None = None) -> list[NamedVersion]:
+        """Returns the versions of one name or of all, by name and version."""
+        query, tagged = select(names).order_by(names.c.name, names.c.version), select(tags).order_by(tags.c.tag)
+        if name is not None:
+            query, tagged = query.where(names.c.name == name), tagged.where(tags.c.name == name)
+        with self.reading() as connection:
+            versions = [NamedVersion(**row) for row in connection.execute(query).mappings()]
+            tags_of: dict[tuple[str, int], tuple[str, ...]] = {}
+            for row in connection.execute(tagged).mappings():
+                key = row["name"], row["version"]
+                tags_of[key] = (*tags_of.get(key, ()), row["tag"])
+        return [replace(version, tags=tags_of.get((version.name, version.version), ())) for version in versions]
+
+    def tag(self, name: str, version: int, tag: str) -> None:
+        """Points ``name@tag`` to a version, and no longer to another."""
+        with self.transaction() as connection:
+            lock_table(connection, tags)
+            # Delete and insert, as the two databases spell an upsert differently; the transaction makes it one step.
+            self.delete_rows(tags, (tags.c.name == name) & (tags.c.tag == tag))
+            self.insert_row(tags, {"name": name, "tag": tag, "version": version})
+
+    def forget_version(self, name: str, version: int) -> None:
+        """Removes a version of a name, and its tags; the artifact stays."""
+        with self.transaction():
+            for table in (tags, names):
+                self.delete_rows(table, (table.c.name == name) & (table.c.version == version))
+
+
 class RunQueries(JournaledDatabase):
     """Runs in the order of their start."""
 
@@ -196,6 +275,13 @@ class RunQueries(JournaledDatabase):
         finished = self._select((runs.c.key == key) & (runs.c.status == "done"))
         return finished[-1] if finished else None
 
+    def finished_keys(self) -> set[str]:
+        """Returns the keys of this arm's finished runs, and of all its runs in finished rounds."""
+        done = select(rounds.c.number).where(rounds.c.arm == self.arm, rounds.c.status == "done")
+        keys = select(runs.c.key).where(runs.c.arm == self.arm, or_(runs.c.status == "done", runs.c.round.in_(done)))
+        with self.reading() as connection:
+            return set(connection.scalars(keys))
+
     def run(self, id: str) -> Run | None:
         """Returns the run, or None."""
         runs_of_id = self._select(runs.c.id == id)
@@ -237,103 +323,7 @@ class RunQueries(JournaledDatabase):
             raise LookupError(f"no run {run_id}")
 
 
-class RoundQueries(JournaledDatabase):
-    """Rounds by number."""
-
-    def open_round(self, number: int, champion_before: str | None) -> Round:
-        """Begins a round, or returns it unchanged if it has begun."""
-        row = {
-            "arm": self.arm,
-            "number": number,
-            "status": "open",
-            "champion_before": champion_before,
-            "detail": {},
-            "started_at": utc_now(),
-        }
-        with self.transaction():
-            self.insert_new_row(rounds, row)
-            return self._round(number)
-
-    def update_round(self, number: int, **fields: Any) -> Round:
-        """Sets fields of a round, such as ``status`` or ``decision``; ``done`` sets ``finished_at``.
-
-        Raises:
-            LookupError: there is no such round.
-            TypeError: there is no such field.
-        """
-        if unknown := fields.keys() - _ROUND_FIELDS:
-            raise TypeError(f"a round has no {', '.join(sorted(unknown))}")
-        if fields.get("status") == "done":
-            fields.setdefault("finished_at", utc_now())
-        with self.transaction():
-            if fields:
-                self.update_rows(rounds, self._is_ours & (rounds.c.number == number), fields)
-            return self._round(number)
-
-    def round(self, number: int) -> Round | None:
-        """Returns the round, or None."""
-        return next((round for round in self.rounds() if round.number == number), None)
-
-    def rounds(self) -> list[Round]:
-        """Returns all rounds, first to last."""
-        with self.reading() as connection:
-            rows = connection.execute(select(*_ROUND_COLUMNS).where(self._is_ours).order_by(rounds.c.number)).mappings()
-            return [Round(**row) for row in rows]
-
-    def arms(self) -> list[str]:
-        """Returns the names of all loops that have rounds; the main one is ""."""
-        with self.reading() as connection:
-            return list(connection.scalars(select(rounds.c.arm).distinct().order_by(rounds.c.arm)))
-
-    @property
-    def _is_ours(self) -> ColumnElement[bool]:
-        return rounds.c.arm == self.arm
-
-    def _round(self, number: int) -> Round:
-        round = self.round(number)
-        if round is None:
-            raise LookupError(f"no round {number}")
-        return round
-
-
-class DeploymentQueries(JournaledDatabase):
-    """Deployments, oldest first; the last one's model is the champion. Rows are only added, so history stays."""
-
-    def add_deployment(
-        self, model_id: str, *, round: int | None, action: str, reason: str = "", hook: str = "none"
-    ) -> Deployment:
-        """Records that a model becomes the champion; see `Deployment` for the values."""
-        row = {
-            "arm": self.arm,
-            "model_id": model_id,
-            "round": round,
-            "action": action,
-            "reason": reason,
-            "created_at": utc_now(),
-            "hook": hook,
-        }
-        with self.transaction():
-            id = self.insert_row(deployments, row)["id"]
-            return next(deployment for deployment in self.deployments() if deployment.id == id)
-
-    def deployments(self) -> list[Deployment]:
-        """Returns all deployments, oldest first."""
-        with self.reading() as connection:
-            ours = select(*_DEPLOYMENT_COLUMNS).where(deployments.c.arm == self.arm)
-            rows = connection.execute(ours.order_by(deployments.c.id)).mappings()
-            return [Deployment(**row) for row in rows]
-
-    def set_hook(self, id: int, status: str) -> None:
-        """Records the status of a deployment's command or webhook.
-
-        Raises:
-            LookupError: there is no such deployment.
-        """
-        if not self.update_rows(deployments, deployments.c.id == id, {"hook": status}):
-            raise LookupError(f"no deployment {id}")
-
-
-class Metadata(ArtifactQueries, RunQueries, RoundQueries, DeploymentQueries, NameQueries):
+class Metadata(ArtifactQueries, NameQueries, RunQueries, RoundQueries, DeploymentQueries):
     """Reads and writes all rows of a workspace. Each method is a transaction, or joins the one that it is called in:
 
     ``with metadata.transaction(): metadata.add_artifact(...); metadata.finish_run(...)``

@@ -22,8 +22,7 @@ from posttrain.store.errors import (
     UserError,
 )
 from posttrain.store.files import disk_errors
-from posttrain.store.journal import Journal, JournalContent, Rows
-from posttrain.store.journaled_database import JOURNALED
+from posttrain.store.journal import JOURNALED, Journal, JournalContent, Rows
 from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import artifacts, deployments, names, run_inputs, runs

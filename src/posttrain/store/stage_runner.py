@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import DamagedArtifactError, StorageError, UserError, Waiting, WorkError, is_user_mistake
-from posttrain.store.files import disk_errors, to_storage_error
+from posttrain.store.files import disk_errors, make_folder, remove_tree, to_storage_error
 from posttrain.store.hashing import digest
 from posttrain.store.progress import pop_task_seconds
 from posttrain.store.rows import Run
@@ -63,28 +63,29 @@ def run_stage(
         Exception: whatever else ``work`` raised; the run is marked failed.
     """
     key = stage_key(stage, version, inputs, config, seed)
+    scratch = workspace.scratch / key
     if artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
-        workspace.drop_scratch(key)
+        remove_tree(scratch)
         return artifact
     pop_task_seconds()  # seconds of work outside a stage belong to no run
     run = workspace.metadata.start_run(stage, key, round=round, seed=seed, config=config, inputs=inputs)
     start = time.monotonic()
     try:
-        artifact = _execute(workspace, run, kind, work, start)
+        artifact = _execute(workspace, run, kind, work, scratch, start)
     except Waiting as waiting:
         workspace.metadata.wait_run(run.id, str(waiting), time.monotonic() - start)
         raise
     except BaseException as error:
         if is_user_mistake(error):
-            workspace.drop_scratch(key)  # a mistake must be corrected first, so there is nothing to resume
+            remove_tree(scratch)  # a mistake must be corrected first, so there is nothing to resume
         _record_failure(workspace, run, error, time.monotonic() - start)
         raise
-    workspace.drop_scratch(key)
+    remove_tree(scratch)
     return artifact
 
 
-def _execute(workspace: Workspace, run: Run, kind: str, work: Work, start: float) -> Artifact:
-    scratch = workspace.scratch(run.key)
+def _execute(workspace: Workspace, run: Run, kind: str, work: Work, scratch: Path, start: float) -> Artifact:
+    make_folder(scratch)
     with workspace.artifacts.temporary_folder() as out:
         with disk_errors(out):
             meta = work(out, scratch)

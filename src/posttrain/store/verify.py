@@ -9,8 +9,7 @@ from sqlalchemy import Connection, inspect, text
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.database import RECOVER
 from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, LostDatabaseError
-from posttrain.store.journal import Journal, Rows
-from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
+from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, Rows, read_rows
 from posttrain.store.progress import progress_bar
 from posttrain.store.rows import ArtifactRow
 from posttrain.store.tables import schema

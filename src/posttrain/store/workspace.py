@@ -13,7 +13,7 @@ from posttrain.store.config import StoreConfig, expand_variables
 from posttrain.store.database import RECOVER
 from posttrain.store.errors import EmptyDatabaseError, LostDatabaseError, UserError, is_user_mistake
 from posttrain.store.extensions import Registry
-from posttrain.store.files import disk_errors, remove_tree, sync_folder, temporary_folder, write_atomically
+from posttrain.store.files import disk_errors, remove_tree, sync_folder, sync_name, temporary_folder, write_atomically
 from posttrain.store.journal import Journal, JournalEnd
 from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
@@ -58,11 +58,13 @@ class Workspace(AbstractContextManager["Workspace"]):
     Attributes:
         root: The workspace's folder.
         home: ``root/.posttrain``.
+        scratch: Folder of the folders, named by the keys of stages, with what a stage resumes from; they survive kills.
     """
 
     def __init__(self, root: Path, metadata: Metadata, artifacts: ArtifactStore) -> None:
         self.root = root
         self.home = root / ".posttrain"
+        self.scratch = self.home / "scratch"
         self.metadata = metadata
         self.artifacts = artifacts
         self._created: list[Path] = []
@@ -88,6 +90,10 @@ class Workspace(AbstractContextManager["Workspace"]):
             for folder in (home, home / "scratch", home / "tmp", *([] if config.artifacts else [home / "artifacts"])):
                 # For its owner alone: records and feedback may be personal. Who shares a workspace changes the mode.
                 folder.mkdir(mode=0o700, exist_ok=True)
+            if not (home / "format.json").exists():
+                # All new names, those too that a killed process has made. Those in the home follow with the format.
+                for folder in (home, root, *created[1:]):
+                    sync_name(folder)
         try:
             artifacts = open_artifacts_of(home, config)
             metadata = _open_metadata(home, config, artifacts, create=True)
@@ -153,10 +159,9 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     def _remove_finished_scratch(self) -> None:
         """Removes scratch folders of finished runs, and of all runs of finished rounds."""
-        # A kill before `drop_scratch` leaves that of a finished run; a failed run's is of no use after its round.
-        done = {entry.number for entry in self.metadata.rounds() if entry.status == "done"}
-        finished = {run.key for run in self.metadata.runs() if run.status == "done" or run.round in done}
-        for folder in self._scratch.glob("*"):
+        # A kill before `run_stage` removes one leaves a finished run's; a failed run's is of no use after its round.
+        finished = self.metadata.finished_keys()
+        for folder in self.scratch.glob("*"):
             if folder.name in finished:
                 remove_tree(folder)
 
@@ -170,25 +175,6 @@ class Workspace(AbstractContextManager["Workspace"]):
         # Apart from the workspace's lock: a rollback must not wait for hours of training.
         with hold_lock(self.home / "deploy.lock", wait=60):
             yield
-
-    def scratch(self, key: str) -> Path:
-        """Returns the folder for state that the stage under ``key`` resumes from; it survives kills.
-
-        Raises:
-            UserError: the disk refused.
-        """
-        folder = self._scratch / key
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def drop_scratch(self, key: str) -> None:
-        """Removes the scratch folder of ``key``."""
-        remove_tree(self._scratch / key)
-
-    @property
-    def _scratch(self) -> Path:
-        return self.home / "scratch"
 
     @property
     def champion_path(self) -> Path:

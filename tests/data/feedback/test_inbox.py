@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from posttrain.data.feedback.entries import Feedback, Ratings, feedback_row
 from posttrain.data.feedback.inbox import Conflict, Full, Inbox, Receipt, seal_inbox
 from posttrain.data.feedback.segment import sealed_segments
-from posttrain.store.checked_lines import decode_line, encode_line, read_lines
 from posttrain.store.errors import UserError, WorkError
+from posttrain.store.hashing import decode_line, encode_line, read_lines
 
 
 def feedback(id: str, **fields: Any) -> Feedback:

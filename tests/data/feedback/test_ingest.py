@@ -12,7 +12,7 @@ from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import FeedbackBatch, ingest
 from posttrain.data.feedback.segment import sealed_segments
 from posttrain.data.records.schema import concat
-from posttrain.store.checked_lines import encode_line
+from posttrain.store.hashing import encode_line
 
 ENTRIES: list[dict[str, Any]] = [
     {"id": "a", "prompt": "one", "completion": "1", "rating": "up", "metadata": {"model": "m", "id": "not ours"}},

@@ -1,6 +1,6 @@
 """Stores feedback in files that are only appended to, so that no acknowledged entry is lost.
 
-The files are segments (`posttrain.data.feedback.segment`) of lines with checksums (`posttrain.store.checked_lines`). An
+The files are segments (`posttrain.data.feedback.segment`) of lines with checksums (`posttrain.store.hashing`). An
 entry is acknowledged once an fsync has followed its bytes; entries that arrive during one share the next (group
 commit, DeWitt et al. 1984, doi:10.1145/602259.602261).
 """
@@ -18,10 +18,10 @@ import xxhash
 
 from posttrain.data.feedback.entries import Feedback, read_entry
 from posttrain.data.feedback.segment import Segment, open_segment_path, seal_stale_segments, sealed_segments
-from posttrain.store.checked_lines import encode_line, read_lines
 from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import disk_errors, make_folder, sync_folder, to_storage_error, write_atomically
+from posttrain.store.hashing import encode_line, read_lines
 from posttrain.store.lock import hold_lock
 
 log = logging.getLogger("posttrain")

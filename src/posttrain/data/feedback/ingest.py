@@ -15,9 +15,9 @@ from posttrain.data.feedback.segment import sealed_segments
 from posttrain.data.reading.conversion import RecordConverter
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
-from posttrain.store.checked_lines import read_lines
 from posttrain.store.errors import UserError, shorten
 from posttrain.store.files import make_folder, write_atomically
+from posttrain.store.hashing import read_lines
 
 log = logging.getLogger("posttrain")
 

@@ -1,14 +1,16 @@
-"""Writes a file of an inbox: appended to while it is open, and never changed once it is sealed.
+"""Writes and verifies a file of an inbox: appended to while it is open, and never changed once it is sealed.
 
 ``segments/000001.open`` is being written; when it is full, or on request, it is renamed to ``000001.jsonl``.
 """
 
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from posttrain.store.files import sync_folder
+from posttrain.store.hashing import decode_line, read_lines
 
 log = logging.getLogger("posttrain")
 
@@ -119,3 +121,44 @@ def _cut_torn_line(path: Path) -> None:
     if whole < len(raw):
         log.warning("%s: cutting off the last line, which was never finished or acknowledged", path)
         os.truncate(path, whole)
+
+
+def count_entries(inbox: Path) -> int:
+    """Counts the acknowledged entries."""
+    return sum(len(read_lines(path.read_bytes()).values) for path in _segments(inbox))
+
+
+def inbox_problems(inbox: Path, *, quick: bool = False) -> Iterator[tuple[Path, str]]:
+    """Yields each damaged segment and what is wrong with it; reads only, whether a process has the inbox open or none.
+
+    Args:
+        inbox: The inbox's folder.
+        quick: True reads no segment: only missing and empty ones are detected.
+    """
+    numbers = [int(path.stem) for path in _segments(inbox)]
+    for number in range(1, max(numbers, default=0)):
+        if number not in numbers:
+            yield open_segment_path(inbox, number).with_suffix(".jsonl"), "is missing"
+    for mark in sorted((inbox / "segments").glob("[0-9]*.taken")):
+        if int(mark.stem) not in numbers:
+            yield mark.with_suffix(".jsonl"), "is missing, although its records were taken"
+    for path in _segments(inbox):
+        if path.suffix == ".jsonl" and not path.stat().st_size:
+            yield path, "is empty"
+        elif not quick:
+            yield from ((path, problem) for problem in _segment_problems(path))
+
+
+def _segments(inbox: Path) -> list[Path]:
+    return sorted([*sealed_segments(inbox), *(inbox / "segments").glob("[0-9]*.open")])
+
+
+def _segment_problems(path: Path) -> Iterator[str]:
+    raw = path.read_bytes()
+    lines = read_lines(raw)
+    for number in lines.damaged:
+        yield f"line {number} does not match its checksum"
+    rest = raw[lines.whole :]
+    # In an open segment an unfinished last line was never acknowledged; a whole one with a wrong end was.
+    if rest and (path.suffix == ".jsonl" or decode_line(rest[:-1]) is not None):
+        yield f"line {len(lines.values) + len(lines.damaged) + 1} has no end"

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.records.identity import Turn
-from posttrain.store.checked_lines import encode_line, read_lines
 from posttrain.store.errors import WorkError
 from posttrain.store.files import disk_errors, make_folder
-from posttrain.store.hashing import digest
+from posttrain.store.hashing import digest, encode_line, read_lines
 
 Turns = Sequence[Turn]
 Generate = Callable[[Sequence[Turns]], Sequence[str | None]]

@@ -20,6 +20,7 @@ from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps, defa
 from posttrain.data.versions.version import Version
 from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError
+from posttrain.store.files import remove_tree
 from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
@@ -255,4 +256,4 @@ def remove_garbage(workspace: Workspace, garbage: Garbage) -> None:
         workspace.artifacts.delete(id)
     for run in workspace.metadata.runs():
         if run.stage == STAGE and run.status != "done":
-            workspace.drop_scratch(run.key)
+            remove_tree(workspace.scratch / run.key)
