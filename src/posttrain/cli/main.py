@@ -42,6 +42,11 @@ class _Verbs(LazyGroup):
             "posttrain.cli.verify:verify",
             "Compare everything that is stored with its checksums; rebuild a lost database.",
         ),
+        "backup": LazyVerb(
+            "posttrain.cli.backup:backup",
+            "Copy the workspace as it is at one moment, while the loop runs, to a file, a folder or S3.",
+        ),
+        "restore": LazyVerb("posttrain.cli.backup:restore", "Restore a workspace from a backup."),
         "serve": LazyVerb(
             "posttrain.cli.serve:serve",
             "Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.",

@@ -89,7 +89,7 @@ def _verify(workspace: Workspace, *, quick: bool) -> Verification:
     if not quick:
         scored_again = "the next run removes the file and scores its records again"
         findings += [Finding(str(path), what, scored_again) for path in chunks if (what := chunk_problem(path))]
-    lost = "restore the inbox from a backup; the entries of intact lines are not affected"
+    lost = "posttrain restore BACKUP --damaged; the entries of intact lines are not affected"
     findings += [Finding(str(path), what, lost) for path, what in inbox_problems(home / "inbox", quick=quick)]
     checked = {
         "artifacts": len(rows),

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,11 +17,13 @@ from posttrain.store.errors import DamagedArtifactError, WorkError
 from posttrain.store.files import (
     disk_errors,
     folder_files,
+    make_folder,
     remove_abandoned_folders,
     set_default_mode,
     set_read_only,
     sync_file,
     sync_folder,
+    sync_tree,
     temporary_folder,
 )
 from posttrain.store.hashing import canonical_json, file_digest
@@ -148,6 +151,29 @@ class ArtifactStore(ABC):
         An artifact that is there already is kept if it is whole, and replaced if it is damaged.
         """
 
+    def add_copy(self, folder: Path, artifact: Artifact) -> None:
+        """Stores a copy of a sealed folder, such as one of another store; the folder stays.
+
+        Raises:
+            UserError: the disk refused.
+            WorkError: the remote store cannot be reached.
+        """
+        with self.temporary_folder() as copy:
+            with disk_errors(copy):
+                shutil.copytree(folder, copy, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                sync_tree(copy)
+            self.publish(copy, artifact)
+
+    def copy_to(self, id: str, folder: Path) -> None:
+        """Copies an artifact's files and manifest into an existing folder.
+
+        Raises:
+            DamagedArtifactError: the artifact is missing or damaged.
+            UserError: the disk refused.
+        """
+        with disk_errors(folder):
+            shutil.copytree(self.path(id), folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+
     @abstractmethod
     def exists(self, id: str) -> bool:
         """Returns whether the artifact was committed; it may be damaged all the same."""
@@ -201,6 +227,9 @@ def parse_manifest(content: bytes) -> Artifact:
         kind, meta = values["kind"], values["meta"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no manifest: {error}") from error
+    # The names become paths: a foreign manifest must not lead a download or a restored backup out of its folder.
+    if outside := [name for name in files if name.startswith("/") or ".." in name.split("/")]:
+        raise ValueError(f"no manifest: {outside[0]!r} lies outside the artifact")
     return Artifact(f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}", kind, meta, files)
 
 
@@ -285,7 +314,7 @@ class LocalArtifacts(ArtifactStore):
     def temporary_folder(self) -> AbstractContextManager[Path]:
         with disk_errors(self.root):
             for folder in (self.root, self._temporary):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
             # A rename does not cross file systems, such as a mount or a link to a larger disk.
             same_disk = self.root.stat().st_dev == self._temporary.stat().st_dev
         return temporary_folder(self._temporary if same_disk else self._staging_in_root)

@@ -1,5 +1,6 @@
 """The metadata database: SQLite by default, PostgreSQL by URL; upgraded to the newest version when opened."""
 
+import json
 import os
 import platform
 import shutil
@@ -301,7 +302,7 @@ def _parse(url: str) -> URL:
 def _engine(url: URL) -> Engine:
     try:
         if url.get_backend_name() == "sqlite":
-            engine = create_engine(url)
+            engine = create_engine(url, json_deserializer=_read_json)
         else:
             name = f"process {os.getpid()} on {platform.node()}"[:63]  # PostgreSQL cuts names at 63 bytes
             # A stage may train for hours between two queries: the ping replaces a connection that a server or a
@@ -322,6 +323,14 @@ def _engine(url: URL) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _read_json(text: str) -> Any:
+    """Reads a JSON column of an SQLite file, which holds any text; PostgreSQL refuses what is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise DamagedDatabaseError(f"store.database: a row holds no JSON; {RECOVER}") from None
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:

@@ -27,7 +27,7 @@ from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import artifacts, deployments, names, run_inputs, runs
 from posttrain.store.tables import journal as position
-from posttrain.store.verify import verify_database
+from posttrain.store.verify import compare_with_manifest, verify_database
 from posttrain.store.workspace import JOURNAL, database_url, describe_work, open_artifacts_of
 
 log = logging.getLogger("posttrain")
@@ -64,38 +64,57 @@ def rebuild_database(root: Path, config: StoreConfig) -> RebuiltDatabase | None:
         raise UserError("no workspace here", where=str(root), fix=f"posttrain init {root}")
     with hold_lock(home / "lock"):
         url, journal, store = database_url(home, config), Journal(home / JOURNAL), open_artifacts_of(home, config)
-        if _is_healthy(url, journal):
+        if is_healthy(url, journal, store):
             return None
         if describe_work(journal, store) is None:
             raise UserError("there is neither a journal nor an artifact", where=str(home), fix="restore a backup")
         content = journal.read()
         replaced = _set_aside(sqlite_file(url))
-        metadata = Metadata(url, create=True)
-        try:
-            with metadata.exclusive(), metadata.transaction() as connection:
-                _require_empty(connection, metadata.location)
-                rows, unknown = _known_rows(content, store)
-                _insert(connection, rows, store, unknown)
-                connection.execute(update(position).values(number=content.last))
-                rebuilt = RebuiltDatabase(metadata.location, _counts(connection), unknown, replaced)
-        finally:
-            metadata.close()
+        rebuilt = fill_database(url, content, store, replaced)
         if content.damaged or content.missing(content.last):
             # It does not fit the new database, whose next opening begins another.
             _rename(journal.path)
         return rebuilt
 
 
-def _is_healthy(url: str, journal: Journal) -> bool:
+def fill_database(
+    url: str, content: JournalContent, store: ArtifactStore, replaced: Path | None = None
+) -> RebuiltDatabase:
+    """Fills an empty database with the rows of a journal and of the artifacts' manifests, in one transaction.
+
+    Args:
+        url: SQLAlchemy's URL; missing tables are created.
+        content: The journal's content.
+        store: The artifacts.
+        replaced: Where an earlier database file is now, for the result.
+
+    Raises:
+        UserError: the database holds rows, or another process works with it.
+    """
+    metadata = Metadata(url, create=True)
+    try:
+        with metadata.exclusive(), metadata.transaction() as connection:
+            _require_empty(connection, metadata.location)
+            rows, unknown = _known_rows(content, store)
+            _insert(connection, rows, store, unknown)
+            connection.execute(update(position).values(number=content.last))
+            return RebuiltDatabase(metadata.location, _counts(connection), unknown, replaced)
+    finally:
+        metadata.close()
+
+
+def is_healthy(url: str, journal: Journal, store: ArtifactStore) -> bool:
+    """Returns whether the database can be read and its rows are those of the journal and of the manifests."""
     try:
         # Without its journal, as opening both compares them and refuses.
         metadata = Metadata(url)
     except (EmptyDatabaseError, LostDatabaseError, DamagedDatabaseError):
         return False
     try:
-        return not [
+        findings = [
             finding for finding in verify_database(metadata, journal) if not finding.where.startswith(str(journal.path))
         ]
+        return not findings and not any(compare_with_manifest(store, row) for row in metadata.artifacts())
     finally:
         metadata.close()
 
@@ -122,7 +141,7 @@ def _rename(path: Path) -> Path:
 def _require_empty(connection: Connection, location: str) -> None:
     if sum(_counts(connection).values()):
         fix = "restore a backup, or name an empty database in store.database and repeat this"
-        raise UserError("is damaged, but holds rows", where=location, fix=fix)
+        raise UserError("holds rows that are not this workspace's", where=location, fix=fix)
 
 
 def _counts(connection: Connection) -> dict[str, int]:

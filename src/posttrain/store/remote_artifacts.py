@@ -53,6 +53,10 @@ class RemoteArtifacts(ArtifactStore):
         return cls(location, home)
 
     def publish(self, folder: Path, artifact: Artifact) -> None:
+        self.add_copy(folder, artifact)
+        self._copies.publish(folder, artifact)
+
+    def add_copy(self, folder: Path, artifact: Artifact) -> None:
         # Sizes are one listing; checksums would mean a download of what is about to be uploaded.
         if artifact.id in self._damaged or self._size_problems(artifact):
             with self._translated_errors():
@@ -61,7 +65,6 @@ class RemoteArtifacts(ArtifactStore):
                 for name in (*artifact.files, MANIFEST):
                     self._files.put_file(str(folder / name), self._at(artifact.id, name))
             self._damaged.discard(artifact.id)
-        self._copies.publish(folder, artifact)
 
     def exists(self, id: str) -> bool:
         if not is_artifact_id(id):
@@ -86,17 +89,14 @@ class RemoteArtifacts(ArtifactStore):
             except DamagedArtifactError as error:
                 log.warning("%s; downloading it again", error)
                 self._copies.delete(id)
-        artifact = self.get(id)
         with self._copies.temporary_folder() as folder:
-            self._download(artifact, folder)
-            if problems := find_damage(folder, artifact):
-                self._damaged.add(id)
-                raise damaged_error(id, problems)
             # Not synced to the disk: if a power cut damages a copy, its checksums show it and it is downloaded again.
-            with disk_errors(folder):
-                (folder / MANIFEST).write_bytes(artifact.manifest)
+            artifact = self._download(id, folder)
             self._copies.publish(folder, artifact)
         return self._copies.path(id)
+
+    def copy_to(self, id: str, folder: Path) -> None:
+        self._download(id, folder)
 
     def ids(self) -> list[str]:
         with self._translated_errors():
@@ -158,7 +158,8 @@ class RemoteArtifacts(ArtifactStore):
         problems += [f"{name} does not belong to it" for name in sizes if name not in {MANIFEST, *artifact.files}]
         return problems
 
-    def _download(self, artifact: Artifact, folder: Path) -> None:
+    def _download(self, id: str, folder: Path) -> Artifact:
+        artifact = self.get(id)
         for name in artifact.files:
             target = folder / name
             with disk_errors(folder):
@@ -168,6 +169,12 @@ class RemoteArtifacts(ArtifactStore):
                     self._files.get_file(self._at(artifact.id, name), str(target))
                 except FileNotFoundError:
                     target.unlink(missing_ok=True)  # `find_damage` names it, together with all others
+        if problems := find_damage(folder, artifact):
+            self._damaged.add(id)
+            raise damaged_error(id, problems)
+        with disk_errors(folder):
+            (folder / MANIFEST).write_bytes(artifact.manifest)
+        return artifact
 
     def _at(self, id: str, name: str) -> str:
         return f"{self._root}/{id}/{name}"

@@ -1,10 +1,11 @@
 """Verifies the store: artifacts against their manifests, the database's rows against manifests and journal."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Text, inspect, select, text, type_coerce
 
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.database import RECOVER
@@ -12,9 +13,10 @@ from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, L
 from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, Rows, read_rows
 from posttrain.store.progress import progress_bar
 from posttrain.store.rows import ArtifactRow
+from posttrain.store.tables import artifacts as artifact_table
 from posttrain.store.tables import schema
 
-RESTORE = "restore it from a backup; `posttrain run` builds it again where a round in progress needs it"
+RESTORE = "posttrain restore BACKUP --damaged; `posttrain run` builds it again where a round in progress needs it"
 
 _DELETE_JOURNAL = "remove the file: the next `posttrain run` writes it anew from the database"
 
@@ -50,20 +52,23 @@ def verify_artifacts(artifacts: ArtifactStore, rows: dict[str, ArtifactRow], *, 
             # The store's own lines about a lost manifest begin with the artifact's id.
             findings += [Finding(id, problem.removeprefix(f"artifact {id} "), RESTORE) for problem in problems]
             if id in rows and not problems:
-                findings += _compare_with_manifest(artifacts, rows[id])
+                findings += compare_with_manifest(artifacts, rows[id])
             advance(1)
     return findings
 
 
-def _compare_with_manifest(artifacts: ArtifactStore, row: ArtifactRow) -> Iterator[Finding]:
+def compare_with_manifest(artifacts: ArtifactStore, row: ArtifactRow) -> list[Finding]:
+    """Compares an artifact's row with its manifest; returns a finding for each column that differs."""
     try:
         artifact = artifacts.get(row.id)
     except DamagedArtifactError:
-        return  # removed since the look before
+        return []  # a finding of its own
     values = {"kind": artifact.kind, "meta": artifact.meta, "size": artifact.size, "files": len(artifact.files)}
-    for name, value in values.items():
-        if getattr(row, name) != value:
-            yield Finding(f"artifacts, row {row.id}", f"`{name}` differs from the artifact's manifest", RECOVER)
+    return [
+        Finding(f"artifacts, row {row.id}", f"`{name}` differs from the artifact's manifest", RECOVER)
+        for name, value in values.items()
+        if getattr(row, name) != value
+    ]
 
 
 def verify_database(database: JournaledDatabase, journal: Journal, *, quick: bool = False) -> list[Finding]:
@@ -82,12 +87,23 @@ def verify_database(database: JournaledDatabase, journal: Journal, *, quick: boo
             ]
             if findings:
                 return findings
+            findings = [*_unreadable_meta(connection, database.location)]
             position = database.position()
             rows: Rows = {table.name: read_rows(connection, table) for table in JOURNALED}
             shared = connection.dialect.name == "postgresql"
     except (DamagedDatabaseError, LostDatabaseError) as error:
         return [database_finding(database.location, error)]
-    return _compare_with_journal(journal, rows, position, database.location, shared=shared)
+    return findings + _compare_with_journal(journal, rows, position, database.location, shared=shared)
+
+
+def _unreadable_meta(connection: Connection, location: str) -> Iterator[Finding]:
+    # The journal leaves `meta` out, since manifests have it, and a row that cannot be read is compared with none.
+    for id, meta in connection.execute(select(artifact_table.c.id, type_coerce(artifact_table.c.meta, Text))):
+        try:
+            if isinstance(meta, str):
+                json.loads(meta)
+        except ValueError:
+            yield Finding(f"{location}, artifacts, row {id}", "`meta` is no JSON", RECOVER)
 
 
 def database_finding(location: str, error: Exception) -> Finding:

@@ -1,0 +1,161 @@
+"""``posttrain backup`` and ``posttrain restore``: a workspace as it is at one moment, and its way back."""
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.cli.output import JsonOption, print_json, print_line
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store, store_config
+from posttrain.store.config import StoreConfig
+from posttrain.store.errors import UserError
+
+if TYPE_CHECKING:
+    from posttrain.store.backup import Backup
+    from posttrain.store.backup_place import BackupPlace
+
+
+def backup(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A new file; or a folder (if new, with / at its end) or an s3:// URL, which get only what is new.",
+        ),
+    ],
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Copy the workspace as it is at one moment, while the loop runs, to a file, a folder or S3.
+
+    Exits with 1 if an artifact is damaged: the rest is in the backup.
+    """
+    from posttrain.store.backup import create_backup
+    from posttrain.store.backup_place import new_place
+
+    with open_store(workspace) as store:
+        with store_config(workspace) as config:
+            if config.artifacts is not None and place.rstrip("/") == config.artifacts.rstrip("/"):
+                raise UserError("is the workspace's own artifact store", where=place, fix="name another place")
+        with new_place(place, store.home) as target:
+            report = create_backup(store, target)
+    if json:
+        print_json(asdict(report))
+    else:
+        files = "1 file" if report.files == 1 else f"{report.files:,} files"
+        print_line(
+            f"backed up {report.artifacts:,} artifacts ({report.size / 1e6:,.1f} MB), {report.rows:,} rows and {files} "
+            f"to {place}; {report.copied:,} were new there ({report.copied_size / 1e6:,.1f} MB)"
+        )
+        print_line(report.id)
+        for line in report.damaged:
+            print_line(f"not in the backup: {line}")
+    if report.damaged:
+        raise typer.Exit(1)
+
+
+def restore(
+    place: Annotated[str, typer.Argument(metavar="FILE", help="What posttrain backup wrote: a file, folder or URL.")],
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    chosen: Annotated[
+        str | None, typer.Option("--backup", metavar="ID", help="Restore this backup instead of the latest.")
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List the backups and restore nothing.")] = False,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="Restore only what is damaged or missing; keep everything else.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Rename the .posttrain that is there, and restore in its place.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Restore a workspace from a backup.
+
+    Exits with 1 if the backup lacks something: the rest is restored.
+    """
+    from posttrain.store.backup_place import open_place
+
+    if sum((list_only, damaged, replace)) > 1:
+        raise UserError("--list, --damaged and --replace exclude each other", fix="name one of them")
+    with open_place(place, workspace / ".posttrain") as source:
+        if list_only:
+            _list(source, json)
+        elif damaged:
+            _restore_damaged(source, place, chosen, workspace, json)
+        else:
+            _restore(source, place, chosen, workspace, replace, json)
+
+
+def _list(source: "BackupPlace", json: bool) -> None:
+    from posttrain.store.backup import list_backups
+
+    backups = list_backups(source)
+    if json:
+        print_json([_summary(backup) for backup in backups])
+        return
+    for backup in backups:
+        print_line(backup.line)
+    if not backups:
+        print_line("no backups")
+
+
+def _summary(backup: "Backup") -> dict[str, object]:
+    counts = {"artifacts": len(backup.artifacts), "files": len(backup.files), "missing": backup.missing}
+    return {
+        "id": backup.id,
+        "created_at": backup.created_at,
+        "workspace": backup.workspace,
+        "rows": backup.rows,
+    } | counts
+
+
+def _restore(source: "BackupPlace", place: str, chosen: str | None, root: Path, replace: bool, json: bool) -> None:
+    from posttrain.store.restore import choose_backup, restore_backup
+
+    backup = choose_backup(source, chosen, place)
+    with ExitStack() as reading:
+
+        def read_config() -> StoreConfig:
+            # Its lines stay in the errors of the store that it names.
+            return reading.enter_context(store_config(root))
+
+        report = restore_backup(source, backup, root, read_config, replace=replace)
+    if json:
+        print_json(asdict(report) | {"backup": _summary(backup), "replaced": report.replaced and str(report.replaced)})
+    else:
+        rows = sum(report.rows.values())
+        print_line(
+            f"restored {report.artifacts:,} artifacts, {rows:,} rows and {report.files:,} files of "
+            f"{backup.created_at:%Y-%m-%d %H:%M:%S} UTC to {root}"
+        )
+        if report.replaced:
+            print_line(f"the workspace that was there is {report.replaced}")
+        for name in report.kept:
+            print_line(f"{name} differs from the backup's and stays as it is")
+        for line in report.missing:
+            print_line(f"missing: {line}")
+    if report.missing:
+        raise typer.Exit(1)
+
+
+def _restore_damaged(source: "BackupPlace", place: str, chosen: str | None, root: Path, json: bool) -> None:
+    from posttrain.store.backup import list_backups
+    from posttrain.store.restore import choose_backup, restore_damaged
+
+    # Any backup will do, as an artifact of one id has one content; the place may be of several workspaces.
+    backups = [choose_backup(source, chosen, place)] if chosen else list_backups(source)
+    with open_store(root, write=True) as store:
+        restored, missing = restore_damaged(source, backups, store)
+    if json:
+        print_json({"restored": restored, "missing": missing})
+    else:
+        for name in restored:
+            print_line(f"restored {name}")
+        for line in missing:
+            print_line(f"in no backup: {line}")
+        if not restored and not missing:
+            print_line("nothing is damaged")
+    if missing:
+        raise typer.Exit(1)

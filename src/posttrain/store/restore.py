@@ -1,0 +1,326 @@
+"""Restores a workspace from a backup, whole or only what is damaged."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.store.artifacts import ArtifactStore, LocalArtifacts, is_artifact_id, missing_error
+from posttrain.store.backup import FILE_NAME, Backup, list_backups
+from posttrain.store.backup_place import BackupPlace
+from posttrain.store.config import StoreConfig
+from posttrain.store.errors import DamagedArtifactError, UserError
+from posttrain.store.files import (
+    disk_errors,
+    make_folder,
+    remove_tree,
+    sync_file,
+    sync_folder,
+    sync_tree,
+    temporary_folder,
+    write_atomically,
+)
+from posttrain.store.hashing import file_digest, read_lines
+from posttrain.store.journal import Journal
+from posttrain.store.lock import hold_lock
+from posttrain.store.progress import progress_bar
+from posttrain.store.rebuild import fill_database, is_healthy
+from posttrain.store.workspace import JOURNAL, Workspace, database_url, open_artifacts_of
+
+_MARKER = "restoring.json"
+"""Says which backup is being restored; there until the workspace is whole."""
+
+_OWN = ".posttrain/"
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What was restored.
+
+    Attributes:
+        backup: The backup.
+        artifacts: Number of artifacts in the workspace now.
+        rows: Number of rows by table.
+        files: Number of files besides artifacts.
+        replaced: Where the workspace's earlier ``.posttrain`` is now; None if there was none.
+        kept: Files outside ``.posttrain`` that differ from the backup's and stayed as they were.
+        missing: A line for each thing that the backup lacks.
+    """
+
+    backup: Backup
+    artifacts: int
+    rows: Mapping[str, int]
+    files: int
+    replaced: Path | None
+    kept: list[str]
+    missing: list[str]
+
+
+def choose_backup(place: BackupPlace, id: str | None, location: str) -> Backup:
+    """Returns the backup whose id begins with ``id``; None: the latest.
+
+    Raises:
+        UserError: there is none, or more than one could be meant.
+    """
+    backups = list_backups(place)
+    if not backups:
+        raise UserError("holds no backup", where=location, fix="name what posttrain backup wrote")
+    if id is None:
+        names = sorted({backup.workspace for backup in backups})
+        if len(names) > 1:
+            what = f"holds backups of several workspaces ({', '.join(names)})"
+            raise UserError(what, where=location, fix="name one with --backup; --list lists them")
+        return backups[-1]
+    matches = [backup for backup in backups if backup.id.startswith(id) or backup.id.partition("-")[2].startswith(id)]
+    if len(matches) != 1:
+        what = f"`{id}` could be {len(matches)} backups" if matches else f"holds no backup `{id}`"
+        raise UserError(what, where=location, fix="--list lists them")
+    return matches[0]
+
+
+def restore_backup(
+    place: BackupPlace, backup: Backup, root: Path, read_config: Callable[[], StoreConfig], *, replace: bool = False
+) -> RestoreReport:
+    """Makes ``root`` the workspace that was backed up; killed, the same call again finishes it.
+
+    Files outside ``.posttrain`` that are there stay as they are.
+
+    Args:
+        place: Where the backup is.
+        backup: The backup.
+        root: The workspace's folder; it need not exist.
+        read_config: Reads the store's config in ``root``; called once its files are there.
+        replace: True renames a workspace that is there; it is never removed.
+
+    Raises:
+        UserError: there is a workspace, another process works in it, or the disk or the database refused.
+        DamagedArtifactError: the backup's own artifact is damaged.
+    """
+    root = root.absolute()
+    home = root / ".posttrain"
+    with tempfile.TemporaryDirectory(prefix="posttrain-") as name:
+        folder = Path(name)
+        # Before anything is changed: the backup itself may be damaged.
+        place.copy_to(backup.id, folder)
+        replaced = _make_room(home, replace=replace)
+        with disk_errors(home):
+            root.mkdir(parents=True, exist_ok=True)
+            home.mkdir(mode=0o700, exist_ok=True)
+        with hold_lock(home / "lock"):
+            return _restore(place, backup, folder, root, read_config, replaced)
+
+
+def _restore(
+    place: BackupPlace,
+    backup: Backup,
+    folder: Path,
+    root: Path,
+    read_config: Callable[[], StoreConfig],
+    replaced: Path | None,
+) -> RestoreReport:
+    home = root / ".posttrain"
+    write_atomically(home / _MARKER, json.dumps({"backup": backup.id}).encode())
+    _remove_unfinished(home)
+    with disk_errors(home):
+        for name in ("scratch", "tmp"):
+            (home / name).mkdir(mode=0o700, exist_ok=True)
+    missing = [f"{id}: it was damaged when the backup was made" for id in backup.missing]
+    kept, unreadable = _restore_files(place, backup, folder, root)
+    config = read_config()
+    artifacts = open_artifacts_of(home, config)
+    if isinstance(artifacts, LocalArtifacts):
+        with disk_errors(artifacts.root):
+            artifacts.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    missing += [*unreadable, *_restore_artifacts(place, backup.artifacts, artifacts)]
+    if (folder / JOURNAL).exists():
+        write_atomically(home / JOURNAL, (folder / JOURNAL).read_bytes())
+    rows = _restore_database(home, config, artifacts)
+    # Last of all: until it has written `format.json`, `Workspace.open` finds no workspace.
+    with Workspace.create(root, config) as workspace:
+        for arm in workspace.metadata.arms():
+            missing += _link_champion(workspace.for_arm(arm))
+    (home / _MARKER).unlink()
+    count = sum(not problem for problem in map(artifacts.verify_sizes, backup.artifacts))
+    return RestoreReport(backup, count, rows, len(backup.files), replaced, kept, missing)
+
+
+def _make_room(home: Path, *, replace: bool) -> Path | None:
+    """Refuses a folder that holds a workspace, or renames it.
+
+    Returns:
+        The new name of what was renamed.
+    """
+    if not home.exists() or not any(home.iterdir()):
+        return None
+    if (home / _MARKER).exists() and not (home / "format.json").exists():
+        return None  # a restore was killed here: the artifacts that it has copied are not copied again
+    if not replace:
+        fix = "restore into another folder with -w; --replace renames what is there; --damaged mends it"
+        raise UserError("there is a workspace already", where=str(home.parent), fix=fix)
+    number = 1
+    while (target := home.with_name(f"{home.name}.replaced-{number}")).exists():
+        number += 1
+    with ExitStack() as locks:
+        locks.enter_context(hold_lock(home / "lock"))
+        if (home / "inbox").is_dir():
+            # A server that collects would go on writing into the renamed folder.
+            locks.enter_context(hold_lock(home / "inbox" / "lock", busy_message="another posttrain collects feedback"))
+        with disk_errors(home):
+            os.rename(home, target)
+    return target
+
+
+def _remove_unfinished(home: Path) -> None:
+    """Removes what a killed restore left, but for artifacts."""
+    for path in (*home.glob("store.db*"), home / JOURNAL):
+        path.unlink(missing_ok=True)
+    for name in ("inbox", "metrics"):
+        remove_tree(home / name)
+
+
+def _restore_files(place: BackupPlace, backup: Backup, folder: Path, root: Path) -> tuple[list[str], list[str]]:
+    """Writes the backup's files.
+
+    Returns:
+        The files that differ and stayed, and a line for each that cannot be read.
+    """
+    kept, missing = [], []
+    for name, source in backup.files.items():
+        target = root / name
+        try:
+            with _backup_file(place, folder, source) as path:
+                if name.startswith(_OWN) or not target.exists():
+                    _write_file(path, target)
+                elif not target.is_file() or file_digest(target) != file_digest(path):
+                    kept.append(name)
+        except DamagedArtifactError as error:
+            missing.append(f"{name}: {error}")
+    return kept, missing
+
+
+@contextmanager
+def _backup_file(place: BackupPlace, folder: Path, source: str) -> Iterator[Path]:
+    """Yields a file of the backup.
+
+    Args:
+        place: Where the backup is.
+        folder: The files of the backup's artifact.
+        source: A name in it, or the id of an artifact.
+    """
+    if not is_artifact_id(source):
+        yield folder / source
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as copy:
+        place.copy_to(source, Path(copy))
+        yield Path(copy, FILE_NAME)
+
+
+def _write_file(source: Path, target: Path) -> None:
+    make_folder(target.parent)
+    # Under another name first: after a kill, a file that is there is whole.
+    part = target.with_name(f".{target.name}.part")
+    with disk_errors(target):
+        shutil.copyfile(source, part)
+        sync_file(part)
+        os.replace(part, target)
+        sync_folder(target.parent)
+
+
+def _restore_artifacts(place: BackupPlace, ids: Iterable[str], artifacts: ArtifactStore) -> list[str]:
+    """Copies artifacts that the workspace lacks; returns a line for each that cannot be read."""
+    missing, ids = [], list(ids)
+    with progress_bar("restoring", len(ids), "artifacts") as advance:
+        for id in ids:
+            if artifacts.verify_sizes(id):
+                try:
+                    _restore_artifact(place, id, artifacts)
+                except DamagedArtifactError as error:
+                    missing.append(str(error))
+            advance(1)
+    return missing
+
+
+def _restore_artifact(place: BackupPlace, id: str, artifacts: ArtifactStore) -> None:
+    with artifacts.temporary_folder() as folder:
+        place.copy_to(id, folder)
+        sync_tree(folder)
+        artifacts.publish(folder, place.get(id))
+
+
+def _restore_database(home: Path, config: StoreConfig, artifacts: ArtifactStore) -> Mapping[str, int]:
+    """Fills the database from the journal; returns the numbers of rows by table."""
+    url, journal = database_url(home, config), Journal(home / JOURNAL)
+    content = journal.read()
+    if not content.entries:
+        return {}
+    if is_healthy(url, journal, artifacts):  # a restore was killed after this step
+        return {table: len(rows) for table, rows in content.rows(content.last).items()}
+    # What it does not know is the `meta` of artifacts that are missing, which has a line of its own.
+    return fill_database(url, content, artifacts).rows
+
+
+def _link_champion(workspace: Workspace) -> list[str]:
+    """Links a loop's champion; returns a line if its model is not whole."""
+    deployments = workspace.metadata.deployments()
+    try:
+        if deployments:
+            workspace.link_champion(deployments[-1].model_id)
+    except DamagedArtifactError as error:
+        return [f"champion: {error}"]
+    return []
+
+
+def restore_damaged(place: BackupPlace, backups: Sequence[Backup], workspace: Workspace) -> tuple[list[str], list[str]]:
+    """Replaces damaged and missing artifacts, and sealed files of feedback, by those of the backups.
+
+    Rows, and everything that is whole, stay as they are.
+
+    Returns:
+        What was restored, and what is damaged and in no backup.
+    """
+    restored, missing = [], []
+    held = {id for backup in backups for id in backup.artifacts}
+    with workspace.lock():
+        ids = [row.id for row in workspace.metadata.artifacts()]
+        with progress_bar("verifying", len(ids), "artifacts") as advance:
+            for id in ids:
+                if workspace.artifacts.verify(id):
+                    try:
+                        if id not in held:
+                            raise missing_error(id, "the backup")
+                        _restore_artifact(place, id, workspace.artifacts)
+                        restored.append(id)
+                    except DamagedArtifactError as error:
+                        missing.append(str(error))
+                advance(1)
+        restored += _restore_segments(place, backups, workspace)
+    return restored, missing
+
+
+def _restore_segments(place: BackupPlace, backups: Sequence[Backup], workspace: Workspace) -> list[str]:
+    restored = []
+    for backup in backups:
+        for name, source in backup.files.items():
+            path = workspace.root / name
+            # A sealed segment never changes, so that any backup's is the same; the open one may have grown since.
+            if not name.startswith(f"{_OWN}inbox/segments/") or path.suffix != ".jsonl" or _is_whole(path):
+                continue
+            with temporary_folder(workspace.home / "tmp") as folder:
+                place.copy_to(backup.id, folder)
+                with _backup_file(place, folder, source) as copy:
+                    if _is_whole(copy):
+                        _write_file(copy, path)
+                        restored.append(name)
+    return restored
+
+
+def _is_whole(segment: Path) -> bool:
+    if not segment.exists():
+        return False
+    raw = segment.read_bytes()
+    lines = read_lines(raw)
+    return not lines.damaged and 0 < lines.whole == len(raw)
