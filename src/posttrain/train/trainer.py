@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,6 +86,7 @@ class Trainer:
     parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
     _checkpoint_memory_reserved: bool = field(default=False, init=False)
+    _last_checkpoint: float = field(default=0.0, init=False)  # by the monotonic clock
 
     def train(self) -> list[StepValues]:
         """Trains, resuming from the newest checkpoint.
@@ -125,6 +127,7 @@ class Trainer:
         ):
             advance(len(steps))
             self.parts.loader.seek(len(steps))
+            self._last_checkpoint = time.monotonic()
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
             while len(steps) < total and not self._has_learned():
@@ -305,9 +308,18 @@ class Trainer:
     def save_checkpoint(self, *, last: bool = False) -> None:
         """Saves a checkpoint if one is due, or before the process ends; of several processes, one would write it."""
         done = len(self.state.steps)
-        if last or (self.parts.checkpoints.due(done) and done < self.state.sampler.steps):
+        if last or (self._checkpoint_is_due(done) and done < self.state.sampler.steps):
+            self._last_checkpoint = time.monotonic()
             with phase("checkpoint"):
                 self.parts.recovery.save(last=last)
+
+    def _checkpoint_is_due(self, steps: int) -> bool:
+        """Returns whether a checkpoint is due after so many steps, by their number or by the clock."""
+        config = self.config.checkpoint
+        # Steps come first, as they are the same on every machine.
+        if config.every_steps and steps % config.every_steps == 0:
+            return True
+        return config.every_seconds is not None and time.monotonic() - self._last_checkpoint >= config.every_seconds
 
     def _finish_step(self, values: StepValues, before: MonitorDecision | None, *, monitored: bool) -> None:
         """Checks a finished step, reports its values and decisions, and saves a checkpoint or intervenes."""

@@ -1,7 +1,6 @@
-"""Retention of checkpoints, and when a checkpoint is due."""
+"""Retention of checkpoints, and their config."""
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,27 +131,6 @@ def test_rewind_removes_later_checkpoints(
     assert same(checkpoints.rewind(6), make(4))
     assert "step-000000006 is damaged" in caplog.text
     assert same(Checkpoints(folder).latest(), make(4))
-
-
-def test_a_checkpoint_is_due_by_time_or_by_steps(folder: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: clock)
-    by_clock = Checkpoints(folder)
-    assert by_clock.config.every_seconds == 60
-    clock = 159.9
-    assert not by_clock.due(5)
-    clock = 160.0
-    assert by_clock.due(5)
-    by_clock.save(5, make(5))
-    assert not by_clock.due(6)
-    clock = 220.0
-    assert by_clock.due(6)
-    by_step = Checkpoints(folder, CheckpointConfig(every_seconds=None, every_steps=3))
-    clock = 1e9
-    assert [step for step in range(1, 10) if by_step.due(step)] == [3, 6, 9]
-    never = Checkpoints(folder, CheckpointConfig(every_seconds=None))
-    clock = 2e9
-    assert not any(never.due(step) for step in range(100))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -38,7 +37,6 @@ class Checkpoints:
         self._folder = CheckpointFolder(folder)
         self._snapshots = Snapshots()
         self._writing: Future[None] | None = None
-        self._last = time.monotonic()
         # Two files that grow in turns: damage to one leaves the checkpoint in the other whole.
         self._steps_files: deque[StepsFile] = deque(maxlen=min(2, self.config.keep_last))
 
@@ -47,13 +45,6 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def due(self, step: int) -> bool:
-        """Returns whether a checkpoint is due after this many steps, by steps or by the clock."""
-        # Steps come first, as they are the same on every machine.
-        if self.config.every_steps and step % self.config.every_steps == 0:
-            return True
-        return self.config.every_seconds is not None and time.monotonic() - self._last >= self.config.every_seconds
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Allocates the snapshot buffers in the background, so that the first save takes no longer than the others."""
@@ -82,7 +73,6 @@ class Checkpoints:
         """
         if step < 0:
             raise ValueError(f"step {step} is negative")
-        self._last = time.monotonic()
         # Waiting for a slow disk would stop the accelerator; the next save is due soon.
         if self._writing and not self._writing.done() and self.config.when_busy == "skip":
             log.warning("no checkpoint of step %d: the one before is still being written", step)
