@@ -4,11 +4,12 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -33,6 +34,8 @@ _DISK_FULL_MESSAGES = (
 )
 
 _LOCK_SUFFIX = ".lock"
+
+_TEMPORARY = re.compile("[0-9a-f]{32}")
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
@@ -71,16 +74,26 @@ def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents, unless it exists.
+    """Makes a folder and its parents, unless it exists, and writes the names of new ones through to the disk.
 
     Raises:
         UserError: a file has this path, or the disk refused.
     """
     with disk_errors(folder):
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UserError("a file has the folder's path", where=str(folder), fix="name another folder") from None
+        # Else a power cut could take the folder with all synced files in it.
+        for path in missing:
+            sync_name(path)
+
+
+def sync_name(path: Path) -> None:
+    """Writes the name of a new file or folder through to the disk, unless its parent folder may not be read."""
+    with suppress(PermissionError):
+        sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
@@ -257,6 +270,11 @@ def remove_abandoned_folders(parent: Path) -> int:
     removed = 0
     if not parent.is_dir():
         return removed
+    # A power cut can leave a folder and lose its lock. In this order: a living folder has its lock all the time.
+    for folder in [path for path in parent.iterdir() if _TEMPORARY.fullmatch(path.name)]:
+        if not Path(f"{folder}{_LOCK_SUFFIX}").exists():
+            remove_tree(folder)
+            removed += 1
     for path in sorted(parent.glob(f"*{_LOCK_SUFFIX}")):
         claim = FileLock(path, timeout=0, thread_local=False)
         try:
