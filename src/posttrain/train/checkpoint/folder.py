@@ -38,14 +38,12 @@ class CheckpointFolder:
         self._temporary = path / "tmp"
 
     def make(self) -> None:
-        """Creates the folder, and sync its name to disk.
+        """Creates the folder, and syncs its name to disk.
 
         Raises:
             UserError: the disk refused.
         """
-        if not self.path.is_dir():
-            make_folder(self.path)
-            sync_folder(self.path.parent)
+        make_folder(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
