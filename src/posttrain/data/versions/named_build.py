@@ -118,7 +118,8 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
 
 def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     """Drops steps that need labels if there are none, and takes the splits as the parent has frozen them."""
-    recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
+    # Not validated again: the config was.
+    recipe = Recipe.model_construct(**{name: getattr(config, name) for name in Recipe.model_fields})
     steps = applicable_steps(recipe.steps, recipe.labels)
     skipped = [step.name for step in recipe.steps if step not in steps]
     # Nobody named the default steps, so dropping some of them needs no message.
