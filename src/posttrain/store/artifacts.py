@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 from posttrain.store.errors import DamagedArtifactError, WorkError
 from posttrain.store.files import (
+    copy_files,
     disk_errors,
     folder_files,
     make_folder,
@@ -160,7 +160,7 @@ class ArtifactStore(ABC):
         """
         with self.temporary_folder() as copy:
             with disk_errors(copy):
-                shutil.copytree(folder, copy, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                copy_files(folder, copy)
                 sync_tree(copy)
             self.publish(copy, artifact)
 
@@ -172,7 +172,7 @@ class ArtifactStore(ABC):
             UserError: the disk refused.
         """
         with disk_errors(folder):
-            shutil.copytree(self.path(id), folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            copy_files(self.path(id), folder)
 
     @abstractmethod
     def exists(self, id: str) -> bool:

@@ -107,8 +107,8 @@ def restore_backup(
         # Before anything is changed: the backup itself may be damaged.
         place.copy_to(backup.id, folder)
         replaced = _make_room(home, replace=replace)
+        make_folder(root)
         with disk_errors(home):
-            root.mkdir(parents=True, exist_ok=True)
             home.mkdir(mode=0o700, exist_ok=True)
         with hold_lock(home / "lock"):
             return _restore(place, backup, folder, root, read_config, replaced)
