@@ -74,7 +74,7 @@ def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents, unless it exists, and writes the names of new ones through to the disk.
+    """Makes a folder and its parents, unless it exists, and writes their names through to the disk.
 
     Raises:
         UserError: a file has this path, or the disk refused.
@@ -82,12 +82,13 @@ def make_folder(folder: Path) -> None:
     with disk_errors(folder):
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Else a power cut could take the folder with all synced files in it. The outer ones first, and again the
+            # last one that exists: a killed process may have made it and not have come to syncing it.
+            for path in (missing[-1].parent if missing else folder, *reversed(missing)):
+                path.mkdir(exist_ok=True)
+                sync_name(path)
         except (FileExistsError, NotADirectoryError):
             raise UserError("a file has the folder's path", where=str(folder), fix="name another folder") from None
-        # Else a power cut could take the folder with all synced files in it.
-        for path in missing:
-            sync_name(path)
 
 
 def sync_name(path: Path) -> None:
@@ -239,6 +240,18 @@ def folder_files(folder: Path) -> dict[str, Path]:
             path = Path(parent, name)
             files[path.relative_to(folder).as_posix()] = path
     return dict(sorted(files.items()))
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copies every file below one folder into another, with new permissions.
+
+    Raises:
+        ValueError: something in ``source`` is neither a file nor a folder.
+    """
+    # Not `shutil.copytree`, which goes on after an error, and hides a full disk in an error of its own.
+    for name, path in folder_files(source).items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / name)
 
 
 @contextmanager
