@@ -1,3 +1,4 @@
+import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -6,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from posttrain.models.chat import TokenizedExample
@@ -87,10 +89,32 @@ def test_merging_rounds_once(
     layer = lm.model.base_model.model.model.layers[1].mlp.up_proj
     down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = (layer.base_layer.weight.double() + 16 / 4 * up.double() @ down.double()).float()
-    merged = merge_adapter(lm, tmp_path / "adapter")
-    weight = merged.model.model.layers[1].mlp.up_proj.weight
-    assert weight.dtype == torch.float32
-    torch.testing.assert_close(weight, expected, atol=1e-6, rtol=1e-6)
+    exact = merge_adapter(copy.deepcopy(lm), tmp_path / "adapter", "float32").model.model.layers[1].mlp.up_proj.weight
+    assert exact.dtype == torch.float32
+    torch.testing.assert_close(exact, expected, atol=1e-6, rtol=1e-6)
+    merged = merge_adapter(lm, tmp_path / "adapter").model
+    assert {weight.dtype for weight in merged.parameters()} == {torch.bfloat16}
+    assert torch.equal(merged.model.layers[1].mlp.up_proj.weight, exact.bfloat16())
+
+
+def test_merging_holds_one_layer_in_float32_at_a_time(fresh: Fresh, tmp_path: Path) -> None:
+    lm = add_adapter(fresh("bfloat16"), LORA)
+    layers = [layer for layer in lm.model.modules() if isinstance(layer, LoraLayer)]
+    in_float32: list[int] = []
+
+    def count(merge: Callable[[], None]) -> Callable[[], None]:
+        def counting() -> None:
+            in_float32.append(sum(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers))
+            merge()
+
+        return counting
+
+    for layer in layers:
+        layer.merge = count(layer.merge)
+    memory = {layer.get_base_layer().weight.data_ptr() for layer in layers}
+    merge_adapter(lm, tmp_path / "adapter")
+    assert in_float32 == [1] * len(layers) == [1] * 14
+    assert {layer.get_base_layer().weight.data_ptr() for layer in layers} == memory
 
 
 def test_a_lora_training_saves_a_merged_model_and_its_adapter(

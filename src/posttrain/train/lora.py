@@ -5,7 +5,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from posttrain.models.language_model import LanguageModel
+import torch
+
+from posttrain.models.language_model import DTYPES, LanguageModel
 from posttrain.models.loading import first_line
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
@@ -43,13 +45,36 @@ def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
             raise UserError(first_line(error), where="train.lora.targets") from None
 
 
-def merge_adapter(adapted: LanguageModel, adapter: Path) -> LanguageModel:
-    """Saves the adapter to a folder, and merge it into the base weights."""
+@torch.no_grad()
+def merge_adapter(adapted: LanguageModel, adapter: Path, dtype: str = "bfloat16") -> LanguageModel:
+    """Saves the adapter to a folder, and merges it into the base weights.
+
+    Args:
+        adapted: the model with its adapter, which it loses.
+        adapter: the folder.
+        dtype: dtype that 16-bit layers are rounded to after they were merged in float32, one of ``bfloat16``,
+            ``float32``, ``float16``; layers in float32 stay as they are.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     adapted.model.save_pretrained(adapter)
     _strip_run_details(adapter)
-    # In float32, so that nothing is rounded twice.
-    merged = adapted.model.float().merge_and_unload()
-    return LanguageModel(merged, adapted.tokenizer, adapted.task)
+    # Layer by layer: the whole model in float32 can be more than the memory that sufficed to train it.
+    for layer in adapted.model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            _merge_layer(layer, DTYPES[dtype])
+    return LanguageModel(adapted.model.unload(), adapted.tokenizer, adapted.task)
+
+
+def _merge_layer(layer: Any, dtype: torch.dtype) -> None:
+    weights = dict(layer.get_base_layer().named_parameters())
+    rounded = {name: weight.data for name, weight in weights.items() if weight.dtype != torch.float32}
+    layer.get_base_layer().float()
+    layer.merge()
+    for name, before in rounded.items():
+        merged = weights[name].data
+        # Into the weight's own memory where it fits: the file that it is mapped from stays so until the last is freed.
+        weights[name].data = before.copy_(merged) if before.dtype == dtype else merged.to(dtype)
 
 
 def set_base_model(adapter: Path, model: str) -> None:

@@ -199,8 +199,12 @@ def _activation_bytes(
 
 
 def _merge_adapter_working(spec: ModelSpec, config: TrainConfig) -> int:
-    """Counts the bytes to merge an adapter into 16-bit weights, which happens in float32 (``train/lora.py``)."""
-    return 4 * spec.count() if config.method == "lora" and config.dtype != "float32" else 0
+    """Counts the bytes to merge an adapter, layer by layer in float32 (``train/lora.py``): the layer and its update."""
+    if config.method != "lora":
+        return 0
+    largest = max(weight.count for weight in spec.weights if ".base_layer." in weight.name)
+    # The update is there twice while it is scaled.
+    return (8 if config.dtype == "float32" else 12) * largest
 
 
 def _fragmentation(
