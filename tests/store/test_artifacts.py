@@ -66,6 +66,7 @@ class TestLocalArtifacts(ArtifactStoreContract):
         monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
         monkeypatch.setattr(os, "rename", record_rename)
         with store.temporary_folder() as folder:
+            events.clear()
             for name, data in CONTENT.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(data)

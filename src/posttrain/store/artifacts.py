@@ -23,6 +23,7 @@ from posttrain.store.files import (
     set_read_only,
     sync_file,
     sync_folder,
+    sync_name,
     sync_tree,
     temporary_folder,
 )
@@ -313,13 +314,19 @@ class LocalArtifacts(ArtifactStore):
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         with disk_errors(self.root):
-            for folder in (self.root, self._temporary):
-                make_folder(folder)
+            if not self.root.is_dir():
+                make_folder(self.root)
+            self._temporary.mkdir(parents=True, exist_ok=True)
             # A rename does not cross file systems, such as a mount or a link to a larger disk.
             same_disk = self.root.stat().st_dev == self._temporary.stat().st_dev
         return temporary_folder(self._temporary if same_disk else self._staging_in_root)
 
     def remove_abandoned(self) -> int:
+        if self.root.is_dir():
+            # A killed process may leave an artifact, or the root, whose name is not on the disk; `run_stage` records
+            # such an artifact, and a power cut must not take it afterwards.
+            sync_name(self.root)
+            sync_folder(self.root)
         return super().remove_abandoned() + remove_abandoned_folders(self._staging_in_root)
 
     def publish(self, folder: Path, artifact: Artifact) -> None:
