@@ -67,6 +67,25 @@ class TestJournal:
         assert journal.path.read_bytes().startswith(whole)
         assert journal.read().rows(2) == {"tags": {("name", "tag"): {"version": 2}}}
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_a_line_without_some_of_its_sectors_is_cut_off_by_the_next(self, journal: Journal, first: int) -> None:
+        """A disk may write the last sector of a line and lose an earlier one in a power cut."""
+        if first:
+            journal.append(1, change(1))
+        start = len(journal.path.read_bytes()) if first else 0
+        journal.append(first + 1, [("tags", ["name", "x" * 2000], {"version": 1})])
+        raw = journal.path.read_bytes()
+        for sector in range(-(-len(raw) // 512)):
+            low, high = max(start, sector * 512), min((sector + 1) * 512, len(raw))
+            if low >= high:
+                continue
+            journal.path.write_bytes(raw[:low] + bytes(high - low) + raw[high:])
+            assert journal.last() == JournalEnd(1 if first else 0)
+            assert (journal.read().damaged, journal.read().last) == ([], 1 if first else 0)
+            journal.append(2, change(2))
+            assert journal.path.read_bytes()[:start] == raw[:start]
+            assert (journal.read().damaged, journal.read().last) == ([], 2)
+
     def test_a_changed_byte_is_detected(self, journal: Journal) -> None:
         for number in (1, 2):
             journal.append(number, change(number))

@@ -8,6 +8,7 @@ recognised. It stays JSON, which any tool reads.
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ import xxhash
 
 _START = b'{"checksum":"'
 _PREFIX_BYTES = len(_START) + 16 + len(b'",')
+
+_SECTOR = 512
 
 
 def canonical_json(value: Any) -> bytes:
@@ -77,12 +80,14 @@ class CheckedLines:
         numbers: 1-based line number of each value.
         damaged: 1-based numbers of the lines whose checksum does not match, or that are no JSON; an unfinished last
             line is not among them.
-        whole: Bytes up to the last line end; what follows is an unfinished write.
+        holes: Those of the damaged lines that `has_hole`.
+        whole: Bytes up to the end of the last finished line; what follows is an unfinished write.
     """
 
     values: list[dict[str, Any]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
+    holes: list[int] = field(default_factory=list)
     whole: int = 0
 
 
@@ -110,15 +115,41 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     return value
 
 
+def has_hole(line: bytes, offset: int) -> bool:
+    """Returns whether a line lacks whole sectors, which a power cut amid a write leaves as NUL bytes.
+
+    Args:
+        line: A line without its end.
+        offset: Its position in the file.
+    """
+    # A disk writes sectors in any order. No encoded line holds a NUL, and one flipped bit makes no aligned run of them.
+    for run in re.finditer(b"\0+", line):
+        starts = run.start() == 0 or (offset + run.start()) % _SECTOR == 0
+        if starts and (run.end() == len(line) or (offset + run.end()) % _SECTOR == 0):
+            return True
+    return False
+
+
 def read_lines(raw: bytes) -> CheckedLines:
     """Reads every line of a file's bytes."""
     # A last line without its end was being written when the process died: it was never confirmed, so it is no damage.
-    lines = CheckedLines(whole=raw.rfind(b"\n") + 1)
+    lines, position = CheckedLines(whole=raw.rfind(b"\n") + 1), 0
+    ends: list[int] = []
     for number, line in enumerate(raw[: lines.whole].split(b"\n")[:-1], 1):
         value = decode_line(line)
-        if value is None:
-            lines.damaged.append(number)
-        else:
+        if value is not None:
             lines.values.append(value)
             lines.numbers.append(number)
+        else:
+            lines.damaged.append(number)
+            if has_hole(line, position):
+                lines.holes.append(number)
+        position += len(line) + 1
+        ends.append(position)
+    # Nor was one confirmed whose end is there and whose middle is not.
+    while ends and lines.holes[-1:] == [len(ends)]:
+        lines.holes.pop()
+        lines.damaged.pop()
+        ends.pop()
+        lines.whole = ends[-1] if ends else 0
     return lines

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from posttrain.store.database import RECOVER, Database, UtcDateTime, insert_new
 from posttrain.store.errors import LostDatabaseError
 from posttrain.store.files import disk_errors, sync_folder
-from posttrain.store.hashing import decode_line, encode_line, read_lines
+from posttrain.store.hashing import decode_line, encode_line, has_hole, read_lines
 from posttrain.store.tables import artifacts, deployments, journal, names, rounds, run_inputs, runs, tags
 
 log = logging.getLogger("posttrain")
@@ -127,7 +127,7 @@ class Journal:
         with disk_errors(self.path):
             is_new = not self.path.exists()
             with self.path.open("ab+") as file:
-                # A line that a kill cut off would swallow this one.
+                # A line that a kill or a power cut left unfinished would swallow this one, or count as damage.
                 file.truncate(_whole_bytes(file))
                 file.write(line)
                 file.flush()
@@ -142,9 +142,7 @@ class Journal:
                 end = _whole_bytes(file)
                 if not end:
                     return JournalEnd()
-                start = _line_start(file, end - 1)
-                file.seek(start)
-                entry = decode_line(file.read(end - 1 - start))
+                entry = decode_line(_last_line(file, end)[1])
         except FileNotFoundError:
             return JournalEnd()
         return None if entry is None else JournalEnd(entry["number"], entry.get("snapshot", False))
@@ -170,8 +168,21 @@ class Journal:
 
 
 def _whole_bytes(file: Any) -> int:
-    """Returns the bytes up to the last line end; what follows was never finished."""
-    return _line_start(file, file.seek(0, os.SEEK_END))
+    """Returns the bytes up to the end of the last finished line, as `read_lines` does."""
+    end = _line_start(file, file.seek(0, os.SEEK_END))
+    while end:
+        start, line = _last_line(file, end)
+        if not has_hole(line, start):
+            break
+        end = start
+    return end
+
+
+def _last_line(file: Any, end: int) -> tuple[int, bytes]:
+    """Returns the position and the bytes of the line that ends at ``end``, without its end."""
+    start = _line_start(file, end - 1)
+    file.seek(start)
+    return start, file.read(end - 1 - start)
 
 
 def _line_start(file: Any, end: int) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from posttrain.data.feedback.entries import Feedback, Ratings, feedback_row
 from posttrain.data.feedback.inbox import Conflict, Full, Inbox, Receipt, seal_inbox
-from posttrain.data.feedback.segment import sealed_segments
+from posttrain.data.feedback.segment import inbox_problems, sealed_segments
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.hashing import decode_line, encode_line, read_lines
 
@@ -97,6 +97,29 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
         assert path.read_bytes() == content
         inbox.append(feedback("f1")).result()
     assert entries(tmp_path) == ["f0", "f1"]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_lines_without_some_of_their_sectors_are_removed(tmp_path: Path, lost: int) -> None:
+    """Entries that share a write: the disk wrote a later one, and not the middle of an earlier one."""
+    with Inbox(tmp_path) as inbox:
+        inbox.append(feedback("acknowledged")).result()
+    path = tmp_path / "segments" / "000001.open"
+    start = path.stat().st_size
+    lines = [
+        encode_line({"received": "t", "feedback": feedback(f"f{number}", metadata={"x": "x" * 1500}).model_dump()})
+        for number in range(3)
+    ]
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"".join(lines))
+        file.seek(-(-(start + sum(map(len, lines[:lost]))) // 512) * 512)
+        file.write(bytes(512))
+    assert list(inbox_problems(tmp_path)) == []
+    with Inbox(tmp_path) as inbox:
+        assert not inbox.append(feedback(f"f{lost}")).result().repeated
+    assert sorted(entries(tmp_path)) == ["acknowledged", "f0", "f1", "f2"]
+    assert list(inbox_problems(tmp_path)) == []
 
 
 def test_complete_lines_of_a_truncated_file_survive(tmp_path: Path) -> None:

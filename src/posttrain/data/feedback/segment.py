@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from posttrain.store.files import sync_folder
-from posttrain.store.hashing import decode_line, read_lines
+from posttrain.store.files import sync_folder, write_atomically
+from posttrain.store.hashing import decode_line, has_hole, read_lines
 
 log = logging.getLogger("posttrain")
 
@@ -32,7 +32,7 @@ class Segment(AbstractContextManager["Segment"]):
         self.number = number
         self.path = open_segment_path(inbox, number)
         # An unfinished line was never acknowledged, and would swallow the next entry.
-        _cut_torn_line(self.path)
+        _remove_unfinished(self.path)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._descriptor = os.open(self.path, flags, 0o666)
         try:
@@ -102,7 +102,7 @@ def seal_stale_segments(inbox: Path) -> int | None:
         if path.with_suffix(".jsonl").exists():
             log.warning("%s: a sealed segment has this number already; ignoring the file", path)
             continue
-        _cut_torn_line(path)
+        _remove_unfinished(path)
         with path.open("rb") as file:
             os.fsync(file.fileno())  # what a killed process left in the cache counts as acknowledged from now on
         os.replace(path, path.with_suffix(".jsonl"))
@@ -115,12 +115,18 @@ def open_segment_path(inbox: Path, number: int) -> Path:
     return inbox / "segments" / f"{number:06d}.open"
 
 
-def _cut_torn_line(path: Path) -> None:
+def _remove_unfinished(path: Path) -> None:
+    """Removes what a crash left of entries that were never acknowledged."""
     raw = path.read_bytes() if path.exists() else b""
-    whole = raw.rfind(b"\n") + 1
-    if whole < len(raw):
+    lines = read_lines(raw)
+    if lines.holes:
+        # Entries that share a write: a power cut may keep a later one and not this one.
+        log.warning("%s: removing %d lines that were never finished or acknowledged", path, len(lines.holes))
+        numbered = enumerate(raw[: lines.whole].split(b"\n")[:-1], 1)
+        write_atomically(path, b"".join(line + b"\n" for number, line in numbered if number not in lines.holes))
+    elif lines.whole < len(raw):
         log.warning("%s: cutting off the last line, which was never finished or acknowledged", path)
-        os.truncate(path, whole)
+        os.truncate(path, lines.whole)
 
 
 def count_entries(inbox: Path) -> int:
@@ -156,9 +162,12 @@ def _segments(inbox: Path) -> list[Path]:
 def _segment_problems(path: Path) -> Iterator[str]:
     raw = path.read_bytes()
     lines = read_lines(raw)
+    is_open = path.suffix == ".open"
     for number in lines.damaged:
-        yield f"line {number} does not match its checksum"
+        # In an open segment, a line that a power cut left unfinished was never acknowledged.
+        if not (is_open and number in lines.holes):
+            yield f"line {number} does not match its checksum"
     rest = raw[lines.whole :]
-    # In an open segment an unfinished last line was never acknowledged; a whole one with a wrong end was.
-    if rest and (path.suffix == ".jsonl" or decode_line(rest[:-1]) is not None):
+    # Neither was an unfinished last line; a whole one with a wrong end was.
+    if rest and not (is_open and (decode_line(rest[:-1]) is None or has_hole(rest, lines.whole))):
         yield f"line {len(lines.values) + len(lines.damaged) + 1} has no end"
