@@ -21,8 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
 import posttrain
 
 _PACKAGE = str(Path(posttrain.__file__).parent)
@@ -41,12 +39,14 @@ class Verb:
         command: Arguments of ``posttrain`` for a workspace.
         compare: Reads the outcome, as a value that equal runs share; raises where the workspace is not sound.
         modules: Modules that are imported before the process is forked.
+        codes: Exit codes of the repetition; 2 is one if a command refuses what was done already.
     """
 
     prepare: Callable[[Path], None]
     command: Callable[[Path], list[str]]
     compare: Callable[[Path], Any]
     modules: Sequence[str] = ("posttrain.cli.main",)
+    codes: Sequence[int] = (0,)
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,19 @@ def attack(verb: Verb, folder: Path, count: int, seed: int = 0) -> Result:
             finished += code == 0
         code = _run(verb.command(root), root, None)
         name = f"killed at line {', '.join(map(str, moments))} of {lines}"
-        if code:
+        if code not in verb.codes:
             differences.append(f"{name}: exit code {code}: {_log(root)[-500:]}")
-        elif (outcome := verb.compare(root)) != expected:
+        elif (outcome := _outcome(verb, root)) != expected:
             differences.append(f"{name}: {outcome} instead of {expected}")
         shutil.rmtree(root)
     return Result(lines, killed, finished, differences)
+
+
+def _outcome(verb: Verb, root: Path) -> Any:
+    try:
+        return verb.compare(root)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a difference
+        return f"{type(error).__name__}: {error}"
 
 
 def _copy(template: Path, root: Path) -> Path:
@@ -141,88 +148,9 @@ def _work(arguments: list[str], log: Path, kill_at: int | None, lines: Path | No
             lines.write_text(str(counter))
 
 
-# A hook that writes down each call, in the order in which the champion changes.
-_HOOK = 'echo "$POSTTRAIN_ACTION $POSTTRAIN_MODEL $(cat "$POSTTRAIN_CHAMPION/name")" >> calls\n'
-
-
-def prepare_models(root: Path) -> None:
-    """Writes a workspace of three rounds: the base model and two champions; models consist only of their name."""
-    from posttrain.loop.model_registry import ModelRegistry
-    from posttrain.loop.state import RoundState, save_state
-    from posttrain.store.stage_runner import run_stage
-    from posttrain.store.workspace import Workspace
-
-    config = {"model": "tiny", "data": {"pool": ["p.csv"], "test": ["t.csv"]}, "deploy": {"command": "sh hook.sh"}}
-    (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (root / "hook.sh").write_text(_HOOK, encoding="utf-8")
-    with Workspace.create(root) as store:
-        for number in range(4):
-
-            def work(out: Path, scratch: Path, name: str = f"model {number}") -> dict[str, Any]:
-                (out / "name").write_text(name)
-                return {}
-
-            model = run_stage(store, f"{number}", 1, kind="model", inputs={}, config={}, seed=0, round=None, work=work)
-            if number == 3:  # trained by hand, and never in service
-                break
-            store.metadata.open_round(number, None)
-            decision = {"action": "deploy" if number else "baseline"}
-            metrics = {"accuracy": 0.1 + number / 4}
-            state = RoundState(candidate=model.id, decision=decision, metrics=metrics)
-            save_state(store.metadata, number, state, status="done")
-            action = "promote" if number else "baseline"
-            ModelRegistry(store).promote(model.id, round=number, action=action)
-
-
-def registry_outcome(root: Path) -> dict[str, Any]:
-    """Reads the deployments, the model behind the link, and the calls of the hook."""
-    from posttrain.store.workspace import Workspace
-
-    with Workspace.open(root, write=False) as store:
-        rows = [(row.model_id, row.round, row.action, row.reason, row.hook) for row in store.metadata.deployments()]
-        champion = (store.champion_path / "name").read_text()
-        assert store.artifacts.verify(rows[-1][0]) == []
-    calls = (root / "calls").read_text().splitlines() if (root / "calls").exists() else []
-    # A hook is called at least once: again if its process was killed before the call was recorded.
-    once = [call for number, call in enumerate(calls) if number == 0 or call != calls[number - 1]]
-    left = sorted(
-        path.name for path in (root / ".posttrain").iterdir() if path.name.startswith(".") or ".new" in path.name
-    )
-    return {"deployments": rows, "champion": champion, "calls": once, "left": left}
-
-
-def _model(root: Path, number: int) -> str:
-    from posttrain.store.workspace import Workspace
-
-    with Workspace.open(root, write=False) as store:
-        names = {
-            (store.artifacts.path(row.id) / "name").read_text(): row.id for row in store.metadata.artifacts("model")
-        }
-    return names[f"model {number}"]
-
-
-_MODEL_VERBS = ("posttrain.cli.main", "posttrain.cli.models", "posttrain.loop.loop")
-
-VERBS: dict[str, Verb] = {
-    "rollback": Verb(
-        prepare_models, lambda root: ["models", "rollback", "-w", str(root)], registry_outcome, _MODEL_VERBS
-    ),
-    "rollback --to": Verb(
-        prepare_models,
-        lambda root: ["models", "rollback", "--to", "round 0", "--yes", "-w", str(root)],
-        registry_outcome,
-        _MODEL_VERBS,
-    ),
-    "promote": Verb(
-        prepare_models,
-        lambda root: ["models", "promote", _model(root, 3), "-w", str(root)],
-        registry_outcome,
-        _MODEL_VERBS,
-    ),
-}
-
-
 def run() -> int:
+    from killed_verbs import VERBS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verbs", nargs="*", choices=[*VERBS, []], help="all by default")
     parser.add_argument("--count", type=int, default=200, help="kills of each verb")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import prepare_models, registry_outcome
+from killed_verbs import prepare_models, registry_outcome
 
 Call = Callable[..., Any]
 
