@@ -1,4 +1,4 @@
-"""The commands of the recovery page find damage, repair it and rebuild the database."""
+"""The commands of the recovery page back up and restore, find damage, repair it and rebuild the database."""
 
 import shutil
 from collections.abc import Callable
@@ -17,6 +17,7 @@ def test_the_commands_print_the_quoted_output(
     run("python support/fill.py support/labels/round-1.csv", tmp_path)
     run("posttrain run -w support", tmp_path)
     quoted: Any = walk("recovery.md", tmp_path)
-    assert len(quoted) == 2
+    assert len(quoted) == 3
     assert not [wrong for _, wrong in quoted if wrong]
-    assert "no damage" in run("posttrain verify -w support", tmp_path)
+    for name in ("support", "restored"):
+        assert "no damage" in run(f"posttrain verify -w {name}", tmp_path)
