@@ -9,8 +9,10 @@ import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store, store_config
+from posttrain.store.artifacts import LocalArtifacts
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from posttrain.store.backup import Backup
@@ -37,8 +39,7 @@ def backup(
 
     with open_store(workspace) as store:
         with store_config(workspace) as config:
-            if config.artifacts is not None and place.rstrip("/") == config.artifacts.rstrip("/"):
-                raise UserError("is the workspace's own artifact store", where=place, fix="name another place")
+            _check_other(place, store, config)
         with new_place(place, store.home) as target:
             report = create_backup(store, target)
     if json:
@@ -54,6 +55,15 @@ def backup(
             print_line(f"not in the backup: {line}")
     if report.damaged:
         raise typer.Exit(1)
+
+
+def _check_other(place: str, store: Workspace, config: StoreConfig) -> None:
+    """Refuses the workspace's own artifact store, whose loss would cost the backups too."""
+    own = config.artifacts is not None and place.rstrip("/") == config.artifacts.rstrip("/")
+    if isinstance(store.artifacts, LocalArtifacts):
+        own |= Path(place.removeprefix("file://")).resolve() == store.artifacts.root.resolve()
+    if own:
+        raise UserError("is the workspace's own artifact store", where=place, fix="name another place")
 
 
 def restore(
@@ -146,7 +156,7 @@ def _restore_damaged(source: "BackupPlace", place: str, chosen: str | None, root
 
     # Any backup will do, as an artifact of one id has one content; the place may be of several workspaces.
     backups = [choose_backup(source, chosen, place)] if chosen else list_backups(source)
-    with open_store(root, write=True) as store:
+    with store_config(root) as config, Workspace.open(root, config) as store:
         restored, missing = restore_damaged(source, backups, store)
     if json:
         print_json({"restored": restored, "missing": missing})

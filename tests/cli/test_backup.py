@@ -1,0 +1,95 @@
+"""A workspace that is restored from a backup of a running loop ends as the loop did."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+Call = Callable[..., Any]
+
+
+def result(posttrain: Call, root: Path) -> Any:
+    """The rounds without times and places."""
+    status = posttrain("status", "-w", root, "--json").json
+    return [
+        {name: entry[name] for name in ("round", "candidate", "decision", "metrics") if name in entry}
+        for entry in status["rounds"]
+    ] + [status["champion"]["id"] if isinstance(status["champion"], dict) else status["champion"]]
+
+
+def test_backups_of_a_running_loop_end_as_the_loop_does(posttrain: Call, small: Any, tmp_path: Path) -> None:
+    root, place = small(), f"{tmp_path / 'backups'}/"
+    command = [sys.executable, "-m", "posttrain", "run", "-w", str(root)]
+    loop = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    while loop.poll() is None:
+        if (root / ".posttrain" / "format.json").exists():
+            assert posttrain("backup", place, "-w", root).code == 0
+    assert loop.returncode == 0
+    expected = result(posttrain, root)
+    backups = posttrain("restore", place, "--list", "--json").json
+    assert len({backup["rows"] for backup in backups}) > 3, "the loop was not caught at work"
+    for number, backup in enumerate((backups[0], backups[len(backups) // 3], backups[2 * len(backups) // 3])):
+        copy = tmp_path / f"copy {number}"
+        assert posttrain("restore", place, "--backup", backup["id"], "-w", copy).code == 0
+        assert posttrain("verify", "-w", copy).code == 0
+        assert posttrain("run", "-w", copy).code == 0
+        assert result(posttrain, copy) == expected
+
+
+def test_mistakes_are_one_line(posttrain: Call, finished_copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.tar").write_text("text")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    (tmp_path / "nothing").mkdir()
+    one = tmp_path / "one.tar"
+    assert posttrain("backup", one, "-w", finished_copy).code == 0
+    mistakes = {
+        ("backup", one, "-w", finished_copy): "the file exists already",
+        ("backup", tmp_path / "folder", "-w", finished_copy): "the folder holds something else",
+        ("backup", tmp_path / "none" / "x.tar", "-w", finished_copy): "there is no such folder",
+        ("backup", f"{tmp_path / 'text.tar'}/", "-w", finished_copy): "a file has the folder's path",
+        ("backup", "ftpx://a/b", "-w", finished_copy): "is not known",
+        ("backup", tmp_path / "x.tar", "-w", tmp_path / "nothing"): "nothing is stored here yet",
+        ("restore", one, "-w", finished_copy): "there is a workspace already",
+        ("restore", tmp_path / "none", "-w", tmp_path / "new"): "there is no such file or folder",
+        ("restore", tmp_path / "text.tar", "-w", tmp_path / "new"): "backup",
+        ("restore", tmp_path / "nothing", "-w", tmp_path / "new"): "holds no backup",
+        ("restore", one, "--backup", "none", "-w", tmp_path / "new"): "holds no backup `none`",
+        ("restore", one, "--list", "--replace"): "exclude each other",
+        ("restore", one, "--damaged", "-w", tmp_path / "nothing" / "deeper"): "no workspace here",
+    }
+    for arguments, mistake in mistakes.items():
+        assert mistake in posttrain(*arguments).mistake, arguments
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "nothing" / "deeper").exists()
+
+
+def test_the_workspace_s_own_artifacts_are_no_place(posttrain: Call, small: Any, tmp_path: Path) -> None:
+    root = small(store={"artifacts": f"file://{tmp_path / 'artifacts'}"}, rounds=1)
+    assert posttrain("run", "-w", root).code == 0
+    mistake = posttrain("backup", f"file://{tmp_path / 'artifacts'}/", "-w", root).mistake
+    assert "is the workspace's own artifact store" in mistake
+    assert "is the workspace's own" in posttrain("backup", f"{tmp_path / 'artifacts'}/", "-w", root).mistake
+
+
+def test_damage_is_printed_with_exit_code_1(posttrain: Call, finished_copy: Path, tmp_path: Path) -> None:
+    place = tmp_path / "backups"
+    assert posttrain("backup", f"{place}/", "-w", finished_copy).code == 0
+    model = next(iter(sorted((finished_copy / ".posttrain" / "artifacts").glob("model-*"))))
+    shutil.rmtree(model)
+    without = posttrain("backup", tmp_path / "one.tar", "-w", finished_copy)
+    assert without.code == 1
+    assert f"not in the backup: artifact {model.name} is missing" in without.out
+    restored = posttrain("restore", tmp_path / "one.tar", "-w", tmp_path / "new")
+    assert (restored.code, f"missing: {model.name}" in restored.out) == (1, True)
+    report = posttrain("restore", place, "--damaged", "-w", finished_copy, "--json")
+    assert (report.code, report.json) == (0, {"restored": [model.name], "missing": []})
+    assert posttrain("restore", place, "--damaged", "-w", finished_copy).out == "nothing is damaged\n"
+    assert posttrain("verify", "-w", finished_copy).code == 0
