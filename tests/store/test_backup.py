@@ -290,6 +290,16 @@ def damage_artifact(root: Path) -> str:
     return file.parent.name
 
 
+def test_a_killed_backup_can_be_repeated(root: Path, tmp_path: Path) -> None:
+    """Killed amid its first artifact, it leaves a folder with nothing but temporary files."""
+    left = tmp_path / "backups" / ".tmp" / ("0" * 32)
+    left.mkdir(parents=True)
+    (left.with_suffix(".lock")).touch()
+    (left / "file").write_bytes(b"half")
+    assert back_up(root, f"{tmp_path / 'backups'}/").damaged == []
+    assert not left.exists()
+
+
 def test_a_damaged_artifact_is_named_and_the_rest_backed_up(root: Path, tmp_path: Path) -> None:
     id = damage_artifact(root)
     report = back_up(root, str(tmp_path / "one.tar"))

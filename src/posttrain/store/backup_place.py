@@ -22,6 +22,8 @@ from posttrain.store.artifacts import (
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.files import check_new_file, disk_errors, make_folder, sync_folder
 
+_STAGING = ".tmp"
+
 _FIX_NAME = "name what posttrain backup wrote"
 
 
@@ -113,12 +115,16 @@ def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
     elif location.endswith(("/", os.sep)) or path.is_dir():
         make_folder(path)
         # For its owner alone, like the workspace's folder, if nobody has put anything there yet.
-        if not any(path.iterdir()):
+        # Or a killed backup has left its temporary folder alone.
+        if not any(child.name != _STAGING for child in path.iterdir()):
             with disk_errors(path):
                 path.chmod(0o700)
         elif not _local(path).ids():
             raise UserError("the folder holds something else", where=location, fix="name an empty or a new folder")
-        yield _local(path)
+        artifacts = _local(path)
+        with disk_errors(path):
+            artifacts.remove_abandoned()
+        yield artifacts
     else:
         check_new_file(path)
         with _new_tar(path) as place:
@@ -180,4 +186,4 @@ def _open_url(url: str, home: Path) -> BackupPlace:
 
 
 def _local(folder: Path) -> LocalArtifacts:
-    return LocalArtifacts(folder, folder / ".tmp")
+    return LocalArtifacts(folder, folder / _STAGING)
