@@ -243,6 +243,14 @@ def test_cleanup_keeps_folders_of_running_processes(workspace: Workspace, in_pro
     assert list((workspace.home / "tmp").iterdir()) == []
 
 
+def test_cleanup_removes_folders_whose_lock_a_power_cut_took(workspace: Workspace) -> None:
+    left = workspace.home / "tmp" / ("0" * 32)
+    left.mkdir()
+    (left / "file").write_bytes(b"1")
+    with workspace.lock():
+        assert list((workspace.home / "tmp").iterdir()) == []
+
+
 def test_the_champion_has_one_stable_path(workspace: Workspace, tmp_path: Path) -> None:
     assert not workspace.champion_path.exists()
     first_id, second_id = commit(workspace, b"1"), commit(workspace, b"2")

@@ -114,8 +114,8 @@ def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
         yield _open_url(location, home)
     elif location.endswith(("/", os.sep)) or path.is_dir():
         make_folder(path)
-        # For its owner alone, like the workspace's folder, if nobody has put anything there yet.
-        # Or a killed backup has left its temporary folder alone.
+        # For its owner alone, like the workspace's folder, if nobody has put anything there yet; what a killed backup
+        # leaves does not count.
         if not any(child.name != _STAGING for child in path.iterdir()):
             with disk_errors(path):
                 path.chmod(0o700)
