@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,3 +28,11 @@ def test_a_signal_stops_the_loop_and_the_same_command_resumes(
     small_loop.finish()
     small_loop.check_store()
     assert {**small_loop.outcome(), "seconds": small_reference["seconds"]} == small_reference
+
+
+def test_ctrl_c_before_the_command_line_is_imported_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "posttrain", "status"]
+    process = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert (process.returncode, process.stderr, process.stdout) == (-signal.SIGINT, b"", b"")
