@@ -115,7 +115,7 @@ def run_setting(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Estimate the memory of a setting, train it, and return the estimate and the measured peak."""
     import pyarrow as pa
 
-    from posttrain.data.records.schema import RECORD
+    from posttrain.data.records.record import RECORD
     from posttrain.models.shape import read_config
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
@@ -127,9 +127,9 @@ def run_setting(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     tokens, length = setting["tokens"], setting["length"]
     rows = tokens // length
-    config = TrainConfig.read(
-        {"epochs": 2, "batch_size": rows, "micro_batch_tokens": tokens, "max_length": length, **setting["train"]}, "x"
-    )
+    # Named, as the default is the faster one of two precisions on each machine.
+    shared = {"precision": "bfloat16", "epochs": 2, "batch_size": rows, "micro_batch_tokens": tokens}
+    config = TrainConfig.read({**shared, "max_length": length, **setting["train"]}, "x")
     letters = random.Random(0)
     texts = ["".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=length)) for _ in range(rows)]
     answer_tokens = round(setting["supervised"] * length)

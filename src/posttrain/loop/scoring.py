@@ -33,14 +33,18 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
     states = finished_states(context.workspace)
     committee = [state.candidate for state in states[1:] if state.action == "deploy"]
     past_champions = [state.candidate for state in states]
+    model = _model(context, champion)
     return ScoringContext(
-        _model(context, champion),
+        model,
         context.config.task.label_set,
         context.config.select.scoring,
         ScoreCache(context.workspace.home / _cache_name(context)),
         context.config.seed,
         committee=_models(context, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
-        past_champions=_models(context, past_champions) if "forgetting_events" in names else (),
+        # The champion itself where it is among them, or its weights would be loaded a second time.
+        past_champions=[model if past.id == champion else past for past in _models(context, past_champions)]
+        if "forgetting_events" in names
+        else (),
         judge=_judge(context, names),
         sentences=_sentence_model(context.config.select.scoring.embeddings),
         temperature=temperature,

@@ -1,6 +1,7 @@
 """Scores that the loop computes and caches."""
 
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from posttrain.loop.config import load_config
+from posttrain.loop.context import RoundContext
 from posttrain.loop.loop import Loop
 from posttrain.models import likelihood
 from posttrain.models.embedder import Embedder
+from posttrain.models.language_model import LanguageModel
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
@@ -58,6 +61,25 @@ def scores_of(workspace: Workspace, round: int) -> tuple[Artifact, Path]:
     (run,) = [item for item in workspace.metadata.runs(stage="score", status="done") if item.round == round][-1:]
     assert run.output is not None
     return workspace.artifacts.get(run.output), workspace.artifacts.path(run.output)
+
+
+def test_no_model_is_in_memory_twice(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = ["consensus_kl", "forgetting_events", "loss", "vote_entropy"]
+    root = small(select={"scores": scores}, rounds=3)
+    run_loop(root, rounds=2)
+    loaded: list[tuple[str, weakref.ref[LanguageModel]]] = []
+    load = RoundContext.model
+
+    def model(context: RoundContext, id: str) -> LanguageModel:
+        assert id not in [other for other, alive in loaded if alive() is not None]
+        lm = load(context, id)
+        loaded.append((id, weakref.ref(lm)))
+        return lm
+
+    monkeypatch.setattr(RoundContext, "model", model)
+    run_loop(root, until="select", rounds=3)
+    # Earlier champions too, so that their scores were computed.
+    assert len({id for id, _ in loaded}) > 1
 
 
 def test_closed_label_set(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
