@@ -30,8 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.records.identity import assign_ids
-from posttrain.data.records.schema import RECORD, records
+from posttrain.data.records.record import RECORD, assign_ids, records
 from posttrain.data.steps.registry import STEPS
 
 FILTERS = ("gopher", "gopher_repetition", "c4", "fineweb")

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.records.identity import fold_case
+from posttrain.data.records.record import fold_case
 
 NGRAM = 5
 _BLOCK_ROWS = 250

@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from posttrain.data.pii.checksums import is_card, is_iban, is_resident_id
 from posttrain.data.pii.detect import KINDS, detect
-from posttrain.data.records.identity import assign_ids
-from posttrain.data.records.schema import RECORD, records
+from posttrain.data.records.record import RECORD, assign_ids, records
 from posttrain.data.steps.pii import PersonalData
 
 TEMPLATES = {

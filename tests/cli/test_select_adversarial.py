@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.loop.config import load_config
 from posttrain.models.embedder import Embedder
 from posttrain.models.language_model import load_language_model

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.identity import assign_ids
-from posttrain.data.records.schema import records
+from posttrain.data.records.record import assign_ids, records
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import RECORD
+from posttrain.data.records.record import RECORD
 from posttrain.label.annotator import AnnotationRequest, Annotator
 from posttrain.label.config import LabelConfig, build_annotator
 from posttrain.store.errors import UserError

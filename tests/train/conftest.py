@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.schema import RECORD
+from posttrain.data.records.record import RECORD
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig

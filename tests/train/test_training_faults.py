@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.data.records.schema import RECORD
+from posttrain.data.records.record import RECORD
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.records.record import RECORD, concat
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import scorer_name
 from posttrain.evaluate.suite import run_suite

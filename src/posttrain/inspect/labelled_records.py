@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.history import parent_dataset

@@ -18,9 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat, records
+from posttrain.data.records.record import CHANGED, RECORD, REJECTED, assign_ids, concat, records
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import DataStep, GlobalStep, RowStep

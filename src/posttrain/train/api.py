@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from posttrain.data.reading.data_files import display_path, to_data_path
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.models.sources import fetch_once, locate
 from posttrain.train.objectives.registry import objective_spec as check_objective
 from posttrain.train.standalone import TrainJobConfig, train_standalone

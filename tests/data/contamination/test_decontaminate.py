@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.contamination.evaluation_index import contaminated_counts, index_evaluation
-from posttrain.data.records.identity import fold_case
-from posttrain.data.records.schema import input_texts
+from posttrain.data.records.record import fold_case, input_texts
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import DataStep

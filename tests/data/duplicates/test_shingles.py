@@ -16,7 +16,7 @@ from posttrain.data.duplicates.shingles import (
     select_sets,
     splitmix64,
 )
-from posttrain.data.records.identity import fold_case
+from posttrain.data.records.record import fold_case
 
 LETTERS = "abAB. \n\t\x1c\u00a0\u2003\u0301\u00e9\u1e9e\u0130\ufb01\u6f22\U0001f600"
 corpora = st.lists(st.text(LETTERS, max_size=14) | st.text("aB \n.", max_size=14), max_size=8)

@@ -11,7 +11,7 @@ from posttrain.data.feedback.entries import Feedback, Ratings
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import FeedbackBatch, ingest
 from posttrain.data.feedback.segment import sealed_segments
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.store.hashing import encode_line
 
 ENTRIES: list[dict[str, Any]] = [

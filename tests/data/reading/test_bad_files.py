@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from posttrain.data.reading.reader import check_file, read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.store.errors import UserError
 
 COLUMNS = {"prompt": "text", "completion": "category"}

@@ -11,7 +11,7 @@ import pytest
 from posttrain.data.reading import data_files
 from posttrain.data.reading.data_files import Url, display_path, expand_paths
 from posttrain.data.reading.reader import check_file, read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain.data.reading.reader import check_file, read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.store.errors import UserError
 
 PROMPT = "\n\nHuman: Where is it?\n\nAssistant: What?\n\nHuman: The\n\nbox."

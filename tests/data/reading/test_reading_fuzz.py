@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from posttrain.data.reading.reader import check_file, read, scan_records
 from posttrain.data.reading.rows import MAX_MESSAGE, Problem, is_utf16
-from posttrain.data.records.identity import assign_ids, content_ids
-from posttrain.data.records.schema import RECORD, concat, records
+from posttrain.data.records.record import RECORD, assign_ids, concat, content_ids, records
 from posttrain.data.versions.export import export_file
 from posttrain.store.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.data.reading.reader import check_file, read
 from posttrain.data.reading.rows import Problem
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.store.errors import UserError
 
 REQUEST = {"model": "gpt-x", "temperature": 0.5, "messages": [{"role": "user", "content": "Where?"}]}

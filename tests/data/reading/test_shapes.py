@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.records.record import RECORD, concat
 from posttrain.store.errors import UserError
 
 USER = {"role": "user", "content": "Where is it?"}

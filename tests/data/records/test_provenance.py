@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.records.provenance import origin_events, origin_ids, without_held_out_variants
-from posttrain.data.records.schema import CHANGED, concat
+from posttrain.data.records.record import CHANGED, concat
 from posttrain.data.split import FrozenSplits, assign_splits, hash_split, split_keys
 from posttrain.data.split.split_step import freeze_settings
 from posttrain.data.versions.leaks import find_leaks

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Rejection, reject_rows
-from posttrain.data.records.schema import FACT, RECORD, concat, input_texts, records
+from posttrain.data.records.record import FACT, RECORD, assign_ids, concat, input_texts, records
 from posttrain.data.report import Profile, build_profile
 from posttrain.data.report.counts import FactCounts, input_column, label_balance
 from posttrain.data.report.distribution import Distribution, DistributionBuilder, histograms, round_significant

@@ -5,7 +5,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from posttrain.data.records.schema import RECORD, REJECTED
+from posttrain.data.records.record import RECORD, REJECTED
 from posttrain.data.sets.pool_and_test import drop_labelled
 from posttrain.data.sets.record_set import Transform
 from posttrain.data.steps.apply import apply_step

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.schema import records
+from posttrain.data.records.record import records
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.label_errors import LabelErrors, lsa_features, ngram_counts
 from posttrain.data.steps.step import DataStep

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.records.record import RECORD, concat
 from posttrain.data.versions.export import export_file
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of

@@ -12,9 +12,8 @@ import pytest
 from posttrain.data import Version, build
 from posttrain.data.augment import rewording
 from posttrain.data.reading.reader import read
-from posttrain.data.records.identity import Turn
 from posttrain.data.records.provenance import origin_ids
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import Turn, concat
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize
 from posttrain.data.versions.export import export_file

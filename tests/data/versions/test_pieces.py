@@ -14,7 +14,7 @@ from posttrain.data import build
 from posttrain.data.reading import pieces as cutting
 from posttrain.data.reading.pieces import Piece, pieces, read_piece
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.data.versions.build_version import _first_clash, check_user_ids
 from posttrain.data.versions.shards import Shard, ShardTask
 from posttrain.store.errors import UserError

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.identity import without_answers
-from posttrain.data.records.schema import RECORD, REJECTED, concat
+from posttrain.data.records.record import RECORD, REJECTED, concat, without_answers
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.versions.history import Diff, diff_versions

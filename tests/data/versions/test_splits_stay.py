@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data import Version, build
-from posttrain.data.records.identity import input_id
+from posttrain.data.records.record import input_id
 from posttrain.data.split.assignment import hash_draw
 from posttrain.data.versions.leaks import find_leaks
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.schema import RECORD
+from posttrain.data.records.record import RECORD
 from posttrain.models.chat import ChatTemplate, TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig

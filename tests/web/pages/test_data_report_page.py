@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Rejection, reject_rows
-from posttrain.data.records.schema import FACT, RECORD, records
+from posttrain.data.records.record import FACT, RECORD, assign_ids, records
 from posttrain.data.report import Drift, Profile, build_profile, measure_drift
 from posttrain.web.dataset_report import render_dataset_report, write_dataset_report
 

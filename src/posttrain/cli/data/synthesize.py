@@ -11,7 +11,7 @@ from posttrain.cli.data.add import parse_step_option
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store, open_version
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.data.steps.step import DataStep
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize as write_records

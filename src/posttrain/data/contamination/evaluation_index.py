@@ -18,7 +18,7 @@ from posttrain.data.contamination.word_index import Overlap, WordIndex
 from posttrain.data.duplicates.all_pairs import Map
 from posttrain.data.duplicates.shingles import Shingles, owning_set
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import input_texts, joined_texts, locations
+from posttrain.data.records.record import input_texts, joined_texts, locations
 
 _ROWS_A_BLOCK = 256  # so that what is made of them fits a processor's cache
 

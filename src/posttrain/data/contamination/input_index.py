@@ -26,8 +26,7 @@ from posttrain.data.duplicates.shingles import (
     offsets_of,
     owning_set,
 )
-from posttrain.data.records.identity import plain_words
-from posttrain.data.records.schema import input_texts
+from posttrain.data.records.record import input_texts, plain_words
 
 _MIN_STRETCH = 4096  # 5-grams; shorter stretches would repeat more work in their overlaps
 _SHARE_NEEDED = 24  # one in so many members of a set has to match before the sets are compared

@@ -26,8 +26,7 @@ from posttrain.data.duplicates.shingles import (
     owning_set,
     select_sets,
 )
-from posttrain.data.records.identity import plain_words
-from posttrain.data.records.schema import input_texts, joined_texts
+from posttrain.data.records.record import input_texts, joined_texts, plain_words
 
 NGRAM = 5
 """Characters of the n-grams by which inputs are compared."""
@@ -159,7 +158,7 @@ def window_minima(word_texts: Sequence[str], ngram: int) -> Shingles:
     `posttrain.data.duplicates.shingles.ngram_sequences`.
 
     Args:
-        word_texts: Texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
+        word_texts: Texts made by `posttrain.data.records.record.plain_words`; one of fewer words is one run.
     """
     window = min(_WINDOW, ngram)
     shorter = ngram_sequences(word_texts, ngram - window + 1, "word")

@@ -19,8 +19,7 @@ from posttrain.data.duplicates.shingles import (
     owning_set,
     select_sets,
 )
-from posttrain.data.records.identity import plain_words
-from posttrain.data.records.schema import input_texts, joined_texts
+from posttrain.data.records.record import input_texts, joined_texts, plain_words
 
 
 class Overlap(NamedTuple):

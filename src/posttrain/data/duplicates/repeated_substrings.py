@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from posttrain.data.arrays import Hashes, Indices
 from posttrain.data.duplicates.shingles import Shingles, ngram_sequences, offsets_of
-from posttrain.data.records.identity import fold_case
+from posttrain.data.records.record import fold_case
 
 
 class WordWindows(NamedTuple):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.data.arrays import Hashes, Indices
-from posttrain.data.records.identity import fold_case, is_nearly_ascii
+from posttrain.data.records.record import fold_case, is_nearly_ascii
 
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 Unit = Literal["character", "word"]
@@ -48,7 +48,7 @@ class Shingles(NamedTuple):
 def ngram_sets(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
     """Hashes the set of n-grams of every text to 64 bits: 8 bytes a character, so pass large sets in pieces.
 
-    Texts are compared in the form of `posttrain.data.records.identity.fold_case`; spaces separate words. A text
+    Texts are compared in the form of `posttrain.data.records.record.fold_case`; spaces separate words. A text
     of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
 
     Raises:

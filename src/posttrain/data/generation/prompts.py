@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from posttrain.data.records.identity import Turn
+from posttrain.data.records.record import Turn
 
 Form = Literal["json", "lines"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.records.identity import Turn
+from posttrain.data.records.record import Turn
 from posttrain.store.errors import WorkError
 from posttrain.store.files import disk_errors, make_folder
 from posttrain.store.hashing import digest, encode_line, read_lines

@@ -22,8 +22,7 @@ from posttrain.data.reading.messages import (
 )
 from posttrain.data.reading.request_log import LOG_COLUMNS, parse_request_log
 from posttrain.data.reading.rows import MAX_COLUMNS, Problem, Row, join_names, parse_json
-from posttrain.data.records.identity import content_ids, image_name
-from posttrain.data.records.schema import records
+from posttrain.data.records.record import content_ids, image_name, records
 from posttrain.store.errors import closest_match, shorten, suggest
 
 Record = dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.data.reading.rows import join_names
-from posttrain.data.records.identity import Turn
+from posttrain.data.records.record import Turn
 from posttrain.store.errors import shorten, suggest
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}

@@ -23,7 +23,7 @@ from posttrain.data.reading.data_files import (
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.json_rows import json_lines
 from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.store.errors import UserError
 
 MAX_PIECE_BYTES = 16 << 20

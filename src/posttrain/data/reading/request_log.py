@@ -19,7 +19,7 @@ from posttrain.data.reading.messages import (
     split_conversation,
 )
 from posttrain.data.reading.rows import parse_json
-from posttrain.data.records.identity import Turn
+from posttrain.data.records.record import Turn
 
 LOG_COLUMNS = ("request", "body", "messages", "response", "choices", "error")
 """The columns that are parsed; all others are kept in ``meta``."""

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from posttrain.data.records.identity import assign_ids
-from posttrain.data.records.schema import CHANGED, RECORD, REJECTED
+from posttrain.data.records.record import CHANGED, RECORD, REJECTED, assign_ids
 
 
 @dataclass(frozen=True)

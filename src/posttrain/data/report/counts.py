@@ -253,7 +253,7 @@ def label_balance(counts: Mapping[str, int]) -> LabelBalance:
 
 
 def input_column(table: pa.Table) -> pa.Array:
-    """Computes `posttrain.data.records.schema.input_texts` as a string array [N]; null for a record without
+    """Computes `posttrain.data.records.record.input_texts` as a string array [N]; null for a record without
     input."""
     prompt = table["prompt"].combine_chunks()
     turns = prompt.flatten()

@@ -13,10 +13,9 @@ from posttrain.data.config import DataConfig
 from posttrain.data.reading.data_files import content_digest, locate_file
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import unknown_label_problem
-from posttrain.data.records.identity import without_answers
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 from posttrain.data.records.provenance import without_held_out_variants
-from posttrain.data.records.schema import CHANGED, RECORD, concat, locations
+from posttrain.data.records.record import CHANGED, RECORD, concat, locations, without_answers
 from posttrain.data.sets.record_set import RecordSet, Transform
 from posttrain.data.split import hash_split
 from posttrain.data.steps.apply import apply_step

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import CHANGED, REJECTED, concat
+from posttrain.data.records.record import CHANGED, REJECTED, concat
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import DataStep
 

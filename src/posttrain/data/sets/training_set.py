@@ -6,10 +6,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 from posttrain.data.records.provenance import without_held_out_variants
-from posttrain.data.records.schema import CHANGED, RECORD, concat, locations
+from posttrain.data.records.record import CHANGED, RECORD, assign_ids, concat, locations
 from posttrain.data.sets.record_set import RecordSet, Transform
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.duplicates import Conflicts, Exact

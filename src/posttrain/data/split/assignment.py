@@ -14,7 +14,7 @@ import pyarrow.compute as compute
 from posttrain.data.arrays import Floats, Indices, Splits
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.provenance import origin_ids
-from posttrain.data.records.schema import locations
+from posttrain.data.records.record import locations
 from posttrain.data.split.config import SPLITS, FrozenSplits, SplitsConfig, parse_timestamp
 from posttrain.store.errors import UserError
 

@@ -12,7 +12,7 @@ from posttrain.data.arrays import Floats, Indices, Splits
 from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
 from posttrain.data.records.provenance import current_ids
-from posttrain.data.records.schema import input_texts
+from posttrain.data.records.record import input_texts
 from posttrain.data.split import SPLITS, FrozenSplits, assign_splits, split_keys
 from posttrain.data.split.assignment import (
     DRAW_STEP,

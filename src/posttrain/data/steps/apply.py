@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from posttrain.data.arrays import Splits
 from posttrain.data.records.outcome import Outcome, reject_rows, rewrite
-from posttrain.data.records.schema import CHANGED, RECORD
+from posttrain.data.records.record import CHANGED, RECORD
 from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
 
 Item = TypeVar("Item")

@@ -18,7 +18,7 @@ from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import TextField, joined_texts, locations
+from posttrain.data.records.record import TextField, joined_texts, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
 from posttrain.store.paths import locate_path
 

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 
 from posttrain.data.quality.repetition import ngram_shares, repeated_shares
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField, joined_texts
+from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, Measures, apply_bounds, ratio
 from posttrain.data.steps.step import RowStep
 

@@ -15,7 +15,7 @@ from posttrain.data.labels.confident_learning import PruneRule, find_label_issue
 from posttrain.data.labels.label_noise import LabelAudit, audit_labels
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import input_texts
+from posttrain.data.records.record import input_texts
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
-from posttrain.data.records.schema import TextField, joined_texts
+from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
 

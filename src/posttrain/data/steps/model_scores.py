@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField, joined_texts
+from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
 from posttrain.data.steps.resources import Precision, load_language_model, locate_model, model_key
 from posttrain.data.steps.step import RowStep

@@ -12,7 +12,7 @@ import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
-from posttrain.data.records.schema import first_empty, map_texts, text_columns
+from posttrain.data.records.record import first_empty, map_texts, text_columns
 from posttrain.data.steps.step import RowStep
 
 UnicodeForm = Literal["nfc", "nfkc", "keep"]

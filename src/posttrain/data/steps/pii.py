@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
-from posttrain.data.records.schema import TextField
+from posttrain.data.records.record import TextField
 from posttrain.data.steps.step import RowStep
 
 

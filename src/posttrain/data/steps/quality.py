@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from posttrain.data.quality.features import NgramSettings
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField, joined_texts
+from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
 from posttrain.data.steps.resources import (
     Files,

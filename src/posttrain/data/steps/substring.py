@@ -23,7 +23,7 @@ from posttrain.data.duplicates.repeated_substrings import (
     windows,
 )
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import TextField, locations
+from posttrain.data.records.record import TextField, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import shorten
 

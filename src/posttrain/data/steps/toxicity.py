@@ -13,9 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.records.identity import plain_words
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.schema import TextField, joined_texts
+from posttrain.data.records.record import TextField, joined_texts, plain_words
 from posttrain.data.steps.bounds import Bound, apply_bounds
 from posttrain.data.steps.resources import check_exists, file_key, file_state, load_linear_classifier, resolve_path
 from posttrain.data.steps.step import RowStep

@@ -9,7 +9,7 @@ import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
-from posttrain.data.records.schema import input_texts, text_columns
+from posttrain.data.records.record import input_texts, text_columns
 from posttrain.data.steps.bounds import Bound, apply_bounds, ratio
 from posttrain.data.steps.step import RowStep
 from posttrain.store.section import Section

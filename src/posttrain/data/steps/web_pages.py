@@ -10,7 +10,7 @@ from pydantic import Field
 
 from posttrain.data.quality.repetition import repeated_shares
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
-from posttrain.data.records.schema import TextField, first_empty, joined_texts, map_texts, record_texts
+from posttrain.data.records.record import TextField, first_empty, joined_texts, map_texts, record_texts
 from posttrain.data.steps.bounds import Bound, Measures, apply_bounds, ratio
 from posttrain.data.steps.step import RowStep
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.data.generation.prompts import instructions_prompt, label_inputs_prompt, paraphrase_prompt
-from posttrain.data.records.identity import Turn
+from posttrain.data.records.record import Turn
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.store.errors import UserError
 

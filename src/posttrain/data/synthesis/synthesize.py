@@ -23,9 +23,8 @@ import pyarrow.compute
 from posttrain.data.generation.endpoint import Endpoint, Usage
 from posttrain.data.generation.prompts import parse_json, parse_list
 from posttrain.data.generation.reply_cache import CachedGenerate, Generate, ReplyCache
-from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Rejection, reject_rows
-from posttrain.data.records.schema import RECORD, REJECTED, concat, records
+from posttrain.data.records.record import RECORD, REJECTED, assign_ids, concat, records
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import DataStep, GlobalStep

@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 from posttrain.data.reading.data_files import content_digest, display_path, expand_paths, locate_file
 from posttrain.data.reading.pieces import Piece, pieces
 from posttrain.data.reading.rows import join_names
-from posttrain.data.records.schema import RECORD, concat, locations
+from posttrain.data.records.record import RECORD, concat, locations
 from posttrain.data.split import SPLITS, SplitsConfig
 from posttrain.data.split.split_step import Split
 from posttrain.data.versions.named_versions import resolve_versions

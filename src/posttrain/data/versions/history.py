@@ -10,7 +10,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.records.provenance import origin_events
-from posttrain.data.records.schema import FACT, REJECTED, concat
+from posttrain.data.records.record import FACT, REJECTED, concat
 from posttrain.data.versions.pipeline import DROPPED
 from posttrain.data.versions.shards import FACTS, RECORDS, REJECTIONS, Shard
 from posttrain.data.versions.version import DROPPED_FILE, EXCLUDED, FACTS_FILE, Version

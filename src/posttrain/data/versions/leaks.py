@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from posttrain.data.contamination.evaluation_index import EvaluationIndex, index_evaluation
 from posttrain.data.records.provenance import origin_ids
-from posttrain.data.records.schema import input_texts, joined_texts, locations
+from posttrain.data.records.record import input_texts, joined_texts, locations
 from posttrain.data.split import SplitsConfig
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import DataStep

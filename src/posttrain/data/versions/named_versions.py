@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.data.steps.step import RowStep
 from posttrain.data.versions.leaks import training_records
 from posttrain.data.versions.version import Version

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from posttrain.data.reading.pieces import Piece
 from posttrain.data.records.outcome import Rejection
-from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.records.record import RECORD, concat
 from posttrain.data.steps.step import DataStep, GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
 from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment, id_changes
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps

@@ -8,7 +8,7 @@ import pyarrow.compute as compute
 
 from posttrain.data.reading.data_files import locate_file
 from posttrain.data.reading.reader import read
-from posttrain.data.records.schema import RECORD, concat, locations
+from posttrain.data.records.record import RECORD, concat, locations
 from posttrain.data.steps.step import DataStep, RowStep
 from posttrain.data.versions.named_versions import Versions, evaluation_split
 from posttrain.data.versions.recipe import Recipe, Suite

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as parquet
 
-from posttrain.data.records.schema import CHANGED, FACT, RECORD, REJECTED, concat
+from posttrain.data.records.record import CHANGED, FACT, RECORD, REJECTED, concat
 from posttrain.data.split.split_step import Split
 from posttrain.data.versions.pipeline import DROPPED, StepState, VersionBuild
 from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from posttrain.data.records.schema import concat
+from posttrain.data.records.record import concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import Dataset, write_dataset
 from posttrain.loop.context import RoundContext

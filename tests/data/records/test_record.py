@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.reading.reader import read
-from posttrain.data.records.identity import (
+from posttrain.data.records.record import (
     Turn,
     assign_ids,
     content_ids,
