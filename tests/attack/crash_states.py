@@ -1,19 +1,20 @@
 """Draws the states in which a power cut may leave the files of a trace (`file_layer`).
 
-The model is that of ALICE (Pillai et al., OSDI 2014) and of fsync(2), which promise little:
+The model is that of ALICE (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014) and of fsync(2):
 
 - After a file's fsync its bytes and size are on the disk. Of the writes, truncations and changes of permissions since,
   each file may keep all, none, the first few with the last one torn at any byte, or any 512-byte sectors: a missing
-  sector holds its old bytes, or zeros where the file was shorter. A sector itself is written whole or not at all.
+  sector holds its old bytes, or zeros where the file was shorter. A sector is written whole or not at all.
 - A file's fsync says nothing of its name. A new, renamed or removed name is on the disk after an fsync of its folder;
-  of two folders in a rename, either. Before that it may be missing. A rename happens as a whole or not at all, as file
-  systems with a journal do it. Changes of names persist in their order (ext4), or any of them without the others
-  (btrfs), as long as those are there that they build on: earlier changes of the same name, the earlier names of the
-  renamed file, and for the removal of a folder those of its content.
-- A committed transaction of SQLite is on the disk; one that is not committed has no effect.
+  of two folders in a rename, of either. Before that it may be missing. A rename happens as a whole or not at all.
+  Changes of names persist in their order (as on ext4), or any of them without the others (as on btrfs), as long as
+  those are there that they build on: earlier changes of the same name, the earlier names of the renamed file, and for
+  the removal of a folder those of its content.
+- A committed transaction of SQLite is on the disk, and one that is not committed has no effect.
 
-No file system promises less. Not in the model: disks that confirm an fsync and lose it, damage to what was synced, and
-a failed fsync.
+File systems with a journal promise at least this, most of them more: an fsync on ext4 takes all earlier names along.
+Not in the model: SQLite's own writes, several processes that write at once, disks that confirm an fsync and lose it, a
+failed fsync, and damage to what was synced.
 """
 
 import os

@@ -27,7 +27,7 @@ _NAMES = (
     *("open", "write", "fsync", "fdatasync", "truncate", "ftruncate", "chmod", "fchmod", "mkdir", "rmdir"),
     *("unlink", "remove", "rename", "replace", "link", "symlink"),
 )
-_REAL = {name: getattr(os, name) for name in _NAMES}
+_REAL = {name: getattr(os, name) for name in _NAMES if hasattr(os, name)}
 _REAL_OPEN = io.open
 
 
