@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates import buckets as module
-from posttrain.data.duplicates.buckets import DenseBuckets, equal_runs
+from posttrain.data.duplicates import candidates as module
+from posttrain.data.duplicates.candidates import DenseBuckets, equal_runs
 
 
 @pytest.fixture(autouse=True)

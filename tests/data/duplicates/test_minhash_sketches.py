@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates.minhash import banding, minhash_sketch, required_matching_bits, signatures
+from posttrain.data.duplicates.candidates import banding, minhash_sketch, required_matching_bits, signatures
 from posttrain.data.duplicates.shingles import Shingles
 
 SIMILARITY = 0.8

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates import all_pairs, buckets, minhash
+from posttrain.data.duplicates import all_pairs, candidates
 from posttrain.data.duplicates import near_duplicates as search
-from posttrain.data.duplicates.minhash import minhash_sketch
+from posttrain.data.duplicates.candidates import minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates, near_duplicates
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.duplicates import Minhash
@@ -44,10 +44,10 @@ def brute_force(texts: list[str], threshold: float, ngram: int) -> list[int]:
 def exact_minhash() -> Iterator[None]:
     """Sets a miss rate of 10^-9, so that the result equals brute force."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minhash, "_MISS_RATE", 1e-9)
-        minhash.banding.cache_clear()
+        patch.setattr(candidates, "_MISS_RATE", 1e-9)
+        candidates.banding.cache_clear()
         yield
-    minhash.banding.cache_clear()
+    candidates.banding.cache_clear()
 
 
 corpora = st.lists(st.text("abA \n", max_size=14), max_size=14)
@@ -133,7 +133,7 @@ def test_incremental_search_compares_no_two_old_texts(monkeypatch: pytest.Monkey
 def test_clusters_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = messages(120)
     expected = near_duplicates(texts, 0.6)
-    monkeypatch.setattr(minhash, "_CHARACTERS_A_PIECE", 1000)
+    monkeypatch.setattr(candidates, "_CHARACTERS_A_PIECE", 1000)
     monkeypatch.setattr(search, "_PAIRS_A_LIST", 7)
     monkeypatch.setattr(search, "_PAIRS_A_BLOCK", 20)
     monkeypatch.setattr(search, "_PAIRS_AN_ITEM", 3)
@@ -174,7 +174,7 @@ def template_texts(count: int, fresh: float, num_words: int = 40, seed: int = 0)
 @pytest.fixture
 def small_dense_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few texts form a dense bucket, and a dense bucket is cut into parts."""
-    monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
+    monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 300)
     monkeypatch.setattr(all_pairs, "_MOST_ROWS", 50)
     monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 16)
 
@@ -191,7 +191,7 @@ def test_texts_of_one_template(threshold: float, fresh: float) -> None:
 @pytest.mark.usefixtures("exact_minhash")
 def test_texts_of_few_letters(texts: list[str], threshold: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 20)
+        patch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 20)
         assert near_duplicates(texts, threshold, 2).tolist() == brute_force(texts, threshold, 2)
 
 
@@ -208,7 +208,7 @@ def test_incremental_search_over_texts_of_one_template(size: int, monkeypatch: p
     np.testing.assert_array_equal(
         cluster_texts(texts, 0.8, cluster_texts(texts[:size], 0.8, alive=alive[:size]), alive), subset
     )
-    monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
+    monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
     np.testing.assert_array_equal(cluster_texts(texts, 0.8), expected)
     np.testing.assert_array_equal(cluster_texts(texts, 0.8, alive=alive), subset)
 
@@ -234,7 +234,7 @@ def test_a_dense_bucket_with_few_near_duplicates(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_large_dense_bucket_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 10)
+    monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 10)
     monkeypatch.setattr(search, "_ROWS_TO_WARN", 100)
     near_duplicates(template_texts(150, 0.09))
     assert "texts are almost alike" in caplog.text

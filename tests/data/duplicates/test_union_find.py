@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from posttrain.data.duplicates.buckets import union
+from posttrain.data.duplicates.candidates import union
 
 pairs = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.duplicates import all_pairs, buckets
+from posttrain.data.duplicates import all_pairs, candidates
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.duplicates import Minhash, cluster_inputs
 from posttrain.data.steps.step import Corpus, DataStep
@@ -94,7 +94,7 @@ class TestMinhash(StepContract):
         assert step.decide(ThreadedCorpus(table, step)) == step.decide(TableCorpus(table, step))
 
     def test_workers_change_nothing_in_dense_buckets(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
+        monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 300)
         monkeypatch.setattr(all_pairs, "_CHARACTERS_AN_ITEM", 500)
         monkeypatch.setattr(all_pairs, "_MOST_ROWS", 30)
         monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 10)

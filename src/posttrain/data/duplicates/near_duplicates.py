@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from posttrain.data.arrays import Indices
 from posttrain.data.duplicates.all_pairs import Fetch, Map, all_pairs
-from posttrain.data.duplicates.buckets import DenseBuckets, equal_runs, union
-from posttrain.data.duplicates.minhash import minhash_sketch, required_matching_bits
+from posttrain.data.duplicates.candidates import DenseBuckets, equal_runs, minhash_sketch, required_matching_bits, union
 from posttrain.data.duplicates.shingles import jaccard, ngram_sets, offsets_of
 
 _PAIRS_A_LIST = 1 << 22  # that are listed at a time: 32 MiB for each of their columns
@@ -38,7 +37,7 @@ def near_duplicates(
     Texts are case-folded, their whitespace is folded, and each becomes its set of ``ngram``-character runs:
     characters rather than words, because a message of ten words has too few word runs to survive one typo.
     Pairs whose Jaccard similarity is at least ``threshold`` are joined; clusters are the connected components.
-    Pairs are found by MinHash (`posttrain.data.duplicates.minhash`), which misses one in a thousand of those that
+    Pairs are found by MinHash (`posttrain.data.duplicates.candidates`), which misses one in a thousand of those that
     are just at the threshold and fewer above it, and are verified exactly.
 
     Args:
@@ -86,7 +85,7 @@ def cluster_near_duplicates(
     """Clusters N rows by near duplicates: int64 [N], each cluster named by its smallest row.
 
     Args:
-        sketches: N rows made by `posttrain.data.duplicates.minhash.minhash_sketch` with this threshold and ngram.
+        sketches: N rows made by `posttrain.data.duplicates.candidates.minhash_sketch` with this threshold and ngram.
         texts: Returns the texts of rows.
         alive: bool [N]; other rows are clusters of their own. None: all.
         previous: int64 [K], the result of this function for the first K rows with the same settings. Only pairs with a

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.arrays import Floats, Indices, Splits
-from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
+from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
 from posttrain.data.records.provenance import current_ids
 from posttrain.data.records.record import input_texts

@@ -14,8 +14,8 @@ from pydantic import Field
 from posttrain.data.arrays import Indices
 from posttrain.data.duplicates import near_duplicates as search
 from posttrain.data.duplicates.all_pairs import Fetch
+from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
-from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.record import TextField, joined_texts, locations
@@ -31,7 +31,7 @@ class Minhash(GlobalStep):
     Similar inputs with different answers are no duplicates: they mark the boundary between two classes. Two inputs are
     near duplicates if their sets of n-grams have at least the threshold's Jaccard similarity, which is verified
     exactly; clusters are the connected components of such pairs. Candidates come from MinHash bands, which miss one in
-    a thousand pairs just at the threshold, and fewer above it (`posttrain.data.duplicates.minhash`).
+    a thousand pairs just at the threshold, and fewer above it (`posttrain.data.duplicates.candidates`).
     """
 
     name: ClassVar[str] = "minhash"
@@ -46,7 +46,7 @@ class Minhash(GlobalStep):
     )
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """Sketches inputs as `posttrain.data.duplicates.minhash` does, with a 64-bit hash of each ``answer``."""
+        """Sketches inputs as `minhash_sketch` does, with a 64-bit hash of each ``answer``."""
         sketches = cached_minhash_sketch(
             tuple(joined_texts(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
         )
@@ -97,7 +97,7 @@ def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, previous: Indic
     """Returns the cluster of every row of a corpus, int64 [N], named by its smallest row; rejected rows are alone.
 
     Args:
-        corpus: Its sketches are those of `posttrain.data.duplicates.minhash.minhash_sketch` for this threshold.
+        corpus: Its sketches are those of `posttrain.data.duplicates.candidates.minhash_sketch` for this threshold.
         previous: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
             with a later row are looked for, and the result is that of a search from scratch.
     """

@@ -106,7 +106,7 @@ class PreviousState(NamedTuple):
 
 
 class SimilarityKind(NamedTuple):
-    """The settings by which inputs count as similar, those of `posttrain.data.duplicates.minhash.minhash_sketch`."""
+    """The settings by which inputs count as similar, those of `posttrain.data.duplicates.candidates.minhash_sketch`."""
 
     threshold: float
     ngram: int
