@@ -14,10 +14,11 @@ from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from posttrain.store.artifacts import Artifact, FileEntry
-from posttrain.store.database import REVISIONS, VERSION_TABLE, _engine, _migrate, _parse
+from posttrain.store.database import _engine, _parse
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import schema
+from posttrain.store.upgrade import REVISIONS, VERSION_TABLE, migrate
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,7 @@ class DatabaseContract:
     def test_an_older_database_keeps_its_rounds(self, url: str, connect: Callable[..., Metadata]) -> None:
         engine = _engine(_parse(url))
         with engine.begin() as connection:
-            _migrate(connection, "0002")
+            migrate(connection, "0002")
             old = {"started_at": datetime.now(UTC).isoformat(), "detail": '{"labels": 3}'}
             connection.execute(
                 text(

@@ -25,20 +25,15 @@ from sqlalchemy import (
     TypeDecorator,
     create_engine,
     event,
-    inspect,
     make_url,
     text,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from posttrain.store.errors import DamagedDatabaseError, EmptyDatabaseError, StorageError, UserError, WorkError
+from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
-VERSION_TABLE = "posttrain_version"
-
-REVISIONS = ("0001", "0002", "0003", "0004")  # every file of migrations/versions, oldest first
-
-# Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks: "post" and "trai" in ASCII.
-_MIGRATION_LOCK = 0x706F7374
+# A number that all posttrain processes agree on, for PostgreSQL's advisory locks: "trai" in ASCII.
 _WORK_LOCK = 0x74726169
 
 _TIMEOUT = 30  # seconds to wait for others
@@ -220,32 +215,16 @@ class Database:
         return Path(self._copy.name, file.name)
 
     def _upgrade(self, create: bool) -> None:
-        """Migrates the tables to the newest version; processes that open at the same time wait for each other."""
+        """Upgrades the tables to the newest version, or creates them."""
         # Read first, so that the usual opening takes no write lock and works on a read-only database.
         with self._begin(writes=False) as connection:
-            version = self._version(connection)
+            version = table_version(connection, self.location)
         if version == REVISIONS[-1]:
             return
         if version is None and not create:
             raise EmptyDatabaseError("the database is empty", where=self.location, fix=_FIX_MISSING)
         with self._begin(writes=True) as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
-            # Checked again under the lock: another process may have migrated while this one waited.
-            if self._version(connection) != REVISIONS[-1]:
-                _migrate(connection)
-
-    def _version(self, connection: Connection) -> str | None:
-        if not inspect(connection).has_table(VERSION_TABLE):
-            return None
-        version: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
-        if version is not None and version not in REVISIONS:
-            raise UserError(
-                f"written by a newer version of posttrain (database {version}, known up to {REVISIONS[-1]})",
-                where=self.location,
-                fix="pip install --upgrade posttrain",
-            )
-        return version
+            upgrade_tables(connection, self.location)
 
 
 def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
@@ -365,17 +344,6 @@ def _begin_sqlite(connection: Connection) -> None:
     # A writer takes its lock at once: if two read first and then write, SQLite refuses one without waiting.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _migrate(connection: Connection, revision: str = "head") -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    # "%" starts an interpolation in Alembic's config, and a path may hold one.
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, revision)
 
 
 def _can_write(file: Path) -> bool:

@@ -1,1 +1,1 @@
-"""The metadata database's history, one file a change; run by `posttrain.store.database.Database.upgrade`."""
+"""The metadata database's history, one file a change; run by `posttrain.store.upgrade.migrate`."""

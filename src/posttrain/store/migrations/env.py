@@ -2,8 +2,8 @@
 
 from alembic import context
 
-from posttrain.store.database import VERSION_TABLE
 from posttrain.store.tables import schema
+from posttrain.store.upgrade import VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 context.configure(
