@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filled import all_rows, fill
@@ -450,6 +451,42 @@ def test_a_full_disk_ends_a_restore_that_can_be_repeated(
         Workspace.open(tmp_path / "new")
     restore(str(tmp_path / "backups"), tmp_path / "new")
     assert_sound(tmp_path / "new")
+
+
+STEPS = ["write_atomically", "_restore_files", "_restore_artifacts", "_restore_database", "_link_champion"]
+
+
+@pytest.mark.parametrize("step", [*STEPS, "Workspace.create", "Path.unlink"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_restore_that_is_killed_anywhere_can_be_repeated(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, late: bool
+) -> None:
+    """Before or after each step."""
+    from posttrain.store import restore as module
+
+    place, new = str(tmp_path / "one.tar"), tmp_path / "new"
+    back_up(root, place)
+    owner: object = module
+    if "." in step:
+        owner, step = getattr(module, step.partition(".")[0]), step.partition(".")[2]
+    function = getattr(owner, step)
+
+    def killed(*arguments: Any, **options: Any) -> None:
+        if late:
+            function(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            restore(place, new)
+    try:
+        restore(place, new)
+    except UserError:
+        assert (new / ".posttrain" / "format.json").exists()  # nothing was left to do
+    assert_sound(new)
+    with Workspace.open(new) as workspace:
+        assert workspace.champion_path.resolve().name == workspace.metadata.deployments()[-1].model_id
 
 
 def test_only_the_owner_reads_a_backup(root: Path, tmp_path: Path) -> None:

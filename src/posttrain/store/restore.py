@@ -27,6 +27,7 @@ from posttrain.store.files import (
 from posttrain.store.hashing import file_digest, read_lines
 from posttrain.store.journal import Journal
 from posttrain.store.lock import hold_lock
+from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
 from posttrain.store.rebuild import fill_database, is_healthy
 from posttrain.store.workspace import JOURNAL, Workspace, database_url, open_artifacts_of
@@ -139,10 +140,11 @@ def _restore(
     if (folder / JOURNAL).exists():
         write_atomically(home / JOURNAL, (folder / JOURNAL).read_bytes())
     rows = _restore_database(home, config, artifacts)
-    # Last of all: until it has written `format.json`, `Workspace.open` finds no workspace.
-    with Workspace.create(root, config) as workspace:
+    with Workspace(root, Metadata(database_url(home, config), create=True), artifacts) as workspace:
         for arm in workspace.metadata.arms():
             missing += _link_champion(workspace.for_arm(arm))
+    # Last of all: until it has written `format.json`, `Workspace.open` finds no workspace.
+    Workspace.create(root, config).close()
     (home / _MARKER).unlink()
     count = sum(not problem for problem in map(artifacts.verify_sizes, backup.artifacts))
     return RestoreReport(backup, count, rows, len(backup.files), replaced, kept, missing)
@@ -154,7 +156,8 @@ def _make_room(home: Path, *, replace: bool) -> Path | None:
     Returns:
         The new name of what was renamed.
     """
-    if not home.exists() or not any(home.iterdir()):
+    # A restore that was killed before it wrote its marker has only locked the folder.
+    if not home.exists() or all(path.name.lstrip(".").startswith("lock") for path in home.iterdir()):
         return None
     if (home / _MARKER).exists() and not (home / "format.json").exists():
         return None  # a restore was killed here: the artifacts that it has copied are not copied again
@@ -176,7 +179,7 @@ def _make_room(home: Path, *, replace: bool) -> Path | None:
 
 def _remove_unfinished(home: Path) -> None:
     """Removes what a killed restore left, but for artifacts."""
-    for path in (*home.glob("store.db*"), home / JOURNAL):
+    for path in (*home.glob("store.db*"), home / JOURNAL, *home.glob(".*.json*.*")):
         path.unlink(missing_ok=True)
     for name in ("inbox", "metrics"):
         remove_tree(home / name)
