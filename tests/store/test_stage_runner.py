@@ -17,6 +17,7 @@ from sqlalchemy import event
 
 from posttrain.store.errors import StorageError, UserError, Waiting, is_user_mistake
 from posttrain.store.journal import Journal
+from posttrain.store.progress import progress_bar
 from posttrain.store.stage_runner import PARTS, run_stage, stage_key
 from posttrain.store.verify import verify_database
 from posttrain.store.workspace import JOURNAL, Workspace
@@ -54,6 +55,29 @@ def test_a_stage_runs_once(workspace: Workspace) -> None:
     assert row is not None
     assert (row.size, row.files, row.meta) == (2, 2, {"n": 2})
     assert list((workspace.home / "scratch").iterdir()) == []
+
+
+def test_a_run_records_the_tasks_of_its_own_work(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(out: Path, scratch: Path) -> Mapping[str, Any]:
+        with progress_bar("inside", 1):
+            return fill(out, scratch)
+
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with progress_bar("before", 1):
+        pass
+    run(workspace, work)
+    with monkeypatch.context() as patch:
+        # As a kill between publishing and recording; the next run takes over what was published.
+        patch.setattr(workspace.metadata, "finish_run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(workspace, work, seed=1)
+    with progress_bar("between", 1):
+        pass
+    run(workspace, fail_if_called, seed=1)
+    first, second = workspace.metadata.runs()
+    assert (list(first.detail["tasks"]), second.detail["tasks"]) == (["inside"], {})
 
 
 def test_the_key_depends_on_every_argument() -> None:

@@ -31,7 +31,9 @@ _LOG_EVERY_SECONDS = 15.0
 
 # Of the process, not handed from function to function: the terminal has one bar, and work reports from any depth.
 _open_tasks = 0
-_seconds: dict[str, float] = {}
+
+task_seconds: dict[str, float] = {}
+"""Seconds spent in each task, by description, since `posttrain.store.stage_runner.run_stage` last emptied it."""
 
 
 @contextmanager
@@ -54,14 +56,7 @@ def progress_bar(description: str, total: int, unit: str = "it") -> Iterator[Adv
             yield advance
     finally:
         _open_tasks -= 1
-        _seconds[description] = _seconds.get(description, 0.0) + time.monotonic() - start
-
-
-def pop_task_seconds() -> dict[str, float]:
-    """Returns the seconds spent in each task since the last call, by description, and starts again from zero."""
-    seconds = dict(_seconds)
-    _seconds.clear()
-    return seconds
+        task_seconds[description] = task_seconds.get(description, 0.0) + time.monotonic() - start
 
 
 class _Rate(ProgressColumn):

@@ -10,7 +10,7 @@ from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import DamagedArtifactError, StorageError, UserError, Waiting, WorkError, is_user_mistake
 from posttrain.store.files import disk_errors, make_folder, remove_tree, to_storage_error
 from posttrain.store.hashing import digest
-from posttrain.store.progress import pop_task_seconds
+from posttrain.store.progress import task_seconds
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 
@@ -67,7 +67,7 @@ def run_stage(
     if artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
         remove_tree(scratch)
         return artifact
-    pop_task_seconds()  # seconds of work outside a stage belong to no run
+    task_seconds.clear()  # of work outside a stage, which belongs to no run
     run = workspace.metadata.start_run(stage, key, round=round, seed=seed, config=config, inputs=inputs)
     start = time.monotonic()
     try:
@@ -95,15 +95,17 @@ def _execute(workspace: Workspace, run: Run, kind: str, work: Work, scratch: Pat
         # instead of repeating hours of work; after one before it, the id leads to nothing and the work is done again.
         workspace.metadata.seal_run(run.id, artifact.id, seconds)
         workspace.artifacts.publish(out, artifact)
-    _record_success(workspace, run, artifact, seconds)
+    _record_success(workspace, run, artifact, seconds, task_seconds)
     return artifact
 
 
-def _record_success(workspace: Workspace, run: Run, artifact: Artifact, seconds: float | None) -> None:
+def _record_success(
+    workspace: Workspace, run: Run, artifact: Artifact, seconds: float | None, tasks: Mapping[str, float]
+) -> None:
     # One transaction: a run is never done without its artifact's row, which `output` refers to.
     with workspace.metadata.transaction():
         workspace.metadata.add_artifact(artifact)
-        workspace.metadata.finish_run(run.id, artifact.id, seconds=seconds, detail={"tasks": pop_task_seconds()})
+        workspace.metadata.finish_run(run.id, artifact.id, seconds=seconds, detail={"tasks": dict(tasks)})
 
 
 def _find_finished(workspace: Workspace, stage: str, key: str) -> Artifact | None:
@@ -129,7 +131,8 @@ def _find_sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
         except DamagedArtifactError as error:
             log.warning("%s: %s; doing the work again", stage, error)
             continue
-        _record_success(workspace, run, artifact, run.seconds)
+        # The seconds of its tasks died with its process; those counted here are of other work.
+        _record_success(workspace, run, artifact, run.seconds, {})
         return artifact
     return None
 
