@@ -1,15 +1,18 @@
-"""Atomic writes, files with a checksum, temporary folders with an owner, and disk errors as one clear line."""
+"""Atomic writes, files with a checksum, locks, temporary folders, and disk errors as one clear line."""
 
 import errno
 import hashlib
+import json
 import logging
 import os
+import platform
 import re
 import shutil
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -252,6 +255,56 @@ def copy_files(source: Path, target: Path) -> None:
     for name, path in folder_files(source).items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / name)
+
+
+@contextmanager
+def hold_lock(
+    path: Path, *, wait: float = 0, busy_message: str = "another posttrain works in this workspace"
+) -> Iterator[None]:
+    """Holds the lock file ``path`` and names its holder in a file of the same name with ``.json``.
+
+    The kernel releases the lock when the process dies, however it dies.
+
+    Args:
+        wait: Seconds to wait for another process to let go.
+        busy_message: Text of the error if it does not let go.
+
+    Raises:
+        UserError: another process holds it; names its id, its host and since when.
+    """
+    # Not bound to this thread, as a release by another one would do nothing.
+    lock = FileLock(path, timeout=wait, thread_local=False)
+    # Beside the lock, not in it: Windows lets nobody read a locked file, and the holder's name is for the others.
+    note = path.with_name(f"{path.name}.json")
+    try:
+        with disk_errors(path):
+            lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{busy_message} ({_holder(note)})",
+            where=str(path.parent.parent),
+            fix="wait for it to end, or end it",
+        ) from None
+    try:
+        # Of holders that were killed while they wrote their note; only the holder writes one.
+        for unfinished in note.parent.glob(f".{note.name}.*"):
+            unfinished.unlink(missing_ok=True)
+        holder = {"pid": os.getpid(), "host": platform.node(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_atomically(note, json.dumps(holder).encode())
+        yield
+    finally:
+        # In this order: after the release the note could already be the next holder's.
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(note: Path) -> str:
+    try:
+        holder = json.loads(note.read_bytes())
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        # The holder has the lock before its note is written: a note that is missing is seconds away.
+        return "it has just started"
 
 
 @contextmanager

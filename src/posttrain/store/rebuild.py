@@ -21,9 +21,8 @@ from posttrain.store.errors import (
     LostDatabaseError,
     UserError,
 )
-from posttrain.store.files import disk_errors
+from posttrain.store.files import disk_errors, hold_lock
 from posttrain.store.journal import JOURNALED, Journal, JournalContent, Rows
-from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import artifacts, deployments, names, run_inputs, runs
 from posttrain.store.tables import journal as position

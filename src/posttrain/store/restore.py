@@ -16,6 +16,7 @@ from posttrain.store.config import StoreConfig
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.files import (
     disk_errors,
+    hold_lock,
     make_folder,
     remove_tree,
     sync_file,
@@ -26,7 +27,6 @@ from posttrain.store.files import (
 )
 from posttrain.store.hashing import file_digest, read_lines
 from posttrain.store.journal import Journal
-from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
 from posttrain.store.rebuild import fill_database, is_healthy

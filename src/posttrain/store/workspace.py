@@ -13,9 +13,16 @@ from posttrain.store.config import StoreConfig, expand_variables
 from posttrain.store.database import RECOVER
 from posttrain.store.errors import EmptyDatabaseError, LostDatabaseError, UserError, is_user_mistake
 from posttrain.store.extensions import Registry
-from posttrain.store.files import disk_errors, remove_tree, sync_folder, sync_name, temporary_folder, write_atomically
+from posttrain.store.files import (
+    disk_errors,
+    hold_lock,
+    remove_tree,
+    sync_folder,
+    sync_name,
+    temporary_folder,
+    write_atomically,
+)
 from posttrain.store.journal import Journal, JournalEnd
-from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 
 FORMAT = 1  # of the folder's layout; the database counts its own versions

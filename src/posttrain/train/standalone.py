@@ -20,6 +20,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, is_user_mistake
 from posttrain.store.files import (
     disk_errors,
+    hold_lock,
     make_folder,
     remove_tree,
     sync_file,
@@ -28,7 +29,6 @@ from posttrain.store.files import (
     write_atomically,
 )
 from posttrain.store.hashing import digest, file_digest, file_stats
-from posttrain.store.lock import hold_lock
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig

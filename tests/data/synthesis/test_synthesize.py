@@ -19,7 +19,7 @@ from posttrain.data.synthesis.synthesize import SynthesisResult, synthesize
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.lock import hold_lock
+from posttrain.store.files import hold_lock
 from posttrain.testing.steps import table_of
 
 SEEDS = table_of(

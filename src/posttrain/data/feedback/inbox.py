@@ -20,9 +20,8 @@ from posttrain.data.feedback.entries import Feedback, read_entry
 from posttrain.data.feedback.segment import Segment, open_segment_path, seal_stale_segments, sealed_segments
 from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.files import disk_errors, make_folder, sync_folder, to_storage_error, write_atomically
+from posttrain.store.files import disk_errors, hold_lock, make_folder, sync_folder, to_storage_error, write_atomically
 from posttrain.store.hashing import encode_line, read_lines
-from posttrain.store.lock import hold_lock
 
 log = logging.getLogger("posttrain")
 

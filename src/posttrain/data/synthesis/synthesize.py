@@ -31,8 +31,7 @@ from posttrain.data.steps.step import DataStep, GlobalStep
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.requests import Request, RequestSchedule, Seed, select_seeds
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, remove_tree
-from posttrain.store.lock import hold_lock
+from posttrain.store.files import hold_lock, make_folder, remove_tree
 from posttrain.store.progress import progress_bar
 
 log = logging.getLogger("posttrain")
