@@ -19,9 +19,7 @@ from posttrain.store.files import (
     folder_files,
     make_folder,
     remove_abandoned_folders,
-    set_default_mode,
     set_read_only,
-    sync_file,
     sync_folder,
     sync_name,
     sync_tree,
@@ -130,19 +128,13 @@ class ArtifactStore(ABC):
             files = folder_files(folder)
             if MANIFEST in files:
                 raise ValueError(f"{files[MANIFEST]}: this name is the store's own")
-            entries = {}
-            for name, path in files.items():
-                set_default_mode(path)
-                # Before the rename of `publish`: a file system may order it before the data, and a power cut would
-                # leave a complete-looking artifact of empty files.
-                sync_file(path)
-                entries[name] = FileEntry(file_digest(path), path.stat().st_size)
+            entries = {name: FileEntry(file_digest(path), path.stat().st_size) for name, path in files.items()}
             # Through the bytes and back: tuples of `meta` become lists now, as they will when it is read.
             artifact = parse_manifest(Artifact("", kind, dict(meta), entries).manifest)
             (folder / MANIFEST).write_bytes(artifact.manifest)
-            sync_file(folder / MANIFEST)
-            for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-                sync_folder(inner)
+            # Before the rename of `publish`: a file system may order it before the data, and a power cut would leave a
+            # complete-looking artifact of empty files.
+            sync_tree(folder)
         return artifact
 
     @abstractmethod
