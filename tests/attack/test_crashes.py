@@ -38,10 +38,12 @@ def test_what_was_reported_is_on_the_disk(workload: str, folder: Path) -> None:
     assert result.findings == []
 
 
-def test_what_a_killed_process_left_is_on_the_disk_before_it_is_recorded(folder: Path) -> None:
-    attack = Attack("stages", folder)
+@pytest.mark.parametrize("workload", ["stages", "restore"])
+def test_what_a_killed_process_left_is_on_the_disk_before_it_is_recorded(workload: str, folder: Path) -> None:
+    attack = Attack(workload, folder)
     changes = [change for entry in attack.trace.operations if isinstance(entry, Names) for change in entry.changes]
-    [artifacts] = [inode for _, name, inode in changes if name == "artifacts"]
+    homes = [inode for _, name, inode in changes if name == ".posttrain"]
+    [artifacts] = [inode for folder, name, inode in changes if name == "artifacts" and folder in homes]
     attack.kills = [kill for kill in attack.kills if attack.trace.operations[kill] == Sync(artifacts)]
     assert len(attack.kills) >= 4
     assert attack.cut_after_kills(len(attack.kills)).findings == []

@@ -25,7 +25,7 @@ from posttrain.store.files import (
     temporary_folder,
     write_atomically,
 )
-from posttrain.store.hashing import file_digest, read_lines
+from posttrain.store.hashing import decode_line, file_digest, read_lines
 from posttrain.store.journal import Journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
@@ -36,6 +36,8 @@ _MARKER = "restoring.json"
 """Says which backup is being restored; there until the workspace is whole."""
 
 _OWN = ".posttrain/"
+
+_SEGMENTS = f"{_OWN}inbox/segments/"
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def _restore(
     if isinstance(artifacts, LocalArtifacts):
         with disk_errors(artifacts.root):
             artifacts.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with disk_errors(home):
+        artifacts.remove_abandoned()  # of a restore that was killed; what it has copied is on the disk afterwards
     missing += [*unreadable, *_restore_artifacts(place, backup.artifacts, artifacts)]
     if (folder / JOURNAL).exists():
         write_atomically(home / JOURNAL, (folder / JOURNAL).read_bytes())
@@ -277,10 +281,18 @@ def _link_champion(workspace: Workspace) -> list[str]:
     return []
 
 
-def restore_damaged(place: BackupPlace, backups: Sequence[Backup], workspace: Workspace) -> tuple[list[str], list[str]]:
+def restore_damaged(
+    place: BackupPlace, backups: Sequence[Backup], workspace: Workspace, segments: Mapping[Path, str]
+) -> tuple[list[str], list[str]]:
     """Replaces damaged and missing artifacts, and sealed files of feedback, by those of the backups.
 
     Rows, and everything that is whole, stay as they are.
+
+    Args:
+        place: Where the backups are.
+        backups: The backups, oldest first; also of other workspaces, of which only equal artifacts are used.
+        workspace: The workspace.
+        segments: What is wrong with each damaged or missing file of feedback.
 
     Returns:
         What was restored, and what is damaged and in no backup.
@@ -300,30 +312,68 @@ def restore_damaged(place: BackupPlace, backups: Sequence[Backup], workspace: Wo
                     except DamagedArtifactError as error:
                         missing.append(str(error))
                 advance(1)
-        restored += _restore_segments(place, backups, workspace)
+        for path, problem in segments.items():
+            name = path.relative_to(workspace.root).as_posix()
+            if _restore_segment(place, backups, workspace, name):
+                restored.append(name)
+            else:
+                missing.append(f"{name}: {problem}")
     return restored, missing
 
 
-def _restore_segments(place: BackupPlace, backups: Sequence[Backup], workspace: Workspace) -> list[str]:
-    restored = []
-    for backup in backups:
-        for name, source in backup.files.items():
-            path = workspace.root / name
-            # A sealed segment never changes, so that any backup's is the same; the open one may have grown since.
-            if not name.startswith(f"{_OWN}inbox/segments/") or path.suffix != ".jsonl" or _is_whole(path):
-                continue
-            with temporary_folder(workspace.home / "tmp") as folder:
+def _restore_segment(place: BackupPlace, backups: Sequence[Backup], workspace: Workspace, name: str) -> bool:
+    """Restores a sealed segment from the newest backup of this inbox that holds it; returns whether there is one."""
+    # A sealed segment never changes, so that any backup's is the same; an open one may have grown since.
+    if not name.endswith(".jsonl"):
+        return False
+    for backup in reversed(backups):
+        if name not in backup.files:
+            continue
+        with temporary_folder(workspace.home / "tmp") as folder:
+            try:
                 place.copy_to(backup.id, folder)
-                with _backup_file(place, folder, source) as copy:
-                    if _is_whole(copy):
-                        _write_file(copy, path)
-                        restored.append(name)
-    return restored
+                with _backup_file(place, folder, backup.files[name]) as copy:
+                    if _is_whole(copy) and _is_same_inbox(place, backup, folder, workspace, name):
+                        _write_file(copy, workspace.root / name)
+                        return True
+            except DamagedArtifactError:
+                continue  # another backup may be whole
+    return False
+
+
+def _is_same_inbox(place: BackupPlace, backup: Backup, folder: Path, workspace: Workspace, name: str) -> bool:
+    """Returns whether a segment of the backup is one of this workspace's, by its entries and its neighbours'.
+
+    Args:
+        place: Where the backup is.
+        backup: The backup; its place may hold others' too, and the segments of all inboxes have the same names.
+        folder: The files of the backup's artifact.
+        workspace: The workspace.
+        name: Name of the segment.
+    """
+    number, equal = int(Path(name).stem), False
+    for stem in (f"{near:06d}" for near in range(max(number - 1, 1), number + 2)):
+        ours: set[bytes] = set()
+        theirs: set[bytes] = set()
+        for path in (f"{_SEGMENTS}{stem}.jsonl", f"{_SEGMENTS}{stem}.open"):
+            if (workspace.root / path).exists():
+                ours |= _intact_lines(workspace.root / path)
+            if path in backup.files:
+                with _backup_file(place, folder, backup.files[path]) as copy:
+                    theirs |= _intact_lines(copy)
+        if ours and theirs:
+            # Not equal: one may be damaged, or have grown after the backup.
+            if not (ours <= theirs or theirs <= ours):
+                return False
+            equal = True
+    return equal or backup.workspace == workspace.root.name
 
 
 def _is_whole(segment: Path) -> bool:
-    if not segment.exists():
-        return False
     raw = segment.read_bytes()
     lines = read_lines(raw)
     return not lines.damaged and 0 < lines.whole == len(raw)
+
+
+def _intact_lines(segment: Path) -> set[bytes]:
+    return {line for line in segment.read_bytes().split(b"\n") if decode_line(line) is not None}
