@@ -91,5 +91,7 @@ def test_damage_is_printed_with_exit_code_1(posttrain: Call, finished_copy: Path
     assert (restored.code, f"missing: {model.name}" in restored.out) == (1, True)
     report = posttrain("restore", place, "--damaged", "-w", finished_copy, "--json")
     assert (report.code, report.json) == (0, {"restored": [model.name], "missing": []})
-    assert posttrain("restore", place, "--damaged", "-w", finished_copy).out == "nothing is damaged\n"
+    assert (
+        posttrain("restore", place, "--damaged", "-w", finished_copy).out == "no artifact and no feedback is damaged\n"
+    )
     assert posttrain("verify", "-w", finished_copy).code == 0

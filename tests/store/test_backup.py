@@ -1,5 +1,6 @@
 """A restored backup is the workspace as it was at one moment, and damage to a backup is never silent."""
 
+import json
 import random
 import resource
 import shutil
@@ -121,6 +122,29 @@ def test_a_restored_workspace_equals_the_one_that_was_backed_up(root: Path, plac
         assert workspace.champion_path.resolve().name == model
         fill_more(workspace)  # the numbers of runs and deployments continue
     assert_sound(tmp_path / "new")
+
+
+def test_all_that_the_config_names_is_in_the_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the folder is called, and however the config writes a path."""
+    root = tmp_path / "support [1]*"
+    Workspace.create(root).close()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = {
+        "data": {"pool": ["a[b].csv", ".hidden.csv", f"{root}/absolute.csv", "~/support [1]*/home.csv"]},
+        "evaluate": {"metrics": {"mine": "named.inner.module:metric"}},
+        "steps": [{"against": "sets/**/*.csv"}, {"keep": ".*"}, {"text": "a long text " * 100}],
+    }
+    (root / "posttrain.yaml").write_text(json.dumps(config), encoding="utf-8")
+    names = ["a[b].csv", ".hidden.csv", "absolute.csv", "home.csv", "sets/one/two/three.csv", "top.py"]
+    names += ["named/inner/module.py", "package/__init__.py", "package/inner/part.py"]
+    others = ["ab.csv", "unnamed/module.py", ".git/config", "package/__pycache__/part.py", ".posttrain/tmp/x"]
+    for name in names + others:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name, encoding="utf-8")
+    place = str(tmp_path / "one.tar")
+    back_up(root, place)
+    with open_place(place, root / ".posttrain") as source:
+        assert sorted(list_backups(source)[-1].files) == sorted(["posttrain.yaml", *names])
 
 
 def fill_more(workspace: Workspace) -> None:
@@ -322,12 +346,57 @@ def test_only_what_is_damaged_is_restored(root: Path, tmp_path: Path) -> None:
         fill_more(workspace)  # newer than the backup: it stays
         rows = all_rows(workspace)
     with Workspace.open(root) as workspace, open_place(str(tmp_path / "one.tar"), workspace.home) as source:
-        restored, missing = restore_damaged(source, list_backups(source), workspace)
+        segments = dict(inbox_problems(workspace.home / "inbox"))
+        restored, missing = restore_damaged(source, list_backups(source), workspace, segments)
         assert (len(restored), missing) == (3, [])
         assert all_rows(workspace).keys() == rows.keys()
         assert len(all_rows(workspace)["runs"]) == len(rows["runs"])
     assert content(root) == before
     assert_sound(root)
+
+
+@pytest.mark.parametrize(("lost", "fork"), [(1, False), (2, False), (4, False), (4, True), (5, True)])
+def test_feedback_of_another_workspace_is_not_restored(root: Path, tmp_path: Path, lost: int, fork: bool) -> None:
+    """In a place with backups of two workspaces, whose segments have the same names; the other may be a fork."""
+    place = f"{tmp_path / 'backups'}/"
+    other = tmp_path / "other" / root.name
+    if fork:
+        shutil.copytree(root, other, symlinks=True)
+    else:
+        Workspace.create(other).close()
+    for folder, numbers in ((root, range(10, 16)), (other, range(20, 40))):
+        with Inbox(folder / ".posttrain" / "inbox", segment_bytes=300) as inbox:
+            for number in numbers:
+                inbox.append(feedback(number)).result()
+    before = content(root)
+    back_up(root, place)
+    back_up(other, place)
+    with Workspace.open(root) as workspace, open_place(place, workspace.home) as source:
+        backups = list_backups(source)
+        assert restore_damaged(source, backups, workspace, {}) == ([], [])
+        assert content(root) == before
+        path = root / ".posttrain" / "inbox" / "segments" / f"{lost:06d}.jsonl"
+        path.unlink()
+        segments = dict(inbox_problems(workspace.home / "inbox"))
+        assert list(segments) == [path]
+        of_other = restore_damaged(source, backups[1:], workspace, segments)
+        assert of_other == ([], [f"{path.relative_to(root)}: is missing"])
+        restored, missing = restore_damaged(source, backups, workspace, segments)
+        assert (restored, missing) == ([path.relative_to(root).as_posix()], [])
+    assert content(root) == before
+
+
+def test_a_damaged_open_segment_is_named(root: Path, tmp_path: Path) -> None:
+    with Inbox(root / ".posttrain" / "inbox") as inbox:
+        inbox.append(feedback(10)).result()
+    back_up(root, str(tmp_path / "one.tar"))
+    (path,) = (root / ".posttrain" / "inbox" / "segments").glob("*.open")
+    path.write_bytes(path.read_bytes().replace(b"question", b"kuestion", 1))
+    with Workspace.open(root) as workspace, open_place(str(tmp_path / "one.tar"), workspace.home) as source:
+        segments = dict(inbox_problems(workspace.home / "inbox"))
+        assert restore_damaged(source, list_backups(source), workspace, segments)[1] == [
+            f"{path.relative_to(root)}: line 1 does not match its checksum"
+        ]
 
 
 @pytest.mark.slow
@@ -388,10 +457,23 @@ def test_a_workspace_in_use_is_not_replaced(root: Path, tmp_path: Path) -> None:
     assert_sound(root)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", ".posttrain/store.db", ".posttrain/../../outside"])
-def test_a_foreign_backup_writes_nothing_elsewhere(root: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("../outside", "files/0"),
+        ("/tmp/outside", "files/0"),
+        (".posttrain/store.db", "files/0"),
+        (".posttrain/../../outside", "files/0"),
+        ("inside", "/etc/passwd"),
+        ("inside", "../../outside"),
+        ("inside", "files/1"),
+    ],
+)
+def test_a_foreign_backup_writes_and_reads_nothing_elsewhere(
+    root: Path, tmp_path: Path, name: str, source: str
+) -> None:
     with Workspace.open(root) as workspace, new_place(f"{tmp_path / 'backups'}/", workspace.home) as target:
-        backup = list_of_one_file(name)
+        backup = list_of_one_file(name, source)
         with workspace.artifacts.temporary_folder() as folder:
             (folder / "files").mkdir()
             (folder / "files" / "0").write_text("x")
@@ -400,9 +482,9 @@ def test_a_foreign_backup_writes_nothing_elsewhere(root: Path, tmp_path: Path, n
         restore(str(tmp_path / "backups"), tmp_path / "new")
 
 
-def list_of_one_file(name: str) -> dict[str, object]:
+def list_of_one_file(name: str, source: str) -> dict[str, object]:
     values = {"created_at": "2026-01-01T00:00:00+00:00", "workspace": "w", "version": "0", "rows": 0}
-    return {**values, "artifacts": [], "missing": [], "files": {name: "files/0"}}
+    return {**values, "artifacts": [], "missing": [], "files": {name: source}}
 
 
 def test_artifacts_of_a_foreign_tar_stay_in_their_folder(tmp_path: Path) -> None:

@@ -151,13 +151,14 @@ def _restore(source: "BackupPlace", place: str, chosen: str | None, root: Path, 
 
 
 def _restore_damaged(source: "BackupPlace", place: str, chosen: str | None, root: Path, json: bool) -> None:
+    from posttrain.data.feedback.segment import inbox_problems
     from posttrain.store.backup import list_backups
     from posttrain.store.restore import choose_backup, restore_damaged
 
     # Any backup will do, as an artifact of one id has one content; the place may be of several workspaces.
     backups = [choose_backup(source, chosen, place)] if chosen else list_backups(source)
     with store_config(root) as config, Workspace.open(root, config) as store:
-        restored, missing = restore_damaged(source, backups, store)
+        restored, missing = restore_damaged(source, backups, store, dict(inbox_problems(store.home / "inbox")))
     if json:
         print_json({"restored": restored, "missing": missing})
     else:
@@ -166,6 +167,6 @@ def _restore_damaged(source: "BackupPlace", place: str, chosen: str | None, root
         for line in missing:
             print_line(f"in no backup: {line}")
         if not restored and not missing:
-            print_line("nothing is damaged")
+            print_line("no artifact and no feedback is damaged")
     if missing:
         raise typer.Exit(1)

@@ -21,11 +21,12 @@ from typing import Any
 from sqlalchemy import text
 
 from posttrain import __version__
-from posttrain.store.artifacts import Artifact, FileEntry, parse_manifest
+from posttrain.store.artifacts import Artifact, FileEntry, is_artifact_id, parse_manifest
 from posttrain.store.backup_place import BackupPlace
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.database import utc_now
 from posttrain.store.errors import DamagedArtifactError, WorkError
+from posttrain.store.extensions import is_dotted_path
 from posttrain.store.files import disk_errors, temporary_folder
 from posttrain.store.hashing import file_digest
 from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, Rows, read_rows
@@ -195,21 +196,40 @@ def _home_files(home: Path, marks: Sequence[Path]) -> Iterator[Path]:
 def _named_files(root: Path) -> Iterator[Path]:
     """Yields the config, the files that it names, those that posttrain writes beside it, and modules of one's own."""
     config = root / CONFIG_FILE
-    names = [CONFIG_FILE, "labels", "data/pool", "data/labelled", "*.py"]
-    if config.is_file():
-        names += _texts(read_yaml(config))
+    texts = list(_texts(read_yaml(config))) if config.is_file() else []
+    # Of `package.module:Name`, the package; another one is in the workspace if it has an `__init__.py`.
+    packages = {text.partition(":")[0].partition(".")[0] for text in texts if is_dotted_path(text)}
+    packages |= {path.parent.name for path in root.glob("*/__init__.py")}
+    names = [CONFIG_FILE, "labels", "data/pool", "data/labelled", *texts, "*.py"]
+    names += [f"{package}/**/*.py" for package in sorted(packages)]
     paths: dict[Path, None] = {}
     for name in names:
-        # A text of the config may be anything: what is no path, or leads elsewhere, matches nothing.
-        pattern = os.path.normpath(root / name) if "\x00" not in name else ""
-        if not pattern.startswith(f"{root}{os.sep}"):
-            continue
-        for match in map(Path, sorted(glob.glob(pattern))):
-            paths |= dict.fromkeys(sorted(match.rglob("*")) if match.is_dir() else [match])
+        for match in _matches(root, name):
+            inner = sorted(match.rglob("*")) if match.is_dir() else [match]
+            paths |= dict.fromkeys(path for path in inner if not _is_hidden(path.relative_to(match)))
     for path in paths:
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(root).parts)
-        if path.is_file() and not hidden:
+        if path.is_file():
             yield path
+
+
+def _matches(root: Path, name: str) -> list[Path]:
+    """Returns the paths below ``root``, outside `.posttrain`, that a text of the config names, itself or as a glob."""
+    # A text of the config may be anything: what is no path, or leads elsewhere, matches nothing.
+    if "\x00" in name:
+        return []
+    path = os.path.normpath(os.path.join(root, os.path.expanduser(name)))
+    if not path.startswith(f"{root}{os.sep}") or path.startswith(f"{root}{os.sep}.posttrain"):
+        return []
+    if os.path.exists(path):
+        return [Path(path)]
+    matches = glob.glob(os.path.relpath(path, root), root_dir=root, recursive=True)
+    # A pattern such as `.*` may be a rule about texts.
+    return [root / match for match in sorted(matches) if not _is_hidden(Path(match))]
+
+
+def _is_hidden(path: Path) -> bool:
+    """Returns whether a path within a folder belongs to something else than the user, such as Git or Python."""
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -313,19 +333,21 @@ def list_backups(place: BackupPlace) -> list[Backup]:
         if not id.startswith(f"{KIND}-"):
             continue
         try:
-            backups.append(_read_backup(id, place.get(id).meta))
+            backups.append(_read_backup(place.get(id)))
         except (DamagedArtifactError, ValueError) as error:
             log.warning("%s; leaving this backup out", error)
     return sorted(backups, key=lambda backup: backup.created_at)
 
 
-def _read_backup(id: str, meta: Mapping[str, Any]) -> Backup:
+def _read_backup(artifact: Artifact) -> Backup:
+    id, meta = artifact.id, artifact.meta
     try:
-        for name in meta["files"]:
+        for name, source in meta["files"].items():
             # The names become paths; what is restored to `.posttrain` must not replace its database or locks.
             parts = Path(name).parts
             own = parts[:1] == (".posttrain",) and not name.startswith(tuple(f".posttrain/{at}/" for at in _FOLDERS))
-            if own or Path(name).is_absolute() or ".." in parts:
+            outside = Path(name).is_absolute() or ".." in parts
+            if own or outside or not (source in artifact.files or is_artifact_id(source)):
                 raise ValueError(f"{id}: the file {name!r} does not belong to a backup")
         return Backup(
             id=id,
