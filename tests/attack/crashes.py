@@ -114,17 +114,19 @@ class Attack:
 
     def cut_after_promises(self) -> Result:
         """Cuts the power after each promise, and loses everything that may be lost."""
-        for point, operation in enumerate(self.trace.operations, 1):
-            if isinstance(operation, Promise):
-                self._cut(self.trace, point, PowerCut(self.trace, point).worst(), MOMENTS[0])
+        self._cut_at_worst(self.trace, 0, MOMENTS[0])
         return self.result
 
-    def cut_after_kills(self, count: int) -> Result:
-        """Kills the work before syncs of folders, and cuts the power once it has been done again."""
-        for _ in range(count):
-            trace, _ = self._after_kill()
-            self._cut(trace, len(trace.operations), PowerCut(trace, len(trace.operations)).worst(), MOMENTS[1])
+    def cut_after_kills(self) -> Result:
+        """Kills the work at each of `kills`, does it again, and cuts the power as `cut_after_promises`."""
+        for _ in range(len(self.kills)):
+            self._cut_at_worst(*self._after_kill(), MOMENTS[1])
         return self.result
+
+    def _cut_at_worst(self, trace: Trace, start: int, moment: str) -> None:
+        for point in range(start, len(trace.operations)):
+            if isinstance(trace.operations[point], Promise):
+                self._cut(trace, point + 1, PowerCut(trace, point + 1).worst(), moment)
 
     def _cut(self, trace: Trace, point: int, state: State, moment: str, earlier: Sequence[Promise] = ()) -> None:
         root = self._new_folder()
