@@ -79,6 +79,24 @@ def test_the_workspace_s_own_artifacts_are_no_place(posttrain: Call, small: Any,
     assert "is the workspace's own" in posttrain("backup", f"{tmp_path / 'artifacts'}/", "-w", root).mistake
 
 
+def test_no_place_lies_in_the_workspace_s_own_folder(posttrain: Call, finished_copy: Path) -> None:
+    """`restore --replace` would rename the backups together with it."""
+    for name in ("backups/", "one.tar", "artifacts", "../.posttrain/x/"):
+        place = finished_copy / ".posttrain" / name
+        place = f"{place}/" if name.endswith("/") else place
+        assert "lies in the workspace's .posttrain" in posttrain("backup", place, "-w", finished_copy).mistake
+        assert not (finished_copy / ".posttrain" / "backups").exists()
+
+
+def test_a_store_behind_a_variable_is_no_place(
+    posttrain: Call, small: Any, s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACE", "s3://posttrain/own")
+    root = small(store={"artifacts": "${PLACE}"}, rounds=1)
+    assert posttrain("run", "-w", root).code == 0
+    assert "is the workspace's own artifact store" in posttrain("backup", "s3://posttrain/own/", "-w", root).mistake
+
+
 def test_damage_is_printed_with_exit_code_1(posttrain: Call, finished_copy: Path, tmp_path: Path) -> None:
     place = tmp_path / "backups"
     assert posttrain("backup", f"{place}/", "-w", finished_copy).code == 0

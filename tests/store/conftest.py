@@ -1,5 +1,6 @@
 """Real back ends (PostgreSQL, an S3 API), and processes that can be killed."""
 
+import encodings.utf_8_sig  # noqa: F401 - `unprivileged` may not read the interpreter's folder
 import json
 import os
 import shutil

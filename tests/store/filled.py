@@ -17,7 +17,9 @@ def fill(workspace: Workspace) -> None:
             metadata.finish_run(run.id, artifact.id, {"tasks": {"train": 1e-7}}, 1.5)
         metadata.fail_run(metadata.start_run("score", f"key {number}").id, "boom")
         metadata.open_round(number, parent)
-        metadata.update_round(number, status="done", candidate=artifact.id, detail={"metrics": {"accuracy": 0.1}})
+        metadata.update_round(
+            number, status="done", candidate=artifact.id, detail={"metrics": {"rouge_l": 0.1, "latency_p50": 1}}
+        )
         metadata.add_deployment(artifact.id, round=number, action="promote")
         metadata.name_artifact("model", artifact.id, parent)
         parent = artifact.id

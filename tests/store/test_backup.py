@@ -119,6 +119,10 @@ def test_a_restored_workspace_equals_the_one_that_was_backed_up(root: Path, plac
     assert content(tmp_path / "new") == expected
     with Workspace.open(tmp_path / "new") as workspace:
         assert all_rows(workspace) == rows
+        assert list(workspace.metadata.rounds()[0].detail["metrics"]) == [
+            "rouge_l",
+            "latency_p50",
+        ]  # the main one first
         assert workspace.champion_path.resolve().name == model
         fill_more(workspace)  # the numbers of runs and deployments continue
     assert_sound(tmp_path / "new")
@@ -604,6 +608,21 @@ def test_a_read_only_workspace_can_be_backed_up(
     for path in [copy, *copy.rglob("*")]:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o755)
+
+
+def test_an_empty_folder_of_another_user_is_a_place(
+    root: Path, open_folder: Path, unprivileged: Callable[[Callable[[], object]], dict[str, object]]
+) -> None:
+    """Such as a share, whose mode only its owner changes."""
+    copy = Path(shutil.copytree(root, open_folder / "workspace", symlinks=True))
+    (open_folder / "share").mkdir()
+    (open_folder / "share").chmod(0o777)
+    for path in (copy, *copy.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o777 if path.is_dir() else 0o666)
+    outcome = unprivileged(lambda: back_up(copy, str(open_folder / "share")).artifacts)
+    assert (outcome["value"], outcome["error"]) == (3, None)
+    assert (open_folder / "share").stat().st_mode & 0o777 == 0o777
 
 
 def test_what_is_no_backup_is_named(tmp_path: Path) -> None:

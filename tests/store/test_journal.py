@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.errors import LostDatabaseError, StorageError
+from posttrain.store.hashing import decode_line, encode_line
 from posttrain.store.journal import JOURNALED, Journal, JournalEnd, read_rows
 from posttrain.store.metadata import Metadata
 from posttrain.store.verify import verify_database
@@ -144,6 +145,23 @@ class JournaledContract:
         assert all(rows.values())
         assert journal.read().rows(metadata.position()) == rows
         assert verify_database(metadata, journal) == []
+
+    def test_a_journal_with_keys_in_another_order_is_no_damage(
+        self, connect: Callable[..., Metadata], journal: Journal
+    ) -> None:
+        """As earlier versions wrote them."""
+        metadata = connect()
+        metadata.open_round(0, None)
+        metadata.update_round(0, detail={"metrics": {"rouge_l": 0.25, "accuracy": 0.5}})
+        lines = journal.path.read_text(encoding="utf-8").splitlines()
+        entry = decode_line(lines[-1].encode())
+        assert entry is not None
+        values = entry["changes"][0][2]
+        assert list(json.loads(values["detail"])["metrics"]) == ["rouge_l", "accuracy"]
+        for detail, findings in ((json.loads(values["detail"]), 0), ({"metrics": {"rouge_l": 0.4}}, 1), (None, 1)):
+            values["detail"] = json.dumps(detail, sort_keys=True) if detail else "no JSON"
+            journal.path.write_bytes("\n".join([*lines[:-1], ""]).encode() + encode_line(entry))
+            assert len(verify_database(metadata, journal)) == findings
 
     def test_a_transaction_that_fails_leaves_no_row(
         self, connect: Callable[..., Metadata], journal: Journal, monkeypatch: pytest.MonkeyPatch

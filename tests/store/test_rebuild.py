@@ -66,6 +66,10 @@ def test_the_rebuilt_database_has_all_rows(filled: tuple[Path, dict[str, Any]], 
     assert result.replaced == (None if damage is delete else file.with_name("store.db.damaged-1"))
     with Workspace.open(root) as workspace:
         assert all_rows(workspace) == rows
+        assert list(workspace.metadata.rounds()[0].detail["metrics"]) == [
+            "rouge_l",
+            "latency_p50",
+        ]  # the main one first
         assert {row.id: row.meta["n"] for row in workspace.metadata.artifacts()}.keys() == set(
             workspace.artifacts.ids()
         )
@@ -179,7 +183,7 @@ def test_postgres_and_s3(tmp_path: Path, postgres_url: str, s3_url: str) -> None
         id = min(artifact_rows)
         workspace.artifacts._files.pipe_file(f"{s3_url}/{id}/file", b"9")
         (finding,) = verify_artifacts(workspace.artifacts, artifact_rows)
-        assert finding.line.startswith(f"{id}: file differs from its checksum; restore it")
+        assert finding.line.startswith(f"{id}: file differs from its checksum; posttrain restore")
         assert verify_artifacts(workspace.artifacts, artifact_rows, quick=True) == []
         workspace.artifacts._files.rm_file(f"{s3_url}/{id}/file")
         (finding,) = verify_artifacts(workspace.artifacts, artifact_rows, quick=True)

@@ -38,8 +38,7 @@ def backup(
     from posttrain.store.backup_place import new_place
 
     with open_store(workspace) as store:
-        with store_config(workspace) as config:
-            _check_other(place, store, config)
+        _check_other(place, store)
         with new_place(place, store.home) as target:
             report = create_backup(store, target)
     if json:
@@ -57,11 +56,15 @@ def backup(
         raise typer.Exit(1)
 
 
-def _check_other(place: str, store: Workspace, config: StoreConfig) -> None:
-    """Refuses the workspace's own artifact store, whose loss would cost the backups too."""
-    own = config.artifacts is not None and place.rstrip("/") == config.artifacts.rstrip("/")
-    if isinstance(store.artifacts, LocalArtifacts):
-        own |= Path(place.removeprefix("file://")).resolve() == store.artifacts.root.resolve()
+def _check_other(place: str, store: Workspace) -> None:
+    """Refuses what would be lost, or renamed by `posttrain restore --replace`, together with the workspace."""
+    if "://" in place and not place.startswith("file://"):
+        own = place.rstrip("/") == getattr(store.artifacts, "url", None)  # not the config's, which may be a ${VARIABLE}
+    else:
+        path = Path(place.removeprefix("file://")).resolve()
+        if path.is_relative_to(store.home.resolve()):
+            raise UserError("lies in the workspace's .posttrain", where=place, fix="name another place")
+        own = isinstance(store.artifacts, LocalArtifacts) and path == store.artifacts.root.resolve()
     if own:
         raise UserError("is the workspace's own artifact store", where=place, fix="name another place")
 

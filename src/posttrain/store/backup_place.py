@@ -117,7 +117,8 @@ def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
         # For its owner alone, like the workspace's folder, if nobody has put anything there yet; what a killed backup
         # leaves does not count.
         if not any(child.name != _STAGING for child in path.iterdir()):
-            with disk_errors(path):
+            # A share's folder belongs to another user, who has chosen its mode.
+            with disk_errors(path), suppress(PermissionError):
                 path.chmod(0o700)
         elif not _local(path).ids():
             raise UserError("the folder holds something else", where=location, fix="name an empty or a new folder")

@@ -334,12 +334,15 @@ def journal_values(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_value(column: Column[Any], value: Any) -> Any:
-    """Returns a column's value as the journal holds it; equal values give equal results on every database."""
+    """Returns a column's value as the journal holds it; equal values give equal results on every database.
+
+    Keys of JSON keep their order, as the first metric of a round is its main one.
+    """
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(column.type, JSON) and value is not None:
         # A text, since metrics may hold NaN, which a line of the journal cannot. Twice, as keys become texts first.
-        return json.dumps(json.loads(json.dumps(value)), sort_keys=True)
+        return json.dumps(json.loads(json.dumps(value)))
     return value
 
 
