@@ -212,6 +212,26 @@ def test_a_database_with_other_rows_is_refused(root: Path, tmp_path: Path, postg
 
 
 @pytest.mark.slow
+def test_a_server_that_has_newer_rows_is_refused(root: Path, tmp_path: Path, postgres_url: str) -> None:
+    """Its rows would name artifacts that the restored workspace lacks."""
+    place = str(tmp_path / "one.tar")
+    back_up(root, place)
+    config, server = StoreConfig(database=postgres_url), tmp_path / "server"
+    assert restore(place, server, config).database is None
+    (server / "posttrain.yaml").write_text(CONFIG)
+    second = restore(place, tmp_path / "second", config)
+    assert second.database is not None
+    with Workspace.open(server, config) as workspace:
+        fill_more(workspace)
+    with pytest.raises(UserError, match="holds rows"):
+        restore(place, tmp_path / "third", config)
+    with pytest.raises(UserError, match="holds rows"):
+        restore(place, server, config, replace=True)
+    assert not (server / ".posttrain.replaced-1").exists()
+    assert_sound(server, config)
+
+
+@pytest.mark.slow
 def test_backups_while_others_write_are_of_one_moment(root: Path, tmp_path: Path) -> None:
     """Every backup holds a prefix of the rows, all artifacts of these rows, and no less feedback than it began with."""
     ended = threading.Event()

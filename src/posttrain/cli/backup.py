@@ -145,6 +145,8 @@ def _restore(source: "BackupPlace", place: str, chosen: str | None, root: Path, 
         )
         if report.replaced:
             print_line(f"the workspace that was there is {report.replaced}")
+        if report.database:
+            print_line(f"{report.database} held these rows already; let no other workspace use it")
         for name in report.kept:
             print_line(f"{name} differs from the backup's and stays as it is")
         for line in report.missing:

@@ -139,8 +139,13 @@ def _rename(path: Path) -> Path:
 
 def _require_empty(connection: Connection, location: str) -> None:
     if sum(_counts(connection).values()):
-        fix = "restore a backup, or name an empty database in store.database and repeat this"
-        raise UserError("holds rows that are not this workspace's", where=location, fix=fix)
+        raise rows_error(location)
+
+
+def rows_error(location: str) -> UserError:
+    """Returns the error for a database that cannot be filled since it holds other rows."""
+    fix = "name an empty database in store.database and repeat this"
+    return UserError("holds rows, which are never replaced", where=location, fix=fix)
 
 
 def _counts(connection: Connection) -> dict[str, int]:

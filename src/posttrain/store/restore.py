@@ -5,15 +5,22 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.store.artifacts import ArtifactStore, LocalArtifacts, is_artifact_id, missing_error
 from posttrain.store.backup import FILE_NAME, Backup, list_backups
 from posttrain.store.backup_place import BackupPlace
-from posttrain.store.config import StoreConfig
-from posttrain.store.errors import DamagedArtifactError, UserError
+from posttrain.store.config import CONFIG_FILE, StoreConfig
+from posttrain.store.database import sqlite_file
+from posttrain.store.errors import (
+    DamagedArtifactError,
+    DamagedDatabaseError,
+    EmptyDatabaseError,
+    LostDatabaseError,
+    UserError,
+)
 from posttrain.store.files import (
     disk_errors,
     hold_lock,
@@ -29,7 +36,7 @@ from posttrain.store.hashing import decode_line, file_digest, read_lines
 from posttrain.store.journal import Journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
-from posttrain.store.rebuild import fill_database, is_healthy
+from posttrain.store.rebuild import fill_database, is_healthy, rows_error
 from posttrain.store.workspace import JOURNAL, Workspace, database_url, open_artifacts_of
 
 _MARKER = "restoring.json"
@@ -49,6 +56,7 @@ class RestoreReport:
         artifacts: Number of artifacts in the workspace now.
         rows: Number of rows by table.
         files: Number of files besides artifacts.
+        database: The database if it held the rows before; None if it was filled.
         replaced: Where the workspace's earlier ``.posttrain`` is now; None if there was none.
         kept: Files outside ``.posttrain`` that differ from the backup's and stayed as they were.
         missing: A line for each thing that the backup lacks.
@@ -58,6 +66,7 @@ class RestoreReport:
     artifacts: int
     rows: Mapping[str, int]
     files: int
+    database: str | None
     replaced: Path | None
     kept: list[str]
     missing: list[str]
@@ -107,8 +116,10 @@ def restore_backup(
     home = root / ".posttrain"
     with tempfile.TemporaryDirectory(prefix="posttrain-") as name:
         folder = Path(name)
-        # Before anything is changed: the backup itself may be damaged.
+        # Before anything is changed: the backup itself may be damaged, and a server's database is not renamed.
         place.copy_to(backup.id, folder)
+        if replace and (root / CONFIG_FILE).exists():
+            _check_database(home, read_config(), Journal(folder / JOURNAL))
         replaced = _make_room(home, replace=replace)
         make_folder(root)
         with disk_errors(home):
@@ -143,7 +154,7 @@ def _restore(
     missing += [*unreadable, *_restore_artifacts(place, backup.artifacts, artifacts)]
     if (folder / JOURNAL).exists():
         write_atomically(home / JOURNAL, (folder / JOURNAL).read_bytes())
-    rows = _restore_database(home, config, artifacts)
+    rows, database = _restore_database(home, config, artifacts)
     with Workspace(root, Metadata(database_url(home, config), create=True), artifacts) as workspace:
         for arm in workspace.metadata.arms():
             missing += _link_champion(workspace.for_arm(arm))
@@ -151,7 +162,7 @@ def _restore(
     Workspace.create(root, config).close()
     (home / _MARKER).unlink()
     count = sum(not problem for problem in map(artifacts.verify_sizes, backup.artifacts))
-    return RestoreReport(backup, count, rows, len(backup.files), replaced, kept, missing)
+    return RestoreReport(backup, count, rows, len(backup.files), database, replaced, kept, missing)
 
 
 def _make_room(home: Path, *, replace: bool) -> Path | None:
@@ -258,16 +269,52 @@ def _restore_artifact(place: BackupPlace, id: str, artifacts: ArtifactStore) -> 
         artifacts.publish(folder, place.get(id))
 
 
-def _restore_database(home: Path, config: StoreConfig, artifacts: ArtifactStore) -> Mapping[str, int]:
-    """Fills the database from the journal; returns the numbers of rows by table."""
+def _restore_database(
+    home: Path, config: StoreConfig, artifacts: ArtifactStore
+) -> tuple[Mapping[str, int], str | None]:
+    """Fills the database from the journal.
+
+    Returns:
+        The number of rows by table, and the database if it held them before.
+    """
     url, journal = database_url(home, config), Journal(home / JOURNAL)
     content = journal.read()
     if not content.entries:
-        return {}
-    if is_healthy(url, journal, artifacts):  # a restore was killed after this step
-        return {table: len(rows) for table, rows in content.rows(content.last).items()}
+        return {}, None
+    # With another number it has changes that the journal lacks.
+    position, location = _database_position(url)
+    if position == content.last and is_healthy(url, journal, artifacts):
+        rows = {table: len(rows) for table, rows in content.rows(content.last).items()}
+        return rows, None if _is_own(url, home) else location
     # What it does not know is the `meta` of artifacts that are missing, which has a line of its own.
-    return fill_database(url, content, artifacts).rows
+    return fill_database(url, content, artifacts).rows, None
+
+
+def _check_database(home: Path, config: StoreConfig, journal: Journal) -> None:
+    """Refuses a database that stays where it is, such as a server's, and has other changes than the journal.
+
+    Raises:
+        UserError: it has.
+    """
+    url = database_url(home, config)
+    position, location = _database_position(url)
+    if not _is_own(url, home) and position not in (None, 0, journal.read().last):
+        raise rows_error(location)
+
+
+def _database_position(url: str) -> tuple[int | None, str]:
+    """Returns the number of a database's last transaction, None if there is no usable one, and where it is."""
+    try:
+        with closing(Metadata(url, write=False)) as metadata:
+            return metadata.position(), metadata.location
+    except (EmptyDatabaseError, LostDatabaseError, DamagedDatabaseError):
+        return None, ""
+
+
+def _is_own(url: str, home: Path) -> bool:
+    """Returns whether the database is a file in ``home``."""
+    file = sqlite_file(url)
+    return file is not None and file.is_relative_to(home)
 
 
 def _link_champion(workspace: Workspace) -> list[str]:
