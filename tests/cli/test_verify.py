@@ -206,6 +206,18 @@ def test_a_damaged_champion_is_named_by_every_verb(posttrain: Call, copy: Path, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_damaged_base_model_in_service_is_fetched_again(posttrain: Call, small: Any) -> None:
+    """No earlier champion could take its place."""
+    root = small(rounds=1, gate={"deploy": ["accuracy > 2"]})
+    assert posttrain("run", "-w", root).code == 0
+    flip(weights(root))
+    assert posttrain("models", "rollback", "-w", root).mistake.startswith("there is no earlier champion")
+    outcome = posttrain("run", "-w", root)
+    assert outcome.code == 0
+    assert "is damaged: model.safetensors differs from its checksum; fetching it again" in outcome.err
+    assert posttrain("verify", "-w", root).code == 0
+
+
 def test_a_flipped_bit_stops_eval_export_and_promotion(posttrain: Call, copy: Path, tmp_path: Path) -> None:
     champion = weights(copy).parent.name
     assert posttrain("models", "rollback", "-w", copy).code == 0

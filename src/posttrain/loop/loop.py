@@ -13,10 +13,11 @@ from posttrain.loop.round import RoundRunner, Stopped, round_steps
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.dataset import NothingToLabel
 from posttrain.loop.stages.evaluate import Evaluate, format_metrics
+from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import check_suite_files
 from posttrain.loop.triggers import evaluate_triggers
-from posttrain.store.errors import UserError, Waiting
+from posttrain.store.errors import DamagedArtifactError, UserError, Waiting
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -61,6 +62,7 @@ class Loop:
         check_suite_files(self.config, self.workspace.root)
         with self.workspace.lock():
             # Before any round: a run killed between the registry's row and its link or hook must not leave them behind.
+            self._mend_base()
             self.registry.sync()
             try:
                 if not finished_rounds(self.workspace):
@@ -85,6 +87,17 @@ class Loop:
             except Stopped:
                 log.info("stopped after %s; the next run resumes from here", until)
         return None
+
+    def _mend_base(self) -> None:
+        """Fetches the base model again if it is the champion and damaged: a rollback would have no earlier one."""
+        champion = self.registry.champion
+        if champion is None or not self.registry.is_base(champion.model_id):
+            return
+        try:
+            self.workspace.artifacts.path(champion.model_id)
+        except DamagedArtifactError as error:
+            log.warning("%s; fetching it again", error)
+            RoundContext(self.workspace, self.config, 0, in_round=False).run(Fetch(self.config.model))
 
     def _enough(self, number: int) -> str | None:
         """Returns the reason why no further round is needed, or None."""
