@@ -1,6 +1,7 @@
 """A restored backup is the workspace as it was at one moment, and damage to a backup is never silent."""
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -347,6 +348,22 @@ def test_a_killed_backup_can_be_repeated(root: Path, tmp_path: Path) -> None:
     (left / "file").write_bytes(b"half")
     assert back_up(root, f"{tmp_path / 'backups'}/").damaged == []
     assert not left.exists()
+
+
+def test_what_a_killed_backup_to_a_file_left_is_removed(
+    root: Path, tmp_path: Path, in_process: Callable[[Callable[[], object]], dict[str, object]]
+) -> None:
+    places = tmp_path / "places"
+    places.mkdir()
+
+    def killed() -> None:
+        with new_place(str(places / "one.tar"), root / ".posttrain"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_process(killed)["killed"]
+    assert os.listdir(places)
+    back_up(root, str(places / "one.tar"))
+    assert os.listdir(places) == ["one.tar"]
 
 
 def test_a_damaged_artifact_is_named_and_the_rest_backed_up(root: Path, tmp_path: Path) -> None:

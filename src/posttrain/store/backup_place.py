@@ -3,7 +3,6 @@
 import os
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,14 @@ from posttrain.store.artifacts import (
     verify_manifest,
 )
 from posttrain.store.errors import DamagedArtifactError, UserError
-from posttrain.store.files import check_new_file, disk_errors, make_folder, sync_folder
+from posttrain.store.files import (
+    check_new_file,
+    disk_errors,
+    make_folder,
+    remove_abandoned_folders,
+    sync_folder,
+    temporary_folder,
+)
 
 _STAGING = ".tmp"
 
@@ -134,22 +140,25 @@ def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
 
 @contextmanager
 def _new_tar(path: Path) -> Iterator[TarFile]:
-    with disk_errors(path):
-        # Only its owner may read what `mkstemp` makes: records may be personal, and a config may hold passwords.
-        descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    parent = path.absolute().parent
+    staging = parent / f".{path.name[:50]}{_STAGING}"  # shortened, as a name has at most 255 bytes
     try:
-        with disk_errors(path), os.fdopen(descriptor, "wb") as file:
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                yield TarFile(tar, str(path))
-            file.flush()
-            os.fsync(file.fileno())
         with disk_errors(path):
+            remove_abandoned_folders(staging)  # of a killed backup, as large as the workspace
+        with temporary_folder(staging) as folder, disk_errors(path):
+            # Only its owner may read it: records may be personal, and a config may hold passwords.
+            descriptor = os.open(folder / "tar", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                    yield TarFile(tar, str(path))
+                file.flush()
+                os.fsync(file.fileno())
             check_new_file(path)  # again, as another backup may have taken the name meanwhile
-            os.replace(temporary, path)
-            sync_folder(path.absolute().parent)
+            os.replace(folder / "tar", path)
+            sync_folder(parent)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+        with suppress(OSError):
+            staging.rmdir()  # unless another backup of this name is being written
 
 
 @contextmanager
