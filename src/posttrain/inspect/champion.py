@@ -4,7 +4,10 @@ from posttrain.store.artifacts import MANIFEST, find_damage, parse_manifest
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.workspace import Workspace
 
-MEND = "restore the model from a backup, or put an earlier one in service: posttrain models rollback"
+MEND = (
+    "posttrain restore BACKUP --damaged, or put an earlier model in service: posttrain models rollback; "
+    "a base model: posttrain run fetches it again"
+)
 
 
 def champion_problems(workspace: Workspace, model: str, *, checksums: bool = False) -> list[str]:

@@ -76,7 +76,7 @@ def _verify(workspace: Workspace, *, quick: bool) -> Verification:
         champions = {loop.metadata.deployments()[-1].model_id for loop in loops if loop.metadata.deployments()}
         for loop in loops:
             of_loops += [*_verify_rounds(loop, rows), *_verify_champion(loop, quick=quick)]
-        count = sum(map(len, (rows, metadata.runs(), metadata.rounds(), metadata.deployments(), metadata.names())))
+        count = sum(metadata.count_rows().values())
     except (*_UNREADABLE_ROW, WorkError):
         # Rows that cannot be read are findings already; without one of those it is a defect of ours.
         if not findings:

@@ -189,6 +189,8 @@ def open_place(location: str, home: Path) -> Iterator[BackupPlace]:
 
 
 def _open_url(url: str, home: Path) -> BackupPlace:
+    if not url.partition("://")[2].strip("/"):
+        raise UserError("names no place", where=url, fix="such as s3://bucket/backups")
     # Here, as the module is slow to import with fsspec.
     from posttrain.store.remote_artifacts import RemoteArtifacts
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
+    func,
     insert,
     inspect,
     select,
@@ -251,6 +252,11 @@ class JournaledDatabase(Database):
             statement = delete(table).where(condition).returning(*table.primary_key.columns)
             for key in connection.execute(statement).mappings().all():
                 self._note(table, dict(key), None)
+
+    def count_rows(self) -> dict[str, int]:
+        """Counts the rows of each journaled table."""
+        with self.reading() as connection:
+            return {table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in JOURNALED}
 
     def position(self) -> int:
         """Returns the number of the last committed transaction.

@@ -93,11 +93,11 @@ def fill_database(
     metadata = Metadata(url, create=True)
     try:
         with metadata.exclusive(), metadata.transaction() as connection:
-            _require_empty(connection, metadata.location)
+            _require_empty(metadata)
             rows, unknown = _known_rows(content, store)
             _insert(connection, rows, store, unknown)
             connection.execute(update(position).values(number=content.last))
-            return RebuiltDatabase(metadata.location, _counts(connection), unknown, replaced)
+            return RebuiltDatabase(metadata.location, metadata.count_rows(), unknown, replaced)
     finally:
         metadata.close()
 
@@ -137,19 +137,15 @@ def _rename(path: Path) -> Path:
     return target
 
 
-def _require_empty(connection: Connection, location: str) -> None:
-    if sum(_counts(connection).values()):
-        raise rows_error(location)
+def _require_empty(metadata: Metadata) -> None:
+    if sum(metadata.count_rows().values()):
+        raise rows_error(metadata.location)
 
 
 def rows_error(location: str) -> UserError:
     """Returns the error for a database that cannot be filled since it holds other rows."""
     fix = "name an empty database in store.database and repeat this"
     return UserError("holds rows, which are never replaced", where=location, fix=fix)
-
-
-def _counts(connection: Connection) -> dict[str, int]:
-    return {table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in JOURNALED}
 
 
 def _known_rows(content: JournalContent, store: ArtifactStore) -> tuple[Rows, list[str]]:
