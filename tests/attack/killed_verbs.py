@@ -176,37 +176,27 @@ def prepare_restore(root: Path) -> None:
         create_backup(store, place)
 
 
-_MODEL_VERBS = ("posttrain.cli.main", "posttrain.cli.models", "posttrain.loop.loop")
-
-_BACKUP_VERBS = ("posttrain.cli.main", "posttrain.cli.backup", "posttrain.store.restore")
-
 VERBS: dict[str, Verb] = {
-    "rollback": Verb(
-        prepare_models, lambda root: ["models", "rollback", "-w", str(root)], registry_outcome, _MODEL_VERBS
-    ),
+    "rollback": Verb(prepare_models, lambda root: ["models", "rollback", "-w", str(root)], registry_outcome),
     "rollback --to": Verb(
         prepare_models,
         lambda root: ["models", "rollback", "--to", "round 0", "--yes", "-w", str(root)],
         registry_outcome,
-        _MODEL_VERBS,
     ),
     "promote": Verb(
         prepare_models,
         lambda root: ["models", "promote", _model(root, 3), "-w", str(root)],
         registry_outcome,
-        _MODEL_VERBS,
     ),
     "run": Verb(
         prepare_loop,
         lambda root: ["run", "-w", str(root)],
         loop_outcome,
-        ("posttrain.cli.main", "posttrain.cli.run", "posttrain.loop.loop", "posttrain.models.tiny"),
     ),
     "data add": Verb(
         prepare_data,
         lambda root: ["data", "add", str(root / "records.csv"), "--name", "set", "-w", str(root)],
         data_outcome,
-        ("posttrain.cli.main", "posttrain.cli.data.add", "posttrain.data.versions.named_build"),
     ),
     "train": Verb(
         prepare_data,
@@ -215,19 +205,16 @@ VERBS: dict[str, Verb] = {
             *("--set", "train.epochs=1", "--set", "train.checkpoint.every_steps=2"),
         ],
         training_outcome,
-        ("posttrain.cli.main", "posttrain.cli.train", "posttrain.train.api", "posttrain.models.tiny"),
     ),
     "backup": Verb(
         prepare_models,
         lambda root: ["backup", f"{root / 'backups'}/", "-w", str(root)],
         restored_outcome,
-        _BACKUP_VERBS,
     ),
     "restore": Verb(
         prepare_restore,
         lambda root: ["restore", str(root / "one.tar"), "-w", str(root / "restored")],
         lambda root: registry_outcome(root / "restored"),
-        _BACKUP_VERBS,
         codes=(0, 2),
     ),
 }

@@ -28,6 +28,15 @@ _SKIPPED = tuple(str(Path(_PACKAGE, name)) for name in ("cli/main.py", "cli/verb
 
 # Forked from a process that has done the slow imports: starting Python anew would take longer than the verbs.
 _FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [
+        *("posttrain.cli.models", "posttrain.cli.run", "posttrain.cli.train", "posttrain.cli.backup"),
+        *("posttrain.cli.data.add", "posttrain.data.versions.named_build", "posttrain.jobs.engines"),
+        *("posttrain.loop.loop", "posttrain.train.api", "posttrain.models.tiny", "posttrain.models.label_tree"),
+        *("posttrain.select.selectors.k_means", "posttrain.store.restore", "posttrain.inspect.verify"),
+        *("alembic.command", "rensa", "sklearn.cluster", "transformers.models.llama.modeling_llama"),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -38,14 +47,12 @@ class Verb:
         prepare: Fills a new folder with the workspace that the command starts from.
         command: Arguments of ``posttrain`` for a workspace.
         compare: Reads the outcome, as a value that equal runs share; raises where the workspace is not sound.
-        modules: Modules that are imported before the process is forked.
         codes: Exit codes of the repetition; 2 is one if a command refuses what was done already.
     """
 
     prepare: Callable[[Path], None]
     command: Callable[[Path], list[str]]
     compare: Callable[[Path], Any]
-    modules: Sequence[str] = ("posttrain.cli.main",)
     codes: Sequence[int] = (0,)
 
 
@@ -61,7 +68,6 @@ class Result:
 
 def attack(verb: Verb, folder: Path, count: int, seed: int = 0) -> Result:
     """Kills a verb ``count`` times, each in a fresh copy of its workspace; some are killed twice."""
-    _FORKS.set_forkserver_preload(list(verb.modules))
     template = folder / "template"
     template.mkdir(parents=True)
     verb.prepare(template)

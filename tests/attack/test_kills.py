@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 COUNTS = {
     **dict.fromkeys(("rollback", "rollback --to", "promote"), 12),
     **dict.fromkeys(("data add", "backup", "restore"), 4),
-    **dict.fromkeys(("run", "train"), 2),  # seconds each
+    **dict.fromkeys(("run", "train"), 1),  # seconds each
 }
 
 

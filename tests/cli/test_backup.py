@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,18 @@ def result(posttrain: Call, root: Path) -> Any:
 
 
 def test_backups_of_a_running_loop_end_as_the_loop_does(posttrain: Call, small: Any, tmp_path: Path) -> None:
-    root, place = small(), f"{tmp_path / 'backups'}/"
+    root, place = small(rounds=1), f"{tmp_path / 'backups'}/"
     command = [sys.executable, "-m", "posttrain", "run", "-w", str(root)]
     loop = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     while loop.poll() is None:
         if (root / ".posttrain" / "format.json").exists():
             assert posttrain("backup", place, "-w", root).code == 0
+        time.sleep(0.2)  # the loop needs a processor too
     assert loop.returncode == 0
     expected = result(posttrain, root)
     backups = posttrain("restore", place, "--list", "--json").json
     assert len({backup["rows"] for backup in backups}) > 3, "the loop was not caught at work"
-    for number, backup in enumerate((backups[0], backups[len(backups) // 3], backups[2 * len(backups) // 3])):
+    for number, backup in enumerate((backups[0], backups[len(backups) // 2])):
         copy = tmp_path / f"copy {number}"
         assert posttrain("restore", place, "--backup", backup["id"], "-w", copy).code == 0
         assert posttrain("verify", "-w", copy).code == 0
