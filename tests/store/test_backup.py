@@ -22,7 +22,8 @@ from posttrain.store.backup import BackupReport, create_backup, list_backups
 from posttrain.store.backup_place import new_place, open_place
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import StorageError, UserError, WorkError
-from posttrain.store.restore import RestoreReport, choose_backup, restore_backup, restore_damaged
+from posttrain.store.restore import RestoreReport, choose_backup, restore_backup
+from posttrain.store.restore_damaged import restore_damaged
 from posttrain.store.verify import verify_artifacts, verify_database
 from posttrain.store.workspace import Workspace
 

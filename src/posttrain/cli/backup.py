@@ -158,7 +158,8 @@ def _restore(source: "BackupPlace", place: str, chosen: str | None, root: Path, 
 def _restore_damaged(source: "BackupPlace", place: str, chosen: str | None, root: Path, json: bool) -> None:
     from posttrain.data.feedback.segment import inbox_problems
     from posttrain.store.backup import list_backups
-    from posttrain.store.restore import choose_backup, restore_damaged
+    from posttrain.store.restore import choose_backup
+    from posttrain.store.restore_damaged import restore_damaged
 
     # Any backup will do, as an artifact of one id has one content; the place may be of several workspaces.
     backups = [choose_backup(source, chosen, place)] if chosen else list_backups(source)

@@ -1,15 +1,15 @@
-"""Restores a workspace from a backup, whole or only what is damaged."""
+"""Restores a whole workspace from a backup."""
 
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.store.artifacts import ArtifactStore, LocalArtifacts, is_artifact_id, missing_error
+from posttrain.store.artifacts import ArtifactStore, LocalArtifacts, is_artifact_id
 from posttrain.store.backup import FILE_NAME, Backup, list_backups
 from posttrain.store.backup_place import BackupPlace
 from posttrain.store.config import CONFIG_FILE, StoreConfig
@@ -29,10 +29,9 @@ from posttrain.store.files import (
     sync_file,
     sync_folder,
     sync_tree,
-    temporary_folder,
     write_atomically,
 )
-from posttrain.store.hashing import decode_line, file_digest, read_lines
+from posttrain.store.hashing import file_digest
 from posttrain.store.journal import Journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
@@ -43,8 +42,6 @@ _MARKER = "restoring.json"
 """Says which backup is being restored; there until the workspace is whole."""
 
 _OWN = ".posttrain/"
-
-_SEGMENTS = f"{_OWN}inbox/segments/"
 
 
 @dataclass(frozen=True)
@@ -210,9 +207,9 @@ def _restore_files(place: BackupPlace, backup: Backup, folder: Path, root: Path)
     for name, source in backup.files.items():
         target = root / name
         try:
-            with _backup_file(place, folder, source) as path:
+            with backup_file(place, folder, source) as path:
                 if name.startswith(_OWN) or not target.exists():
-                    _write_file(path, target)
+                    write_file(path, target)
                 elif not target.is_file() or file_digest(target) != file_digest(path):
                     kept.append(name)
         except DamagedArtifactError as error:
@@ -221,7 +218,7 @@ def _restore_files(place: BackupPlace, backup: Backup, folder: Path, root: Path)
 
 
 @contextmanager
-def _backup_file(place: BackupPlace, folder: Path, source: str) -> Iterator[Path]:
+def backup_file(place: BackupPlace, folder: Path, source: str) -> Iterator[Path]:
     """Yields a file of the backup.
 
     Args:
@@ -237,7 +234,8 @@ def _backup_file(place: BackupPlace, folder: Path, source: str) -> Iterator[Path
         yield Path(copy, FILE_NAME)
 
 
-def _write_file(source: Path, target: Path) -> None:
+def write_file(source: Path, target: Path) -> None:
+    """Copies a file so that a reader of ``target`` sees the old content or the new."""
     make_folder(target.parent)
     # Under another name first: after a kill, a file that is there is whole.
     part = target.with_name(f".{target.name}.part")
@@ -255,14 +253,15 @@ def _restore_artifacts(place: BackupPlace, ids: Iterable[str], artifacts: Artifa
         for id in ids:
             if artifacts.verify_sizes(id):
                 try:
-                    _restore_artifact(place, id, artifacts)
+                    restore_artifact(place, id, artifacts)
                 except DamagedArtifactError as error:
                     missing.append(str(error))
             advance(1)
     return missing
 
 
-def _restore_artifact(place: BackupPlace, id: str, artifacts: ArtifactStore) -> None:
+def restore_artifact(place: BackupPlace, id: str, artifacts: ArtifactStore) -> None:
+    """Copies an artifact of a place into the store; a damaged one there is replaced."""
     with artifacts.temporary_folder() as folder:
         place.copy_to(id, folder)
         sync_tree(folder)
@@ -326,101 +325,3 @@ def _link_champion(workspace: Workspace) -> list[str]:
     except DamagedArtifactError as error:
         return [f"champion: {error}"]
     return []
-
-
-def restore_damaged(
-    place: BackupPlace, backups: Sequence[Backup], workspace: Workspace, segments: Mapping[Path, str]
-) -> tuple[list[str], list[str]]:
-    """Replaces damaged and missing artifacts, and sealed files of feedback, by those of the backups.
-
-    Rows, and everything that is whole, stay as they are.
-
-    Args:
-        place: Where the backups are.
-        backups: The backups, oldest first; also of other workspaces, of which only equal artifacts are used.
-        workspace: The workspace.
-        segments: What is wrong with each damaged or missing file of feedback.
-
-    Returns:
-        What was restored, and what is damaged and in no backup.
-    """
-    restored, missing = [], []
-    held = {id for backup in backups for id in backup.artifacts}
-    with workspace.lock():
-        ids = [row.id for row in workspace.metadata.artifacts()]
-        with progress_bar("verifying", len(ids), "artifacts") as advance:
-            for id in ids:
-                if workspace.artifacts.verify(id):
-                    try:
-                        if id not in held:
-                            raise missing_error(id, "the backup")
-                        _restore_artifact(place, id, workspace.artifacts)
-                        restored.append(id)
-                    except DamagedArtifactError as error:
-                        missing.append(str(error))
-                advance(1)
-        for path, problem in segments.items():
-            name = path.relative_to(workspace.root).as_posix()
-            if _restore_segment(place, backups, workspace, name):
-                restored.append(name)
-            else:
-                missing.append(f"{name}: {problem}")
-    return restored, missing
-
-
-def _restore_segment(place: BackupPlace, backups: Sequence[Backup], workspace: Workspace, name: str) -> bool:
-    """Restores a sealed segment from the newest backup of this inbox that holds it; returns whether there is one."""
-    # A sealed segment never changes, so that any backup's is the same; an open one may have grown since.
-    if not name.endswith(".jsonl"):
-        return False
-    for backup in reversed(backups):
-        if name not in backup.files:
-            continue
-        with temporary_folder(workspace.home / "tmp") as folder:
-            try:
-                place.copy_to(backup.id, folder)
-                with _backup_file(place, folder, backup.files[name]) as copy:
-                    if _is_whole(copy) and _is_same_inbox(place, backup, folder, workspace, name):
-                        _write_file(copy, workspace.root / name)
-                        return True
-            except DamagedArtifactError:
-                continue  # another backup may be whole
-    return False
-
-
-def _is_same_inbox(place: BackupPlace, backup: Backup, folder: Path, workspace: Workspace, name: str) -> bool:
-    """Returns whether a segment of the backup is one of this workspace's, by its entries and its neighbours'.
-
-    Args:
-        place: Where the backup is.
-        backup: The backup; its place may hold others' too, and the segments of all inboxes have the same names.
-        folder: The files of the backup's artifact.
-        workspace: The workspace.
-        name: Name of the segment.
-    """
-    number, equal = int(Path(name).stem), False
-    for stem in (f"{near:06d}" for near in range(max(number - 1, 1), number + 2)):
-        ours: set[bytes] = set()
-        theirs: set[bytes] = set()
-        for path in (f"{_SEGMENTS}{stem}.jsonl", f"{_SEGMENTS}{stem}.open"):
-            if (workspace.root / path).exists():
-                ours |= _intact_lines(workspace.root / path)
-            if path in backup.files:
-                with _backup_file(place, folder, backup.files[path]) as copy:
-                    theirs |= _intact_lines(copy)
-        if ours and theirs:
-            # Not equal: one may be damaged, or have grown after the backup.
-            if not (ours <= theirs or theirs <= ours):
-                return False
-            equal = True
-    return equal or backup.workspace == workspace.root.name
-
-
-def _is_whole(segment: Path) -> bool:
-    raw = segment.read_bytes()
-    lines = read_lines(raw)
-    return not lines.damaged and 0 < lines.whole == len(raw)
-
-
-def _intact_lines(segment: Path) -> set[bytes]:
-    return {line for line in segment.read_bytes().split(b"\n") if decode_line(line) is not None}
