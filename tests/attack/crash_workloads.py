@@ -14,7 +14,7 @@ from file_layer import Promise
 from posttrain.inspect.verify import verify
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.backup import create_backup, list_backups
-from posttrain.store.backup_place import new_place, open_place
+from posttrain.store.backup_repository import create_repository, open_repository
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree, write_atomically
@@ -174,9 +174,9 @@ def check_champions(folder: Path, promises: Sequence[Promise]) -> Iterator[str]:
 def backup(folder: Path, log: Log) -> Any:
     """Backs up a workspace into a folder."""
     stages(folder, log)
-    with Workspace.open(folder / "work") as store, new_place(f"{folder}/backups/", store.home) as place:
-        log.promise("backed up", create_backup(store, place).id)
-        ids = [len(backup.artifacts) for backup in list_backups(place)]
+    with Workspace.open(folder / "work") as store, create_repository(f"{folder}/backups/", store.home) as repository:
+        log.promise("backed up", create_backup(store, repository).id)
+        ids = [len(backup.artifacts) for backup in list_backups(repository)]
         return {"artifacts": set(ids)}
 
 
@@ -188,13 +188,13 @@ def stages_before(folder: Path) -> None:
 def check_backups(folder: Path, promises: Sequence[Promise]) -> Iterator[str]:
     ids = promised(promises, "backed up")
     if (folder / "backups").is_dir():
-        with open_place(str(folder / "backups"), folder) as place:
-            backups = list_backups(place)
+        with open_repository(str(folder / "backups"), folder) as repository:
+            backups = list_backups(repository)
             if lost := set(ids) - {backup.id for backup in backups}:
                 yield f"backups {lost} are lost"
             for backup in backups:
                 for id in (backup.id, *backup.artifacts):
-                    for problem in place.verify(id):
+                    for problem in repository.verify(id):
                         yield f"{backup.id}: {id}: {problem}"
     elif ids:
         yield "the backups are lost"
@@ -209,9 +209,9 @@ def prepare_restore(folder: Path) -> None:
 
 def restore(folder: Path, log: Log) -> Any:
     """Restores the backup, and finds all stages done."""
-    with open_place(str(folder / "backups"), folder) as place:
+    with open_repository(str(folder / "backups"), folder) as repository:
         try:
-            restore_backup(place, choose_backup(place, None, ""), folder / "work", StoreConfig)
+            restore_backup(repository, choose_backup(repository, None, ""), folder / "work", StoreConfig)
             log.promise("created")
             for number in range(3):
                 log.promise("done", f"stage {number}")

@@ -152,28 +152,28 @@ def training_outcome(root: Path) -> dict[str, str]:
 
 def restored_outcome(root: Path) -> dict[str, Any]:
     """Reads the workspace that is restored from the latest backup."""
-    from posttrain.store.backup_place import open_place
+    from posttrain.store.backup_repository import open_repository
     from posttrain.store.config import StoreConfig
     from posttrain.store.restore import choose_backup, restore_backup
 
     copy = root / "restored"
-    with open_place(str(root / "backups"), copy) as place:
-        report = restore_backup(place, choose_backup(place, None, ""), copy, StoreConfig)
+    with open_repository(str(root / "backups"), copy) as repository:
+        report = restore_backup(repository, choose_backup(repository, None, ""), copy, StoreConfig)
     left = [path.name for path in (root / "backups" / ".tmp").glob("*") if path.suffix != ".lock"]
-    return {**registry_outcome(copy), "missing": report.missing, "left in the place": left}
+    return {**registry_outcome(copy), "missing": report.missing, "left in the repository": left}
 
 
 def prepare_restore(root: Path) -> None:
     """Backs up the workspace of three rounds, and leaves only the backup."""
     from posttrain.store.backup import create_backup
-    from posttrain.store.backup_place import new_place
+    from posttrain.store.backup_repository import create_repository
     from posttrain.store.workspace import Workspace
 
     original = root / "original"
     original.mkdir()
     prepare_models(original)
-    with Workspace.open(original) as store, new_place(str(root / "one.tar"), store.home) as place:
-        create_backup(store, place)
+    with Workspace.open(original) as store, create_repository(str(root / "one.tar"), store.home) as repository:
+        create_backup(store, repository)
 
 
 VERBS: dict[str, Verb] = {

@@ -26,20 +26,20 @@ def result(posttrain: Call, root: Path) -> Any:
 
 
 def test_backups_of_a_running_loop_end_as_the_loop_does(posttrain: Call, small: Any, tmp_path: Path) -> None:
-    root, place = small(rounds=1), f"{tmp_path / 'backups'}/"
+    root, location = small(rounds=1), f"{tmp_path / 'backups'}/"
     command = [sys.executable, "-m", "posttrain", "run", "-w", str(root)]
     loop = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     while loop.poll() is None:
         if (root / ".posttrain" / "format.json").exists():
-            assert posttrain("backup", place, "-w", root).code == 0
+            assert posttrain("backup", location, "-w", root).code == 0
         time.sleep(0.2)  # the loop needs a processor too
     assert loop.returncode == 0
     expected = result(posttrain, root)
-    backups = posttrain("restore", place, "--list", "--json").json
+    backups = posttrain("restore", location, "--list", "--json").json
     assert len({backup["rows"] for backup in backups}) > 3, "the loop was not caught at work"
     for number, backup in enumerate((backups[0], backups[len(backups) // 2])):
         copy = tmp_path / f"copy {number}"
-        assert posttrain("restore", place, "--backup", backup["id"], "-w", copy).code == 0
+        assert posttrain("restore", location, "--backup", backup["id"], "-w", copy).code == 0
         assert posttrain("verify", "-w", copy).code == 0
         assert posttrain("run", "-w", copy).code == 0
         assert result(posttrain, copy) == expected
@@ -84,9 +84,9 @@ def test_the_workspace_s_own_artifacts_are_no_place(posttrain: Call, small: Any,
 def test_no_place_lies_in_the_workspace_s_own_folder(posttrain: Call, finished_copy: Path) -> None:
     """`restore --replace` would rename the backups together with it."""
     for name in ("backups/", "one.tar", "artifacts", "../.posttrain/x/"):
-        place = finished_copy / ".posttrain" / name
-        place = f"{place}/" if name.endswith("/") else place
-        assert "lies in the workspace's .posttrain" in posttrain("backup", place, "-w", finished_copy).mistake
+        location = finished_copy / ".posttrain" / name
+        location = f"{location}/" if name.endswith("/") else location
+        assert "lies in the workspace's .posttrain" in posttrain("backup", location, "-w", finished_copy).mistake
         assert not (finished_copy / ".posttrain" / "backups").exists()
 
 
@@ -100,8 +100,8 @@ def test_a_store_behind_a_variable_is_no_place(
 
 
 def test_damage_is_printed_with_exit_code_1(posttrain: Call, finished_copy: Path, tmp_path: Path) -> None:
-    place = tmp_path / "backups"
-    assert posttrain("backup", f"{place}/", "-w", finished_copy).code == 0
+    location = tmp_path / "backups"
+    assert posttrain("backup", f"{location}/", "-w", finished_copy).code == 0
     model = next(iter(sorted((finished_copy / ".posttrain" / "artifacts").glob("model-*"))))
     shutil.rmtree(model)
     without = posttrain("backup", tmp_path / "one.tar", "-w", finished_copy)
@@ -109,9 +109,10 @@ def test_damage_is_printed_with_exit_code_1(posttrain: Call, finished_copy: Path
     assert f"not in the backup: artifact {model.name} is missing" in without.out
     restored = posttrain("restore", tmp_path / "one.tar", "-w", tmp_path / "new")
     assert (restored.code, f"missing: {model.name}" in restored.out) == (1, True)
-    report = posttrain("restore", place, "--damaged", "-w", finished_copy, "--json")
+    report = posttrain("restore", location, "--damaged", "-w", finished_copy, "--json")
     assert (report.code, report.json) == (0, {"restored": [model.name], "missing": []})
     assert (
-        posttrain("restore", place, "--damaged", "-w", finished_copy).out == "no artifact and no feedback is damaged\n"
+        posttrain("restore", location, "--damaged", "-w", finished_copy).out
+        == "no artifact and no feedback is damaged\n"
     )
     assert posttrain("verify", "-w", finished_copy).code == 0

@@ -3,6 +3,7 @@
 import encodings.utf_8_sig  # noqa: F401 - `unprivileged` may not read the interpreter's folder
 import json
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -62,6 +63,16 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
 def s3_url(s3_server: str) -> str:
     """An empty prefix in a bucket."""
     return f"s3://posttrain/{uuid.uuid4().hex}/artifacts"
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Returns a function that limits the size of files, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture

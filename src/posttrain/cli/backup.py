@@ -16,11 +16,11 @@ from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from posttrain.store.backup import Backup
-    from posttrain.store.backup_place import BackupPlace
+    from posttrain.store.backup_repository import BackupRepository
 
 
 def backup(
-    place: Annotated[
+    location: Annotated[
         str,
         typer.Argument(
             metavar="FILE",
@@ -35,11 +35,11 @@ def backup(
     Exits with 1 if an artifact is damaged: the rest is in the backup.
     """
     from posttrain.store.backup import create_backup
-    from posttrain.store.backup_place import new_place
+    from posttrain.store.backup_repository import create_repository
 
     with open_store(workspace) as store:
-        _check_other(place, store)
-        with new_place(place, store.home) as target:
+        _check_other(location, store)
+        with create_repository(location, store.home) as target:
             report = create_backup(store, target)
     if json:
         print_json(asdict(report))
@@ -47,7 +47,7 @@ def backup(
         files = "1 file" if report.files == 1 else f"{report.files:,} files"
         print_line(
             f"backed up {report.artifacts:,} artifacts ({report.size / 1e6:,.1f} MB), {report.rows:,} rows and {files} "
-            f"to {place}; {report.copied:,} were new there ({report.copied_size / 1e6:,.1f} MB)"
+            f"to {location}; {report.copied:,} were new there ({report.copied_size / 1e6:,.1f} MB)"
         )
         print_line(report.id)
         for line in report.damaged:
@@ -56,21 +56,23 @@ def backup(
         raise typer.Exit(1)
 
 
-def _check_other(place: str, store: Workspace) -> None:
+def _check_other(location: str, store: Workspace) -> None:
     """Refuses what would be lost, or renamed by `posttrain restore --replace`, together with the workspace."""
-    if "://" in place and not place.startswith("file://"):
-        own = place.rstrip("/") == getattr(store.artifacts, "url", None)  # not the config's, which may be a ${VARIABLE}
+    if "://" in location and not location.startswith("file://"):
+        own = location.rstrip("/") == getattr(
+            store.artifacts, "url", None
+        )  # not the config's, which may be a ${VARIABLE}
     else:
-        path = Path(place.removeprefix("file://")).resolve()
+        path = Path(location.removeprefix("file://")).resolve()
         if path.is_relative_to(store.home.resolve()):
-            raise UserError("lies in the workspace's .posttrain", where=place, fix="name another place")
+            raise UserError("lies in the workspace's .posttrain", where=location, fix="name another place")
         own = isinstance(store.artifacts, LocalArtifacts) and path == store.artifacts.root.resolve()
     if own:
-        raise UserError("is the workspace's own artifact store", where=place, fix="name another place")
+        raise UserError("is the workspace's own artifact store", where=location, fix="name another place")
 
 
 def restore(
-    place: Annotated[str, typer.Argument(metavar="FILE", help="What posttrain backup wrote: a file, folder or URL.")],
+    location: Annotated[str, typer.Argument(metavar="FILE", help="A file, folder or URL with backups.")],
     workspace: WorkspaceOption = CURRENT_FOLDER,
     chosen: Annotated[
         str | None, typer.Option("--backup", metavar="ID", help="Restore this backup instead of the latest.")
@@ -88,20 +90,20 @@ def restore(
 
     Exits with 1 if the backup lacks something: the rest is restored.
     """
-    from posttrain.store.backup_place import open_place
+    from posttrain.store.backup_repository import open_repository
 
     if sum((list_only, damaged, replace)) > 1:
         raise UserError("--list, --damaged and --replace exclude each other", fix="name one of them")
-    with open_place(place, workspace / ".posttrain") as source:
+    with open_repository(location, workspace / ".posttrain") as source:
         if list_only:
             _list(source, json)
         elif damaged:
-            _restore_damaged(source, place, chosen, workspace, json)
+            _restore_damaged(source, location, chosen, workspace, json)
         else:
-            _restore(source, place, chosen, workspace, replace, json)
+            _restore(source, location, chosen, workspace, replace, json)
 
 
-def _list(source: "BackupPlace", json: bool) -> None:
+def _list(source: "BackupRepository", json: bool) -> None:
     from posttrain.store.backup import list_backups
 
     backups = list_backups(source)
@@ -124,10 +126,12 @@ def _summary(backup: "Backup") -> dict[str, object]:
     } | counts
 
 
-def _restore(source: "BackupPlace", place: str, chosen: str | None, root: Path, replace: bool, json: bool) -> None:
+def _restore(
+    source: "BackupRepository", location: str, chosen: str | None, root: Path, replace: bool, json: bool
+) -> None:
     from posttrain.store.restore import choose_backup, restore_backup
 
-    backup = choose_backup(source, chosen, place)
+    backup = choose_backup(source, chosen, location)
     with ExitStack() as reading:
 
         def read_config() -> StoreConfig:
@@ -155,14 +159,14 @@ def _restore(source: "BackupPlace", place: str, chosen: str | None, root: Path, 
         raise typer.Exit(1)
 
 
-def _restore_damaged(source: "BackupPlace", place: str, chosen: str | None, root: Path, json: bool) -> None:
+def _restore_damaged(source: "BackupRepository", location: str, chosen: str | None, root: Path, json: bool) -> None:
     from posttrain.data.feedback.segment import inbox_problems
     from posttrain.store.backup import list_backups
     from posttrain.store.restore import choose_backup
     from posttrain.store.restore_damaged import restore_damaged
 
-    # Any backup will do, as an artifact of one id has one content; the place may be of several workspaces.
-    backups = [choose_backup(source, chosen, place)] if chosen else list_backups(source)
+    # Any backup will do, as an artifact of one id has one content; the repository may hold those of several workspaces.
+    backups = [choose_backup(source, chosen, location)] if chosen else list_backups(source)
     with store_config(root) as config, Workspace.open(root, config) as store:
         restored, missing = restore_damaged(source, backups, store, dict(inbox_problems(store.home / "inbox")))
     if json:

@@ -1,8 +1,8 @@
 """Backs a workspace up: its artifacts, rows, feedback and files as they are at one moment, while the loop runs.
 
-A place of backups (`posttrain.store.backup_place`) holds artifacts only. Each backup is an artifact itself, with the
+A repository (`posttrain.store.backup_repository`) holds artifacts only. Each backup is an artifact itself, with the
 rows and the small files; it names the workspace's artifacts and large files, which backups share. So another backup
-to the same place copies only what is new.
+to the same repository copies only what is new.
 """
 
 import glob
@@ -22,7 +22,7 @@ from sqlalchemy import text
 
 from posttrain import __version__
 from posttrain.store.artifacts import Artifact, FileEntry, is_artifact_id, parse_manifest
-from posttrain.store.backup_place import BackupPlace
+from posttrain.store.backup_repository import BackupRepository
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.database import utc_now
 from posttrain.store.errors import DamagedArtifactError, WorkError
@@ -57,17 +57,17 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a backup holds.
+    """The content of a backup.
 
     Attributes:
         id: Of the backup's artifact.
         artifacts: Number of artifacts in it.
         size: Their bytes.
-        copied: Number of artifacts, and of large files, that the place did not have.
+        copied: Number of artifacts, and of large files, that the repository did not have.
         copied_size: Their bytes.
         rows: Number of rows of the database.
         files: Number of files besides artifacts.
-        damaged: A line for each artifact that is damaged in the workspace; in the backup only if the place had it.
+        damaged: A line for each artifact that is damaged in the workspace; in the backup only if the repository had it.
     """
 
     id: str
@@ -82,7 +82,7 @@ class BackupReport:
 
 @dataclass
 class _Copies:
-    """Counts what was copied to the place."""
+    """Counts what was copied to the repository."""
 
     artifacts: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -99,11 +99,11 @@ class _RemovedArtifactError(Exception):
     """An artifact was removed after its row was read."""
 
 
-def create_backup(workspace: Workspace, place: BackupPlace) -> BackupReport:
+def create_backup(workspace: Workspace, repository: BackupRepository) -> BackupReport:
     """Writes a backup; other processes may work meanwhile.
 
     Raises:
-        UserError: the place cannot be written to.
+        UserError: the repository cannot be written to.
         WorkError: artifacts are being removed all the time.
     """
     home = workspace.home
@@ -113,7 +113,7 @@ def create_backup(workspace: Workspace, place: BackupPlace) -> BackupReport:
     for _ in range(_ATTEMPTS):
         position, rows = _read_rows(workspace.metadata)
         try:
-            copies = _copy_artifacts(workspace, place, rows)
+            copies = _copy_artifacts(workspace, repository, rows)
             break
         except _RemovedArtifactError:
             continue  # `posttrain data gc` has run since: its rows have changed too
@@ -124,7 +124,7 @@ def create_backup(workspace: Workspace, place: BackupPlace) -> BackupReport:
             changes = [(table.name, list(key), row) for table in JOURNALED for key, row in rows[table.name].items()]
             Journal(folder / JOURNAL).append(max(position, 1), changes, snapshot=True)
         names = _copy_files(
-            workspace, place, folder, chain(_home_files(home, marks), _named_files(workspace.root)), copies
+            workspace, repository, folder, chain(_home_files(home, marks), _named_files(workspace.root)), copies
         )
         meta = {
             "created_at": utc_now().isoformat(),
@@ -135,9 +135,9 @@ def create_backup(workspace: Workspace, place: BackupPlace) -> BackupReport:
             "files": names,
             "rows": row_count,
         }
-        # Last of all: until it is there, the place has no such backup.
+        # Last of all: until it is there, the repository has no such backup.
         backup = workspace.artifacts.seal(folder, KIND, meta)
-        place.add_copy(folder, backup)
+        repository.add_copy(folder, backup)
     size = sum(int(rows[artifact_table.name][id,]["size"]) for id in copies.artifacts)
     count = len(copies.artifacts)
     return BackupReport(backup.id, count, size, copies.count, copies.size, row_count, len(names), copies.damaged)
@@ -152,24 +152,24 @@ def _read_rows(database: JournaledDatabase) -> tuple[int, Rows]:
         return database.position(), {table.name: read_rows(connection, table) for table in JOURNALED}
 
 
-def _copy_artifacts(workspace: Workspace, place: BackupPlace, rows: Rows) -> _Copies:
+def _copy_artifacts(workspace: Workspace, repository: BackupRepository, rows: Rows) -> _Copies:
     copies = _Copies()
     ids = sorted(id for (id,) in rows[artifact_table.name])
     with progress_bar("backing up", len(ids), "artifacts") as advance:
         for id in ids:
-            if place.verify_sizes(id):
-                _copy_artifact(workspace, place, id, copies)
+            if repository.verify_sizes(id):
+                _copy_artifact(workspace, repository, id, copies)
             else:
                 copies.artifacts.append(id)
             advance(1)
     return copies
 
 
-def _copy_artifact(workspace: Workspace, place: BackupPlace, id: str, copies: _Copies) -> None:
+def _copy_artifact(workspace: Workspace, repository: BackupRepository, id: str, copies: _Copies) -> None:
     try:
         folder = workspace.artifacts.path(id)
         artifact = workspace.artifacts.get(id)
-        place.add_copy(folder, artifact)
+        repository.add_copy(folder, artifact)
     except (DamagedArtifactError, FileNotFoundError) as error:
         if workspace.metadata.artifact(id) is None:
             raise _RemovedArtifactError from None
@@ -242,9 +242,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _copy_files(
-    workspace: Workspace, place: BackupPlace, folder: Path, paths: Iterable[Path], copies: _Copies
+    workspace: Workspace, repository: BackupRepository, folder: Path, paths: Iterable[Path], copies: _Copies
 ) -> dict[str, str]:
-    """Copies small files into the backup's folder, and large ones as artifacts to the place.
+    """Copies small files into the backup's folder, and large ones as artifacts to the repository.
 
     Returns:
         The file's name in the folder, or its artifact's id, by its path relative to the workspace.
@@ -252,7 +252,7 @@ def _copy_files(
     names: dict[str, str] = {}
     for path in paths:
         relative = path.relative_to(workspace.root).as_posix()
-        # By numbers, as a name that this disk allows may be impossible on the place's.
+        # By numbers, as a name that this disk allows may be impossible on the repository's.
         name = f"files/{len(names)}"
         try:
             with disk_errors(folder):
@@ -260,7 +260,7 @@ def _copy_files(
                     (folder / "files").mkdir(exist_ok=True)
                     shutil.copyfile(path, folder / name)
                 else:
-                    name = _copy_large_file(workspace, place, path, copies)
+                    name = _copy_large_file(workspace, repository, path, copies)
         except FileNotFoundError:
             continue  # removed or renamed since it was listed
         names[relative] = name
@@ -269,17 +269,17 @@ def _copy_files(
     return {path: name for path, name in names.items() if path not in twice}
 
 
-def _copy_large_file(workspace: Workspace, place: BackupPlace, path: Path, copies: _Copies) -> str:
-    """Stores a file as an artifact, unless the place has it; returns the artifact's id."""
+def _copy_large_file(workspace: Workspace, repository: BackupRepository, path: Path, copies: _Copies) -> str:
+    """Stores a file as an artifact, unless the repository has it; returns the artifact's id."""
     entry = FileEntry(file_digest(path), path.stat().st_size)
     known = parse_manifest(Artifact("", _FILE_KIND, {}, {FILE_NAME: entry}).manifest)
-    if not place.verify_sizes(known.id):
+    if not repository.verify_sizes(known.id):
         return known.id
     with _staging_folder(workspace) as folder:
         # The copy is what is sealed: the file itself may change meanwhile.
         shutil.copyfile(path, folder / FILE_NAME)
         artifact = workspace.artifacts.seal(folder, _FILE_KIND, {})
-        place.add_copy(folder, artifact)
+        repository.add_copy(folder, artifact)
     copies.add(artifact.size)
     return artifact.id
 
@@ -298,13 +298,13 @@ def _staging_folder(workspace: Workspace) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup in a place.
+    """A backup in a repository.
 
     Attributes:
         id: Of its artifact.
         created_at: Time in UTC.
         workspace: Name of the workspace's folder.
-        artifacts: Ids of the workspace's artifacts in the place.
+        artifacts: Ids of the workspace's artifacts in the repository.
         missing: Ids of artifacts that were damaged in the workspace, and that the backup lacks.
         files: The name in the backup's artifact, or an artifact's id, of each file by its path in the workspace.
         rows: Number of rows of the database.
@@ -326,14 +326,14 @@ class Backup:
         )
 
 
-def list_backups(place: BackupPlace) -> list[Backup]:
-    """Returns the place's backups, oldest first; a damaged one is left out with a warning."""
+def list_backups(repository: BackupRepository) -> list[Backup]:
+    """Returns the repository's backups, oldest first; a damaged one is left out with a warning."""
     backups = []
-    for id in place.ids():
+    for id in repository.ids():
         if not id.startswith(f"{KIND}-"):
             continue
         try:
-            backups.append(_read_backup(place.get(id)))
+            backups.append(_read_backup(repository.get(id)))
         except (DamagedArtifactError, ValueError) as error:
             log.warning("%s; leaving this backup out", error)
     return sorted(backups, key=lambda backup: backup.created_at)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posttrain.store.artifacts import ArtifactStore, LocalArtifacts, is_artifact_id
 from posttrain.store.backup import FILE_NAME, Backup, list_backups
-from posttrain.store.backup_place import BackupPlace
+from posttrain.store.backup_repository import BackupRepository
 from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.database import sqlite_file
 from posttrain.store.errors import (
@@ -46,7 +46,7 @@ _OWN = ".posttrain/"
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What was restored.
+    """The result of a restore.
 
     Attributes:
         backup: The backup.
@@ -69,15 +69,15 @@ class RestoreReport:
     missing: list[str]
 
 
-def choose_backup(place: BackupPlace, id: str | None, location: str) -> Backup:
+def choose_backup(repository: BackupRepository, id: str | None, location: str) -> Backup:
     """Returns the backup whose id begins with ``id``; None: the latest.
 
     Raises:
         UserError: there is none, or more than one could be meant.
     """
-    backups = list_backups(place)
+    backups = list_backups(repository)
     if not backups:
-        raise UserError("holds no backup", where=location, fix="name what posttrain backup wrote")
+        raise UserError("holds no backup", where=location, fix="name a file, folder or URL with backups")
     if id is None:
         names = sorted({backup.workspace for backup in backups})
         if len(names) > 1:
@@ -92,14 +92,19 @@ def choose_backup(place: BackupPlace, id: str | None, location: str) -> Backup:
 
 
 def restore_backup(
-    place: BackupPlace, backup: Backup, root: Path, read_config: Callable[[], StoreConfig], *, replace: bool = False
+    repository: BackupRepository,
+    backup: Backup,
+    root: Path,
+    read_config: Callable[[], StoreConfig],
+    *,
+    replace: bool = False,
 ) -> RestoreReport:
     """Makes ``root`` the workspace that was backed up; killed, the same call again finishes it.
 
     Files outside ``.posttrain`` that are there stay as they are.
 
     Args:
-        place: Where the backup is.
+        repository: Where the backup is.
         backup: The backup.
         root: The workspace's folder; it need not exist.
         read_config: Reads the store's config in ``root``; called once its files are there.
@@ -114,7 +119,7 @@ def restore_backup(
     with tempfile.TemporaryDirectory(prefix="posttrain-") as name:
         folder = Path(name)
         # Before anything is changed: the backup itself may be damaged, and a server's database is not renamed.
-        place.copy_to(backup.id, folder)
+        repository.copy_to(backup.id, folder)
         if replace and (root / CONFIG_FILE).exists():
             _check_database(home, read_config(), Journal(folder / JOURNAL))
         replaced = _make_room(home, replace=replace)
@@ -122,11 +127,11 @@ def restore_backup(
         with disk_errors(home):
             home.mkdir(mode=0o700, exist_ok=True)
         with hold_lock(home / "lock"):
-            return _restore(place, backup, folder, root, read_config, replaced)
+            return _restore(repository, backup, folder, root, read_config, replaced)
 
 
 def _restore(
-    place: BackupPlace,
+    repository: BackupRepository,
     backup: Backup,
     folder: Path,
     root: Path,
@@ -140,7 +145,7 @@ def _restore(
         for name in ("scratch", "tmp"):
             (home / name).mkdir(mode=0o700, exist_ok=True)
     missing = [f"{id}: it was damaged when the backup was made" for id in backup.missing]
-    kept, unreadable = _restore_files(place, backup, folder, root)
+    kept, unreadable = _restore_files(repository, backup, folder, root)
     config = read_config()
     artifacts = open_artifacts_of(home, config)
     if isinstance(artifacts, LocalArtifacts):
@@ -148,7 +153,7 @@ def _restore(
             artifacts.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with disk_errors(home):
         artifacts.remove_abandoned()  # of a restore that was killed; what it has copied is on the disk afterwards
-    missing += [*unreadable, *_restore_artifacts(place, backup.artifacts, artifacts)]
+    missing += [*unreadable, *_restore_artifacts(repository, backup.artifacts, artifacts)]
     if (folder / JOURNAL).exists():
         write_atomically(home / JOURNAL, (folder / JOURNAL).read_bytes())
     rows, database = _restore_database(home, config, artifacts)
@@ -197,7 +202,9 @@ def _remove_unfinished(home: Path) -> None:
         remove_tree(home / name)
 
 
-def _restore_files(place: BackupPlace, backup: Backup, folder: Path, root: Path) -> tuple[list[str], list[str]]:
+def _restore_files(
+    repository: BackupRepository, backup: Backup, folder: Path, root: Path
+) -> tuple[list[str], list[str]]:
     """Writes the backup's files.
 
     Returns:
@@ -207,7 +214,7 @@ def _restore_files(place: BackupPlace, backup: Backup, folder: Path, root: Path)
     for name, source in backup.files.items():
         target = root / name
         try:
-            with backup_file(place, folder, source) as path:
+            with backup_file(repository, folder, source) as path:
                 if name.startswith(_OWN) or not target.exists():
                     write_file(path, target)
                 elif not target.is_file() or file_digest(target) != file_digest(path):
@@ -218,11 +225,11 @@ def _restore_files(place: BackupPlace, backup: Backup, folder: Path, root: Path)
 
 
 @contextmanager
-def backup_file(place: BackupPlace, folder: Path, source: str) -> Iterator[Path]:
+def backup_file(repository: BackupRepository, folder: Path, source: str) -> Iterator[Path]:
     """Yields a file of the backup.
 
     Args:
-        place: Where the backup is.
+        repository: Where the backup is.
         folder: The files of the backup's artifact.
         source: A name in it, or the id of an artifact.
     """
@@ -230,7 +237,7 @@ def backup_file(place: BackupPlace, folder: Path, source: str) -> Iterator[Path]
         yield folder / source
         return
     with tempfile.TemporaryDirectory(dir=folder) as copy:
-        place.copy_to(source, Path(copy))
+        repository.copy_to(source, Path(copy))
         yield Path(copy, FILE_NAME)
 
 
@@ -246,26 +253,26 @@ def write_file(source: Path, target: Path) -> None:
         sync_folder(target.parent)
 
 
-def _restore_artifacts(place: BackupPlace, ids: Iterable[str], artifacts: ArtifactStore) -> list[str]:
+def _restore_artifacts(repository: BackupRepository, ids: Iterable[str], artifacts: ArtifactStore) -> list[str]:
     """Copies artifacts that the workspace lacks; returns a line for each that cannot be read."""
     missing, ids = [], list(ids)
     with progress_bar("restoring", len(ids), "artifacts") as advance:
         for id in ids:
             if artifacts.verify_sizes(id):
                 try:
-                    restore_artifact(place, id, artifacts)
+                    restore_artifact(repository, id, artifacts)
                 except DamagedArtifactError as error:
                     missing.append(str(error))
             advance(1)
     return missing
 
 
-def restore_artifact(place: BackupPlace, id: str, artifacts: ArtifactStore) -> None:
-    """Copies an artifact of a place into the store; a damaged one there is replaced."""
+def restore_artifact(repository: BackupRepository, id: str, artifacts: ArtifactStore) -> None:
+    """Copies an artifact of a repository into the store; a damaged one there is replaced."""
     with artifacts.temporary_folder() as folder:
-        place.copy_to(id, folder)
+        repository.copy_to(id, folder)
         sync_tree(folder)
-        artifacts.publish(folder, place.get(id))
+        artifacts.publish(folder, repository.get(id))
 
 
 def _restore_database(

@@ -40,7 +40,7 @@ def mean_token_entropies(lm: LanguageModel, sequences: Sequence[TokenizedExample
     """Computes the mean entropy of the next token over each sequence's supervised tokens, in nats: float64 [N].
 
     Over the whole vocabulary, as the length-normalised predictive entropy of A. Malinin and M. Gales (ICLR 2021) has it
-    for one sequence.
+    for a single sequence.
     """
     entropies = np.zeros(len(sequences))
     # By length, so that little of a batch is padding.

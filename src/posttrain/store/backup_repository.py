@@ -1,4 +1,4 @@
-"""Places of backups: a tar file, a folder or a URL, each with artifacts in it."""
+"""Repositories of backups: a tar file, a folder or a URL, each with artifacts in it."""
 
 import os
 import shutil
@@ -30,11 +30,11 @@ from posttrain.store.files import (
 
 _STAGING = ".tmp"
 
-_FIX_NAME = "name what posttrain backup wrote"
+_FIX_NAME = "name a file, folder or URL with backups"
 
 
-class BackupPlace(Protocol):
-    """What a backup needs of a store of artifacts; `posttrain.store.artifacts.ArtifactStore` has all of it."""
+class BackupRepository(Protocol):
+    """The part of a store of artifacts that backups use; `posttrain.store.artifacts.ArtifactStore` implements it."""
 
     def ids(self) -> list[str]:
         """Returns the ids of all artifacts, sorted."""
@@ -52,7 +52,7 @@ class BackupPlace(Protocol):
         """Copies an artifact's files into an existing folder, and compares them with their checksums."""
 
 
-class TarFile:
+class TarRepository:
     """Artifacts in one tar file, which is written once and then only read; ``ID/NAME`` for each file.
 
     Args:
@@ -104,8 +104,8 @@ class TarFile:
 
 
 @contextmanager
-def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
-    """Opens a place to write a backup to.
+def create_repository(location: str, home: Path) -> Iterator[BackupRepository]:
+    """Opens a repository to write a backup to.
 
     Args:
         location: A URL; a folder that exists, or a path with ``/`` at its end; else the path of a new tar file, which
@@ -113,7 +113,7 @@ def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
         home: The workspace's ``.posttrain``.
 
     Raises:
-        UserError: the file exists, the folder holds something else, or the place cannot be written to.
+        UserError: the file exists, the folder holds something else, or the repository cannot be written to.
     """
     path = Path(location)
     if "://" in location:
@@ -134,12 +134,12 @@ def new_place(location: str, home: Path) -> Iterator[BackupPlace]:
         yield artifacts
     else:
         check_new_file(path)
-        with _new_tar(path) as place:
-            yield place
+        with _new_tar(path) as repository:
+            yield repository
 
 
 @contextmanager
-def _new_tar(path: Path) -> Iterator[TarFile]:
+def _new_tar(path: Path) -> Iterator[TarRepository]:
     parent = path.absolute().parent
     staging = parent / f".{path.name[:50]}{_STAGING}"  # shortened, as a name has at most 255 bytes
     try:
@@ -150,7 +150,7 @@ def _new_tar(path: Path) -> Iterator[TarFile]:
             descriptor = os.open(folder / "tar", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                    yield TarFile(tar, str(path))
+                    yield TarRepository(tar, str(path))
                 file.flush()
                 os.fsync(file.fileno())
             check_new_file(path)  # again, as another backup may have taken the name meanwhile
@@ -162,8 +162,8 @@ def _new_tar(path: Path) -> Iterator[TarFile]:
 
 
 @contextmanager
-def open_place(location: str, home: Path) -> Iterator[BackupPlace]:
-    """Opens a place to read backups from.
+def open_repository(location: str, home: Path) -> Iterator[BackupRepository]:
+    """Opens a repository to read backups from.
 
     Args:
         location: A URL, a folder, or a tar file.
@@ -181,16 +181,16 @@ def open_place(location: str, home: Path) -> Iterator[BackupPlace]:
         try:
             # Invalid blocks are skipped: one flipped bit in a header must not cost all artifacts behind it.
             with tarfile.open(path, "r:", ignore_zeros=True) as tar:
-                yield TarFile(tar, location)
+                yield TarRepository(tar, location)
         except (tarfile.TarError, EOFError) as error:
             raise UserError(f"no backup ({error})", where=location, fix=_FIX_NAME) from None
     else:
         raise UserError("there is no such file or folder", where=location, fix=_FIX_NAME)
 
 
-def _open_url(url: str, home: Path) -> BackupPlace:
+def _open_url(url: str, home: Path) -> BackupRepository:
     if not url.partition("://")[2].strip("/"):
-        raise UserError("names no place", where=url, fix="such as s3://bucket/backups")
+        raise UserError("names no repository", where=url, fix="such as s3://bucket/backups")
     # Here, as the module is slow to import with fsspec.
     from posttrain.store.remote_artifacts import RemoteArtifacts
 
