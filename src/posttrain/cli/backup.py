@@ -59,9 +59,8 @@ def backup(
 def _check_other(location: str, store: Workspace) -> None:
     """Refuses what would be lost, or renamed by `posttrain restore --replace`, together with the workspace."""
     if "://" in location and not location.startswith("file://"):
-        own = location.rstrip("/") == getattr(
-            store.artifacts, "url", None
-        )  # not the config's, which may be a ${VARIABLE}
+        # Not the config's URL, which may be a ${VARIABLE}.
+        own = location.rstrip("/") == getattr(store.artifacts, "url", None)
     else:
         path = Path(location.removeprefix("file://")).resolve()
         if path.is_relative_to(store.home.resolve()):
