@@ -1,6 +1,7 @@
 """``posttrain data`` in a folder without a config: columns, empty files, and messages."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,10 @@ def test_output_to_a_pipe_has_whole_lines_and_each_history_once(tmp_path: Path, 
         posttrain("data", "show", "three", "-w", tmp_path).mistake
         == "nothing here is called `three`; posttrain data list"
     )
+
+
+def test_a_pipe_is_not_counted_as_missing(tmp_path: Path, posttrain: Call) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    outcome = posttrain("data", "check", tmp_path / "pipe.jsonl", tmp_path / "none.jsonl", "--json")
+    assert outcome.code == 2
+    assert outcome.json["counts"] == {"missing file": 1, "not a file": 1}

@@ -30,6 +30,7 @@ from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, write_atomically
+from posttrain.store.paths import path_problem
 from posttrain.store.yaml_files import parse_yaml
 
 
@@ -232,7 +233,9 @@ def _expand_names(names: Sequence[str]) -> tuple[list[DataPath], list[Problem]]:
         try:
             files.update(dict.fromkeys(expand_paths([name], Path())))
         except UserError as error:
-            problems.append(Problem(error.where or name, None, "missing file", error.what, error.fix))
+            unusable = path_problem(Path(name))  # such as a pipe
+            kind = unusable.kind if unusable else "missing file"
+            problems.append(Problem(error.where or name, None, kind, error.what, error.fix))
     return list(files), problems
 
 
