@@ -34,6 +34,7 @@ from posttrain.store.database import RECOVER, Database, UtcDateTime, insert_new
 from posttrain.store.errors import LostDatabaseError
 from posttrain.store.files import disk_errors, sync_folder
 from posttrain.store.hashing import decode_line, encode_line, has_hole, read_lines
+from posttrain.store.label_tables import accounts, audit, guidelines, label_answers, label_batches, label_items
 from posttrain.store.tables import artifacts, deployments, journal, names, rounds, run_inputs, runs, tags
 
 log = logging.getLogger("posttrain")
@@ -44,8 +45,14 @@ Change = tuple[str, list[Any], dict[str, Any] | None]
 Rows = dict[str, dict[tuple[Any, ...], dict[str, Any]]]
 """Rows of each table by their primary key, as JSON values by column."""
 
-JOURNALED = (artifacts, runs, run_inputs, rounds, deployments, names, tags)
-"""The tables whose rows the journal holds; a row comes after those that it refers to."""
+JOURNALED = (
+    *(artifacts, runs, run_inputs, rounds, deployments, names, tags),
+    *(accounts, audit, guidelines, label_batches, label_items, label_answers),
+)
+"""The tables whose rows the journal holds; a row comes after those that it refers to.
+
+Leases and tokens are left out: after a loss, people sign in again and are given items afresh.
+"""
 
 NOT_JOURNALED = {(artifacts.name, "meta")}
 """Columns that the journal leaves out: the artifact's manifest has them."""

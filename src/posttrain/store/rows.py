@@ -8,6 +8,11 @@ RUN_STATUSES = ("running", "done", "failed", "waiting")
 ROUND_STATUSES = ("open", "waiting", "done")
 ACTIONS = ("baseline", "promote", "rollback")
 HOOK_STATUSES = ("pending", "done", "failed", "none")
+ROLES = ("owner", "reviewer", "annotator", "viewer", "model")
+TOKEN_KINDS = ("session", "api", "invitation", "link")
+BATCH_STATUSES = ("open", "done")
+ITEM_STATUSES = ("open", "review", "done", "dropped")
+ANSWER_STATUSES = ("answered", "skipped", "flagged")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ tags = Table(
 )
 
 
-def _json_column(name: str, nullable: bool = False) -> Column[Any]:
+def json_column(name: str, nullable: bool = False) -> Column[Any]:
+    """Returns a JSON column that stores None as NULL."""
     # Without it None would be stored as the JSON text `null`, which `IS NULL` does not match.
     return Column(name, JSON(none_as_null=True), nullable=nullable)
 
@@ -75,7 +76,8 @@ def _arm_column(primary_key: bool = False) -> Column[Any]:
     return Column("arm", String(40), primary_key=primary_key, nullable=False, server_default="")
 
 
-def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+def one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    """Returns the constraint that a column holds one of ``values``."""
     return CheckConstraint(f"{column} IN ({', '.join(repr(value) for value in values)})", name=column)
 
 
@@ -84,7 +86,7 @@ artifacts = Table(
     schema,
     Column("id", String(100), primary_key=True),
     Column("kind", String(80), nullable=False, index=True),
-    _json_column("meta"),
+    json_column("meta"),
     Column("size", BigInteger, nullable=False),
     Column("files", Integer, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
@@ -102,18 +104,18 @@ runs = Table(
     Column("round", Integer, index=True),
     Column("status", String(10), nullable=False, index=True),
     Column("seed", BigInteger, nullable=False),
-    _json_column("config"),
+    json_column("config"),
     # The artifact about to be published. No foreign key: its row is inserted only once it is there.
     Column("sealed", String(100)),
     Column("output", ForeignKey("artifacts.id"), index=True),
     Column("code_version", String(80), nullable=False),
-    _json_column("environment"),
+    json_column("environment"),
     Column("started_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Column("seconds", Float),
-    _json_column("detail"),
+    json_column("detail"),
     Column("error", Text),
-    _one_of("status", RUN_STATUSES),
+    one_of("status", RUN_STATUSES),
 )
 
 rounds = Table(
@@ -124,12 +126,12 @@ rounds = Table(
     Column("status", String(10), nullable=False),
     Column("champion_before", String(100)),
     Column("candidate", String(100)),
-    _json_column("decision", nullable=True),
-    _json_column("detail"),
+    json_column("decision", nullable=True),
+    json_column("detail"),
     Column("started_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Column("seconds", Float),
-    _one_of("status", ROUND_STATUSES),
+    one_of("status", ROUND_STATUSES),
 )
 
 deployments = Table(
@@ -143,8 +145,8 @@ deployments = Table(
     Column("reason", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("hook", String(10), nullable=False),
-    _one_of("action", ACTIONS),
-    _one_of("hook", HOOK_STATUSES),
+    one_of("action", ACTIONS),
+    one_of("hook", HOOK_STATUSES),
 )
 
 # One row. Beside the tables and not in the journal alone: it says which of the journal's transactions committed.
