@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from sklearn.metrics import f1_score
 
 from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
@@ -21,7 +20,7 @@ from posttrain.evaluate.scorers.generation import token_f1
 from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
 from posttrain.models.generate import Generation
 from posttrain.models.language_model import LanguageModel, load_language_model
-from posttrain.models.likelihood import answer_log_likelihoods, label_scores, text_log_likelihoods
+from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError, WorkError
@@ -154,39 +153,6 @@ def test_token_f1_suite(writer: LanguageModel, answers: Answers) -> None:
     answers([("red cat", True), ("dog", False)])
     result = run_suite(writer, records(["the cat", "dog"]), SuiteConfig(scorer="token_f1"), "qa")
     assert result.metrics == {"token_f1": pytest.approx((2 / 3 + 1) / 2), "invalid_rate": 0.5}
-
-
-def test_perplexity_is_the_exponential_of_the_mean_token_loss(writer: LanguageModel) -> None:
-    expected = ["a cat", "a much longer dog"]
-    result = run_suite(writer, records(list(expected)), SuiteConfig(scorer="perplexity"), "fluency")
-    prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(2)]
-    sums, counts = answer_log_likelihoods(writer, prompts, expected)
-    assert result.metrics["perplexity"] == pytest.approx(np.exp(-sums.sum() / counts.sum()))
-    assert result.metrics["tokens"] == counts.sum()
-    np.testing.assert_allclose(result.predictions["score"], sums)
-    assert result.main == "perplexity"
-
-
-def test_perplexity_of_plain_text_equals_the_models_loss(writer: LanguageModel) -> None:
-    texts = ["plain words", "x", "some more plain words"]
-    result = run_suite(writer, records(list(texts), text=True), SuiteConfig(scorer="perplexity"), "fluency")
-    for text, score in zip(texts, result.predictions["score"].to_pylist(), strict=True):
-        ids = torch.tensor([writer.tokenizer(text)["input_ids"]])
-        loss = float(writer.model(input_ids=ids, labels=ids).loss.detach()) if ids.shape[1] > 1 else 0.0
-        assert score == pytest.approx(-loss * (ids.shape[1] - 1), rel=1e-4)
-    assert result.metrics["tokens"] == sum(len(text) - 1 for text in texts)
-
-
-def test_windows_predict_every_token_once(writer: LanguageModel) -> None:
-    text = "twelve bytes"
-    ids = torch.tensor([writer.tokenizer(text)["input_ids"]])
-    sums, counts = text_log_likelihoods(writer, [text], window=5)
-    expected = 0.0
-    for start in (0, 4, 8):
-        part = ids[:, start : start + 5]
-        expected -= float(writer.model(input_ids=part, labels=part).loss.detach()) * (part.shape[1] - 1)
-    assert counts.tolist() == [11]
-    assert sums[0] == pytest.approx(expected, rel=1e-4)
 
 
 def test_python_function_by_dotted_path(

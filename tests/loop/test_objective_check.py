@@ -17,3 +17,31 @@ def test_objectives_without_answers_are_refused(small: Any, objective: str) -> N
 @pytest.mark.parametrize("objective", ["sft", "dpo", "kto"])
 def test_objectives_with_answers_are_accepted(small: Any, objective: str) -> None:
     assert load_config(small(train={"objective": objective})).train.objective == objective
+
+
+PREFERENCES: dict[str, Any] = {
+    "task": {"kind": "preference", "labels": None},
+    "label": {"annotator": "file"},
+    "gate": {"deploy": []},
+}
+
+
+def test_a_loop_on_preferences_trains_and_measures_pairs(small: Any) -> None:
+    config = load_config(small(**PREFERENCES))
+    assert config.train.objective == "dpo"
+    assert [suite.scorer for suite in config.evaluate.suites.values()] == ["preference"]
+    assert "gain.preference_accuracy" in str(config.gate)
+    assert load_config(small(**PREFERENCES, train={"objective": "ipo"})).train.objective == "ipo"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"task": {"kind": "preference"}}, "task.labels: a loop on preferences has no label set"),
+        ({"label": {"annotator": "oracle"}}, "label.annotator: `oracle` cannot choose between two answers"),
+        ({"train": {"objective": "sft"}}, "train.objective: `sft` does not train on pairs of answers"),
+    ],
+)
+def test_parts_that_preferences_cannot_use_are_refused(small: Any, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config(small(**{**PREFERENCES, **sections}))

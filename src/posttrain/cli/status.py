@@ -9,7 +9,7 @@ from posttrain.inspect.status import status as loop_status
 from posttrain.loop.config import Config
 from posttrain.store.workspace import Workspace
 
-_MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "latency_p50")
+_MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity", "latency_p50")
 
 
 def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:

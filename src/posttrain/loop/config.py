@@ -24,7 +24,10 @@ from posttrain.store.extensions import add_module_folder
 from posttrain.store.section import Section
 from posttrain.store.yaml_files import line_of, read_yaml
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
+
+_COMPARING = ("people", "file")
+"""Annotators that can choose between two answers."""
 
 
 class Config(Section):
@@ -101,6 +104,8 @@ def load_config(root: Path) -> Config:
     config = read_config(root)
     with config_lines(root):
         task = config.task.with_labels_from(root)
+        if task.kind == "preference":
+            config = _with_preference_defaults(config, task)
         has_labels = bool(task.label_set)
         check_suites(config.evaluate, has_labels)
         config.select.check(has_labels)
@@ -113,6 +118,32 @@ def load_config(root: Path) -> Config:
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     gate = config.gate.with_default(f"gain.{main.paired}")
     return config.model_copy(update={"task": task, "train": train, "gate": gate})
+
+
+def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
+    """Returns the config of a loop on preferences: DPO and the scorer `preference` where nothing else is set.
+
+    Raises:
+        UserError: the task has a label set, the annotator cannot compare answers, or the objective takes no pairs.
+    """
+    if task.label_set:
+        fix = "remove the labels, or the kind"
+        raise UserError("a loop on preferences has no label set", where="task.labels", fix=fix)
+    if config.label.annotator not in _COMPARING:
+        what = f"`{config.label.annotator}` cannot choose between two answers"
+        raise UserError(what, where="label.annotator", fix=f"use {' or '.join(_COMPARING)}")
+    train = config.train
+    if "objective" not in train.model_fields_set:
+        train = train.model_copy(update={"objective": "dpo"})
+    elif objective_spec(train.objective).shape != "pair":
+        what = f"`{train.objective}` does not train on pairs of answers"
+        raise UserError(what, where="train.objective", fix="use dpo or another objective on pairs")
+    suites = {
+        name: suite if suite.scorer else suite.model_copy(update={"scorer": "preference"})
+        for name, suite in config.evaluate.suites.items()
+    }
+    evaluate = config.evaluate.model_copy(update={"suites": suites})
+    return config.model_copy(update={"train": train, "evaluate": evaluate})
 
 
 def _check_objective(name: str) -> None:

@@ -8,6 +8,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import RoundStep, Stage
+from posttrain.loop.stages.answer import Answer
 from posttrain.loop.stages.collect import Collect
 from posttrain.loop.stages.dataset import BuildDataset
 from posttrain.loop.stages.decide import Decide
@@ -28,6 +29,7 @@ ROUND: tuple[type[RoundStep], ...] = (
     Fetch,
     Score,
     Select,
+    Answer,
     Label,
     BuildDataset,
     Train,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,6 +18,10 @@ Turns = list[dict[str, str]]
 class TaskConfig(Section):
     """The config section ``task``."""
 
+    kind: Literal["answer", "preference"] = Field(
+        "answer",
+        description="`answer`: people answer prompts; `preference`: they choose between two of the model's answers.",
+    )
     system: str | None = Field(None, description="System message put before every prompt.")
     template: str = Field("{prompt}", description="Text around the last user turn; {prompt} stands for it.")
     labels: list[str] | str | None = Field(

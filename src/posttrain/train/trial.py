@@ -165,7 +165,7 @@ class TrialRunner:
         spec = {
             "source": str(self._source),
             "train": config.model_dump(mode="json"),
-            "task": self._task.model_dump(mode="json"),
+            "task": self._task.model_dump(mode="json", exclude={"kind"}),
             "seed": self._seed,
             "steps": MEASURED_STEPS + warm,
         }

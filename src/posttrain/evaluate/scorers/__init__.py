@@ -13,6 +13,7 @@ SCORERS: Registry[Scorer] = Registry(
         "regex": "posttrain.evaluate.scorers.generation:REGEX",
         "token_f1": "posttrain.evaluate.scorers.generation:TOKEN_F1",
         "perplexity": "posttrain.evaluate.scorers.likelihood:PERPLEXITY",
+        "preference": "posttrain.evaluate.scorers.likelihood:PREFERENCE",
         "python": "posttrain.evaluate.scorers.generation:PYTHON",
     },
     Scorer,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from posttrain.models.generate import Generation
     from posttrain.models.language_model import LanguageModel
 
-_COLUMNS = ("id", "prompt", "completion", "text", "source", "line", "meta")
+_COLUMNS = ("id", "prompt", "completion", "rejected", "text", "source", "line", "meta")
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class Examples:
     Args:
         ids: Record ids.
         prompts: Turns before the answer; empty for a plain text.
-        expected: The right answer; None where the record has none.
+        expected: The right answer, of a preference pair the better one; None where the record has none.
         meta: The record's other columns, as JSON text.
         locations: ``file:line`` of each record, for messages.
+        rejected: The worse answer of a preference pair; None for other records.
     """
 
     ids: list[str]
@@ -63,6 +64,7 @@ class Examples:
     expected: list[str | None]
     meta: list[str | None]
     locations: list[str]
+    rejected: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -151,6 +153,7 @@ def read_examples(records: pa.Table, where: str) -> Examples:
         examples.ids.append(row["id"])
         examples.prompts.append([] if _is_plain_text(row) else record_turns({"text": None, **row}))
         examples.expected.append(row.get("text") if _is_plain_text(row) else row["completion"])
+        examples.rejected.append(row.get("rejected"))
         examples.meta.append(row.get("meta"))
         examples.locations.append(_location(row))
     return examples

@@ -1,4 +1,4 @@
-"""Scorers of log-likelihoods: the most probable label of a closed set, and perplexity."""
+"""Scorers of log-likelihoods: the most probable label of a closed set, perplexity, and preference pairs."""
 
 from __future__ import annotations
 
@@ -89,4 +89,46 @@ PERPLEXITY = Scorer(
     paired="log_likelihood",
     metrics=frozenset({"perplexity", "log_likelihood", "log_likelihood_sum", "tokens"}),
     plain_text=True,
+)
+
+
+def score_preference(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """Scores a pair 1 where the model prefers the chosen answer to the rejected one, 0.5 where both are equal, else 0.
+
+    The preferred answer has the higher mean log-probability a token, stop token included: the reward of Y. Meng et al.,
+    SimPO, NeurIPS 2024, equation 3. Sums would prefer short answers, whatever they say.
+
+    Raises:
+        UserError: a record is no preference pair; names the first.
+    """
+    from posttrain.models.likelihood import answer_log_likelihoods
+
+    chosen, rejected = examples.answers(where), []
+    for answer, location in zip(examples.rejected, examples.locations, strict=True):
+        if answer is None:
+            fix = "give each record `chosen` and `rejected`"
+            raise UserError(f"{location} has no rejected answer", where=where, fix=fix)
+        rejected.append(answer)
+    sums, counts = answer_log_likelihoods(lm, [*examples.prompts, *examples.prompts], [*chosen, *rejected])
+    means = sums / np.maximum(counts, 1)
+    n = len(chosen)
+    margins = means[:n] - means[n:]
+    return ScorerOutput(
+        predicted=[
+            better if margin > 0 else worse for better, worse, margin in zip(chosen, rejected, margins, strict=True)
+        ],
+        score=(1 + np.sign(margins)) / 2,
+        valid=np.ones(n, bool),
+        confidence=np.full(n, np.nan),
+        log_likelihood=sums[:n],
+        tokens=counts[:n],
+        metrics={"preference_margin": float(margins.mean())},
+    )
+
+
+PREFERENCE = Scorer(
+    score_preference,
+    main="preference_accuracy",
+    paired="preference_accuracy",
+    metrics=frozenset({"preference_accuracy", "preference_margin"}),
 )

@@ -21,7 +21,10 @@ log = logging.getLogger("posttrain")
 
 LATENCY = "latency.json"
 
-_HEADLINES = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "invalid_rate", "latency_p99")
+_HEADLINES = (
+    *("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity"),
+    *("invalid_rate", "latency_p99"),
+)
 
 
 @dataclass(frozen=True)
