@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from endpoint_server import endpoint  # noqa: F401
 from filelock import FileLock
 from hypothesis import settings
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.augment.rewording import Paraphrase, paraphrase_texts
-from posttrain.data.generation.endpoint import EndpointConfig
 from posttrain.data.steps.augment import Augment
 from posttrain.data.steps.step import DataStep
+from posttrain.models.endpoint import EndpointConfig
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, table_of
 

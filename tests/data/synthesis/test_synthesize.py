@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.data.generation.endpoint import EndpointConfig
 from posttrain.data.generation.local_model import LocalModel, _StopAfterLines
 from posttrain.data.generation.prompts import paraphrase_prompt, parse_json, parse_list, requested_lines
 from posttrain.data.records.record import RECORD, REJECTED
 from posttrain.data.steps.duplicates import Exact
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import SynthesisResult, synthesize
+from posttrain.models.endpoint import EndpointConfig
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError

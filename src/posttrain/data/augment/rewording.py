@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from posttrain.data.augment.method import AugmentMethod, Generators
-from posttrain.data.generation.endpoint import Endpoint, EndpointConfig
 from posttrain.data.generation.prompts import paraphrase_prompt, parse_json, parse_list
-from posttrain.data.generation.reply_cache import Generate, ReplyCache
+from posttrain.models.endpoint import Endpoint, EndpointConfig
+from posttrain.models.reply_cache import Generate, ReplyCache
 
 _SLOT = "{text}"
 

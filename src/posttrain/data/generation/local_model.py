@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from posttrain.data.generation.prompts import requested_lines
-from posttrain.data.generation.reply_cache import Turns
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.reply_cache import Turns
 from posttrain.store.hashing import digest
 from posttrain.store.progress import progress_bar
 
@@ -24,7 +24,7 @@ _SMALL_MODEL_PARAMETERS = 500_000_000
 
 @dataclass(frozen=True)
 class LocalModel:
-    """Implements `posttrain.data.generation.reply_cache.Generate` by nucleus sampling (Holtzman et al. 2020,
+    """Implements `posttrain.models.reply_cache.Generate` by nucleus sampling (Holtzman et al. 2020,
     arXiv:1904.09751).
 
     Replies depend on the seed and on the prompts of the call. A reply to a prompt for lines ends with the last line,

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from posttrain.data.generation.endpoint import EndpointConfig
 from posttrain.data.generation.prompts import Form
+from posttrain.models.endpoint import EndpointConfig
 from posttrain.store.section import Section
 
 Method = Literal["instructions", "label_inputs", "paraphrases"]

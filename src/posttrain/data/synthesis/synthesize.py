@@ -20,9 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from posttrain.data.generation.endpoint import Endpoint, Usage
 from posttrain.data.generation.prompts import parse_json, parse_list
-from posttrain.data.generation.reply_cache import CachedGenerate, Generate, ReplyCache
 from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.record import RECORD, REJECTED, assign_ids, concat, records
 from posttrain.data.steps.apply import apply_step
@@ -30,6 +28,8 @@ from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import DataStep, GlobalStep
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.requests import Request, RequestSchedule, Seed, select_seeds
+from posttrain.models.endpoint import Endpoint, Usage
+from posttrain.models.reply_cache import CachedGenerate, Generate, ReplyCache
 from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder, remove_tree
 from posttrain.store.progress import progress_bar

@@ -17,6 +17,7 @@ class FakeEndpoint:
     answer: the text for a conversation.
     faults: the faults of the next requests, one each: a status, "hang", "garbage", "cut", "empty".
     requests: bodies of the requests that got a text.
+    usage: the tokens that each reply reports; None for a server that counts none.
     """
 
     url: str = ""
@@ -24,6 +25,7 @@ class FakeEndpoint:
     faults: list[Any] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    usage: dict[str, int] | None = field(default_factory=lambda: {"prompt_tokens": 7, "completion_tokens": 3})
     most_at_once: int = 0
     at_once: int = 0
     delay: float = 0.0
@@ -67,7 +69,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
                     fake.requests.append(body)
                 choice = {"message": {"role": "assistant", "content": text}}
                 choice["finish_reason"] = "length" if fault == "cut" else "stop"
-                self.send(200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+                self.send(200, {"choices": [choice], **({"usage": fake.usage} if fake.usage else {})})
 
         def send(self, status: int, body: Any) -> None:
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""Caches every reply of a model on disk, so that a resumed synthesis does not pay for it twice."""
+"""Caches every reply of a model on disk, so that resumed work does not pay for it twice."""
 
 import os
 import threading
@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.records.record import Turn
 from posttrain.store.errors import WorkError
 from posttrain.store.files import disk_errors, make_folder
 from posttrain.store.hashing import digest, encode_line, read_lines
 
-Turns = Sequence[Turn]
+Turns = Sequence[Mapping[str, str]]
+"""A conversation, as in ``[{"role": "user", "content": "..."}]``."""
 Generate = Callable[[Sequence[Turns]], Sequence[str | None]]
 """Returns one reply a prompt, in order; None if it is unusable."""
 
@@ -38,6 +38,10 @@ class ReplyCache:
     def get(self, key: str) -> dict[str, Any] | None:
         """Returns the value that `put` has stored under the key."""
         return self._known.get(key)
+
+    def values(self) -> list[dict[str, Any]]:
+        """Returns all stored values."""
+        return list(self._known.values())
 
     def put(self, key: str, value: dict[str, Any]) -> None:
         """Stores a reply; it is on the disk afterwards.

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.generation.endpoint import Endpoint, EndpointConfig
-from posttrain.data.generation.reply_cache import CachedGenerate, ReplyCache
+from posttrain.models.endpoint import Endpoint, EndpointConfig, RateLimit
+from posttrain.models.reply_cache import CachedGenerate, ReplyCache
 from posttrain.store.errors import UserError, WorkError
 
 
@@ -135,3 +135,108 @@ def test_a_local_model_is_queried_only_for_new_prompts(tmp_path: Path) -> None:
     assert queries == ["a", "b", "c", "a"]
     with pytest.raises(WorkError, match="0 replies to 1 prompts"):
         CachedGenerate(lambda prompts: [], "m", ReplyCache(tmp_path))([turns("z")])
+
+
+PRICES = {"prompt_price": 1e6, "completion_price": 1e6, "max_tokens": 10}
+
+
+def test_the_budget_stops_before_it_is_exceeded_and_counts_earlier_replies(endpoint: Any, tmp_path: Path) -> None:
+    # A reply costs 10; the most that a request may cost is 1 byte, 32 tokens around it and 10 of the reply: 43.
+    generate = open_endpoint(endpoint, tmp_path, **PRICES, budget=62, concurrency=1)
+    with pytest.raises(UserError, match=r"the budget of 62 could be exceeded: 20 is spent, .* may cost 43"):
+        generate([turns(str(number)) for number in range(8)])
+    assert len(endpoint.requests) == 2
+    assert generate.spent == 20
+    with pytest.raises(UserError, match="20 is spent"):
+        open_endpoint(endpoint, tmp_path, **PRICES, budget=62)([turns("another")])
+    known = open_endpoint(endpoint, tmp_path, **PRICES, budget=62)
+    assert known([turns("0"), turns("1")]) == ["echo 0", "echo 1"]
+    assert (known.usage.cost, len(endpoint.requests)) == (0.0, 2)
+    more = open_endpoint(endpoint, tmp_path, **PRICES, budget=63)
+    assert more([turns("2")]) == ["echo 2"]
+    assert (more.usage.cost, more.spent) == (10.0, 30.0)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_open_requests_never_exceed_the_budget_together(endpoint: Any, tmp_path: Path, concurrency: int) -> None:
+    # The server bills the most that is possible.
+    endpoint.usage = {"prompt_tokens": 33, "completion_tokens": 10}
+    endpoint.delay = 0.01
+    generate = open_endpoint(endpoint, tmp_path, **PRICES, budget=200, concurrency=concurrency)
+    with pytest.raises(UserError, match="could be exceeded"):
+        generate([turns(str(number)) for number in range(10)])
+    assert generate.spent <= 200
+    assert len(endpoint.requests) == 4
+
+
+def test_a_server_that_counts_no_tokens_costs_an_upper_bound(endpoint: Any, tmp_path: Path) -> None:
+    endpoint.usage = None
+    generate = open_endpoint(endpoint, tmp_path, **PRICES)
+    generate([turns("a")])
+    assert generate.spent == 1 + 2 * 16 + 10
+
+
+def test_a_failed_request_frees_its_part_of_the_budget(endpoint: Any, tmp_path: Path) -> None:
+    endpoint.faults = [500, 500]
+    generate = open_endpoint(endpoint, tmp_path, **PRICES, budget=50, retries=0, concurrency=1)
+    for text in ("a", "b"):
+        with pytest.raises(WorkError):
+            generate([turns(text)])
+    assert generate([turns("c")]) == ["echo c"]
+
+
+def test_a_budget_needs_a_price() -> None:
+    with pytest.raises(UserError, match="a budget needs `prompt_price` or `completion_price`"):
+        EndpointConfig.read({"base_url": "http://a", "model": "m", "budget": 1}, "posttrain.yaml")
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(3, None), (None, 100), (5, 120)])
+def test_no_minute_holds_more_requests_or_tokens_than_allowed(requests: int | None, tokens: int | None) -> None:
+    clock, sizes = Clock(), [10, 40, 30, 50, 20, 60, 10, 90, 5] * 4
+    limit = RateLimit(requests, tokens, lambda: clock.now, clock.sleep)
+    sent = []
+    for size in sizes:
+        limit.wait(size)
+        sent.append((clock.now, size))
+        clock.now += 7.5
+    for start, _ in sent:
+        window = [size for moment, size in sent if start <= moment < start + 60]
+        assert requests is None or len(window) <= requests
+        assert tokens is None or sum(window) <= tokens
+    # Not slower than it must be: without limits the last would have been sent after so many pauses.
+    assert RateLimit(None, None, lambda: clock.now, pytest.fail).wait(10**9)
+
+
+def test_a_request_of_more_tokens_than_a_minute_allows_goes_alone() -> None:
+    clock = Clock()
+    limit = RateLimit(None, 50, lambda: clock.now, clock.sleep)
+    limit.correct(limit.wait(40), 10)
+    limit.wait(40)
+    assert clock.now == 0
+    limit.wait(80)
+    assert clock.now == 60
+    limit.wait(1)
+    assert clock.now == 120
+
+
+def test_the_endpoint_waits_for_its_rate_limit(endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("posttrain.models.endpoint.time", clock)
+    clock.monotonic = lambda: clock.now  # type: ignore[attr-defined]
+    generate = open_endpoint(endpoint, tmp_path, requests_per_minute=2, concurrency=1)
+    generate._rate = RateLimit(2, None, lambda: clock.now, clock.sleep)
+    endpoint.faults = [429]
+    generate([turns("a"), turns("b")])
+    # A request, its retry, and another one: the third has to wait.
+    assert 60 <= clock.now < 61
