@@ -2,9 +2,7 @@
 
 import asyncio
 import hmac
-import json
-from collections.abc import AsyncIterator, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from typing import Any, Literal
 
 from fastapi import Depends, FastAPI, Request
@@ -12,28 +10,12 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from posttrain import __version__
 from posttrain.data.feedback.entries import Feedback, unknown_answer
 from posttrain.data.feedback.inbox import Conflict, Full, Inbox
-from posttrain.data.reading.json_rows import broken_json_problem, reject_constant, unique_pairs
-from posttrain.data.reading.rows import Problem, check_row, one_line
 from posttrain.store.errors import UserError, WorkError
-
-LIMIT_BYTES = 2**20
-
-# How much of a body that is too long is read before the connection is closed.
-_DRAIN_BYTES = 2**26
-_DRAIN_SECONDS = 10.0
-
-
-class RequestRejected(Exception):
-    """Ends a request with a status and a one-line error."""
-
-    def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
-        self.status, self.line = status, line
+from posttrain.web.request_bodies import LIMIT_BYTES, RequestRejected, read_json, rejection_response
 
 
 class Acknowledgement(BaseModel):
@@ -108,11 +90,7 @@ def feedback_app(
 
     @app.exception_handler(RequestRejected)
     async def refused(request: Request, error: RequestRejected) -> JSONResponse:
-        # The unread rest of a body would be parsed as the next request.
-        headers = {"Connection": "close"} if error.status == 413 else {}
-        if error.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse({"error": one_line(error.line)}, error.status, headers)
+        return rejection_response(error)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
@@ -129,7 +107,7 @@ def feedback_app(
     )
     async def post(request: Request) -> JSONResponse:
         _authorise(request, token)
-        feedback = _parse_feedback(await _read_body(request, limit_bytes))
+        feedback = _parse_feedback(await read_json(request, limit_bytes, "feedback"))
         if problem := unknown_answer(feedback, labels):
             raise RequestRejected(422, problem)
         try:
@@ -179,62 +157,8 @@ def _authorise(request: Request, token: str | None) -> None:
         raise RequestRejected(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    # Browsers let any page post other types across origins; JSON needs a preflight request, which fails here.
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestRejected(415, "send `Content-Type: application/json`")
-    body = bytearray()
-    stream = request.stream()
-    declared = request.headers.get("content-length", "0")
-    # Such a client sends no body before it is invited, so there is nothing to drain.
-    asks_first = request.headers.get("expect", "").lower() == "100-continue"
-    try:
-        if declared.isdigit() and int(declared) <= limit:
-            async for chunk in stream:
-                body += chunk
-                # A chunked body declares no length: what arrives counts.
-                if len(body) > limit:
-                    break
-            else:
-                return bytes(body)
-        if body or not asks_first:
-            await _drain_body(stream)
-    except ClientDisconnect:
-        raise RequestRejected(400, "the body ends too early") from None
-    raise RequestRejected(413, f"the body is longer than {limit} bytes")
-
-
-async def _drain_body(stream: AsyncIterator[bytes]) -> None:
-    """Discards the rest of a body that is too long, for a limited time and size."""
-    # Closing while the client still sends would reset the connection, and the client would never see the 413.
-    budget = _DRAIN_BYTES
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            async for chunk in stream:
-                budget -= len(chunk)
-                if budget < 0:
-                    return
-
-
-def _parse_feedback(body: bytes) -> Feedback:
-    try:
-        values = _DECODER.decode(body.decode())
-    except UnicodeError:
-        raise RequestRejected(400, "holds bytes or characters that are not UTF-8") from None
-    # Deep nesting exhausts the parser's stack: a request must not end the server.
-    except (ValueError, RecursionError) as error:
-        raise RequestRejected(400, broken_json_problem(error, "feedback", 1).message) from None
-    if not isinstance(values, dict):
-        raise RequestRejected(400, "send one JSON object")
-    if isinstance(problem := check_row(values, "feedback", 1), Problem):
-        raise RequestRejected(400, problem.message)
+def _parse_feedback(values: dict[str, Any]) -> Feedback:
     try:
         return Feedback.read(values, "feedback")
     except UserError as error:
         raise RequestRejected(422, str(error)) from None
-
-
-# Python alone would accept NaN and Infinity, which no other reader of the inbox would, and the last of two values of
-# one key, of which the sender may have meant the first.
-_DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_constant=reject_constant)
