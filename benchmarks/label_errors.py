@@ -31,7 +31,8 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from posttrain.data.labels.confident_learning import find_label_issues, self_confidence
-from posttrain.data.labels.label_noise import assign_folds, audit_labels, fit_noise_channel, predict_out_of_fold
+from posttrain.data.labels.label_noise import audit_labels, fit_noise_channel
+from posttrain.models.linear_head import assign_folds, predict_out_of_fold
 
 SHARE = 0.1
 NEAR_CLASSES = 5

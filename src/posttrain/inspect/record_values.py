@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from posttrain.attribution.valuation import DATA_OOB, ValuationMethod, cross_validated_values
 from posttrain.attribution.values import Values
-from posttrain.data.labels.label_noise import assign_folds
 from posttrain.inspect.labelled_records import embed_dataset, inputs, labelled_dataset
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.stage import CachedWork
+from posttrain.models.linear_head import assign_folds
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 

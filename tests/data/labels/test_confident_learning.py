@@ -15,7 +15,8 @@ from posttrain.data.labels.confident_learning import (
     self_confidence,
     thresholds,
 )
-from posttrain.data.labels.label_noise import assign_folds, audit_labels, predict_out_of_fold
+from posttrain.data.labels.label_noise import audit_labels
+from posttrain.models.linear_head import assign_folds, predict_out_of_fold
 
 # Three classes; record 2 looks like class 1, record 5 like class 0, and record 6 like none.
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 2])

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.models.calibration import expected_calibration_error
+from posttrain.models.calibration import at_temperature, expected_calibration_error, fit_temperature
 from posttrain.select.scores import calibration
 from posttrain.select.scores.calibration import (
-    at_temperature,
     calibrate_answers,
     calibrate_labels,
     fit_answer_temperature,
-    fit_temperature,
 )
 from posttrain.select.scores.labelled import forgetting_events
 

@@ -10,7 +10,6 @@ middling confidence may count as an error however likely the label was, and its 
 meant.
 """
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.data.labels.confident_learning import Floats, Labels, confident_joint
+from posttrain.models.linear_head import assign_folds, predict_out_of_fold
 
 _MAX_EM_ITERATIONS = 50
 
@@ -28,12 +28,6 @@ _TEMPERATURES = np.log([0.05, 2.0])
 _MIN_PROBABILITY = 1e-12
 
 _MIN_WEIGHT = 1e-3  # above 0, so that a class whose labels all seem wrong is still learned
-
-_INVERSE_REGULARISATION = 5.0  # the most accurate of 1, 5 and 20, out of fold on Banking77 with MiniLM
-
-_FIT_TOLERANCE = 1e-3
-
-_MAX_FIT_ITERATIONS = 1000
 
 
 class NoiseChannel(NamedTuple):
@@ -145,52 +139,3 @@ def audit_labels(
         total = total + predict_out_of_fold(features, labels, fold, np.maximum(channel.correct, _MIN_WEIGHT), models)
         channel = fit_noise_channel(labels, total / number)
     return LabelAudit(total / rounds, channel)
-
-
-def assign_folds(inputs: Sequence[str], labels: Labels, count: int, seed: int = 0) -> Labels:
-    """Assigns every record to a fold, int64 [N] in 0..count-1, each label evenly, in the order of hashes.
-
-    Records with equal label and input share a fold, so that no copy of a record predicts it.
-
-    Args:
-        inputs: [N], equal for equal inputs.
-        labels: int64 [N].
-    """
-    hashed = b"".join(hashlib.sha256(f"{seed}\0fold\0{name}".encode()).digest()[:8] for name in inputs)
-    draws = np.frombuffer(hashed, dtype=">u8").astype(np.uint64)
-    distinct, inverse = np.unique(np.stack([labels.astype(np.uint64), draws]), axis=1, return_inverse=True)
-    _, begin = np.unique(distinct[0], return_index=True)
-    rank = np.arange(distinct.shape[1]) - np.repeat(begin, np.diff([*begin, distinct.shape[1]]))
-    return np.asarray((rank % count)[inverse.reshape(-1)], dtype=np.int64)
-
-
-def predict_out_of_fold(
-    features: npt.NDArray[Any],
-    labels: Labels,
-    fold: Labels,
-    weights: Floats | None = None,
-    models: dict[int, Any] | None = None,
-) -> Floats:
-    """Predicts the probability of every class for every record, float64 [N, K], by multinomial logistic regression.
-
-    Args:
-        features: [N, D], of about unit length.
-        labels: int64 [N] in 0..K-1, each of them in at least two folds.
-        fold: int64 [N].
-        weights: float64 [N], how much each record counts in training.
-        models: models of an earlier call by fold, from which training continues; updated in place.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
-
-    values = np.asarray(features, dtype=np.float64)
-    models = {} if models is None else models
-    probabilities = np.zeros((len(labels), int(labels.max(initial=-1)) + 1))
-    with threadpool_limits(1):  # more threads would round sums differently, by the number of cores
-        for number in np.unique(fold).tolist():
-            rest, held_out = fold != number, fold == number
-            settings = {"C": _INVERSE_REGULARISATION, "tol": _FIT_TOLERANCE, "max_iter": _MAX_FIT_ITERATIONS}
-            model = models.setdefault(number, LogisticRegression(**settings, warm_start=True))
-            model.fit(values[rest], labels[rest], None if weights is None else weights[rest])
-            probabilities[np.ix_(held_out, model.classes_)] = model.predict_proba(values[held_out])
-    return probabilities

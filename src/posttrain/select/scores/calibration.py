@@ -9,7 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.models.calibration import expected_calibration_error
+from posttrain.models.calibration import (
+    MAX_TEMPERATURE,
+    at_temperature,
+    expected_calibration_error,
+    fit_temperature,
+    minimum,
+)
 from posttrain.select.pool_sample import sample_pool
 from posttrain.select.scores.answers import likelihood_group, surprisal
 from posttrain.select.scores.context import ScoringContext
@@ -19,8 +25,6 @@ from posttrain.select.scores.uncertainty import Floats
 RowMask = npt.NDArray[np.bool_]
 
 MIN_CALIBRATION_RECORDS = 30
-
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # of temperatures: answers that are all right would ask for 0
 
 _MIN_ANSWER_TEMPERATURE = 1e-3  # long answers are wrong though each of their tokens is all but sure
 
@@ -46,39 +50,6 @@ class Calibration:
     ece_before: float
     ece_after: float
     records: int
-
-
-def at_temperature(log_probabilities: npt.ArrayLike, temperature: float) -> Floats:
-    """Divides log-probabilities [N, K] by a temperature and normalises them again: float64 [N, K]."""
-    logs = np.asarray(log_probabilities, np.float64)
-    # Unchanged to the last digit: without calibration the scores must be the model's own.
-    if temperature == 1.0:
-        return logs
-    from scipy.special import log_softmax
-
-    scaled: Floats = log_softmax(logs / temperature, axis=1)
-    return scaled
-
-
-def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> float:
-    """Returns the temperature with the least negative log-likelihood, between 0.05 and 20.
-
-    C. Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv:1706.04599), section 4.2.
-
-    Args:
-        log_probabilities: float [N, K], N >= 1, of records that the model was not trained on.
-        truth: int [N], the right labels.
-    """
-    from scipy.special import log_softmax
-
-    logs, right = np.asarray(log_probabilities, np.float64), np.asarray(truth, np.int64)
-    rows = np.arange(len(right))
-
-    # By the inverse of the temperature, in which the loss is convex: a bounded search finds its only minimum.
-    def loss(inverse: float) -> float:
-        return float(-log_softmax(logs * inverse, axis=1)[rows, right].sum())
-
-    return 1 / _minimum(loss, 1 / _MAX_TEMPERATURE, 1 / _MIN_TEMPERATURE)
 
 
 def calibrate_labels(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> Calibration | None:
@@ -131,15 +102,7 @@ def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> fl
         return float((right * scaled - (1 - right) * np.log(-np.expm1(-scaled))).sum())
 
     # Over the logarithm: the bounds are four orders of magnitude apart.
-    return float(np.exp(-_minimum(loss, -np.log(_MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))))
-
-
-def _minimum(loss: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the argument between two bounds at which a convex loss is least."""
-    # On use: importing scipy's optimisers takes a third of a second, and finished scores need no fit.
-    from scipy.optimize import minimize_scalar
-
-    return float(minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
+    return float(np.exp(-minimum(loss, -np.log(MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))))
 
 
 def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> Calibration | None:

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.models.calibration import at_temperature
 from posttrain.models.task import Turns
 from posttrain.select.pool_sample import sample_pool, with_sample_sizes
 from posttrain.select.scores import uncertainty
 from posttrain.select.scores.answers import answer_group, surprisal
-from posttrain.select.scores.calibration import answer_confidence, at_temperature
+from posttrain.select.scores.calibration import answer_confidence
 from posttrain.select.scores.context import ScoringBatch, ScoringContext
 from posttrain.select.scores.labels import embedding_group, label_group, sentence_group
 from posttrain.select.scores.passes import ScoringInput, ScoringModel, prompts_of, to_list_column, to_matrix
