@@ -1,6 +1,10 @@
 """Workspaces with rows in every table, and the rows as the journal holds them."""
 
-from posttrain.store.journal import JOURNALED, Rows, read_rows
+from posttrain.store.database import utc_now
+from posttrain.store.journal import Rows
+from posttrain.store.journaled_database import JOURNALED, read_rows
+from posttrain.store.label_tables import accounts, audit, guidelines, label_answers, label_batches, label_items
+from posttrain.store.metadata import Metadata
 from posttrain.store.workspace import Workspace
 
 
@@ -24,6 +28,27 @@ def fill(workspace: Workspace) -> None:
         metadata.name_artifact("model", artifact.id, parent)
         parent = artifact.id
     metadata.tag("model", 2, "production")
+    fill_label_tables(metadata)
+
+
+def fill_label_tables(metadata: Metadata) -> None:
+    """Writes rows into each journaled table of labelling."""
+    now = utc_now()
+    with metadata.reading() as connection:
+        number = len(read_rows(connection, label_batches))
+    name = f"round-{number}"
+    metadata.insert_row(accounts, {"name": f"anna-{number}", "role": "annotator", "created_at": now})
+    metadata.update_rows(accounts, accounts.c.name == f"anna-{number}", {"paused": "a rest"})
+    metadata.insert_row(
+        audit, {"at": now, "actor": "root", "action": "pause", "target": "anna", "before": None, "after": {"x": 1}}
+    )
+    metadata.insert_row(guidelines, {"version": number + 1, "text": "#", "author": "root", "created_at": now})
+    batch = {"name": name, "kind": "choice", "labels": ["b", "a"], "settings": {"overlap": 1}, "status": "open"}
+    metadata.insert_row(label_batches, {**batch, "created_at": now})
+    item = {"batch": name, "priority": 0.5, "content": {"text": "?"}, "wanted": 1, "answered": 0, "checked": False}
+    items = metadata.insert_rows(label_items, [{**item, "record": record, "status": "open"} for record in "abc"])
+    answer = {"annotator": "anna", "status": "answered", "answer": "a", "guideline": number + 1, "created_at": now}
+    metadata.insert_rows(label_answers, [{**answer, "item": key["id"]} for key in items])
 
 
 def all_rows(workspace: Workspace) -> Rows:

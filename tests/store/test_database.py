@@ -83,6 +83,11 @@ class DatabaseContract:
             "ck_rounds_status",
             "ck_deployments_action",
             "ck_deployments_hook",
+            "ck_accounts_role",
+            "ck_tokens_kind",
+            "ck_label_batches_status",
+            "ck_label_items_status",
+            "ck_label_answers_status",
         }
 
     def test_an_older_database_keeps_its_rounds(self, url: str, connect: Callable[..., Metadata]) -> None:

@@ -1,5 +1,6 @@
 """The journal holds every committed change of the rows, whatever is killed."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -7,12 +8,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import text
+from filled import fill_label_tables
+from sqlalchemy import select, text
 
 from posttrain.store.artifacts import Artifact, FileEntry
+from posttrain.store.database import utc_now
 from posttrain.store.errors import LostDatabaseError, StorageError
 from posttrain.store.hashing import decode_line, encode_line
-from posttrain.store.journal import JOURNALED, Journal, JournalEnd, read_rows
+from posttrain.store.journal import Journal, JournalEnd
+from posttrain.store.journaled_database import JOURNALED, read_rows
+from posttrain.store.label_tables import audit
 from posttrain.store.metadata import Metadata
 from posttrain.store.verify import verify_database
 
@@ -136,6 +141,7 @@ class JournaledContract:
             metadata.tag("support", version, "production")
         metadata.forget_version("support", 1)
         metadata.forget_artifact(artifact(1).id)
+        fill_label_tables(metadata)
 
     def test_the_journal_holds_all_rows(self, connect: Callable[..., Metadata], journal: Journal) -> None:
         metadata = connect()
@@ -145,6 +151,27 @@ class JournaledContract:
         assert all(rows.values())
         assert journal.read().rows(metadata.position()) == rows
         assert verify_database(metadata, journal) == []
+
+    def test_a_savepoint_is_undone_with_its_changes(self, connect: Callable[..., Metadata], journal: Journal) -> None:
+        metadata = connect()
+        with metadata.transaction():
+            for number in (1, 2, 3):
+                with contextlib.suppress(ZeroDivisionError), metadata.savepoint():
+                    metadata.add_artifact(artifact(number))
+                    _ = 1 // (number - 2)
+        assert [row.id for row in metadata.artifacts()] == [artifact(1).id, artifact(3).id]
+        assert verify_database(metadata, journal) == []
+
+    def test_many_rows_are_inserted_in_their_order(self, connect: Callable[..., Metadata], journal: Journal) -> None:
+        metadata = connect()
+        row = {"at": utc_now(), "actor": "a", "action": "b", "before": None, "after": None}
+        keys = metadata.insert_rows(audit, [{**row, "target": str(number)} for number in range(3000)])
+        with metadata.reading() as connection:
+            stored = connection.execute(select(audit.c.number, audit.c.target).order_by(audit.c.number)).all()
+        assert [(key["number"], str(number)) for number, key in enumerate(keys)] == [tuple(row) for row in stored]
+        assert metadata.position() == 1
+        assert verify_database(metadata, journal) == []
+        assert metadata.insert_rows(audit, []) == []
 
     def test_a_journal_with_keys_in_another_order_is_no_damage(
         self, connect: Callable[..., Metadata], journal: Journal

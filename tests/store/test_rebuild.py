@@ -11,8 +11,10 @@ from sqlalchemy import text
 
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import LostDatabaseError, UserError
-from posttrain.store.journal import JOURNALED, Journal
+from posttrain.store.journal import Journal
 from posttrain.store.rebuild import rebuild_database
+from posttrain.store.tables import schema
+from posttrain.store.upgrade import VERSION_TABLE
 from posttrain.store.verify import verify_artifacts, verify_database
 from posttrain.store.workspace import JOURNAL, Workspace
 
@@ -162,7 +164,7 @@ def test_postgres_and_s3(tmp_path: Path, postgres_url: str, s3_url: str) -> None
     with Workspace.create(tmp_path, config) as workspace:
         fill(workspace)
         rows = all_rows(workspace)
-        tables = [*(table.name for table in reversed(JOURNALED)), "journal", "posttrain_version"]
+        tables = [*schema.tables, VERSION_TABLE]
         with workspace.metadata.transaction() as connection:
             connection.execute(text("UPDATE rounds SET candidate = NULL"))
         with pytest.raises(UserError, match="holds rows"):
@@ -176,7 +178,7 @@ def test_postgres_and_s3(tmp_path: Path, postgres_url: str, s3_url: str) -> None
     assert rebuild_database(tmp_path, config) is not None
     with Workspace.open(tmp_path, config) as workspace:
         assert all_rows(workspace) == rows
-        fill(workspace)
+        fill(workspace)  # with numbers that follow those of the rebuilt rows
         assert verify_database(workspace.metadata, Journal(workspace.home / JOURNAL)) == []
         artifact_rows = {row.id: row for row in workspace.metadata.artifacts()}
         assert verify_artifacts(workspace.artifacts, artifact_rows) == []

@@ -87,6 +87,8 @@ label_batches = Table(
     Column("kind", String(20), nullable=False),
     # The closed label set; NULL for open-ended answers.
     json_column("labels", nullable=True),
+    # The section `label.queue` as it was, and the seed: a change of the config leaves open batches as they are.
+    json_column("settings"),
     Column("status", String(10), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),

@@ -22,9 +22,11 @@ from posttrain.store.errors import (
     UserError,
 )
 from posttrain.store.files import disk_errors, hold_lock
-from posttrain.store.journal import JOURNALED, Journal, JournalContent, Rows
+from posttrain.store.journal import Journal, JournalContent, Rows
+from posttrain.store.journaled_database import JOURNALED
+from posttrain.store.label_tables import label_answers, label_batches, label_items
 from posttrain.store.metadata import Metadata
-from posttrain.store.tables import artifacts, deployments, names, run_inputs, runs
+from posttrain.store.tables import artifacts, names, run_inputs, runs
 from posttrain.store.tables import journal as position
 from posttrain.store.verify import compare_with_manifest, verify_database
 from posttrain.store.workspace import JOURNAL, database_url, describe_work, open_artifacts_of
@@ -194,6 +196,11 @@ def _drop_dangling(rows: Rows, unknown: list[str]) -> None:
     for key in [key for key in rows[run_inputs.name] if key[0] not in known_runs]:
         del rows[run_inputs.name][key]
         dropped += 1
+    for table, column, parent in ((label_items, "batch", label_batches), (label_answers, "item", label_items)):
+        for key, row in list(rows[table.name].items()):
+            if (row[column],) not in rows[parent.name]:
+                del rows[table.name][key]
+                dropped += 1
     if dropped:
         unknown.append(f"rows that {dropped} other rows refer to")
 
@@ -233,8 +240,8 @@ def _column_value(type: Any, value: Any) -> Any:
 
 def _continue_numbers(connection: Connection, table: Table) -> None:
     """Lets the next row have the number after the highest one; PostgreSQL counts apart from the rows."""
-    if connection.dialect.name == "postgresql" and table in (runs, deployments):
-        (key,) = table.primary_key.columns
+    key = table.autoincrement_column
+    if connection.dialect.name == "postgresql" and key is not None:
         sequence = func.pg_get_serial_sequence(table.name, key.name)
         connection.execute(
             select(func.setval(sequence, select(func.coalesce(func.max(key), 0) + 1).scalar_subquery(), False))

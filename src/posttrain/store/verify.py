@@ -10,7 +10,8 @@ from sqlalchemy import JSON, Column, Connection, Table, Text, inspect, select, t
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.database import RECOVER
 from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, LostDatabaseError
-from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, Rows, read_rows
+from posttrain.store.journal import Journal, Rows
+from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
 from posttrain.store.progress import progress_bar
 from posttrain.store.rows import ArtifactRow
 from posttrain.store.tables import artifacts as artifact_table

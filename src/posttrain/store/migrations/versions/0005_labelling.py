@@ -68,6 +68,7 @@ def upgrade() -> None:
         sa.Column("selection", sa.String(200)),
         sa.Column("kind", sa.String(20), nullable=False),
         sa.Column("labels", sa.JSON),
+        sa.Column("settings", sa.JSON, nullable=False),
         sa.Column("status", sa.String(10), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("finished_at", sa.DateTime(timezone=True)),
