@@ -1,19 +1,16 @@
 """Hooks: runs a command and calls a webhook when the champion changes."""
 
-import http.client
-import json
 import logging
 import os
 import shlex
 import subprocess
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
 from posttrain.store.rows import Deployment
 from posttrain.store.section import Section
+from posttrain.store.webhook import check_webhook, post_json
 
 log = logging.getLogger("posttrain")
 
@@ -30,9 +27,7 @@ class DeployConfig(Section):
     @field_validator("webhook")
     @classmethod
     def _is_a_web_address(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not webhook.startswith(("http://", "https://")):
-            raise ValueError("must start with http:// or https://")
-        return webhook
+        return check_webhook(webhook)
 
     @property
     def is_set(self) -> bool:
@@ -82,12 +77,6 @@ def _webhook(config: DeployConfig, deployment: Deployment, champion: Path) -> bo
         "reason": deployment.reason,
         "path": str(champion),
     }
-    try:
-        request = urllib.request.Request(
-            config.webhook, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
-        with urllib.request.urlopen(request, timeout=config.timeout):
-            return True
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    if error := post_json(config.webhook, body, config.timeout):
         log.warning("deploy.webhook failed: %s", error)
-        return False
+    return error is None

@@ -1,12 +1,14 @@
-"""Reads UTF-8 text and delimited files that users wrote, and normalises text for comparisons."""
+"""Reads UTF-8 text, delimited files and strict JSON that users wrote, and normalises text for comparisons."""
 
 import csv
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.paths import check_path
 
 
@@ -70,3 +72,29 @@ def read_delimited(
             continue
         width = width or len(cells)
         yield line, cells if len(cells) == width else f"{len(cells)} fields where the header names {width}"
+
+
+def reject_constant(constant: str) -> NoReturn:
+    """Refuses NaN and Infinity, as the ``parse_constant`` of a decoder: no other reader of JSON accepts them."""
+    raise ValueError(f"`{constant}` is not JSON")
+
+
+class RepeatedKey(ValueError):
+    """Raised for a key that occurs twice in one object."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key `{shorten(key)}` occurs twice in one object")
+        self.key = key
+
+
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds an object from its pairs, as the ``object_pairs_hook`` of a decoder.
+
+    Raises:
+        RepeatedKey: a key occurs twice; Python's decoder would silently drop its first value.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        # Counted: to compare each key with all before it would take minutes for an object of a megabyte.
+        raise RepeatedKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return values

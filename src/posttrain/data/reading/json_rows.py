@@ -3,9 +3,8 @@
 import json
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from posttrain.data.reading.data_files import (
     MAX_LINE_BYTES,
@@ -25,7 +24,7 @@ from posttrain.data.reading.rows import (
     not_utf8_problem,
     nul_problem,
 )
-from posttrain.store.errors import shorten
+from posttrain.store.text_files import RepeatedKey, reject_constant, unique_pairs
 
 
 def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
@@ -138,34 +137,8 @@ def _array_rows(raw: bytes, name: str) -> Rows:
             return
 
 
-def reject_constant(constant: str) -> NoReturn:
-    """Refuses NaN and Infinity, as the ``parse_constant`` of a decoder: no other reader of JSON accepts them."""
-    raise ValueError(f"`{constant}` is not JSON")
-
-
 _DECODER: Any = json.JSONDecoder(parse_constant=reject_constant)
 _ARRAY_FIX = "a file that holds one JSON array is named .json"
-
-
-class RepeatedKey(ValueError):
-    """Raised for a key that occurs twice in one object."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"the key `{shorten(key)}` occurs twice in one object")
-        self.key = key
-
-
-def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds an object from its pairs, as the ``object_pairs_hook`` of a decoder.
-
-    Raises:
-        RepeatedKey: a key occurs twice; Python's decoder would silently drop its first value.
-    """
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        # Counted: to compare each key with all before it would take minutes for an object of a megabyte.
-        raise RepeatedKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
-    return values
 
 
 _KEY_ENDS = re.compile(r'"[ \t\r\n]*:')

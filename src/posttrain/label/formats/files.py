@@ -1,0 +1,219 @@
+"""Streams the records of a file: elements of one JSON array, JSON lines, or rows of CSV."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from posttrain.store.errors import UserError
+from posttrain.store.paths import check_path
+from posttrain.store.text_files import read_delimited, reject_constant, unique_pairs
+
+MAX_DEPTH = 100
+
+_CHUNK = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+# An escape of NUL or of half a surrogate pair; most records have none, and need no look at each of their texts.
+_SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_constant=reject_constant)
+_DELIMITERS = ",;\t"
+
+
+class FileRecord(NamedTuple):
+    """A record of a file, and its place in errors: ``tasks.json, record 3`` or ``batch.csv:7``."""
+
+    where: str
+    value: dict[str, Any]
+
+
+def read_json_records(path: Path, name: str) -> Iterator[FileRecord]:
+    """Yields the objects of a file of JSON: of one array, or one a line. Memory holds one record at a time.
+
+    Args:
+        name: The file's name in errors.
+
+    Raises:
+        UserError: the file cannot be read, or a record is no JSON object that can be stored.
+    """
+    with _open(path, name) as file:
+        start = _SPACE.sub("", _read(file, 4096, name), count=1)
+        if not start:
+            raise UserError("the file is empty", where=name)
+    reader = _read_array if start.startswith("[") else _read_lines
+    with _open(path, name) as file:
+        yield from reader(file, name)
+
+
+def read_csv_records(path: Path, name: str) -> Iterator[FileRecord]:
+    """Yields the rows of a CSV file by column; the delimiter is a comma, a semicolon or a tab.
+
+    Raises:
+        UserError: the file cannot be read, or a row does not fit its header.
+    """
+    with _open(path, name) as file:
+        # Spreadsheets save with a semicolon or a tab in many locales.
+        delimiter = max(_DELIMITERS, key=_read_line(file, name).count)
+    with _open(path, name) as file:
+        header: list[str] | None = None
+        for line, cells in read_delimited(_checked_lines(file, name), delimiter, blank=False):
+            where = f"{name}:{line}"
+            if isinstance(cells, str):
+                raise UserError(cells, where=where)
+            if header is None:
+                header = [cell.strip() for cell in cells]
+                if repeated := next((cell for cell in header if header.count(cell) > 1), None):
+                    raise UserError(f"the column `{repeated}` occurs twice", where=where)
+                continue
+            row = dict(zip(header, cells, strict=True))
+            _check_value(row, where, 1)
+            yield FileRecord(where, row)
+    if header is None:
+        raise UserError("the file is empty", where=name)
+
+
+def read_csv_header(path: Path, name: str) -> list[str]:
+    """Returns the columns of a CSV file, also of one without rows."""
+    with _open(path, name) as file:
+        first = _read_line(file, name)
+        delimiter = max(_DELIMITERS, key=first.count)
+        rows = read_delimited([first], delimiter, blank=False)
+        cells = next(rows, (1, []))[1]
+    return [] if isinstance(cells, str) else [cell.strip() for cell in cells]
+
+
+def to_json(value: Any) -> str:
+    """Returns JSON on one line; equal values with equal orders of keys give equal text."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which JSON can hold as an escape and UTF-8 cannot hold at all.
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+def _open(path: Path, name: str) -> IO[str]:
+    check_path(path, name)
+    try:
+        # Line ends stay as they are, since a text may hold each of them.
+        return path.open(encoding="utf-8-sig", newline="")
+    except FileNotFoundError:
+        raise UserError("there is no such file", where=name, fix="check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
+
+
+def _read(file: IO[str], count: int, where: str) -> str:
+    try:
+        return file.read(count)
+    except UnicodeDecodeError:
+        raise UserError("holds bytes that are not UTF-8", where=where, fix="save as UTF-8") from None
+
+
+def _read_line(file: IO[str], where: str) -> str:
+    try:
+        return file.readline()
+    except UnicodeDecodeError:
+        raise UserError("holds bytes that are not UTF-8", where=where, fix="save as UTF-8") from None
+
+
+def _checked_lines(file: IO[str], name: str) -> Iterator[str]:
+    line = 1
+    while text := _read_line(file, f"{name}:{line}"):
+        yield text
+        line += 1
+
+
+def _read_lines(file: IO[str], name: str) -> Iterator[FileRecord]:
+    for line, text in enumerate(_checked_lines(file, name), 1):
+        where = f"{name}:{line}"
+        if text.isspace():
+            continue
+        try:
+            value = _DECODER.decode(text)
+        except (ValueError, RecursionError) as error:
+            raise _broken_json(error, where) from None
+        yield _checked_record(value, text, where)
+
+
+def _read_array(file: IO[str], name: str) -> Iterator[FileRecord]:
+    """Decodes one element after the other from a window of the file, which grows until it holds the element."""
+    window = _read(file, _CHUNK, f"{name}, record 1")
+    position, number = window.index("[") + 1, 0
+    while True:
+        where = f"{name}, record {number + 1}"
+        window, position = _skip(file, window, position, where)
+        separator = window[position : position + 1]
+        if separator == "]":
+            break
+        if number:
+            if separator != ",":
+                what = "`,` or `]` expected" if separator else "the array never closes"
+                raise UserError(f"broken JSON: {what}", where=where)
+            window, position = _skip(file, window, position + 1, where)
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(window, position)
+                # A number at the window's end may go on behind it.
+                if end < len(window) or not (more := _read(file, len(window) + _CHUNK, where)):
+                    break
+            except (ValueError, RecursionError) as error:
+                # Twice as much each time: a long text is decoded from its start again each time.
+                if isinstance(error, RecursionError) or not (more := _read(file, len(window) + _CHUNK, where)):
+                    raise _broken_json(error, where) from None
+            window, position = window[position:] + more, 0
+        yield _checked_record(value, window[position:end], where)
+        number, position = number + 1, end
+        if position > _CHUNK:
+            window, position = window[position:], 0
+    rest = window[position + 1 :] + _read(file, 1 << 16, where)
+    if rest.strip():
+        raise UserError("something follows the end of the array", where=name)
+
+
+def _skip(file: IO[str], window: str, position: int, where: str) -> tuple[str, int]:
+    """Returns the window and the position of its next character that is no space."""
+    while True:
+        match = _SPACE.match(window, position)
+        position = match.end() if match else position
+        if position < len(window):
+            return window, position
+        more = _read(file, _CHUNK, where)
+        if not more:
+            return window, position
+        window, position = more, 0
+
+
+def _checked_record(value: Any, text: str, where: str) -> FileRecord:
+    if not isinstance(value, dict):
+        raise UserError("a record must be a JSON object", where=where)
+    # Few brackets cannot nest deeply.
+    if _SUSPICIOUS.search(text) or text.count("{") + text.count("[") >= MAX_DEPTH:
+        _check_value(value, where, 1)
+    return FileRecord(where, value)
+
+
+def _check_value(value: Any, where: str, level: int) -> None:
+    """Refuses what no database or tokenizer takes: NUL, half a surrogate pair, a nesting that no recursion follows."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise UserError("holds a NUL character, which is no text", where=where, fix="take it out")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                "holds half a surrogate pair, which is no character", where=where, fix="take it out"
+            ) from None
+    elif isinstance(value, dict | list):
+        if level > MAX_DEPTH:
+            raise UserError(f"nested too deeply (over {MAX_DEPTH} levels)", where=where)
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_value(inner, where, level + 1)
+
+
+def _broken_json(error: Exception, where: str) -> UserError:
+    if isinstance(error, RecursionError):
+        return UserError(f"nested too deeply (over {MAX_DEPTH} levels)", where=where)
+    message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return UserError(f"broken JSON: {message}", where=where)
