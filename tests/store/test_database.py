@@ -85,6 +85,7 @@ class DatabaseContract:
             "ck_deployments_hook",
             "ck_accounts_role",
             "ck_tokens_kind",
+            "ck_label_events_status",
             "ck_label_batches_status",
             "ck_label_items_status",
             "ck_label_answers_status",

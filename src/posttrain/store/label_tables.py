@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from posttrain.store.database import UtcDateTime
-from posttrain.store.rows import ANSWER_STATUSES, BATCH_STATUSES, ITEM_STATUSES, ROLES, TOKEN_KINDS
+from posttrain.store.rows import ANSWER_STATUSES, BATCH_STATUSES, HOOK_STATUSES, ITEM_STATUSES, ROLES, TOKEN_KINDS
 from posttrain.store.tables import json_column, one_of, schema
 
 accounts = Table(
@@ -170,4 +170,24 @@ label_leases = Table(
     Column("annotator", String(80), primary_key=True),
     Column("started_at", UtcDateTime, nullable=False),
     Column("ends_at", UtcDateTime, nullable=False, index=True),
+)
+
+# Calls of `label.webhook`, each made until it succeeds. Not journaled: after a loss, old events are of no use.
+label_events = Table(
+    "label_events",
+    schema,
+    # Sent along, so that the receiver knows a call that is made twice.
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("event", String(20), nullable=False),
+    # The batch, or a name of the alarm: an event of one target happens once.
+    Column("target", String(300), nullable=False),
+    json_column("detail"),
+    Column("status", String(10), nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("created_at", UtcDateTime, nullable=False),
+    # Not called before this time; moved on before each call, so that two processes do not call at once.
+    Column("due_at", UtcDateTime, nullable=False),
+    Index("ix_label_events_target", "event", "target", unique=True),
+    Index("ix_label_events_due", "status", "due_at"),
+    one_of("status", HOOK_STATUSES),
 )

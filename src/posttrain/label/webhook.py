@@ -1,0 +1,166 @@
+"""Calls ``label.webhook`` when a batch is ready or done, and for alarms: after the commit, until it succeeds."""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+
+from posttrain.store.database import insert_new, utc_now
+from posttrain.store.errors import StorageError, UserError, WorkError
+from posttrain.store.label_tables import label_batches, label_events, label_items
+from posttrain.store.metadata import Metadata
+from posttrain.store.webhook import post_json
+
+log = logging.getLogger("posttrain")
+
+BATCH_READY, BATCH_DONE, ALARM = "batch ready", "batch done", "alarm"
+
+TIMEOUT = 10.0
+"""Seconds that the server may take to answer a call."""
+
+_MAX_ATTEMPTS = 12  # the last one about six hours after the first
+_FIRST_WAIT, _LONGEST_WAIT = timedelta(seconds=10), timedelta(hours=2)
+_POLL_SECONDS = 1.0
+# Batches of the time before there was a webhook, or a database was rebuilt, are no news.
+_NEWS = timedelta(days=1)
+
+
+def note_alarm(metadata: Metadata, name: str, detail: Mapping[str, Any]) -> bool:
+    """Notes an alarm to be sent; returns False if an alarm of this name was noted before.
+
+    Args:
+        name: Tells this alarm from others, such as ``round-3: drift of ana``.
+        detail: The alarm in the call's ``alarm``: JSON values.
+    """
+    return _note(metadata, ALARM, name[:300], {"alarm": dict(detail)})
+
+
+def note_batches(metadata: Metadata) -> None:
+    """Notes events of the batches that were opened or finished within the last day and not noted yet.
+
+    From the rows themselves: whoever writes them, and whenever it is killed, no event is lost and none is early.
+    """
+    since = utc_now() - _NEWS
+    for event, time in ((BATCH_READY, label_batches.c.created_at), (BATCH_DONE, label_batches.c.finished_at)):
+        noted = select(label_events.c.target).where(label_events.c.event == event)
+        query = select(label_batches).where(time >= since, label_batches.c.name.not_in(noted)).order_by(time)
+        with metadata.reading() as connection:
+            batches = [dict(row) for row in connection.execute(query).mappings()]
+        for batch in batches:
+            _note(metadata, event, batch["name"], {"batch": _batch_detail(metadata, batch)})
+
+
+def deliver_due(metadata: Metadata, url: str, stop: threading.Event | None = None) -> int:
+    """Calls the webhook for each event that is due; returns how many calls succeeded.
+
+    A call that fails is due again after 15 s, 20 s, 40 s and so on, up to 12 times.
+
+    Args:
+        stop: Ends the work after the call in progress.
+    """
+    delivered = 0
+    while (stop is None or not stop.is_set()) and (event := _claim(metadata)):
+        body = {
+            "id": event["id"],
+            "event": event["event"],
+            "at": event["created_at"].isoformat(timespec="seconds"),
+            **event["detail"],
+        }
+        error = post_json(url, body, TIMEOUT)
+        if error is not None:
+            log.warning("label.webhook failed: %s", error)
+        with metadata.transaction() as connection:
+            status = "failed" if error else "done"
+            connection.execute(label_events.update().where(label_events.c.id == event["id"]).values(status=status))
+        delivered += error is None
+    return delivered
+
+
+@contextmanager
+def webhook_calls(metadata: Metadata, url: str | None, last_seconds: float = 5.0) -> Iterator[None]:
+    """Calls the webhook from a thread of its own while the body works; errors are logged and never raised.
+
+    Args:
+        url: The webhook; None for none.
+        last_seconds: Longest time to wait at the end for calls in progress; the next command makes what is left.
+    """
+    if url is None:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=_work, args=(metadata, url, stop), name="label.webhook", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(last_seconds)
+
+
+def _work(metadata: Metadata, url: str, stop: threading.Event) -> None:
+    ended = False
+    while not ended:
+        # Once more after the end of the work, whose last step may have been the news.
+        ended = stop.wait(_POLL_SECONDS)
+        try:
+            note_batches(metadata)
+            deliver_due(metadata, url)
+        except (UserError, StorageError, WorkError) as error:
+            log.warning("label.webhook: %s", error)
+        except Exception:
+            log.exception("label.webhook")
+
+
+def _note(metadata: Metadata, event: str, target: str, detail: dict[str, Any]) -> bool:
+    now = utc_now()
+    row = {"event": event, "target": target, "detail": detail, "status": "pending", "attempts": 0}
+    with metadata.transaction() as connection:
+        return insert_new(connection, label_events, {**row, "created_at": now, "due_at": now})
+
+
+def _claim(metadata: Metadata) -> dict[str, Any] | None:
+    """Returns the next event that is due, after moving on its time so that no other process calls for it, too."""
+    table = label_events.c
+    due = table.status.in_(("pending", "failed")) & (table.due_at <= utc_now()) & (table.attempts < _MAX_ATTEMPTS)
+    query = select(label_events).where(due).order_by(table.id).limit(1)
+    # Read before the writing transaction: a process that polls must not keep writers waiting for nothing.
+    with metadata.reading() as connection:
+        if connection.execute(query).first() is None:
+            return None
+    with metadata.transaction() as connection:
+        event = connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
+        if event is None:
+            return None
+        attempts = event["attempts"] + 1
+        values = {"attempts": attempts, "due_at": utc_now() + _wait(attempts)}
+        connection.execute(label_events.update().where(table.id == event["id"]).values(values))
+        return dict(event)
+
+
+def _wait(attempts: int) -> timedelta:
+    # Longer than a call takes: until it ends, this time keeps other processes away from the event.
+    return max(min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT), timedelta(seconds=TIMEOUT + 5))
+
+
+def _batch_detail(metadata: Metadata, batch: Mapping[str, Any]) -> dict[str, Any]:
+    in_batch = label_items.c.batch == batch["name"]
+    query = select(label_items.c.status, func.count()).where(in_batch).group_by(label_items.c.status)
+    with metadata.reading() as connection:
+        counts = {row[0]: row[1] for row in connection.execute(query)}
+    return {
+        "name": batch["name"],
+        "round": batch["round"],
+        "kind": batch["kind"],
+        "items": sum(counts.values()),
+        "open": counts.get("open", 0) + counts.get("review", 0),
+        "created_at": _text(batch["created_at"]),
+        "finished_at": _text(batch["finished_at"]),
+    }
+
+
+def _text(time: datetime | None) -> str | None:
+    return time.isoformat(timespec="seconds") if time else None
