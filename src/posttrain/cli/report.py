@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError
 
 
 def report(
-    out: Annotated[Path, typer.Argument(help="The page; with .svg only the learning curve.")] = Path("report.html"),
+    out: Annotated[Path, typer.Argument(help="The page.")] = Path("report.html"),
     training: Annotated[
         Path | None, typer.Option(help="Report on a training instead: a folder of `posttrain train --out`.")
     ] = None,
@@ -23,6 +23,9 @@ def report(
     # Checked before the workspace is read: a long report must not fail at its last step.
     if out.is_dir():
         raise UserError("is a folder", where=str(out), fix=f"name a file, such as {out / 'report.html'}")
+    if out.suffix == ".svg":
+        fix = "name a file that ends in .html; below each of its charts, Data has a button that saves the chart as SVG"
+        raise UserError("a report is HTML", where=str(out), fix=fix)
     if training is not None:
         _of_training(training, out)
     else:
@@ -34,19 +37,13 @@ def _of_training(folder: Path, out: Path) -> None:
     from posttrain.web.report import write_training
     from posttrain.web.training_reader import read_training_folder
 
-    if out.suffix == ".svg":
-        raise UserError("the page of a training is HTML", where=str(out), fix="name a file that ends in .html")
     write_training(read_training_folder(folder), out)
 
 
 def _of_workspace(workspace: Path, out: Path) -> None:
-    from posttrain.store.files import write_atomically
-    from posttrain.web.report import learning_curve_svg, write_report
+    from posttrain.web.report import write_report
     from posttrain.web.report_reader import read_report
 
     with open_workspace(workspace) as (store, config):
         content = read_report(store, config)
-    if out.suffix == ".svg":
-        write_atomically(out, learning_curve_svg(content).encode())
-    else:
-        write_report(content, out)
+    write_report(content, out)

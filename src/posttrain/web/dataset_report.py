@@ -4,16 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import Markup
-
 from posttrain.data.report.counts import LabelBalance
 from posttrain.data.report.distribution import Distribution, histograms
 from posttrain.data.report.drift import Drift
 from posttrain.data.report.profile import Profile
 from posttrain.data.report.rejections import DuplicateClusters, RejectionSummary
 from posttrain.web.charts.bars import bars, count_rows, funnel_charts
+from posttrain.web.charts.chart import Chart
 from posttrain.web.charts.histogram import histogram
-from posttrain.web.charts.svg import NARROW, responsive
 from posttrain.web.drift_view import drift_view
 from posttrain.web.formatting import number_text, percent_text, reason_text
 from posttrain.web.page import Table, Tile, now_text, render_page, write_page
@@ -35,6 +33,7 @@ def render_dataset_report(
     """
     return render_page(
         "data_report.html",
+        styles=("data_report.css",),
         shown=profile_view(profile),
         drift=drift_view(drift) if drift else None,
         heading=heading,
@@ -62,7 +61,7 @@ class ProfileView:
         funnels: name of the set and chart.
         labels: a chart of the labels, those in the middle left out, and how many those are.
         balance, lengths, scores: tables.
-        length_charts, score_charts: small ones, each at one width.
+        length_charts, score_charts: small ones.
         categories: name of a fact and chart.
         clusters: step, sentence, chart and the clusters.
         rejected: the reasons of each step's rejections.
@@ -72,22 +71,22 @@ class ProfileView:
 
     profile: Profile
     headline: tuple[Tile, ...]
-    funnels: tuple[tuple[str, Markup], ...]
-    splits: Markup
-    sources: Markup
-    labels: Markup
+    funnels: tuple[tuple[str, Chart], ...]
+    splits: Chart | None
+    sources: Chart | None
+    labels: Chart | None
     labels_between: int
     balance: Table
-    length_charts: tuple[Markup, ...]
+    length_charts: tuple[Chart, ...]
     lengths: Table
-    languages: Markup
-    score_charts: tuple[Markup, ...]
+    languages: Chart | None
+    score_charts: tuple[Chart, ...]
     scores: Table
-    categories: tuple[tuple[str, Markup], ...]
-    clusters: tuple[tuple[str, str, Markup, DuplicateClusters], ...]
-    pii: Markup
+    categories: tuple[tuple[str, Chart | None], ...]
+    clusters: tuple[tuple[str, str, Chart | None, DuplicateClusters], ...]
+    pii: Chart | None
     rejected: Mapping[str, tuple[RejectionSummary, ...]]
-    ngrams: tuple[tuple[str, tuple[tuple[str, Markup], ...]], ...]
+    ngrams: tuple[tuple[str, tuple[tuple[str, Chart | None], ...]], ...]
     constant: tuple[str, ...]
 
 
@@ -164,7 +163,7 @@ def _short_count(count: int) -> str:
     return f"{count:,}"
 
 
-def _funnels(profile: Profile) -> Iterable[tuple[str, Markup]]:
+def _funnels(profile: Profile) -> Iterable[tuple[str, Chart]]:
     rows = [row for row in profile.funnel if row["reason"] != "kept"]
     return funnel_charts([(row["set"], _reason(row["step"], row["reason"]), row["count"]) for row in rows])
 
@@ -176,7 +175,7 @@ def _reason(step: str, reason: str) -> str | None:
     return reason_text(reason if reason_text(step) in reason_text(reason) else f"{step}: {reason}")
 
 
-def _count_bars(counts: Mapping[str, int], title: str) -> Markup:
+def _count_bars(counts: Mapping[str, int], title: str) -> Chart | None:
     """Draws a bar for each of the most common names, and one for all others."""
     total = sum(counts.values())
     rows = [(name, float(count), count) for name, count in list(counts.items())[:_BARS]]
@@ -184,16 +183,17 @@ def _count_bars(counts: Mapping[str, int], title: str) -> Markup:
     if others := total - sum(count for _, _, count in rows):
         rows.append((f"{len(counts) - _BARS:,} others", float(others), others))
     labelled = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
-    return responsive(bars, labelled, title)
+    return bars(labelled, title, columns=("", "records"))
 
 
-def _label_bars(counts: Mapping[str, int]) -> tuple[int, Markup]:
+def _label_bars(counts: Mapping[str, int]) -> tuple[int, Chart | None]:
     rows = count_rows(counts.items())
     between = max(len(rows) - _LABELS, 0)
     if between:
         # Both ends: the rarest labels are those worth adding records for.
         rows = rows[: _LABELS // 2] + rows[-_LABELS // 2 :]
-    return between, responsive(bars, rows, "records of each label, the most common first")
+    title = "records of each label, the most common first"
+    return between, bars(rows, title, columns=("label", "records"))
 
 
 def _balance(balances: Mapping[str, LabelBalance]) -> Table:
@@ -211,12 +211,12 @@ def _balance(balances: Mapping[str, LabelBalance]) -> Table:
     return ("split", "records", "labels", "entropy", "evenness", "most to least common"), rows
 
 
-def _histograms(distributions: Mapping[str, Distribution]) -> tuple[Markup, ...]:
+def _histograms(distributions: Mapping[str, Distribution]) -> tuple[Chart, ...]:
     charts = []
     for name, distribution in distributions.items():
         edges, (counts,), (above,) = histograms([distribution])
-        chart = histogram(edges.tolist(), counts.tolist(), reason_text(name), number_text, above=above, width=NARROW)
-        charts.append(Markup(chart))
+        name = reason_text(name)
+        charts.append(histogram(edges.tolist(), counts.tolist(), name, number_text, above=above, small=True))
     return tuple(chart for chart in charts if chart)
 
 
@@ -243,7 +243,7 @@ def _quantiles(distributions: Mapping[str, Distribution], totals: Mapping[str, i
     return ("", first, "mean", "smallest", "5%", "median", "95%", "greatest"), rows
 
 
-def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, str, Markup, DuplicateClusters]]:
+def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, str, Chart | None, DuplicateClusters]]:
     for step, duplicates in clusters.items():
         sentence = f"{duplicates.number:,} clusters, from which {duplicates.removed:,} records were removed"
         sizes = sorted(duplicates.sizes.items())
@@ -254,21 +254,21 @@ def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, 
         yield (
             step,
             sentence,
-            responsive(bars, count_rows(bins), "clusters by how many records they held"),
+            bars(count_rows(bins), "clusters by how many records they held", columns=("records", "clusters")),
             duplicates,
         )
 
 
-def _pii(profile: Profile) -> Markup:
+def _pii(profile: Profile) -> Chart | None:
     rows = [
         (reason_text(kind), float(matches.hits), f"{matches.hits:,} in {matches.records:,} records")
         for kind, matches in profile.pii.items()
     ]
-    return responsive(bars, rows, "personal data found, by kind")
+    return bars(rows, "personal data found, by kind", columns=("kind", "matches"))
 
 
-def _ngrams(lists: Iterable[tuple[tuple[str, int], ...]]) -> Iterable[tuple[str, Markup]]:
+def _ngrams(lists: Iterable[tuple[tuple[str, int], ...]]) -> Iterable[tuple[str, Chart | None]]:
     for n, runs in enumerate(lists, 1):
         title = "Most common words" if n == 1 else f"Most common runs of {n} words"
         if runs:
-            yield title, Markup(bars(count_rows(runs[:_NGRAMS]), title, width=NARROW))
+            yield title, bars(count_rows(runs[:_NGRAMS]), title, columns=("words", "records"))

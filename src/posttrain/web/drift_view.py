@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
 
 from posttrain.data.report.drift import WORDS, Drift
 from posttrain.data.report.drift_measures import (
@@ -17,8 +16,8 @@ from posttrain.data.report.drift_measures import (
 )
 from posttrain.data.report.ngrams import NgramChange
 from posttrain.web.charts.bars import bars, paired_bars
+from posttrain.web.charts.chart import Chart
 from posttrain.web.charts.histogram import histogram
-from posttrain.web.charts.svg import responsive, without_step
 from posttrain.web.formatting import number_text, percent_text, reason_text, signed_text
 from posttrain.web.page import Table
 
@@ -39,13 +38,13 @@ class DriftView:
     """
 
     drift: Drift
-    stability: Markup
+    stability: Chart | None
     others: int
-    moved: tuple[tuple[str, Markup], ...]
-    divergence: Markup
-    shares: tuple[tuple[str, str, Markup], ...]
+    moved: tuple[tuple[str, Chart | None], ...]
+    divergence: Chart | None
+    shares: tuple[tuple[str, str, Chart | None], ...]
     ngrams: tuple[tuple[str, Table], ...]
-    inputs: tuple[str, Markup] | None
+    inputs: tuple[str, Chart | None] | None
 
 
 def drift_view(drift: Drift) -> DriftView:
@@ -71,7 +70,7 @@ def drift_view(drift: Drift) -> DriftView:
     )
 
 
-def _stability_bars(numbers: Sequence[PopulationStability]) -> Markup:
+def _stability_bars(numbers: Sequence[PopulationStability]) -> Chart | None:
     rows = [
         (reason_text(stability.name), stability.index, f"{stability.index:.3f} {stability.level}")
         for stability in numbers[:_NUMBERS]
@@ -79,15 +78,11 @@ def _stability_bars(numbers: Sequence[PopulationStability]) -> Markup:
     # At least twice the upper threshold, so that small drifts look small.
     most = max([2 * LARGE, *(stability.index for stability in numbers)])
     marks = ((MODERATE, f"{MODERATE:g}"), (LARGE, f"{LARGE:g}"))
-
-    def draw(width: int) -> str:
-        fitted = [(without_step(name, width), value, label) for name, value, label in rows]
-        return bars(fitted, "population stability index of each number", width=width, full=most, marks=marks)
-
-    return responsive(draw)
+    title = "population stability index of each number"
+    return bars(rows, title, full=most, marks=marks, columns=("number", "index"))
 
 
-def _bin_bars(stability: PopulationStability) -> Markup:
+def _bin_bars(stability: PopulationStability) -> Chart | None:
     ends = [number_text(edge) for edge in stability.edges]
     names = [f"to {ends[0]}", *(f"to {end}" for end in ends[1:]), f"above {ends[-1]}"]
     rows = [
@@ -96,10 +91,10 @@ def _bin_bars(stability: PopulationStability) -> Markup:
         if before or after
     ]
     title = f"shares of records by {reason_text(stability.name)}, in the older version's tenths"
-    return responsive(paired_bars, rows, title, percent_text, names=_NAMES)
+    return paired_bars(rows, title, percent_text, names=_NAMES)
 
 
-def _divergence_bars(shares: Sequence[Divergence]) -> Markup:
+def _divergence_bars(shares: Sequence[Divergence]) -> Chart | None:
     ordered = sorted(shares, key=lambda divergence: (-divergence.divergence, divergence.name))
     rows = [
         (
@@ -112,7 +107,8 @@ def _divergence_bars(shares: Sequence[Divergence]) -> Markup:
     # At least a tenth of a bit wide, so that small divergences look small.
     full = max([0.1, *(divergence.divergence for divergence in ordered)])
     marks = ((MIN_DIVERGENCE, f"{MIN_DIVERGENCE:g}"),)
-    return responsive(bars, rows, "Jensen–Shannon divergence in bits", full=full, kind="b", marks=marks)
+    title = "Jensen–Shannon divergence in bits"
+    return bars(rows, title, full=full, colour="$green", marks=marks, columns=("", "divergence"))
 
 
 def _divergence_sentence(divergence: Divergence) -> str:
@@ -123,14 +119,14 @@ def _divergence_sentence(divergence: Divergence) -> str:
     )
 
 
-def _share_bars(divergence: Divergence) -> Markup:
+def _share_bars(divergence: Divergence) -> Chart | None:
     totals = sum(divergence.old.values()), sum(divergence.new.values())
     rows = [
         (name, divergence.old[name] / totals[0], divergence.new[name] / totals[1])
         for name in list(divergence.old)[:_CHANGED]
     ]
     title = f"shares of {reason_text(divergence.name)}, those that changed most first"
-    return responsive(paired_bars, rows, title, percent_text, names=_NAMES)
+    return paired_bars(rows, title, percent_text, names=_NAMES)
 
 
 def _ngrams(drift: Drift) -> Iterable[tuple[str, Table]]:
@@ -174,10 +170,9 @@ def _permutation_sentence(discrepancy: MeanDiscrepancy) -> str:
     )
 
 
-def _permutation_chart(discrepancy: MeanDiscrepancy) -> Markup:
+def _permutation_chart(discrepancy: MeanDiscrepancy) -> Chart | None:
     counts, edges = np.histogram(discrepancy.permuted, bins=_PERMUTATION_BINS)
-    return responsive(
-        histogram,
+    return histogram(
         edges.tolist(),
         counts.tolist(),
         f"MMD² of {len(discrepancy.permuted):,} random splits",

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from markupsafe import Markup
-
 from posttrain.web import formatting
 from posttrain.web.charts.bars import bars, count_rows, funnel_charts, stacked_bars
+from posttrain.web.charts.chart import Chart
 from posttrain.web.charts.heat_map import heat_map
 from posttrain.web.charts.lineage import lineage
 from posttrain.web.charts.rounds import DECISION_NAMES, CurvePoint, learning_curve_chart
-from posttrain.web.charts.svg import WIDE, responsive, standalone
 from posttrain.web.formatting import gain_text, is_share, level_text, metric_name, reason_text
 from posttrain.web.page import Tile, now_text, render_page, write_page
 from posttrain.web.report_data import GainRow, Report, RoundRow
@@ -18,7 +16,10 @@ from posttrain.web.selection_view import selections_view
 from posttrain.web.training_reader import TrainingCurves
 from posttrain.web.training_view import training_view
 
-__all__ = ["Report", "learning_curve_svg", "render_report", "render_training", "write_report", "write_training"]
+__all__ = ["Report", "render_report", "render_training", "write_report", "write_training"]
+
+PAGE_BYTES = 2_000_000
+"""Size of a report that can still be mailed; the charting library is 0.74 MB of it."""
 
 _TRAININGS = 20
 """Number of trainings drawn, the latest; earlier ones are only counted."""
@@ -31,7 +32,16 @@ _CONFUSED_ROWS, _CONFUSED_COLUMNS = 8, 8
 
 
 def render_report(report: Report) -> str:
-    """Renders the report as HTML."""
+    """Renders the report as HTML of less than 2 MB, as far as fewer points and rows of a table can make it so."""
+    page = ""
+    for detail in (1.0, 0.5, 0.25, 0.1):
+        page = _render(report, detail)
+        if len(page.encode("utf-8", "replace")) < PAGE_BYTES:
+            break
+    return page
+
+
+def _render(report: Report, detail: float) -> str:
     charts = {
         "learning_curve": learning_curve,
         "label_counts": label_counts,
@@ -43,8 +53,9 @@ def render_report(report: Report) -> str:
     latest = report.trainings[-_TRAININGS:]
     return render_page(
         "report.html",
+        styles=("selection.css",),
         report=report,
-        charts={name: responsive(draw, report) for name, draw in charts.items()},
+        charts={name: draw(report) for name, draw in charts.items()},
         funnels=list(funnels(report)),
         final=[
             (formatting.metric_name(name), formatting.metric_text(name, value)) for name, value in report.final.items()
@@ -53,8 +64,8 @@ def render_report(report: Report) -> str:
             (formatting.reason_text(name), formatting.duration_text(value)) for name, value in report.timings.items()
         ],
         headline=_headline_tiles(report),
-        selections=selections_view(report.selections),
-        trainings=[training_view(training, len(latest)) for training in latest],
+        selections=selections_view(report.selections, detail),
+        trainings=[training_view(training, len(latest) / detail) for training in latest],
         undrawn=len(report.trainings) - len(latest),
         levels_of_bars=interval_levels(report),
         metric_text=formatting.metric_text,
@@ -127,13 +138,8 @@ def _table_metrics(report: Report) -> list[str]:
     return [report.metric, *preferred, *others][:4] if names else []
 
 
-def learning_curve_svg(report: Report) -> str:
-    """Draws the learning curve as a standalone SVG; "" while no round is evaluated."""
-    chart = learning_curve(report, WIDE)
-    return standalone(chart) if chart else ""
-
-
-def learning_curve(report: Report, width: int) -> str:
+def learning_curve(report: Report) -> Chart | None:
+    """Draws the learning curve; None while no round is evaluated."""
     rounds = evaluated_rounds(report)
     values = {row.number: row.metrics[report.metric] for row in rounds}
     # Both curves must be in the same metric, which may differ after the main suite changes.
@@ -141,8 +147,8 @@ def learning_curve(report: Report, width: int) -> str:
     random_values = {point.round: point.value for point in compared.random} if compared else {}
     points = [
         CurvePoint(
-            name=f"round {row.number}" if width >= 500 else f"r{row.number}",
-            detail=f"{row.labels_total:,} labels" if width >= 500 else f"{row.labels_total:,}",
+            name=f"round {row.number}",
+            detail=f"{row.labels_total:,} labels",
             value=values[row.number],
             champions=row.champions,
             decision=row.decision or "open",
@@ -155,7 +161,7 @@ def learning_curve(report: Report, width: int) -> str:
     percent = all(is_share(report.metric, value) for value in values.values())
     title = f"{metric_name(report.metric)} of each round's candidate and of the champion"
     measure = metric_name(report.metric)
-    return learning_curve_chart(points, title, measure=measure, percent=percent, width=width)
+    return learning_curve_chart(points, title, measure=measure, percent=percent)
 
 
 def _gain_bar(report: Report, row: RoundRow) -> tuple[float, float] | None:
@@ -183,28 +189,28 @@ def evaluated_rounds(report: Report) -> list[RoundRow]:
     return [row for row in report.rounds if report.metric in row.metrics]
 
 
-def label_counts(report: Report, width: int) -> str:
+def label_counts(report: Report) -> Chart | None:
     # By name where counts are equal: the same workspace gives the same page.
     counts = sorted(report.label_counts.items(), key=lambda item: (-item[1], item[0]))
-    return bars(count_rows(counts), "labels a class", width=width)
+    return bars(count_rows(counts), "labels a class", columns=("class", "labels"))
 
 
-def recall(report: Report, width: int) -> str:
+def recall(report: Report) -> Chart | None:
     # Of equal recalls the class with more records, which costs more mistakes; then by name, so that pages are the same.
     worst = sorted(report.per_class, key=lambda row: (row.recall, -row.n, row.label))[:_CLASSES]
     rows = [(row.label, row.recall, f"{100 * row.recall:.0f}% of {row.n}") for row in worst]
-    return bars(rows, "recall of each class, the worst first", width=width, full=1.0, kind="b")
+    title = "recall of each class, the worst first"
+    return bars(rows, title, full=1.0, colour="$green", columns=("class", "recall"))
 
 
-def confusion(report: Report, width: int) -> str:
+def confusion(report: Report) -> Chart | None:
     """Draws the most frequent confusions: adds rows and columns until the map is full."""
     pairs = [pair for pair in report.confusion if pair.expected != pair.predicted and pair.count]
     rows: list[str] = []
     columns: list[str] = []
-    limit = _CONFUSED_COLUMNS if width >= 500 else 5
     for pair in sorted(pairs, key=lambda pair: (-pair.count, pair.expected, pair.predicted)):
         new_row, new_column = pair.expected not in rows, pair.predicted not in columns
-        if len(rows) + new_row <= _CONFUSED_ROWS and len(columns) + new_column <= limit:
+        if len(rows) + new_row <= _CONFUSED_ROWS and len(columns) + new_column <= _CONFUSED_COLUMNS:
             rows += [pair.expected] if new_row else []
             columns += [pair.predicted] if new_column else []
     counts = {(pair.expected, pair.predicted): pair.count for pair in report.confusion}
@@ -212,10 +218,10 @@ def confusion(report: Report, width: int) -> str:
     counts |= {(row.label, row.label): round(row.recall * row.n) for row in report.per_class}
     # Columns in the order of the rows, so that correct answers form the diagonal.
     columns.sort(key=lambda column: rows.index(column) if column in rows else len(rows))
-    return heat_map(counts, rows, columns, "expected answers (rows) by given answers (columns)", width=width)
+    return heat_map(counts, rows, columns, "expected answers (rows) by given answers (columns)")
 
 
-def funnels(report: Report) -> Iterator[tuple[str, Markup]]:
+def funnels(report: Report) -> Iterator[tuple[str, Chart]]:
     """Yields each set's name and funnel."""
     rows = [row for row in report.funnel if row.step != "kept"]
     return funnel_charts(
@@ -223,14 +229,14 @@ def funnels(report: Report) -> Iterator[tuple[str, Markup]]:
     )
 
 
-def time_by_stage(report: Report, width: int) -> str:
+def time_by_stage(report: Report) -> Chart | None:
     # The round with most stages fixes their order; round 0 has only a few of them.
     fullest_first = sorted(report.rounds, key=lambda row: -len(row.seconds))
     stages = list(dict.fromkeys(stage for row in fullest_first for stage in row.seconds))
-    rows = [(f"round {row.number}" if width >= 500 else f"r{row.number}", row.seconds) for row in report.rounds]
-    return stacked_bars([row for row in rows if row[1]], stages, "time by stage in each round", width=width)
+    rows = [(f"round {row.number}", row.seconds) for row in report.rounds]
+    return stacked_bars([row for row in rows if row[1]], stages, "time by stage in each round")
 
 
-def lineage_diagram(report: Report, width: int) -> str:
+def lineage_diagram(report: Report) -> Chart | None:
     title = "files, dataset versions, models and deployments, joined to what they were made from"
-    return lineage(report.lineage_nodes, report.lineage_edges, title, width=width)
+    return lineage(report.lineage_nodes, report.lineage_edges, title)

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
 
-from posttrain.web.charts.bars import bars, series_class
+from posttrain.web.charts.bars import bars
+from posttrain.web.charts.chart import Chart, series_colour, ticks, truncate
 from posttrain.web.charts.histogram import histogram
 from posttrain.web.charts.rounds import Expectation, expectations
 from posttrain.web.charts.scatter import Points, ScatterLayer, scatter
-from posttrain.web.charts.svg import WIDE, responsive, ticks, truncate
 from posttrain.web.formatting import (
     is_share,
     metric_name,
@@ -25,9 +24,9 @@ from posttrain.web.selection_reader import SELECTIONS_SHOWN, ChosenRecord, PoolM
 
 _REASONS = ("strategy", "focus", "explore", "cold_start")
 _SHAPES = ("circle", "diamond", "triangle", "square")
-_MAPS = 600_000
+_MAPS = 150_000
 """Approximate budget in bytes for the points of all maps on a page."""
-_ROWS, _MOST = 1600, 200
+_ROWS, _MOST = 1000, 200
 """Approximate number of records in the tables of all rounds together, and the most in one."""
 _BINS = 24
 _INPUT = 160
@@ -47,12 +46,12 @@ class SelectionView:
 
     selection: Selection
     summary: str
-    reasons: Markup
+    reasons: Chart | None
     meanings: tuple[tuple[str, str], ...]
     worst: str
-    map: Markup
+    map: Chart | None
     map_sentence: str
-    histogram: Markup
+    histogram: Chart | None
     histogram_sentence: str
     gain: str
     records: Table
@@ -65,35 +64,41 @@ class SelectionsView:
 
     rounds: tuple[SelectionView, ...]
     undrawn: int
-    gains: tuple[tuple[str, Markup], ...]
+    gains: tuple[tuple[str, Chart | None], ...]
     gain_numbers: Table
 
 
-def selections_view(selections: Sequence[Selection]) -> SelectionsView:
-    """Builds the view of all selections; the more of them a page shows, the sparser the maps."""
+def selections_view(selections: Sequence[Selection], detail: float = 1.0) -> SelectionsView:
+    """Builds the view of all selections; the more of them a page shows, the sparser the maps.
+
+    Args:
+        detail: 1 for all points and rows that a page has room for, less for fewer of them.
+    """
     latest = selections[-SELECTIONS_SHOWN:]
     gains = [selection.gain for selection in selections if selection.gain]
     return SelectionsView(
-        rounds=tuple(_selection_view(selection, len(latest)) for selection in reversed(latest)),
+        rounds=tuple(_selection_view(selection, len(latest) / detail) for selection in reversed(latest)),
         undrawn=len(selections) - len(latest),
         gains=tuple(_gain_charts(gains)),
         gain_numbers=_gain_numbers(gains),
     )
 
 
-def _selection_view(selection: Selection, among: int) -> SelectionView:
+def _selection_view(selection: Selection, among: float) -> SelectionView:
     reasons = _ordered_reasons(selection.reasons)
     counts = [(reason_text(name), float(selection.reasons[name]), f"{selection.reasons[name]:,}") for name in reasons]
-    colours = [series_class(_reason_index(name, reasons)) for name in reasons]
-    rows = int(np.clip(_ROWS / among, 50, _MOST))
-    counted = responsive(_histogram, selection)
+    colours = [series_colour(_reason_index(name, reasons)) for name in reasons]
+    rows = int(np.clip(_ROWS / among, 10, _MOST))
+    counted = _histogram(selection)
     return SelectionView(
         selection=selection,
         summary=_summary(selection),
-        reasons=responsive(bars, counts, f"records of round {selection.round} by reason", classes=colours),
+        reasons=bars(
+            counts, f"records of round {selection.round} by reason", colours=colours, columns=("reason", "records")
+        ),
         meanings=tuple((reason_text(name), selection_text(name, selection.strategy)) for name in reasons),
         worst=", ".join(selection.worst_classes) if "focus" in selection.reasons else "",
-        map=responsive(_map, selection, selection.map, rows, among) if selection.map else Markup(),
+        map=_map(selection, selection.map, rows, among) if selection.map else None,
         map_sentence=_map_sentence(selection.map) if selection.map else "",
         histogram=counted,
         histogram_sentence=_histogram_sentence(selection) if counted else "",
@@ -124,13 +129,13 @@ def _reason_index(reason: str, reasons: Sequence[str]) -> int:
     return len(_REASONS) + [name for name in reasons if name not in _REASONS].index(reason)
 
 
-def _map(selection: Selection, pool_map: PoolMap, label_limit: int, among: int, width: int) -> str:
-    """Draws the map; the first ``label_limit`` records get tooltips in the wide version."""
-    room = int(np.clip(_MAPS / (among * 2 * 10), 200, 3000))
+def _map(selection: Selection, pool_map: PoolMap, label_limit: int, among: float) -> Chart | None:
+    """Draws the map; the first ``label_limit`` records get tooltips."""
+    room = int(np.clip(_MAPS / (among * 10), 100, 3000))
     reasons = _ordered_reasons({record.reason for record in selection.chosen})
     layers = [
-        ScatterLayer("pool", _subsampled(pool_map.pool, room), "pool", "dot"),
-        ScatterLayer("labelled before", _subsampled(pool_map.labelled, room // 2), "labelled", "cross"),
+        ScatterLayer("pool", _subsampled(pool_map.pool, room), "$gray", "dot"),
+        ScatterLayer("labelled before", _subsampled(pool_map.labelled, room // 2), "$soft", "cross"),
     ]
     for reason in reasons:
         records = [record for record in selection.chosen if record.reason == reason and record.id in pool_map.chosen]
@@ -139,9 +144,9 @@ def _map(selection: Selection, pool_map: PoolMap, label_limit: int, among: int, 
             ScatterLayer(
                 f"chosen: {reason_text(reason)}",
                 np.array([pool_map.chosen[record.id] for record in records]).reshape(-1, 2),
-                f"chosen {series_class(number)}",
+                series_colour(number),
                 _SHAPES[number % len(_SHAPES)],
-                [_point_label(record) for record in records if record.rank <= label_limit and width >= WIDE],
+                [_point_label(record) for record in records if record.rank <= label_limit],
             )
         )
     title = (
@@ -149,7 +154,7 @@ def _map(selection: Selection, pool_map: PoolMap, label_limit: int, among: int, 
         f" {len(pool_map.pool):,} others of the pool"
         f" and {len(pool_map.labelled):,} labelled before; the table below lists the chosen ones"
     )
-    return scatter(layers, title, width=width)
+    return scatter(layers, title)
 
 
 def _subsampled(points: Points, room: int) -> Points:
@@ -160,8 +165,8 @@ def _subsampled(points: Points, room: int) -> Points:
 
 def _point_label(record: ChosenRecord) -> str:
     label = f"{record.rank}, {reason_text(record.reason)}"
-    label += f", predicted {truncate(record.predicted, 40, 1)}" if record.predicted else ""
-    return f"{label}: {truncate(record.input, 90, 1)}"
+    label += f", predicted {truncate(record.predicted, 40)}" if record.predicted else ""
+    return f"{label}: {truncate(record.input, 90)}"
 
 
 def _map_sentence(pool_map: PoolMap) -> str:
@@ -172,11 +177,11 @@ def _map_sentence(pool_map: PoolMap) -> str:
     )
 
 
-def _histogram(selection: Selection, width: int) -> str:
+def _histogram(selection: Selection) -> Chart | None:
     values = np.concatenate([selection.scores, selection.scored_since])
     values = values[np.isfinite(values)]
     if not values.size:
-        return ""
+        return None
     # Tiny ranges can round two ticks to the same number, and a histogram needs rising edges.
     edges = np.unique(ticks(float(values.min()), float(values.max()), _BINS))
     # All scores are equal: one bin around them.
@@ -192,7 +197,6 @@ def _histogram(selection: Selection, width: int) -> str:
         number_text,
         part=chosen.tolist(),
         names=("scored", "chosen"),
-        width=width,
     )
 
 
@@ -233,8 +237,8 @@ def _records(selection: Selection, rows: int) -> Table:
         "rank": [f"{record.rank:,}" for record in records],
         "reason": [reason_text(record.reason) for record in records],
         reason_text(selection.score): ["" if record.score is None else number_text(record.score) for record in records],
-        "predicted": [truncate(record.predicted or "", 60, 1) for record in records],
-        "label": [truncate(record.label or "", 60, 1) for record in records],
+        "predicted": [truncate(record.predicted or "", 60) for record in records],
+        "label": [truncate(record.label or "", 60) for record in records],
     }
     filled = {name: cells for name, cells in columns.items() if any(cells)}
     return tuple(filled), list(zip(*filled.values(), strict=True))
@@ -243,21 +247,20 @@ def _records(selection: Selection, rows: int) -> Table:
 def _content(record: ChosenRecord) -> tuple[str, str, str]:
     """Returns a record's input, the reason for choosing it, and its id."""
     probability = f"drawn with probability {number_text(record.inclusion)}" if record.inclusion is not None else ""
-    return truncate(record.input, _INPUT, 1), "; ".join(filter(None, (record.why, probability))), record.id
+    return truncate(record.input, _INPUT), "; ".join(filter(None, (record.why, probability))), record.id
 
 
-def _gain_charts(gains: Sequence[RoundGain]) -> Iterable[tuple[str, Markup]]:
+def _gain_charts(gains: Sequence[RoundGain]) -> Iterable[tuple[str, Chart | None]]:
     """Yields a chart for each metric, because each has its own unit."""
     for metric in dict.fromkeys(gain.metric for gain in gains):
         of_metric = [gain for gain in gains if gain.metric == metric]
         title = f"expected and achieved gain in {metric_name(metric)} over the champion, by round"
-        yield _unit(metric), responsive(_gain_chart, of_metric, metric, title)
+        yield _unit(metric), _gain_chart(of_metric, metric, title)
 
 
-def _gain_chart(gains: Sequence[RoundGain], metric: str, title: str, width: int) -> str:
-    name = "round {}" if width >= 500 else "r{}"
-    rows = [Expectation(name.format(gain.round), gain.expected, gain.low, gain.high, gain.achieved) for gain in gains]
-    return expectations(rows, title, lambda value: _difference(metric, value), width=width)
+def _gain_chart(gains: Sequence[RoundGain], metric: str, title: str) -> Chart | None:
+    rows = [Expectation(f"round {gain.round}", gain.expected, gain.low, gain.high, gain.achieved) for gain in gains]
+    return expectations(rows, title, lambda value: _difference(metric, value))
 
 
 def _gain_numbers(gains: Sequence[RoundGain]) -> Table:

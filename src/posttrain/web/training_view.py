@@ -4,18 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
 
 from posttrain.web.charts.bars import stacked_bars
+from posttrain.web.charts.chart import Chart
 from posttrain.web.charts.curve import Annotation, CurveStyle, FloatArray, curve, smoothing_window
 from posttrain.web.charts.heat_map import strips
-from posttrain.web.charts.svg import NARROW, responsive
 from posttrain.web.formatting import action_text, bytes_text, duration_text, kind_text, number_text
 from posttrain.web.page import Table, Tile
 from posttrain.web.training_reader import TrainingCurves
 
-_CURVE_BYTES = 600_000
+_CURVE_BYTES = 300_000
 """Approximate budget in bytes for the curves of all trainings on a page."""
+_STRIP_CELLS = 8000
+"""Cells of the heat maps of all trainings on a page."""
 _TABLE_STEPS = 14
 """Rows of a table of steps."""
 _MAX_DECISIONS = 200
@@ -32,9 +33,9 @@ _MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
     ("lr", "learning rate", CurveStyle(number_text, mean=False)),
     ("update_ratio", "update to weight ratio", CurveStyle(number_text)),
     ("tokens_per_second", "tokens a second", CurveStyle(number_text)),
-    ("mfu", "model FLOP utilisation", CurveStyle(_percent)),
-    ("memory_bytes", "memory", CurveStyle(bytes_text, mean=False)),
-    ("data_wait", "time spent waiting for data", CurveStyle(_percent)),
+    ("mfu", "model FLOP utilisation", CurveStyle(_percent, unit=(100, "%"))),
+    ("memory_bytes", "memory", CurveStyle(bytes_text, mean=False, unit=(1e-6, " MB"))),
+    ("data_wait", "time spent waiting for data", CurveStyle(_percent, unit=(100, "%"))),
     ("loss_scale", "loss scale", CurveStyle(number_text, mean=False)),
 )
 """Name in the metrics file, title on the page, and style of each curve."""
@@ -45,17 +46,17 @@ class TrainingView:
     """A training as charts, tables and headline numbers.
 
     Args:
-        loss, groups, time: a chart for the desk and one for the phone; empty where nothing was measured.
-        small: the other measures, each at one width.
+        loss, groups, time: charts; None where nothing was measured.
+        small: the other measures, for a grid.
         window: how many steps the broad lines are means of; 1 where there are none.
         decisions, numbers, norms: tables.
     """
 
     training: TrainingCurves
-    loss: Markup
-    small: tuple[Markup, ...]
-    groups: Markup
-    time: Markup
+    loss: Chart | None
+    small: tuple[Chart, ...]
+    groups: Chart | None
+    time: Chart | None
     headline: tuple[Tile, ...]
     window: int
     decisions: Table
@@ -63,7 +64,7 @@ class TrainingView:
     norms: Table
 
 
-def training_view(training: TrainingCurves, among: int = 1) -> TrainingView:
+def training_view(training: TrainingCurves, among: float = 1) -> TrainingView:
     """Builds the view of a training; the more trainings a page shows, the coarser the curves."""
     buckets = _bucket_count(training, among)
     decisions = enumerate(training.decisions, 1)
@@ -72,20 +73,18 @@ def training_view(training: TrainingCurves, among: int = 1) -> TrainingView:
         for number, decision in decisions
     ]
 
-    def draw(name: str, values: FloatArray, style: CurveStyle, width: int) -> str:
-        return curve(training.steps, values, name, style, marks=marks, width=width, buckets=buckets)
+    def draw(name: str, values: FloatArray, style: CurveStyle, small: bool = True) -> Chart | None:
+        return curve(training.steps, values, name, style, marks=marks, buckets=buckets, small=small)
 
     (_, name, style), *others = _MEASURES
-    small = [draw(title, training.values[key], how, NARROW) for key, title, how in others]
-    small += [
-        draw(key, values, CurveStyle(number_text, zero=False), NARROW) for key, values in training.objective.items()
-    ]
+    small = [draw(title, training.values[key], how) for key, title, how in others]
+    small += [draw(key, values, CurveStyle(number_text, zero=False)) for key, values in training.objective.items()]
     return TrainingView(
         training=training,
-        loss=responsive(draw, name, training.values["loss"], style),
-        small=tuple(Markup(chart) for chart in small if chart),
-        groups=responsive(strips, training.steps, training.groups, "gradient norm by layer"),
-        time=responsive(_time, training),
+        loss=draw(name, training.values["loss"], style, small=False),
+        small=tuple(chart for chart in small if chart),
+        groups=strips(training.steps, training.groups, "gradient norm by layer", int(_STRIP_CELLS / among)),
+        time=_time(training),
         headline=tuple(_headline(training)),
         window=smoothing_window(int((~np.isnan(training.values["loss"])).sum())),
         decisions=_decisions(training),
@@ -94,16 +93,16 @@ def training_view(training: TrainingCurves, among: int = 1) -> TrainingView:
     )
 
 
-def _bucket_count(training: TrainingCurves, among: int) -> int:
+def _bucket_count(training: TrainingCurves, among: float) -> int:
     """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
-    # A stretch has two points of about 18 bytes.
+    # A stretch has two points of about 15 bytes, and the mean another.
     curves = len(_MEASURES) + 1 + len(training.objective)
-    return int(np.clip(_CURVE_BYTES / (among * curves * 36), 16, 320))
+    return int(np.clip(_CURVE_BYTES / (among * curves * 45), 16, 320))
 
 
-def _time(training: TrainingCurves, width: int) -> str:
+def _time(training: TrainingCurves) -> Chart | None:
     rows = [("", training.phases)] if training.phases else []
-    return stacked_bars(rows, list(training.phases), "where the time of all steps went", width=width)
+    return stacked_bars(rows, list(training.phases), "where the time of all steps went")
 
 
 def _headline(training: TrainingCurves) -> list[Tile]:

@@ -1,1 +1,1 @@
-"""Draws charts as inline SVG: pure functions, no scripts, nothing loaded, one style sheet for light and dark."""
+"""Builds charts as options of Apache ECharts: pure functions from numbers to plain data, drawn by static/charts.js."""

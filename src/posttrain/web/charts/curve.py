@@ -1,13 +1,12 @@
 """Line charts over the steps of a training: downsampled without losing a spike, smoothed, and annotated."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.web.charts.svg import Formatter, Scale, element, figure, level_lines, text, ticks, tooltip, truncate
+from posttrain.web.charts.chart import Chart, Formatter, Option, ticks, truncate, value_axis
 
 FloatArray = NDArray[np.float64]
 
@@ -29,11 +28,13 @@ class CurveStyle:
         show: formats a value.
         zero: whether the axis begins at zero.
         mean: also draw a moving average, for noisy steps.
+        unit: factor and suffix of a value in a tooltip.
     """
 
     show: Formatter
     zero: bool = True
     mean: bool = True
+    unit: tuple[float, str] = (1.0, "")
 
 
 def curve(
@@ -43,10 +44,10 @@ def curve(
     style: CurveStyle,
     *,
     marks: Sequence[Annotation] = (),
-    width: int = 760,
     buckets: int = 320,
-) -> str:
-    """Draws one measure of a training; returns "" if nothing was measured.
+    small: bool = False,
+) -> Chart | None:
+    """Draws one measure of a training; returns None if nothing was measured.
 
     Values far above all others are cut off at the top and counted, or a single spike would flatten all else.
 
@@ -55,45 +56,63 @@ def curve(
         values: float64 [N]; NaN where nothing was measured.
         name: name of the measure.
         buckets: stretches that a long training is thinned to, each with its lowest and highest.
+        small: for a grid of charts.
     """
     measured = ~np.isnan(values)
     if not measured.any():
-        return ""
+        return None
     low, high = _axis_limits(values[measured], style.zero)
     levels = ticks(low, high, 4)
-    low, high = levels[0], levels[-1]
-    left, right, top = 56.0, width - 14.0, 40.0
-    bottom = top + (190 if width >= 500 else 130)
-    first, last = float(steps[0]), float(steps[-1])
-
-    def x(step: float) -> float:
-        return left + (right - left) * (0.5 if first == last else (step - first) / (last - first))
-
-    def y(value: float) -> float:
-        return bottom - (bottom - top) * (min(max(value, low), high) - low) / (high - low)
-
+    high = levels[-1]
     window = smoothing_window(int(measured.sum())) if style.mean else 1
-    lines = [_path(*downsample(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
+    series = [_line("each step" if window > 1 else name, *downsample(steps, values, buckets), broad=window == 1)]
     if window > 1:
         # Clipped at the axis, because a spike would lift the mean of all steps around it.
         mean = smooth(np.minimum(values, high), window)
         # Too few values at the ends: the line would follow single steps.
         mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan
-        lines.append(_path(*downsample(steps, mean, buckets // 2), x, y, "mean-line"))
+        series.append(_line(f"mean of {window}", *downsample(steps, mean, buckets // 2), broad=True))
+    first, last = float(steps[0]), float(steps[-1])
+    lines = _event_lines([mark for mark in marks if first <= mark.step <= last], last - first)
+    if lines["data"]:
+        series[-1]["markLine"] = lines
     above = int((values[measured] > high).sum())
-    cut = [text(f"{above:,} above", right, 14, "soft small", "end")] if above else []
-    return figure(
-        width,
-        bottom + 30,
+    # An axis of one step has no width: half a step at both sides gives it one.
+    margin = 0.5 if first == last else 0.0
+    step_axis = {"type": "value", "min": first - margin, "max": last + margin, "minInterval": 1, "name": "step"}
+    option: Option = {
+        "grid": {"top": 28 if lines["data"] else 10, "bottom": 0},
+        "xAxis": {**step_axis, "splitLine": {"show": False}, "nameLocation": "middle", "splitNumber": 4},
+        "yAxis": value_axis(levels, style.show),
+        "tooltip": {"trigger": "axis"},
+        "dataZoom": _zoom(len(steps), small),
+        "series": series,
+    }
+    return Chart(
         _aria_label(steps[measured], values[measured], name, style.show),
-        text(truncate(name, right - 70), 4, 14, "strong"),
-        *cut,
-        *level_lines(levels, left, right, y, style.show),
-        *step_axis(first, last, x(first), right, bottom + 18),
-        *lines,
-        *_annotation_lines([mark for mark in marks if first <= mark.step <= last], x, top, bottom),
-        *_hover_boxes(steps, values, style.show, x, top, bottom, max(4, buckets // 10)),
+        option,
+        190 if small else 280,
+        ("", "step", name),
+        _extremes(steps[measured], values[measured], style.show),
+        heading=name,
+        note=f"{above:,} above" if above else "",
+        unit=style.unit,
     )
+
+
+def _zoom(count: int, small: bool) -> list[Option]:
+    """Builds the zoom along the steps; a slider too where there are many and room for it."""
+    inside = {"type": "inside", "filterMode": "none"}
+    return [inside, {"type": "slider", "filterMode": "none"}] if count > 100 and not small else [inside]
+
+
+def _line(name: str, steps: FloatArray, values: FloatArray, broad: bool) -> Option:
+    single = int((~np.isnan(values)).sum()) == 1
+    points = [(int(step) if step == int(step) else step, value) for step, value in zip(steps, values, strict=True)]
+    style = {"color": "$blue", "width": 2.2 if broad else 1, "opacity": 1 if broad else 0.4}
+    # A line through one point shows nothing.
+    marks = {"showSymbol": single, "symbol": "circle", "symbolSize": 7}
+    return {"type": "line", "name": name, "data": points, "lineStyle": style, "itemStyle": {"color": "$blue"}, **marks}
 
 
 def _axis_limits(values: FloatArray, zero: bool) -> tuple[float, float]:
@@ -110,72 +129,34 @@ def _axis_limits(values: FloatArray, zero: bool) -> tuple[float, float]:
     return base, highest
 
 
-def _path(steps: FloatArray, values: FloatArray, x: Scale, y: Scale, kind: str) -> str:
-    pen, path = "M", []
-    for step, value in zip(steps.tolist(), values.tolist(), strict=True):
-        if math.isnan(value):
-            pen = "M"
-            continue
-        path.append(f"{pen}{x(step):.1f} {y(value):.1f}")
-        pen = "L"
-    # With round caps a line of no length shows as a dot.
-    if len(path) == 1:
-        path.append("h0")
-    return element("path", d="".join(path), class_=kind)
-
-
-def step_axis(first: float, last: float, left: float, right: float, y: float) -> list[str]:
-    """Draws round step numbers from ``left`` to ``right``, their baseline at ``y``."""
-    room = (right - left) / ((last - first) or 1)
-    whole = [step for step in ticks(first, last, 4) if first <= step <= last and step == int(step)] or [first]
-    labels = [(left + (step - first) * room, f"{int(step):,}") for step in whole]
-    numbers = [text(label, x, y, "soft", "middle") for x, label in labels if x < right - 46]
-    return [*numbers, text("step", right, y, "soft", "end")]
-
-
-def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom: float) -> list[str]:
-    """Draws a line for each event, merges lines that would touch, and numbers them where there is room."""
+def _event_lines(marks: Sequence[Annotation], span: float) -> Option:
+    """Builds a line for each event, merges lines that would touch, and numbers them where there is room."""
     groups: list[list[Annotation]] = []
     for mark in sorted(marks, key=lambda mark: (mark.step, mark.number)):
-        # Marks closer than five pixels could not be told apart by a pointer.
-        if groups and x(mark.step) - x(groups[-1][0].step) < 5:
+        # Lines closer than a hundredth of the axis could not be told apart by a pointer.
+        if groups and mark.step - groups[-1][0].step < 0.01 * span:
             groups[-1].append(mark)
         else:
             groups.append([mark])
-    shapes, free = [], -math.inf
+    data, free = [], -np.inf
     for group in groups:
-        at = x(group[0].step)
-        labels = [f"{mark.number}: {truncate(mark.label, 120, 1)}" for mark in group[:3]]
+        step = group[0].step
+        labels = [f"{mark.number}: {truncate(mark.label, 120)}" for mark in group[:3]]
         labels += [f"and {len(group) - 3} more"] if len(group) > 3 else []
-        content = [tooltip("; ".join(labels)), element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_="mark-line")]
-        # Numbers closer than 18 pixels would overlap; the line and its tooltip stay.
-        if at >= free:
-            free = at + 18
-            content.append(element("circle", cx=at, cy=top - 13, r=8.5, class_="mark"))
-            content.append(text(str(group[0].number), at, top - 9, "mark-number", "middle"))
-        shapes.append(element("g", *content))
-    return shapes
+        # Numbers closer than this would overlap on a phone; the line and its tooltip stay.
+        numbered = step >= free
+        free = step + 0.07 * span if numbered else free
+        data.append(
+            {"xAxis": step, "tip": "; ".join(labels), "label": {"show": numbered, "formatter": str(group[0].number)}}
+        )
+    label = {"color": "$paper", "backgroundColor": "$red", "borderRadius": 8, "padding": [2, 5], "fontSize": 11}
+    line = {"color": "$red", "type": [3, 3], "width": 1.5}
+    return {"symbol": "none", "lineStyle": line, "label": label, "data": data}
 
 
-def _hover_boxes(
-    steps: FloatArray, values: FloatArray, show: Formatter, x: Scale, top: float, bottom: float, count: int
-) -> list[str]:
-    """Draws invisible boxes over stretches of the curve whose tooltips summarise them."""
-    marks = []
-    # One box a point would double the size of the page; a stretch of steps has one tooltip.
-    for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):
-        part = values[stretch]
-        if np.isnan(part).all():
-            continue
-        start, end = steps[stretch[0]], steps[stretch[-1]]
-        left, right = x(float(start)), x(float(steps[min(int(stretch[-1]) + 1, len(steps) - 1)]))
-        label = f"step {int(start):,}: {show(float(part[0]))}"
-        if len(stretch) > 1:
-            low, mean, high = (show(float(value)) for value in (np.nanmin(part), np.nanmean(part), np.nanmax(part)))
-            label = f"steps {int(start):,} to {int(end):,}: {mean} ({low} to {high})"
-        box = {"x": left, "y": top, "width": max(right - left, 4.0), "height": bottom - top}
-        marks.append(element("rect", tooltip(label), **box, class_="hover"))
-    return marks
+def _extremes(steps: FloatArray, values: FloatArray, show: Formatter) -> list[tuple[str, str, str]]:
+    places = {"first": 0, "lowest": int(values.argmin()), "highest": int(values.argmax()), "last": len(values) - 1}
+    return [(name, f"{int(steps[at]):,}", show(float(values[at]))) for name, at in places.items()]
 
 
 def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatter) -> str:

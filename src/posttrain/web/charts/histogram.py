@@ -1,22 +1,10 @@
 """A histogram of values, optionally with a highlighted subset and a marked value."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from posttrain.web.charts.svg import (
-    LETTER,
-    Formatter,
-    Legend,
-    Scale,
-    element,
-    figure,
-    level_lines,
-    level_words,
-    swatch,
-    text,
-    ticks,
-    tooltip,
-    truncate,
-)
+from posttrain.web.charts.bars import mark_lines
+from posttrain.web.charts.chart import Chart, Formatter, Option, ticks, value_axis
 
 
 def histogram(
@@ -30,9 +18,9 @@ def histogram(
     mark: tuple[float, str] | None = None,
     part: Sequence[int] = (),
     names: tuple[str, str] = ("all", "part"),
-    width: int = 760,
-) -> str:
-    """Draws a bar for each bin; returns "" if there is nothing to count.
+    small: bool = False,
+) -> Chart | None:
+    """Draws a bar for each bin; returns None if there is nothing to count.
 
     Args:
         edges: [B + 1], rising.
@@ -44,61 +32,54 @@ def histogram(
         mark: a value and its label, drawn as a line; the axis reaches it.
         part: [B], counts of a subset, drawn in front.
         names: legend entries of the whole and the subset.
+        small: for a grid of charts.
     """
     if not any(counts):
-        return ""
+        return None
     first, last = float(edges[0]), float(edges[-1])
     # The marked value may lie outside of the counts, and must be visible all the same.
     if mark:
         room = 0.03 * (last - first)
         first, last = min(first, mark[0] - room), max(last, mark[0] + room)
-    levels = ticks(0, max(counts), 3)
-    legend = Legend(list(zip(names, (swatch("bar-old"), swatch("bar-a")), strict=True)) if part else [], width)
-    left = max(len(f"{level:,.0f}") for level in levels) * LETTER + 12
-    right, top = width - 14.0, 50.0 if mark else 32.0
-    bottom = top + (150 if width >= 500 else 110)
-
-    def x(value: float) -> float:
-        return left + (right - left) * (value - first) / (last - first)
-
-    def y(count: float) -> float:
-        return bottom - (bottom - top) * count / levels[-1]
-
     # Counts are integers: half a record is no level.
-    grid = level_lines([level for level in levels if level == int(level)], left, right, y, "{:,.0f}".format)
-    marks = []
-    layers = [(counts, of, "bar-old"), (part, f"{of}, {names[1]}", "bar-a")] if part else [(counts, of, "bar-a")]
-    for layer, what, class_ in layers:
-        for low, high, count in zip(edges[:-1], edges[1:], layer, strict=True):
-            if count:
-                label = tooltip(f"{show(low)} to {show(high)}: {count:,} {what}")
-                # A bin with a single record stays visible next to one with a million.
-                tall = max(bottom - y(count), 1.0)
-                wide = max(x(high) - x(low) - 1, 1.0)
-                at = {"x": x(low) + 0.5, "y": bottom - tall, "width": wide, "height": tall}
-                marks.append(element("rect", label, **at, class_=class_))
+    levels = [float(level) for level in ticks(0, max(*counts, 3), 3)]
+    layers = [(counts, names[0], "$old"), (part, names[1], "$blue")] if part else [(counts, of, "$blue")]
+    series: list[Option] = []
+    for layer, what, colour in layers:
+        items: list[Option] = [
+            {"value": (low, high, count), "tip": f"{show(low)} to {show(high)}: {count:,} {what}"}
+            for (low, high), count in zip(pairwise(edges), layer, strict=True)
+            if count
+        ]
+        encode = {"x": [0, 1], "y": 2}
+        style = {"color": colour}
+        series.append(
+            {"type": "custom", "renderItem": "bin", "name": what, "encode": encode, "itemStyle": style, "data": items}
+        )
+    if mark:
+        series[0]["markLine"] = mark_lines([mark])
+    marked_values = [value for value in ticks(first, last, 4 if small else 6) if first <= value <= last]
+    option: Option = {
+        "grid": {"top": 22 if mark else 8},
+        "xAxis": {
+            **{"type": "value", "min": first, "max": last, "splitLine": {"show": False}},
+            "texts": [(value, show(value)) for value in marked_values],
+            "axisLabel": {"customValues": marked_values},
+        },
+        "yAxis": value_axis(levels, "{:,.0f}".format),
+        "tooltip": {"trigger": "item"},
+        "series": series,
+    }
+    if part:
+        option["legend"] = {"data": list(names)}
     beyond = f"{above:,} above {show(float(edges[-1]))}" if above else ""
-    room = right - 4 - len(beyond) * LETTER
-    return figure(
-        width,
-        bottom + 26 + (legend.height if part else 0),
-        f"{name}: {sum(counts) + above:,} {of} from {show(float(edges[0]))} to {show(float(edges[-1]))}"
-        + (f", {beyond}" if above else ""),
-        text(truncate(name, room), 4, 14, "strong"),
-        *([text(beyond, right, 14, "soft small", "end")] if above else []),
-        *grid,
-        *marks,
-        *level_words(
-            [value for value in ticks(first, last, 5) if first <= value <= last], x, show, left, right, bottom + 18
-        ),
-        *(_mark(*mark, x, top, bottom, width) if mark else []),
-        legend.at(left, bottom + 38),
-    )
-
-
-def _mark(value: float, label: str, x: Scale, top: float, bottom: float, width: float) -> list[str]:
-    at, room = x(value), len(label) * LETTER / 2
-    return [
-        element("line", x1=at, x2=at, y1=top - 10, y2=bottom, class_="mark-line"),
-        text(label, min(max(at, room + 4), width - room - 4), top - 15, "strong", "middle"),
+    title = f"{name}: {sum(counts) + above:,} {of} from {show(float(edges[0]))} to {show(float(edges[-1]))}"
+    columns = ("from", "to", *(names if part else (of,)))
+    counted = [counts, part] if part else [counts]
+    table = [
+        (show(low), show(high), *(f"{layer[at]:,}" for layer in counted))
+        for at, (low, high) in enumerate(pairwise(edges))
+        if counts[at]
     ]
+    title += f", {beyond}" if above else ""
+    return Chart(title, option, 170 if small else 210, columns, table, heading=name, note=beyond)

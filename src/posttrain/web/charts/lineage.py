@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.web.charts.svg import LETTER, element, figure, text, tooltip, truncate
+from posttrain.web.charts.chart import Chart, Option
 
-COLUMNS = {
-    "file": ("files", "files"),
-    "dataset": ("dataset versions", "datasets"),
-    "model": ("models", "models"),
-    "deployment": ("deployments", "deployed"),
-}
-"""Kinds of nodes, with the titles of their columns in a wide and in a narrow diagram."""
+COLUMNS = {"file": "files", "dataset": "datasets", "model": "models", "deployment": "deployed"}
+"""Kinds of nodes, with the titles of their columns."""
+
+_ROW = 52
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class LineageNode:
     marked: bool = False
 
 
-def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], title: str, *, width: int = 760) -> str:
+def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], title: str) -> Chart | None:
     """Draws boxes in the columns of their kinds, and a line from each parent to its child.
 
     Raises:
@@ -37,70 +34,63 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     for parent, child in edges:
         if parent not in nodes_by_id or child not in nodes_by_id:
             raise ValueError(f"edge {parent} → {child} names no node")
-    columns = [kind for kind in COLUMNS if any(node.kind == kind for node in nodes)]
-    if not columns:
-        return ""
-    wide = width >= 500
-    gap, high, step = (54.0, 40, 54) if wide else (14.0, 30, 38)
-    box = (width - 14 - gap * (len(columns) - 1)) / len(columns)
-    positions: dict[str, tuple[float, float]] = {}
-    marks = []
-    for at, kind in enumerate(columns):
-        x = 8 + at * (box + gap)
-        marks.append(text(COLUMNS[kind][0 if wide else 1], x, 14, "soft"))
-        # Column by column from the left: a node is sorted by its parents, which have positions then.
-        for down, node in enumerate(_sorted_by_parents([n for n in nodes if n.kind == kind], edges, positions)):
-            positions[node.id] = (x, 28.0 + down * step)
-    lines = [
-        _edge(positions[parent], positions[child], box, high, nodes_by_id[child].marked) for parent, child in edges
+    kinds = [kind for kind in COLUMNS if any(node.kind == kind for node in nodes)]
+    if not kinds:
+        return None
+    # Column by column from the left: a node is sorted by its parents, which have rows then.
+    rows: dict[str, int] = {}
+    for kind in kinds:
+        column = _sorted_by_parents([node for node in nodes if node.kind == kind], edges, rows)
+        rows |= {node.id: row for row, node in enumerate(column)}
+    boxes = [_box(nodes_by_id[id_], kinds.index(nodes_by_id[id_].kind), row) for id_, row in rows.items()]
+    count = max(rows.values()) + 1
+    option: Option = {
+        "grid": {"top": 4, "left": 0, "right": 0, "bottom": 0},
+        "xAxis": {
+            **{"type": "category", "position": "top", "data": [COLUMNS[kind] for kind in kinds]},
+            "axisLine": {"show": False},
+            "axisLabel": {"interval": 0},
+        },
+        "yAxis": {"type": "value", "show": False, "inverse": True, "min": -0.5, "max": count - 0.5},
+        "tooltip": {"trigger": "item"},
+        "series": [
+            {
+                **{"type": "graph", "coordinateSystem": "cartesian2d", "symbol": "rect", "data": boxes},
+                "links": [_line(nodes_by_id[parent], nodes_by_id[child]) for parent, child in edges],
+                "label": {"show": True, "fontWeight": 600, "color": "$ink"},
+                "emphasis": {"focus": "adjacency"},
+            }
+        ],
+    }
+    parents = {node.id: [nodes_by_id[parent].label for parent, child in edges if child == node.id] for node in nodes}
+    table = [
+        (node.kind, node.label, node.id, ", ".join(parents[node.id])) for node in map(nodes_by_id.__getitem__, rows)
     ]
-    boxes = [_box(nodes_by_id[id_], *position, box, high, wide) for id_, position in positions.items()]
-    tall = max(y for _, y in positions.values()) + high + 6
-    return figure(width, tall, title, *marks, *lines, *boxes)
+    return Chart(title, option, 26 + _ROW * count, ("kind", "name", "id", "made from"), table, boxes=True)
 
 
 def _sorted_by_parents(
-    nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], positions: dict[str, tuple[float, float]]
+    nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], rows: dict[str, int]
 ) -> list[LineageNode]:
-    """Sorts a column's nodes by the mean height of their parents, so that few lines cross."""
+    """Sorts a column's nodes by the mean row of their parents, so that few lines cross."""
 
     def height(node: LineageNode) -> float:
-        above = [positions[parent][1] for parent, child in edges if child == node.id and parent in positions]
+        above = [rows[parent] for parent, child in edges if child == node.id and parent in rows]
         return sum(above) / len(above) if above else 0.0
 
     return sorted(nodes, key=height)
 
 
-def _edge(start: tuple[float, float], end: tuple[float, float], box: float, high: float, marked: bool) -> str:
-    class_ = "edge marked" if marked else "edge"
-    (x1, y1), (x2, y2) = start, end
-    # A dataset version and its parent share a column: the line bends around the left side.
-    if x1 == x2:
-        side, y1, y2 = x1 - 1, y1 + high / 2 + 5, y2 + high / 2 - 5
-        return element(
-            "path",
-            d=f"M{x1:.1f} {y1:.1f}C{side - 9:.1f} {y1:.1f} {side - 9:.1f} {y2:.1f} {x1:.1f} {y2:.1f}",
-            class_=class_,
-        )
-    x1, y1, y2 = x1 + box, y1 + high / 2, y2 + high / 2
-    middle = (x1 + x2) / 2
-    return element(
-        "path",
-        d=f"M{x1:.1f} {y1:.1f}C{middle:.1f} {y1:.1f} {middle:.1f} {y2:.1f} {x2:.1f} {y2:.1f}",
-        class_=class_,
-    )
+def _box(node: LineageNode, column: int, row: int) -> Option:
+    border = {"borderColor": "$blue", "borderWidth": 2} if node.marked else {"borderColor": "$edge", "borderWidth": 1}
+    tip = node.label if node.label == node.id else f"{node.label} ({node.id})"
+    style = {"color": "$track", **border}
+    return {"id": node.id, "name": node.id, "value": (column, row), "text": node.label, "tip": tip, "itemStyle": style}
 
 
-def _box(node: LineageNode, x: float, y: float, width: float, high: float, wide: bool) -> str:
-    inset, class_ = (10, "strong") if wide else (4, "strong small")
-    letter = LETTER if wide else 7.4
-    label = truncate(node.label, width - 2 * inset + 4, letter)
-    middle = y + high / 2
-    if wide and node.id != node.label:
-        id_ = text(truncate(node.id, width - 2 * inset + 4, 6.6), x + inset, middle + 12, "soft small")
-        lines = text(label, x + inset, middle - 3, class_) + id_
-    else:
-        lines = text(label, x + inset, middle + 4, class_)
-    box_class = f"node {node.kind}" + (" marked" if node.marked else "")
-    box = element("rect", x=x, y=y, width=width, height=high, rx=6, class_=box_class)
-    return element("g", tooltip(f"{node.label} ({node.id})"), box, lines)
+def _line(parent: LineageNode, child: LineageNode) -> Option:
+    style = {"color": "$blue", "width": 2, "opacity": 0.9} if child.marked else {"color": "$gray", "opacity": 0.55}
+    # A dataset version and its parent share a column: a straight line would run behind the boxes between them.
+    curveness = 0.25 if parent.kind == child.kind else 0.0
+    link = {"source": parent.id, "target": child.id, "lineStyle": {**style, "curveness": curveness}}
+    return link | {"tip": f"{parent.label} → {child.label}"}

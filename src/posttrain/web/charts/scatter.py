@@ -1,17 +1,27 @@
-"""Scatter plots of points in layers."""
+"""Scatter plots of points in layers, on one scale for both directions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.web.charts.svg import Legend, element, figure, tooltip
+from posttrain.web.charts.chart import Chart, Option
 
 Points = npt.NDArray[np.floating]
 
-_EDGE = 12.0
+_GRID = 1000
+"""Positions are whole numbers up to this, which is finer than a screen and short in a file."""
+
+SYMBOLS: dict[str, Option] = {
+    "dot": {"symbol": "circle", "symbolSize": 4.5},
+    "cross": {"symbol": "path://M0 1L1 0L5 4L9 0L10 1L6 5L10 9L9 10L5 6L1 10L0 9L4 5Z", "symbolSize": 6},
+    "circle": {"symbol": "circle", "symbolSize": 10},
+    "diamond": {"symbol": "diamond", "symbolSize": 12},
+    "square": {"symbol": "rect", "symbolSize": 9},
+    "triangle": {"symbol": "triangle", "symbolSize": 11},
+}
+"""Shapes of points, by their names."""
 
 
 @dataclass(frozen=True)
@@ -21,83 +31,55 @@ class ScatterLayer:
     Args:
         name: legend entry.
         points: float [N, 2].
-        class_: CSS class that sets their colour.
-        shape: a name in `SHAPES`.
+        colour: of all of them.
+        shape: a name in `SYMBOLS`.
         labels: tooltips of the first points; later ones have none.
     """
 
     name: str
     points: Points
-    class_: str
+    colour: str
     shape: str
     labels: Sequence[str] = ()
 
 
-def _dot(x: float, y: float) -> str:
-    # A line of no length with round caps: a third of the bytes of a circle, and a map has thousands.
-    return f"M{x:.0f} {y:.0f}h0"
-
-
-def _cross(x: float, y: float) -> str:
-    return f"M{x - 3:.0f} {y - 3:.0f}l6 6m0-6l-6 6"
-
-
-def _circle(x: float, y: float) -> str:
-    return f"M{x - 5:.0f} {y:.0f}a5 5 0 1 0 10 0a5 5 0 1 0-10 0z"
-
-
-def _diamond(x: float, y: float) -> str:
-    return f"M{x:.0f} {y - 6:.0f}l6 6l-6 6l-6-6z"
-
-
-def _square(x: float, y: float) -> str:
-    return f"M{x - 4.5:.1f} {y - 4.5:.1f}h9v9h-9z"
-
-
-def _triangle(x: float, y: float) -> str:
-    return f"M{x:.0f} {y - 6:.0f}l6 10.5h-12z"
-
-
-SHAPES: dict[str, Callable[[float, float], str]] = {
-    "dot": _dot,
-    "cross": _cross,
-    "circle": _circle,
-    "diamond": _diamond,
-    "square": _square,
-    "triangle": _triangle,
-}
-"""Draws a shape's path around a point, by the shape's name."""
-
-
-def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, width: int = 760) -> str:
-    """Draws all points on one scale, equal in both directions, without axes; returns "" without points.
+def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440) -> Chart | None:
+    """Draws all points on one scale, equal in both directions, without axes; returns None without points.
 
     Args:
         layers: drawn one over the other, the first at the bottom.
-        height: of the plane in pixels, at most as great as the width.
+        height: of the plane in pixels.
     """
     filled = [layer for layer in layers if len(layer.points)]
     if not filled:
-        return ""
+        return None
     every = np.concatenate([layer.points for layer in filled]).astype(np.float64)
     low, high = every.min(axis=0), every.max(axis=0)
-    size = np.array([width, min(height, width)], np.float64)
     # One scale for both directions: distances are the only thing that the map means.
-    scale = float(((size - 2 * _EDGE) / np.maximum(high - low, 1e-9)).min()) if (high > low).any() else 0.0
-    legend = Legend([(layer.name, partial(_path, layer, "")) for layer in filled], width)
-    marks = []
+    scale = _GRID / float(max((high - low).max(), 1e-9))
+    ends = np.rint((high - low) * scale).astype(int).tolist()
+    series = []
     for layer in filled:
-        positions = (size / 2 + (layer.points - (low + high) / 2) * scale * (1, -1)).tolist()
-        marks += [_path(layer, label, *position) for label, position in zip(layer.labels, positions, strict=False)]
-        # All points without a tooltip share one path, which makes a page of thousands of points small.
-        if rest := positions[len(layer.labels) :]:
-            path = "".join(SHAPES[layer.shape](x, y) for x, y in rest)
-            marks.append(element("path", d=path, class_=layer.class_))
-    frame = element("rect", x=0.5, y=0.5, width=width - 1, height=size[1] - 1, rx=8, class_="frame")
-    top = float(size[1]) + 20
-    return figure(width, top + legend.height - 8, title, frame, *marks, legend.at(2, top))
-
-
-def _path(layer: ScatterLayer, label: str, x: float, y: float) -> str:
-    titles = [tooltip(label)] if label else []
-    return element("path", *titles, d=SHAPES[layer.shape](x, y), class_=layer.class_)
+        positions = np.rint((layer.points - low) * scale).astype(int).tolist()
+        labelled = [{"value": position, "tip": label} for position, label in zip(positions, layer.labels, strict=False)]
+        # Points without a tooltip are pairs of numbers, which makes a page of thousands of points small.
+        data = [*labelled, *positions[len(layer.labels) :]]
+        faint = layer.shape in ("dot", "cross")
+        style = {"color": layer.colour, "opacity": 0.55 if faint else 1.0}
+        style |= {} if faint else {"borderColor": "$paper", "borderWidth": 1.2}
+        series.append(
+            {"type": "scatter", "name": layer.name, "data": data, "itemStyle": style, "silent": not layer.labels}
+            | SYMBOLS[layer.shape]
+        )
+    axes = [{"type": "value", "show": False, "min": 0, "max": end or 1} for end in ends]
+    option: Option = {
+        "grid": {"top": 10, "left": 10, "right": 10, "bottom": 10, "show": True, "borderColor": "$grid"},
+        "xAxis": axes[0],
+        "yAxis": axes[1],
+        "tooltip": {"trigger": "item"},
+        "dataZoom": [{"type": "inside", "xAxisIndex": 0}, {"type": "inside", "yAxisIndex": 0}],
+        "legend": {"data": [layer.name for layer in filled]},
+        "series": series,
+    }
+    table = [(layer.name, f"{len(layer.points):,}") for layer in filled]
+    return Chart(title, option, height, ("", "points"), table, equal=True)
