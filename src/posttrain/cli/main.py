@@ -49,7 +49,10 @@ class _Verbs(LazyGroup):
         "restore": LazyVerb("posttrain.cli.backup:restore", "Restore a workspace from a backup."),
         "serve": LazyVerb(
             "posttrain.cli.serve:serve",
-            "Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.",
+            "Serve the pages for labelling and the API, and collect feedback at POST /v1/feedback.",
+        ),
+        "accounts": LazyVerb(
+            "posttrain.cli.accounts:app", "Add people who may sign in, and issue invitations and tokens."
         ),
         "select": LazyVerb(
             "posttrain.cli.select.select:app",

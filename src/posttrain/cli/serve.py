@@ -1,11 +1,13 @@
-"""``posttrain serve``: collects feedback over HTTP."""
+"""``posttrain serve``: serves the pages and the API, and collects feedback over HTTP."""
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import print_line
+from posttrain.cli.output import error_console, print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.loop.config import read_config
 from posttrain.store.config import CONFIG_FILE
@@ -14,22 +16,59 @@ from posttrain.store.errors import UserError
 TOKEN_VARIABLE = "POSTTRAIN_TOKEN"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+HostOption = Annotated[str, typer.Option(help="The address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A name under which clients reach this server, besides its address and localhost; repeatable.",
+    ),
+]
+PlainHttpOption = Annotated[
+    bool, typer.Option("--plain-http", help="Let people on other machines sign in without TLS.")
+]
+TrustedProxyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ADDRESS", help="Address of a proxy whose X-Forwarded-For says who sends a request; repeatable."
+    ),
+]
+
 
 def serve(
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A name under which clients reach this server, besides its address and localhost; repeatable.",
-        ),
-    ] = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8600,
+    allowed_host: AllowedHostOption = None,
+    plain_http: PlainHttpOption = False,
+    trusted_proxy: TrustedProxyOption = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.
+    """Serve the pages for labelling and the API under /api, and collect feedback at POST /v1/feedback.
 
-    A right answer outside the closed label set of posttrain.yaml, as it is at the start, is refused.
+    On this machine alone, a link in the terminal signs you in; bound to another address, it needs accounts with
+    passwords (posttrain accounts). With POSTTRAIN_TOKEN set, feedback is taken only from clients that send it. A right
+    answer outside the closed label set of posttrain.yaml, as it is at the start, is refused.
+    """
+    run_server(host, port, allowed_host or (), plain_http, trusted_proxy or (), workspace)
+
+
+def run_server(
+    host: str,
+    port: int,
+    allowed_host: Sequence[str],
+    plain_http: bool,
+    trusted_proxy: Sequence[str],
+    workspace: Path,
+    page: str = "/",
+) -> None:
+    """Serves until it is asked to end.
+
+    Args:
+        page: Path of the page that the one-time link opens.
+
+    Raises:
+        UserError: an option is wrong, a package is missing, or nobody could sign in.
     """
     token = _read_token()
     # Without a token, anyone on the network could poison the training data.
@@ -38,29 +77,57 @@ def serve(
         raise UserError("anyone who reaches this address could post", where=f"--host {host}", fix=fix)
     try:
         # Imported now, so that a missing extra is reported before the inbox is created.
+        import argon2  # noqa: F401
         import uvicorn  # noqa: F401
 
+        from posttrain.web.access import Site
+        from posttrain.web.app import labelling_app
         from posttrain.web.feedback import feedback_app
         from posttrain.web.server import host_name
         from posttrain.web.server import serve as run
+        from posttrain.web.sign_in import sign_in_url
     except ImportError as error:
         what = f"a package of the server is not installed ({error.name})"
         raise UserError(what, fix="pip install 'posttrain[serve]'") from None
     from posttrain.data.feedback.inbox import Inbox
+    from posttrain.label.accounts import Accounts
 
-    hosts = {name: host_name(name) for name in allowed_host or ()}
+    hosts = {name: host_name(name) for name in allowed_host}
     if wrong := [name for name, host in hosts.items() if not host]:
         fix = "give the name as in a URL, such as feedback.example.com"
         raise UserError(f"`{wrong[0]}` is no name of a host", where="--allowed-host", fix=fix)
     if not workspace.is_dir():
         raise UserError("there is no such folder", where=str(workspace), fix="make it first")
-    configured = (workspace / CONFIG_FILE).is_file()
-    labels = read_config(workspace).task.with_labels_from(workspace).label_set if configured else ()
-    # Creates the store if needed; the inbox itself needs no open database.
+    config = read_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
+    labels = config.task.with_labels_from(workspace).label_set if config else ()
+    # Creates the store if needed. Its lock is left to `posttrain run`, which works beside the server.
     with open_store(workspace, write=True) as store:
-        home = store.home
-    with Inbox(home / "inbox") as inbox:
-        run(feedback_app(inbox, token=token, labels=labels), host, port, _announce, allowed_hosts=hosts.values())
+        accounts = Accounts(store.metadata)
+        by_link = not accounts.has_passwords()
+        if by_link and host not in _LOOPBACK:
+            fix = f"posttrain accounts add NAME --role owner -w {workspace}"
+            raise UserError("nobody has an account to sign in with", where=f"--host {host}", fix=fix)
+
+        def announce(address: str) -> None:
+            print_line(f"listening on {address}")
+            if by_link:
+                secret = accounts.tokens.issue_link(accounts.local_owner("terminal").name, "terminal")
+                link = sign_in_url(address, secret, page)
+                # Not to standard output, which may go to a file that others read.
+                error_console.print(f"sign in: {link}", markup=False, highlight=False, soft_wrap=True)
+
+        with Inbox(store.home / "inbox") as inbox:
+            site = Site(store, config, accounts, plain_http)
+            app = labelling_app(site, feedback_app(inbox, token=token, labels=labels))
+            run(
+                app,
+                host,
+                port,
+                announce,
+                allowed_hosts=hosts.values(),
+                trusted_proxies=trusted_proxy,
+                on_end=site.ending.set,
+            )
 
 
 def _read_token() -> str | None:
@@ -72,7 +139,3 @@ def _read_token() -> str | None:
         what = "is blank" if not token.strip() else "holds spaces or characters other than visible ASCII"
         raise UserError(what, where=TOKEN_VARIABLE, fix="set a token of letters and digits, or unset it")
     return token
-
-
-def _announce(address: str) -> None:
-    print_line(f"listening on {address}")

@@ -1,5 +1,6 @@
 """Accounts of people and models, and their passwords, for the server and the command line."""
 
+import getpass
 import re
 import secrets
 import unicodedata
@@ -94,6 +95,17 @@ class Accounts:
         if role != "model":
             check_role(role)
         return self._add(name, role, actor, _hash(password, name) if password is not None else None)
+
+    def local_owner(self, actor: str) -> Account:
+        """Returns the owner's account for the person at this machine; adds one of the user's name if there is none."""
+        owners = [account for account in self.all() if account.role == "owner" and account.closed_at is None]
+        try:
+            name = check_name(getpass.getuser())
+        except (OSError, KeyError, UserError):  # a container may run a user without a name
+            name = "owner"
+        if owners:
+            return next((account for account in owners if account.name == name), owners[0])
+        return self.add(name, "owner", actor)
 
     def accept(self, secret: str, name: str, password: str) -> Account:
         """Makes the account of an invitation, which ends with it.

@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from posttrain.data.reading.json_rows import broken_json_problem, reject_constant, unique_pairs
+from posttrain.data.reading.json_rows import broken_json_problem
 from posttrain.data.reading.rows import Problem, check_row, one_line
+from posttrain.store.text_files import reject_constant, unique_pairs
 
 LIMIT_BYTES = 2**20
 
@@ -93,6 +96,38 @@ async def _drain_body(stream: AsyncIterator[bytes]) -> None:
                 budget -= len(chunk)
                 if budget < 0:
                     return
+
+
+class JsonBodies:
+    """Passes on requests whose body, if there is one, is one JSON object within the limit, and answers the others."""
+
+    def __init__(self, app: ASGIApp, limit: int = LIMIT_BYTES) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await read_body(Request(scope, receive), self._limit, "application/json")
+            parse_object(body, "body")
+        except RequestRejected as error:
+            await rejection_response(error)(scope, receive, send)
+            return
+        unread = True
+
+        async def replay() -> Message:
+            nonlocal unread
+            if unread:
+                unread = False
+                return {"type": "http.request", "body": body, "more_body": False}
+            return await receive()
+
+        await self._app(scope, replay, send)
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def parse_object(body: bytes, name: str) -> dict[str, Any]:

@@ -36,6 +36,21 @@ _TAKE_ANSWER = "take the answer"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
+SECURITY_HEADERS = {
+    # Scripts, styles and pictures of the package only, and none that a record or a name smuggles into a page.
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # The address of a one-time link must not reach another site. Not "no-referrer", with which browsers send forms
+    # without their origin.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Sent with every answer."""
+
+
 class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """A connection that must send each request, and take each answer, within a limited time.
 
@@ -144,6 +159,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
                 ("Content-Type", "application/json"),
                 ("Content-Length", str(len(body))),
                 ("Connection", "close"),
+                *SECURITY_HEADERS.items(),
             ]
             for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
@@ -177,7 +193,7 @@ class HostCheck:
             host = host_name(Headers(scope=scope).get("host", ""))
             if host not in self._hosts and not (self._any_address and _is_address(host)):
                 line = "this host is not served here; `posttrain serve --allowed-host NAME` allows it"
-                await JSONResponse({"error": line}, 421)(scope, receive, send)
+                await JSONResponse({"error": line}, 421, SECURITY_HEADERS)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -207,6 +223,8 @@ def serve(
     body_seconds: float = BODY_SECONDS,
     answer_seconds: float = ANSWER_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
+    trusted_proxies: Collection[str] = (),
+    on_end: Callable[[], object] = lambda: None,
 ) -> None:
     """Serves an app until SIGTERM, SIGHUP or Ctrl-C; finishes requests in progress first.
 
@@ -218,6 +236,8 @@ def serve(
         head_seconds, body_seconds, answer_seconds: for a client to send the head of a request, to send its body, and to
             take the answer.
         max_connections: kept open at once.
+        trusted_proxies: addresses of proxies whose ``X-Forwarded-For`` says which client sent a request.
+        on_end: called once the server is asked to end, before it waits for open requests.
 
     Raises:
         UserError: the address cannot be listened on.
@@ -246,7 +266,8 @@ def serve(
         # A warning for each broken request would let a stranger fill the disk of the log.
         log_level="error",
         access_log=False,
-        proxy_headers=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         server_header=False,
         backlog=_BACKLOG,
         h11_max_incomplete_event_size=_HEAD_BYTES,
@@ -256,6 +277,7 @@ def serve(
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True
+        on_end()
 
     # uvicorn raises the signal again after its shutdown; our handler absorbs it, so that the process exits with 0.
     with handle_signals(END_SIGNALS, end), listener:
