@@ -125,6 +125,10 @@ class Database:
         with self._begin(writes=False) as connection:
             yield connection
 
+    def in_transaction(self) -> bool:
+        """Returns whether this thread is inside a transaction."""
+        return getattr(self._open, "connection", None) is not None
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Locks a shared database for one workspace's work; the server unlocks it when this process dies.

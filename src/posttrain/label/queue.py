@@ -1,0 +1,211 @@
+"""The queue of items to label: gives each annotator the next item, and stores what is answered.
+
+    queue = Queue(workspace.metadata, config.label.queue)
+    queue.add_batch("round-1", "choice", items, labels=["card", "cash"])
+    task = queue.next("anna")
+    queue.answer(task.item, "anna", "card")
+
+Every change is one transaction, right with many threads and processes at once: on SQLite writers exclude each other, on
+PostgreSQL an item's row is locked while it is given out or answered.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, select
+
+from posttrain.label.answer_kinds import KINDS, Question
+from posttrain.label.queue_batches import COUNTS, newest_guideline
+from posttrain.label.queue_leases import LeaseQueries, lease_of, shown_suggestion
+from posttrain.label.queue_rows import Receipt, Task
+from posttrain.label.tokens import Conflict, NotFound
+from posttrain.store.errors import UserError
+from posttrain.store.label_tables import label_answers, label_batches, label_items, label_leases
+
+_LONGEST_NOTE = 2000  # characters
+
+
+class Queue(LeaseQueries):
+    """The queue; its methods may be called from many threads at once.
+
+    Args:
+        metadata: The workspace's database.
+        config: The config section ``label.queue``. It counts for batches that are added, and the length of leases.
+        now: Returns the time in UTC.
+    """
+
+    def answer(
+        self,
+        item: int,
+        annotator: str,
+        answer: Any,
+        *,
+        note: str | None = None,
+        seconds: float | None = None,
+        position: int | None = None,
+        confidence: float | None = None,
+    ) -> Receipt:
+        """Stores an answer, and decides the item if it was the last one wanted.
+
+        The same answer sent again, after a lost reply, is acknowledged again and changes nothing.
+
+        Args:
+            item: Id of the item.
+            annotator: Name of the account.
+            answer: The answer, as its kind takes it.
+            note: A remark.
+            seconds: Time from showing the item to the answer; None: since its lease began, if there is one.
+            position: Index of the answer in the order of the labels shown.
+            confidence: Confidence of a model's answer, 0 to 1; None for people.
+
+        Raises:
+            NotFound: there is no such item.
+            Conflict: he has answered it differently, or it was decided or given to others meanwhile.
+            UserError: the answer does not fit the item.
+        """
+        values = {"status": "answered", "answer": answer, "note": note, "seconds": seconds}
+        return self._submit(item, annotator, values | {"position": position, "confidence": confidence})
+
+    def skip(self, item: int, annotator: str, reason: str | None = None, *, seconds: float | None = None) -> Receipt:
+        """Leaves an item to others; he is not shown it again. An item that many skip goes to review.
+
+        Raises:
+            NotFound, Conflict: as `answer`.
+        """
+        return self._submit(item, annotator, {"status": "skipped", "note": reason, "seconds": seconds})
+
+    def flag(
+        self, item: int, annotator: str, note: str, answer: Any = None, *, seconds: float | None = None
+    ) -> Receipt:
+        """Sends an item to review, with a note that says what is wrong with it, and an answer if he has one.
+
+        Raises:
+            NotFound, Conflict: as `answer`.
+            UserError: the answer does not fit the item.
+        """
+        return self._submit(item, annotator, {"status": "flagged", "note": note, "answer": answer, "seconds": seconds})
+
+    def undo(self, annotator: str, item: int | None = None) -> Task | None:
+        """Takes back the annotator's last answer, skip or flag in an open batch, and leases him the item again.
+
+        Args:
+            annotator: Name of the account.
+            item: The item that it is expected to be of: sent twice, it undoes one answer and not two.
+
+        Returns:
+            The item as he sees it; None if others are answering a skipped one meanwhile.
+
+        Raises:
+            NotFound: there is nothing to undo.
+            Conflict: a reviewer has decided the item, or its batch was closed meanwhile.
+        """
+        with self.metadata.transaction() as connection:
+            last = self._last_answer(connection, annotator)
+            if item is not None and (last is None or last["item"] != item):
+                row = self._locked_item(connection, item)
+                if self._holds(connection, row, annotator):
+                    return self._task(connection, row, annotator)  # the same request came twice
+                raise Conflict("this is not your last answer", fix="undo later ones first")
+            if last is None:
+                raise NotFound("there is no answer of yours to undo")
+            row = self._locked_item(connection, last["item"])
+            # Locked before it is read again: the loop may be taking the answers up.
+            if self._locked_batch(connection, row["batch"]).status != "open":
+                raise Conflict(f"the batch `{row['batch']}` is closed, and its answers are in use")
+            if row["status"] == "dropped" or (row["resolution"] or {}).get("how") not in (None, "single", "majority"):
+                raise Conflict("a reviewer has decided this item")
+            undone = (label_answers.c.id == last["id"]) & COUNTS
+            if not self.metadata.update_rows(label_answers, undone, {"undone_at": self.now()}):
+                raise Conflict("this answer was undone already")
+            given = self._given(connection, row["id"])
+            self._settle(connection, row, given, annotator)
+            row = self._locked_item(connection, row["id"])
+            if not self._is_free(connection, row, annotator):
+                return None
+            self._lease(connection, row["id"], annotator, started=True)
+            return self._task(connection, row, annotator)
+
+    def _submit(self, item: int, annotator: str, values: Mapping[str, Any]) -> Receipt:
+        for name in ("note", "seconds", "confidence"):
+            _check_value(name, values.get(name))
+        return self._commits.run(lambda: self._store(item, annotator, values), order=item)
+
+    def _store(self, item: int, annotator: str, values: Mapping[str, Any]) -> Receipt:
+        with self.metadata.transaction() as connection:
+            row = self._locked_item(connection, item)
+            kind = KINDS[row["kind"]]
+            if values.get("answer") is not None or values["status"] == "answered":
+                answer = kind.check(values["answer"], Question(row["content"], row["labels"]))
+                values = {**values, "answer": answer}
+            given = self._given(connection, item)
+            for before in given:
+                if before.annotator == annotator:
+                    if (before.status, before.answer) != (values["status"], values.get("answer")):
+                        raise Conflict("you have answered this item already", fix="undo that answer first")
+                    return Receipt(before.id, True, row["status"])
+            lease = connection.execute(select(label_leases).where(lease_of(item, annotator))).mappings().first()
+            self._require_answerable(connection, row, annotator, lease)
+            id = self._insert_answer(connection, row, annotator, values, lease)
+            connection.execute(delete(label_leases).where(lease_of(item, annotator)))
+            status = self._settle(connection, row, self._given(connection, item), annotator)
+            paused = None
+            if row["expected"] is not None and values["status"] == "answered":
+                paused = self._pause_for_gold(connection, annotator, row["settings"])
+            return Receipt(id, False, status, paused)
+
+    def _require_answerable(
+        self, connection: Connection, row: Mapping[str, Any], annotator: str, lease: RowMapping | None
+    ) -> None:
+        if row["batch_status"] != "open" or row["status"] in ("done", "dropped"):
+            raise Conflict("this item was decided meanwhile", fix="go on with the next one")
+        if row["expected"] is not None or (lease is not None and lease["ends_at"] > self.now()):
+            return
+        if row["answered"] + self._others(connection, row, annotator) >= row["wanted"]:
+            raise Conflict("others are answering this item", fix="go on with the next one")
+
+    def _insert_answer(
+        self,
+        connection: Connection,
+        row: Mapping[str, Any],
+        annotator: str,
+        values: Mapping[str, Any],
+        lease: RowMapping | None,
+    ) -> int:
+        seconds, now, confidence = values.get("seconds"), self.now(), values.get("confidence")
+        if seconds is None and lease is not None:
+            seconds = max(0.0, (now - lease["started_at"]).total_seconds())
+        # Without a lease it was answered in a file, which shows the suggestion as it is; a model is shown none.
+        shown = shown_suggestion(row, annotator) if lease is not None else row["suggestion"]
+        answer = {
+            "item": row["id"],
+            "annotator": annotator,
+            "status": values["status"],
+            "answer": values.get("answer"),
+            "note": values.get("note"),
+            "seconds": seconds,
+            "suggestion": None if shown is None or confidence is not None else dict(shown),
+            "position": values.get("position"),
+            "confidence": confidence,
+            "guideline": connection.scalar(newest_guideline()) or 0,
+            "created_at": now,
+        }
+        return int(self.metadata.insert_row(label_answers, answer)["id"])
+
+    def _last_answer(self, connection: Connection, annotator: str) -> RowMapping | None:
+        query = (
+            select(label_answers.c.id, label_answers.c.item)
+            .join(label_items, label_answers.c.item == label_items.c.id)
+            .join(label_batches, label_items.c.batch == label_batches.c.name)
+            .where(COUNTS, label_answers.c.annotator == annotator, label_batches.c.status == "open")
+            .order_by(label_answers.c.id.desc())
+            .limit(1)
+        )
+        return connection.execute(query).mappings().first()
+
+
+def _check_value(name: str, value: Any) -> None:
+    if name == "note" and value is not None:
+        if len(value) > _LONGEST_NOTE or "\x00" in value:
+            raise UserError(f"a note has at most {_LONGEST_NOTE:,} characters, and no NUL among them")
+    elif value is not None and not 0 <= value <= (1 if name == "confidence" else 1e6):
+        raise UserError(f"{value} is no possible value of `{name}`")

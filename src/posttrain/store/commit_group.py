@@ -1,0 +1,102 @@
+"""Commits the small writes of many threads together: a commit waits for the disk, and one wait can serve them all."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from posttrain.store.errors import WorkError
+from posttrain.store.journaled_database import JournaledDatabase
+
+T = TypeVar("T")
+
+
+class CommitGroup:
+    """Runs writes that arrive at the same time in one transaction, each in a savepoint of its own.
+
+    Args:
+        database: The database; a thread that is in a transaction of it already runs its write there.
+        largest: Number of writes that one transaction takes at most.
+    """
+
+    def __init__(self, database: JournaledDatabase, largest: int = 64) -> None:
+        self.database, self.largest = database, largest
+        self._turn, self._guard = threading.Lock(), threading.Lock()
+        self._waiting: list[_Write] = []
+
+    def run(self, function: Callable[[], T], order: int = 0) -> T:
+        """Runs ``function`` in a transaction; returns its result once it is committed.
+
+        Args:
+            function: Writes to the database, and to nothing else: it may be run a second time, by another thread.
+            order: Within a transaction writes are run by this number, so that two processes lock rows in one order.
+
+        Raises:
+            Exception: whatever ``function`` raised; its changes alone are undone.
+        """
+        if self.database.in_transaction():
+            return function()
+        write = _Write(function, order)
+        with self._guard:
+            self._waiting.append(write)
+        # Whoever has the turn commits for all that wait behind; most find their write committed when it is theirs.
+        with self._turn:
+            while not write.finished:
+                self._commit()
+        if write.error is not None:
+            raise write.error
+        result: T = write.result
+        return result
+
+    def _commit(self) -> None:
+        with self._guard:
+            writes, self._waiting = self._waiting[: self.largest], self._waiting[self.largest :]
+        writes.sort(key=lambda write: write.order)
+        refused: list[_Write] = []
+        try:
+            with self.database.transaction():
+                for write in writes:
+                    refused = [write]
+                    write.run(self.database)
+                refused = []
+        except BaseException as error:
+            # A write that the database refused, as in a deadlock with another process, undid the others with it.
+            # Alone, each holds few locks.
+            again = bool(refused) and len(writes) > 1 and isinstance(error, WorkError)
+            for write in writes:
+                write.error = None if again else error
+                if again:
+                    write.run_alone(self.database)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for write in writes:
+                write.finished = True
+
+
+class _Write:
+    def __init__(self, function: Callable[[], Any], order: int) -> None:
+        self.function, self.order = function, order
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.finished = False
+
+    def run(self, database: JournaledDatabase) -> None:
+        self.error = None
+        try:
+            with database.savepoint():
+                self.result = self.function()
+        except IntegrityError as error:
+            self.error = error
+        except DBAPIError:
+            raise  # translated at the transaction's end
+        except Exception as error:  # noqa: BLE001 - raised by `run` in the thread that asked for it
+            self.error = error
+
+    def run_alone(self, database: JournaledDatabase) -> None:
+        try:
+            with database.transaction():
+                self.run(database)
+        except Exception as error:  # noqa: BLE001 - raised by `run` in the thread that asked for it
+            self.error = error
