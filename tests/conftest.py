@@ -15,6 +15,7 @@ import yaml
 from endpoint_server import endpoint  # noqa: F401
 from filelock import FileLock
 from hypothesis import settings
+from postgres import postgres_server, postgres_url  # noqa: F401
 
 # Set before torch is loaded: one thread a worker, or the workers' threads wait for each other's cores.
 os.environ["OMP_NUM_THREADS"] = "1"

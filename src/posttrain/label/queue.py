@@ -103,7 +103,7 @@ class Queue(LeaseQueries):
             last = self._last_answer(connection, annotator)
             if item is not None and (last is None or last["item"] != item):
                 row = self._locked_item(connection, item)
-                if self._holds(connection, row, annotator):
+                if self._was_undone(connection, item, annotator) and self._holds(connection, row, annotator):
                     return self._task(connection, row, annotator)  # the same request came twice
                 raise Conflict("this is not your last answer", fix="undo later ones first")
             if last is None:
@@ -190,6 +190,11 @@ class Queue(LeaseQueries):
             "created_at": now,
         }
         return int(self.metadata.insert_row(label_answers, answer)["id"])
+
+    def _was_undone(self, connection: Connection, item: int, annotator: str) -> bool:
+        undone = label_answers.c.undone_at.is_not(None)
+        mine = (label_answers.c.item == item) & (label_answers.c.annotator == annotator) & undone
+        return bool(connection.scalar(select(select(label_answers.c.id).where(mine).exists())))
 
     def _last_answer(self, connection: Connection, annotator: str) -> RowMapping | None:
         query = (
