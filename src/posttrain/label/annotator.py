@@ -4,9 +4,9 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -23,14 +23,34 @@ class AnnotationRequest:
         seed: Fixes every choice of the annotator.
         folder: The workspace's root, below which files for people are written.
         labels: The closed label set; None for open-ended answers.
-        suggestions: The model's answer to every record of the batch; None for none.
+        suggestions: The model's answer to every record of the batch, None where it has none or where people are to
+            answer without it; None for no suggestions at all.
+        confidences: Calibrated confidence of each suggestion, the probability that it is right; None where unknown.
+        suggested_by: Name of the model that suggests.
+        accepted: Whether a suggestion stands without people; None for none.
     """
 
     round: int
     seed: int
     folder: Path
     labels: Sequence[str] | None = None
-    suggestions: Sequence[str] | None = None
+    suggestions: Sequence[str | None] | None = None
+    confidences: Sequence[float | None] | None = None
+    suggested_by: str | None = None
+    accepted: Sequence[bool] | None = None
+
+    def take(self, rows: Sequence[int]) -> Self:
+        """Returns the request for some records of the batch."""
+
+        def some(values: Sequence[Any] | None) -> list[Any] | None:
+            return None if values is None else [values[row] for row in rows]
+
+        return replace(
+            self,
+            suggestions=some(self.suggestions),
+            confidences=some(self.confidences),
+            accepted=some(self.accepted),
+        )
 
 
 class Annotator(ABC):
@@ -58,16 +78,29 @@ def with_answers(
     annotator: str,
     round: int,
     seconds: Sequence[float | None] | None = None,
+    *,
+    confidences: Sequence[float | None] | None = None,
 ) -> pa.Table:
-    """Returns ``batch`` with the answers and their provenance."""
+    """Returns ``batch`` with the answers and their provenance; a model's answers have a confidence."""
     spent = seconds if seconds is not None else [None] * batch.num_rows
+    provenances: list[dict[str, Any]] = [{"annotator": annotator, "round": round, "seconds": time} for time in spent]
+    for provenance, confidence in zip(provenances, confidences or [], strict=False):
+        provenance["confidence"] = confidence
     meta = [
-        _with_provenance(before, {"annotator": annotator, "round": round, "seconds": time})
-        for before, time in zip(batch["meta"].to_pylist(), spent, strict=True)
+        _with_provenance(before, provenance)
+        for before, provenance in zip(batch["meta"].to_pylist(), provenances, strict=True)
     ]
     # `id` and `input_id` stay those of the pool, so that a label can be traced to the record that was sent out.
     filled = _replace_column(batch, "completion", list(answers))
     return _replace_column(filled, "meta", meta)
+
+
+def labelled_by_model(labelled: pa.Table) -> list[bool]:
+    """Returns whether a model gave each record's label, and not people or a file."""
+    return [
+        str(json.loads(meta or "{}").get("labelled_by", {}).get("annotator", "")).startswith("model:")
+        for meta in labelled["meta"].to_pylist()
+    ]
 
 
 def _with_provenance(meta: str | None, provenance: Mapping[str, Any]) -> str:

@@ -8,7 +8,16 @@ from pydantic import Field
 
 from posttrain.label.annotator import Annotator, RecordReader
 from posttrain.label.file_annotator import FileAnnotator
+from posttrain.label.model_annotators import (
+    TEACHERS,
+    HeadConfig,
+    ModelAnnotator,
+    PseudoConfig,
+    TeacherName,
+    VoteConfig,
+)
 from posttrain.label.oracle import Oracle
+from posttrain.models.endpoint import EndpointConfig
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 
@@ -16,9 +25,33 @@ from posttrain.store.section import Section
 class LabelConfig(Section):
     """The annotator, the labels of a round, and the use of labels whose model was refused."""
 
-    annotator: Literal["oracle", "file"] = Field(
+    annotator: Literal["oracle", "file", "champion", "linear", "endpoint", "vote"] = Field(
         default="file",
-        description="`oracle`: a file of answers; `file`: people, by an exported CSV.",
+        description="`oracle`: a file of answers; `file`: people, by an exported CSV; or a model: `champion`, "
+        "`linear`, `endpoint` or `vote`; what a model cannot answer goes to people by CSV.",
+    )
+    suggest: TeacherName = Field(
+        default="champion",
+        description="The model whose answers people are shown: champion, linear, endpoint or vote.",
+    )
+    accept_error: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Bound on the error of suggestions that are accepted without people, such as 0.02: "
+        "accepted is what is sure enough for held-out answers to show it at 95%; null: people answer everything.",
+    )
+    accept_check: float = Field(
+        default=0.1, ge=0, le=1, description="Share of accepted suggestions that people answer all the same, unseen."
+    )
+    head: HeadConfig = Field(default=HeadConfig(), description="The linear head on sentence embeddings.")
+    vote: VoteConfig = Field(default=VoteConfig(), description="The vote of several models.")
+    endpoint: EndpointConfig | None = Field(default=None, description="The server of the teacher `endpoint`.")
+    endpoint_checks: int = Field(
+        default=200, ge=0, description="Labelled records that the endpoint is asked too, to measure its confidence."
+    )
+    pseudo: PseudoConfig | None = Field(
+        default=None, description="Pseudo-labels of the pool that join training; null: none."
     )
     file: str | None = Field(default=None, description="File of answers of the oracle, relative to the workspace.")
     columns: dict[str, str] | None = Field(
@@ -34,6 +67,42 @@ class LabelConfig(Section):
         default="auto",
         description="Labels of a round whose model was refused: `auto` discards them if it was surely worse.",
     )
+
+    @property
+    def teacher(self) -> TeacherName:
+        """The model whose answers are suggested, or count as labels."""
+        return next((name for name in TEACHERS if name == self.annotator), self.suggest)
+
+    @property
+    def teachers(self) -> set[str]:
+        """The models that are used, those of a vote included."""
+        names: set[str] = {self.teacher, *([self.pseudo.teacher] if self.pseudo else [])}
+        return names | (set(self.vote.teachers) if "vote" in names else set())
+
+    def check_models(self, has_labels: bool) -> None:
+        """Checks that the models that label can be used, without loading one.
+
+        Raises:
+            UserError: one is not configured or not installed, or needs a closed label set.
+        """
+        for name, where in ((self.teacher, "label.suggest"), (self.pseudo and self.pseudo.teacher, "label.pseudo")):
+            if name in ("linear", "vote") and not has_labels:
+                raise UserError(f"`{name}` needs a closed label set", where=where, fix="set task.labels")
+        if (self.pseudo or self.accept_error) and not has_labels:
+            where = "label.pseudo" if self.pseudo else "label.accept_error"
+            raise UserError("it needs a closed label set", where=where, fix="set task.labels, or null here")
+        if "linear" in self.teachers:
+            from posttrain.models.embedder_source import find_embedder
+
+            if self.head.embedder is None:
+                raise UserError("the linear head needs a sentence model", where="label.head.embedder", fix="name one")
+            try:
+                find_embedder(self.head.embedder)
+            except UserError as error:
+                raise UserError(error.what, where="label.head.embedder", fix=error.fix) from None
+        if "endpoint" in self.teachers and self.endpoint is None:
+            fix = "set label.endpoint.base_url and label.endpoint.model"
+            raise UserError("the teacher `endpoint` needs a server", where="label.endpoint", fix=fix)
 
 
 # The reader is an argument: `label` and `data` are in the same layer and do not import each other.
@@ -54,7 +123,8 @@ def build_annotator(
     Raises:
         UserError: something that this annotator needs is not in the config.
     """
-    return ANNOTATORS[config.annotator](config, root, read, columns)
+    annotator = ANNOTATORS[config.annotator](config, root, read, columns)
+    return ModelAnnotator(config.teacher, annotator) if config.accept_error is not None else annotator
 
 
 def _build_oracle(config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None) -> Annotator:
@@ -71,4 +141,16 @@ def _build_file_annotator(
     return FileAnnotator()
 
 
-ANNOTATORS: dict[str, AnnotatorFactory] = {"oracle": _build_oracle, "file": _build_file_annotator}
+def _build_model_annotator(
+    config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None
+) -> Annotator:
+    people = FileAnnotator()
+    # With a bound it is built around the annotator, whichever that is.
+    return people if config.accept_error is not None else ModelAnnotator(config.teacher, people)
+
+
+ANNOTATORS: dict[str, AnnotatorFactory] = {
+    "oracle": _build_oracle,
+    "file": _build_file_annotator,
+    **dict.fromkeys(TEACHERS, _build_model_annotator),
+}

@@ -45,12 +45,12 @@ class FileAnnotator(Annotator):
         return with_answers(batch, filled, self.name, request.round)
 
 
-def export_labels(batch: pa.Table, suggestions: Sequence[str] | None = None) -> str:
+def export_labels(batch: pa.Table, suggestions: Sequence[str | None] | None = None) -> str:
     """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] label``, the labels empty.
 
     Args:
         batch: RECORD table of pool records.
-        suggestions: The model's answers in the order of the batch.
+        suggestions: The model's answers in the order of the batch; None where there is none.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -58,7 +58,7 @@ def export_labels(batch: pa.Table, suggestions: Sequence[str] | None = None) -> 
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
         message = plain if prompt is None else _prompt_text(prompt)
-        suggested = [] if suggestions is None else [_escape_formula(suggestions[row])]
+        suggested = [] if suggestions is None else [_escape_formula(suggestions[row] or "")]
         writer.writerow([identity, _escape_formula(message), *suggested, ""])
     return text.getvalue()
 

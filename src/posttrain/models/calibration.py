@@ -72,3 +72,21 @@ def minimum(loss: Callable[[float], float], low: float, high: float) -> float:
     from scipy.optimize import minimize_scalar
 
     return float(minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
+
+
+def calibrate_confidence(confidence: npt.ArrayLike, held_out: npt.ArrayLike, right: npt.ArrayLike) -> Floats:
+    """Maps confidences to shares of right answers, by isotonic regression on held-out answers: float64 [N].
+
+    B. Zadrozny and C. Elkan, Transforming Classifier Scores into Accurate Multiclass Probability Estimates, KDD 2002.
+
+    Args:
+        confidence: float [N], in any unit that grows with the chance to be right.
+        held_out: float [M], M >= 1, of the answers to fit.
+        right: bool [M].
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+    model.fit(np.asarray(held_out, np.float64), np.asarray(right, np.float64))
+    calibrated: Floats = np.asarray(model.predict(np.asarray(confidence, np.float64)), np.float64)
+    return calibrated

@@ -1,0 +1,272 @@
+"""Models that label: their predictions, an endpoint and a vote as models, and the annotator that lets models answer."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as compute
+from pydantic import Field, model_validator
+
+from posttrain.label.annotator import AnnotationRequest, Annotator, with_answers
+from posttrain.models.reply_cache import Generate
+from posttrain.models.task import TaskConfig, record_turns
+from posttrain.store.section import Section
+
+TeacherName = Literal["champion", "linear", "endpoint", "vote"]
+"""A model that labels: the champion, a linear head on sentence embeddings, an endpoint, or a vote of several."""
+
+TEACHERS: tuple[TeacherName, ...] = ("champion", "linear", "endpoint", "vote")
+
+_QUOTES = "\"'`“”‘’"
+
+
+class HeadConfig(Section):
+    """The linear head on sentence embeddings."""
+
+    embedder: str | None = Field(
+        default="minilm",
+        description="Sentence model of the linear head: a folder, a Hub id or `minilm`; null: there is no head.",
+    )
+
+
+class VoteConfig(Section):
+    """The vote of several models."""
+
+    teachers: list[Literal["champion", "linear", "endpoint"]] = Field(
+        default=["champion", "linear"],
+        min_length=2,
+        description="The models that vote; the answer of most counts, and without one people answer.",
+    )
+
+    @model_validator(mode="after")
+    def _each_votes_once(self) -> Self:
+        if len(set(self.teachers)) < len(self.teachers):
+            raise ValueError("each model votes once")
+        return self
+
+
+class PseudoConfig(Section):
+    """Pseudo-labels: a model's confident answers on the unlabelled pool, which join training."""
+
+    teacher: TeacherName = Field(
+        default="linear", description="The model that labels: champion, linear, endpoint or vote."
+    )
+    weight: float = Field(
+        default=0.5, gt=0, le=1, description="Weight of a pseudo-label in the loss; a label of people has 1."
+    )
+    per_label: float = Field(default=8.0, gt=0, description="At most so many pseudo-labels for each label of people.")
+    confidence: float = Field(default=0.5, ge=0, le=1, description="Calibrated confidence that an answer needs.")
+    accept_error: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Bound on their error: the confidence is raised until held-out answers show it, as in "
+        "`label.accept_error`; null: `confidence` alone decides.",
+    )
+    soft: bool = Field(
+        default=False,
+        description="Train on the teacher's probabilities, up to three labels a record, not on its answer alone.",
+    )
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's answers to N records.
+
+    Attributes:
+        answers: [N]; None where the model gave no usable answer.
+        confidence: float64 [N], higher for answers that are more likely right; 0 without an answer.
+        probabilities: float64 [N, K], of the labels of the closed set; None where the model has none.
+    """
+
+    answers: list[str | None]
+    confidence: npt.NDArray[np.float64]
+    probabilities: npt.NDArray[np.float64] | None = None
+
+    @classmethod
+    def none(cls, count: int) -> Self:
+        """Returns no answer to any record."""
+        return cls([None] * count, np.zeros(count))
+
+    @property
+    def answered(self) -> npt.NDArray[np.bool_]:
+        """bool [N], whether there is an answer."""
+        return np.array([answer is not None for answer in self.answers], bool)
+
+    def agrees_with(self, truth: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """bool [N], whether the answer is this one."""
+        return np.array([answer == right for answer, right in zip(self.answers, truth, strict=True)], bool)
+
+
+class Teacher(ABC):
+    """A model that labels records.
+
+    Attributes:
+        name: its name in the config, which ``model:`` precedes as an annotator.
+        calibrated: True if its confidence is a probability; else held-out answers make it one.
+    """
+
+    name: ClassVar[TeacherName]
+    calibrated: ClassVar[bool] = True
+
+    def inputs(self) -> Mapping[str, str]:
+        """Returns the ids of the artifacts that its answers depend on, by role."""
+        return {}
+
+    def settings(self) -> Mapping[str, Any]:
+        """Returns the settings that its answers depend on, as JSON values."""
+        return {}
+
+    @abstractmethod
+    def predict(self, records: pa.Table) -> Predictions:
+        """Predicts the answers of a RECORD table."""
+
+    @abstractmethod
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        """Returns the answers to labelled records by a model that did not learn from them; none where it did."""
+
+
+class EndpointTeacher(Teacher):
+    """Asks a model behind an endpoint for one of the labels, or for an answer in its own words.
+
+    Args:
+        generate: queries the model.
+        task: the system message and the labels.
+        settings: what its replies depend on.
+        checks: labelled records that are asked at most, to measure how often it is right; each costs a request.
+    """
+
+    name = "endpoint"
+    calibrated = False
+
+    def __init__(self, generate: Generate, task: TaskConfig, settings: Mapping[str, Any], checks: int) -> None:
+        self._generate, self._task, self._settings, self._checks = generate, task, settings, checks
+
+    def settings(self) -> Mapping[str, Any]:
+        return {**self._settings, "checks": self._checks}
+
+    def predict(self, records: pa.Table) -> Predictions:
+        prompts = [label_prompt(row, self._task) for row in records.select(["prompt", "text"]).to_pylist()]
+        labels = self._task.label_set
+        answers = [
+            None if reply is None else parse_label(reply, labels) if labels else reply.strip()
+            for reply in (self._generate(prompts) if prompts else [])
+        ]
+        return Predictions(answers, np.array([float(answer is not None) for answer in answers]))
+
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        # By id, so that the same records are asked when the set grows: their replies are in the cache.
+        ids = labelled["id"].to_pylist()
+        rows = sorted(sorted(range(len(ids)), key=lambda row: str(ids[row]))[: self._checks])
+        asked = self.predict(labelled.take(pa.array(rows, pa.int64())))
+        answers: list[str | None] = [None] * len(ids)
+        for row, answer in zip(rows, asked.answers, strict=True):
+            answers[row] = answer
+        return Predictions(answers, np.array([float(answer is not None) for answer in answers]))
+
+
+class VoteTeacher(Teacher):
+    """Lets several models vote; a record without a majority over every other answer gets none."""
+
+    name = "vote"
+    calibrated = False
+
+    def __init__(self, teachers: Sequence[Teacher]) -> None:
+        self._teachers = teachers
+
+    def inputs(self) -> Mapping[str, str]:
+        return {role: id for teacher in self._teachers for role, id in teacher.inputs().items()}
+
+    def settings(self) -> Mapping[str, Any]:
+        return {teacher.name: dict(teacher.settings()) for teacher in self._teachers}
+
+    def predict(self, records: pa.Table) -> Predictions:
+        return count_votes([teacher.predict(records) for teacher in self._teachers])
+
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        return count_votes([teacher.held_out(labelled) for teacher in self._teachers])
+
+
+def count_votes(ballots: Sequence[Predictions]) -> Predictions:
+    """Returns the answer that most models give; its confidence is their share. A tie is no answer."""
+    answers: list[str | None] = []
+    shares: list[float] = []
+    for votes in zip(*(ballot.answers for ballot in ballots), strict=True):
+        ranked = Counter(vote for vote in votes if vote is not None).most_common(2)
+        tied = not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1])
+        answers.append(None if tied else ranked[0][0])
+        shares.append(0.0 if tied else ranked[0][1] / len(ballots))
+    return Predictions(answers, np.array(shares))
+
+
+def label_prompt(record: Mapping[str, Any], task: TaskConfig) -> list[dict[str, str]]:
+    """Builds the request for a record's label: the task, the labels in a list, then the record's own turns.
+
+    Args:
+        record: ``prompt`` and ``text`` by the record schema.
+    """
+    wish = ""
+    if labels := task.label_set:
+        lines = "\n".join(f"- {label}" for label in labels)
+        wish = (
+            f"Answer with exactly one of these {len(labels)} labels, letter by letter, and with nothing else:\n{lines}"
+        )
+    system = "\n\n".join(filter(None, [task.system, wish]))
+    turns = record_turns(record)
+    if turns and turns[0]["role"] == "system":
+        # Two system turns in a row are refused by many servers.
+        system = "\n\n".join(filter(None, [turns[0]["content"], wish]))
+        turns = turns[1:]
+    return [*([{"role": "system", "content": system}] if system else []), *turns]
+
+
+def parse_label(reply: str, labels: Sequence[str]) -> str | None:
+    """Returns the label that a reply consists of, alone, in quotes or with a full stop; None for anything else."""
+    text = reply.strip()
+    if text in labels:
+        return text
+    bare = text.removesuffix(".").strip(_QUOTES).strip().removesuffix(".").casefold()
+    matches = [label for label in labels if label.casefold() == bare]
+    # Labels that differ in case alone cannot be told apart so.
+    return matches[0] if len(matches) == 1 else None
+
+
+class ModelAnnotator(Annotator):
+    """Answers the records whose suggestion is accepted by that suggestion, and has people answer all others.
+
+    Args:
+        teacher: name of the model that suggested.
+        people: answers the rest.
+    """
+
+    def __init__(self, teacher: str, people: Annotator) -> None:
+        self.name, self._people = f"model:{teacher}", people
+
+    def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
+        accepted = list(request.accepted or [False] * batch.num_rows)
+        by_model = [row for row, is_accepted in enumerate(accepted) if is_accepted]
+        rest = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
+        if not by_model:
+            return self._people.annotate(batch, replace(request, accepted=None))
+        own = request.take(by_model)
+        answered = with_answers(
+            batch.take(pa.array(by_model, pa.int64())),
+            [str(answer) for answer in own.suggestions or []],
+            self.name,
+            request.round,
+            confidences=own.confidences,
+        )
+        if not rest:
+            return answered
+        asked = self._people.annotate(
+            batch.take(pa.array(rest, pa.int64())), replace(request.take(rest), accepted=None)
+        )
+        together = pa.concat_tables([answered, asked])
+        # People may have left records out; the order of the batch is kept.
+        order = compute.index_in(batch["id"].combine_chunks(), value_set=together["id"].combine_chunks())
+        return together.take(order.drop_null())
