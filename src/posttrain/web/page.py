@@ -47,7 +47,8 @@ def render_page(template: str, styles: Sequence[str] = (), **content: object) ->
         "section_id": _section_id,
         "words": formatting.reason_text,
     }
-    style = "".join(_package_file(f"templates/{name}") for name in ("page.css", "charts.css", *styles))
+    sheets = ("templates/page.css", "static/charts.css", *(f"templates/{name}" for name in styles))
+    style = "".join(map(_package_file, sheets))
     scripts = [_package_file(name) for name in SCRIPTS]
     # Hashes instead of 'unsafe-inline': a script that a record smuggles in does not run.
     policy = f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes([style])}; img-src data:"

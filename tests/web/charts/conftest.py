@@ -1,28 +1,21 @@
-"""The shapes and texts of a chart."""
+"""The items of a chart's series."""
 
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-_SVG = "{http://www.w3.org/2000/svg}"
+from posttrain.web.charts.chart import Chart
 
 
-def _shapes(svg: str, tag: str, class_: str) -> list[ElementTree.Element]:
-    return [shape for shape in ElementTree.fromstring(svg).iter(_SVG + tag) if shape.get("class") == class_]
-
-
-def _texts(svg: str) -> list[str]:
-    return ["".join(shape.itertext()) for shape in ElementTree.fromstring(svg).iter(_SVG + "text")]
-
-
-@pytest.fixture(scope="session")
-def shapes() -> Callable[[str, str, str], list[ElementTree.Element]]:
-    """``shapes(svg, tag, class_)``: the elements of a chart that have just this class."""
-    return _shapes
+def _items(chart: Chart | None, name: str | int = 0) -> list[dict[str, Any]]:
+    assert chart is not None
+    series = chart.option["series"]
+    (entry,) = [series[name]] if isinstance(name, int) else [entry for entry in series if entry["name"] == name]
+    return [item if isinstance(item, dict) else {"value": item} for item in entry["data"]]
 
 
 @pytest.fixture(scope="session")
-def texts() -> Callable[[str], list[str]]:
-    """``texts(svg)``: each text of a chart."""
-    return _texts
+def items() -> Callable[..., list[dict[str, Any]]]:
+    """``items(chart, series)``: the items of a series, given by its name or its place."""
+    return _items

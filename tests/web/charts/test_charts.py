@@ -1,47 +1,45 @@
-"""Charts are well-formed SVG; lengths and positions show the numbers."""
+"""Charts show the numbers that they are given: in their items, on their axes, and in their tables."""
 
 import dataclasses
-import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
 
 from posttrain.web.charts.bars import bars, format_seconds, funnel, stacked_bars
+from posttrain.web.charts.chart import Chart, ticks
 from posttrain.web.charts.heat_map import heat_map
 from posttrain.web.charts.lineage import LineageNode, lineage
 from posttrain.web.charts.rounds import CurvePoint, learning_curve_chart
-from posttrain.web.charts.svg import ticks
 from posttrain.web.formatting import metric_text, points_text
-from posttrain.web.report import learning_curve_svg, render_report
+from posttrain.web.report import learning_curve, render_report
 from posttrain.web.report_data import GainRow, Report
 
-pytestmark = pytest.mark.slow
-
-Shapes = Callable[[str, str, str], list[ElementTree.Element]]
-Texts = Callable[[str], list[str]]
+Items = Callable[..., list[dict[str, Any]]]
 
 
-def _numbers(elements: list[ElementTree.Element], name: str) -> list[float]:
-    return [float(shape.attrib[name]) for shape in elements]
+def _labels(chart: Chart | None) -> list[str]:
+    """The labels in the column at the right of horizontal bars."""
+    assert chart is not None
+    labels: list[str] = chart.option["yAxis"][1]["data"]
+    return labels
 
 
-def test_bars_are_as_long_as_their_values(shapes: Shapes, texts: Texts) -> None:
-    svg = bars([("a & b", 4, "4"), ("c", 1, "1"), ("none", 0, "0")], "counts")
-    first, second, third = _numbers(shapes(svg, "rect", "bar-a"), "width")
-    assert first == pytest.approx(4 * second, rel=1e-2)
-    assert third == 0
-    assert "a & b" in texts(svg)
-    (width,) = _numbers(shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "bar-a"), "width")
-    (track_width,) = _numbers(shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "track"), "width")
-    assert width == pytest.approx(track_width / 2, abs=0.1)
+def test_bars_have_their_values_names_and_labels(items: Items) -> None:
+    chart = bars([("a & b", 4, "4"), ("c", 1, "1"), ("none", 0, "0")], "counts", columns=("class", "labels"))
+    assert chart is not None
+    assert [item["value"] for item in items(chart)] == [4, 1, 0]
+    assert chart.option["yAxis"][0]["data"] == ["a & b", "c", "none"]
+    assert _labels(chart) == ["4", "1", "0"]
+    assert chart.option["xAxis"]["max"] == 4
+    assert (chart.columns, list(chart.rows)) == (("class", "labels"), [("a & b", "4"), ("c", "1"), ("none", "0")])
+    share = bars([("x", 0.5, "")], "share", full=1.0)
+    assert share is not None
+    assert share.option["xAxis"]["max"] == 1.0
+    assert bars([], "nothing") is None
 
 
-def test_the_curve_marks_decisions_and_the_champions_line_moves_only_at_deployments(
-    shapes: Shapes, texts: Texts
-) -> None:
+def test_the_curve_marks_decisions_and_the_champions_line_moves_only_at_deployments(items: Items) -> None:
     points = [
         CurvePoint("round 0", "", 0.1, (0.1,), "baseline"),
         CurvePoint("round 1", "", 0.8, (0.8,), "deploy", "better", (0.7, 0.9)),
@@ -49,22 +47,34 @@ def test_the_curve_marks_decisions_and_the_champions_line_moves_only_at_deployme
         CurvePoint("round 3", "", 0.85, (0.8,), "refuse"),
         CurvePoint("round 4", "", 0.3, (0.1,), "rollback"),
     ]
-    svg = learning_curve_chart(points, "accuracy")
-    marks = (("rect", "baseline", 1), ("circle", "deploy", 1), ("path", "refuse", 2), ("path", "rollback", 1))
-    for tag, class_, count in marks:
-        assert len(shapes(svg, tag, class_)) == count + 1, class_  # and one in the legend
-    (step,) = shapes(svg, "path", "champion")
-    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)H", step.attrib["d"])]
-    assert heights[1] == heights[2] == heights[3] < heights[0] == heights[4]
-    (mark, _) = shapes(svg, "circle", "deploy")
-    assert float(mark.attrib["cy"]) == pytest.approx(heights[1], abs=0.1)
-    bar = shapes(svg, "line", "error")[0]
-    low, high = float(bar.attrib["y1"]), float(bar.attrib["y2"])
-    assert high < float(mark.attrib["cy"]) < low
-    assert {"10.0%", "80.0%", "50.0%", "85.0%", "30.0%", "refused", "rolled back"} <= set(texts(svg))
+    chart = learning_curve_chart(points, "accuracy")
+    assert chart is not None
+    assert [item["value"] for item in items(chart, "refused")] == [(2, 0.5), (3, 0.85)]
+    (deployed,) = items(chart, "deployed")
+    assert (deployed["value"], deployed["text"], deployed["tip"]) == (
+        (1, 0.8),
+        "80.0%",
+        "round 1: 80.0%, deployed, better",
+    )
+    for name in ("baseline", "rolled back"):
+        assert len(items(chart, name)) == 1
+    champion = [item["value"] for item in items(chart, "champion in use")]
+    assert champion == [
+        *((0.5, 0.1), (1.5, 0.1)),
+        *((1.5, 0.8), (2.5, 0.8), (2.5, 0.8), (3.5, 0.8), (3.5, 0.8), (4.5, 0.8)),
+        *((4.5, 0.1), (5.0, 0.1)),
+    ]
+    interval = next(entry for entry in chart.option["series"] if entry.get("symbolSize") == [10, 1.5])
+    assert interval["data"] == [(1, 0.7), (1, 0.9), (1, None)]
+    assert chart.option["yAxis"]["texts"][0] == (0, "0%")
+    names = [entry["name"] for entry in chart.option["legend"]["data"]]
+    assert names == ["champion in use", "baseline", "deployed", "refused", "rolled back"]
+    shapes = {entry["symbol"] for entry in chart.option["series"] if entry["type"] == "scatter"}
+    assert len(shapes) == 4, "decisions differ by shape, and not by colour alone"
+    assert chart.rows[1] == ("round 1", "80.0%", "deployed", "better", "80.0%")
 
 
-def test_the_champions_line_moves_between_rounds_and_has_a_gap_where_the_value_is_unknown(shapes: Shapes) -> None:
+def test_the_champions_line_moves_between_rounds_and_has_a_gap_where_the_value_is_unknown(items: Items) -> None:
     points = [
         CurvePoint("round 0", "", 0.1, (0.1,), "baseline"),
         CurvePoint("round 1", "", 0.8, (0.8, 0.1), "deploy"),
@@ -72,15 +82,16 @@ def test_the_champions_line_moves_between_rounds_and_has_a_gap_where_the_value_i
         CurvePoint("round 3", "", 0.5, (), "refuse"),
         CurvePoint("round 4", "", 0.9, (0.9,), "deploy"),
     ]
-    (step,) = shapes(learning_curve_chart(points, "accuracy"), "path", "champion")
-    segments = re.findall(r"([ML])([\d.]+) ([\d.]+)H([\d.]+)", step.attrib["d"])
-    assert [pen for pen, *_ in segments] == ["M", "L", "L", "L", "M"]
-    starts, heights, ends = ([float(segment[column]) for segment in segments] for column in (1, 2, 3))
-    assert heights[0] == heights[2] == heights[3] > heights[1] > heights[4]
-    spacing = starts[1] - starts[0]
-    widths = [end - start for start, end in zip(starts, ends, strict=True)]
-    assert widths == pytest.approx([spacing, spacing / 2, spacing / 2, spacing / 2, spacing / 2], abs=0.2)
-    assert starts[4] == pytest.approx(starts[0] + 4 * spacing, abs=0.2)
+    chart = learning_curve_chart(points, "accuracy")
+    assert [item["value"] for item in items(chart, "champion in use")] == [
+        *((0.5, 0.1), (1.5, 0.1)),
+        *((1.5, 0.8), (2.0, 0.8), (2.0, 0.1), (2.5, 0.1)),
+        *((2.5, 0.1), (3.0, 0.1), (3.0, None)),
+        (3.5, None),
+        *((4.5, 0.9), (5.0, 0.9)),
+    ]
+    assert chart is not None
+    assert [row[4] for row in chart.rows] == ["10.0%", "80.0%, then 10.0%", "10.0%, then unknown", "", "90.0%"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ def test_the_champions_line_moves_between_rounds_and_has_a_gap_where_the_value_i
     ],
 )
 def test_a_gain_is_shown_in_its_own_unit_and_drawn_only_over_its_own_metric(
-    shapes: Shapes, report: Report, plotted: str, paired: str, text: str, has_interval: bool
+    items: Items, report: Report, plotted: str, paired: str, text: str, has_interval: bool
 ) -> None:
     gain = GainRow(0.434, 0.371, 0.497, 300, paired, 0.9)
     before, after = (
@@ -101,84 +112,86 @@ def test_a_gain_is_shown_in_its_own_unit_and_drawn_only_over_its_own_metric(
         for row, value, interval in zip(report.rounds, (0.113, 0.547), (None, gain), strict=False)
     )
     gain_report = dataclasses.replace(report, metric=plotted, rounds=(before, after))
-    curve = learning_curve_svg(gain_report)
-    assert f"deployed, gain in {text}" in curve
-    assert len(shapes(curve, "line", "error")) == (3 if has_interval else 0)
+    curve = learning_curve(gain_report)
+    assert curve is not None
+    assert f"deployed, gain in {text}" in items(curve, "deployed")[0]["tip"]
+    intervals = [entry for entry in curve.option["series"] if entry.get("symbolSize") == [10, 1.5]]
+    assert len(intervals) == has_interval
     page = render_report(gain_report)
-    assert page.count(f"gain in {text}") == 3, "at both widths of the curve, and in the list of decisions"
+    assert page.count(f"gain in {text}") == 3, "in the curve's tooltip, in its table, and in the list of decisions"
     assert ("90% paired bootstrap interval" in page) is has_interval
     assert "95% interval" not in page
 
 
-def test_the_curve_handles_one_round_and_no_round(texts: Texts) -> None:
-    svg = learning_curve_chart(
-        [CurvePoint("round 0", "", 3.0, (3.0,), "baseline")], "perplexity", percent=False, width=340
-    )
-    assert "3" in texts(svg)
-    assert "nan" not in svg
-    assert learning_curve_chart([], "nothing") == ""
+def test_the_curve_handles_one_round_and_no_round() -> None:
+    chart = learning_curve_chart([CurvePoint("round 0", "", 3.0, (3.0,), "baseline")], "perplexity", percent=False)
+    assert chart is not None
+    axis = chart.option["yAxis"]
+    assert axis["texts"] == [(3.0, "3")]
+    assert axis["min"] < axis["max"]
+    assert learning_curve_chart([], "nothing") is None
 
 
-def test_a_funnel_shows_rejected_and_kept_records(shapes: Shapes, texts: Texts) -> None:
-    svg = funnel(200, [("twice", 50), ("leaked", 30), ("empty", 0)], "pool")
-    (kept_bar,) = shapes(svg, "rect", "bar-kept")
-    (input_bar,) = shapes(svg, "rect", "bar-a")
-    start, whole = float(input_bar.attrib["x"]), float(input_bar.attrib["width"])
-    assert float(kept_bar.attrib["width"]) == pytest.approx(0.6 * whole, rel=1e-2)
-    cuts = shapes(svg, "rect", "cut")
-    ends = [x + width for x, width in zip(_numbers(cuts, "x"), _numbers(cuts, "width"), strict=True)]
-    assert ends[0] == pytest.approx(start + whole, abs=0.2)
-    assert float(cuts[1].attrib["x"]) == pytest.approx(start + 0.6 * whole, abs=0.2)
-    assert {"200", "−50", "−30", "0", "120"} <= set(texts(svg))
-    assert "120" not in texts(funnel(0, [], "nothing"))
+def test_a_funnel_shows_rejected_and_kept_records(items: Items) -> None:
+    chart = funnel(200, [("twice", 50), ("leaked", 30), ("empty", 0)], "pool")
+    assert [item["value"] for item in items(chart, "before")] == [0, 150, 120, 120, 0]
+    assert [item["value"] for item in items(chart, "records")] == [200, 50, 30, None, 120]
+    assert _labels(chart) == ["200", "−50", "−30", "0", "120"]
+    assert "twice: 50 records, 25.0% of what came in" in [item["tip"] for item in items(chart, "records")]
+    assert chart.rows[-1] == ("kept", "120", "60.0%")
+    assert "120" not in _labels(funnel(0, [], "nothing"))
 
 
-def test_stacked_bars_add_up_to_their_total(shapes: Shapes, texts: Texts) -> None:
-    svg = stacked_bars([("r0", {"train": 30.0}), ("r1", {"score": 20.0, "train": 40.0})], ["score", "train"], "time")
-    score = _numbers(shapes(svg, "rect", "series-0"), "width")
-    train = _numbers(shapes(svg, "rect", "series-1"), "width")
-    assert train[1] == pytest.approx(2 * score[0], rel=1e-2)
-    assert train[1] == pytest.approx(train[0] * 4 / 3, rel=1e-2)
-    assert {"30 s", "1 min 00 s", "score", "train"} <= set(texts(svg))
+def test_stacked_bars_add_up_to_their_total(items: Items) -> None:
+    rows = [("r0", {"train": 30.0}), ("r1", {"score": 20.0, "train": 40.0})]
+    chart = stacked_bars(rows, ["score", "train"], "time")
+    assert chart is not None
+    assert [item["value"] for item in items(chart, "train")] == [30, 40]
+    assert [item["value"] for item in items(chart, "score")] == [None, 20]
+    assert len({entry["stack"] for entry in chart.option["series"]}) == 1
+    assert chart.option["legend"]["data"] == ["score", "train"]
+    assert chart.option["xAxis"]["max"] == 60
+    assert _labels(chart) == ["30 s", "1 min 00 s"]
+    assert list(chart.rows) == [("r0", "0 s", "30 s", "30 s"), ("r1", "20 s", "40 s", "1 min 00 s")]
+    assert stacked_bars([], ["a"], "nothing") is None
 
 
-def test_a_heat_map_shows_every_count_and_darkens_with_it(shapes: Shapes, texts: Texts) -> None:
+def test_the_heat_map_is_scaled_by_the_mistakes_alone(items: Items) -> None:
     counts = {("a", "b"): 8, ("b", "a"): 2, ("a", "a"): 90}
-    svg = heat_map(counts, ["a", "b"], ["a", "b"], "confusion")
-    assert [cell.attrib["fill-opacity"] for cell in shapes(svg, "rect", "heat")] == ["1.00", "0.25"]
-    assert len(shapes(svg, "rect", "same")) == 2
-    assert {"8", "2", "90"} <= set(texts(svg))
-    assert heat_map({}, [], [], "nothing") == ""
+    chart = heat_map(counts, ["a", "b"], ["a", "b"], "confusion")
+    assert chart is not None
+    assert chart.option["visualMap"]["max"] == 8
+    cells = {item["value"][:2]: item for item in items(chart)}
+    assert {place: item["value"][2] for place, item in cells.items()} == {(0, 0): 90, (1, 0): 8, (0, 1): 2, (1, 1): 0}
+    assert cells[0, 0]["visualMap"] is cells[1, 1]["visualMap"] is False
+    assert "visualMap" not in cells[1, 0]
+    assert [cells[place]["text"] for place in ((0, 0), (1, 0), (1, 1))] == ["90", "8", ""]
+    assert cells[1, 0]["tip"] == "a answered as b: 8"
+    assert list(chart.rows) == [("a", "90", "8"), ("b", "2", "0")]
+    assert heat_map({}, [], [], "nothing") is None
 
 
-def test_lineage_puts_parents_left_of_their_children(shapes: Shapes) -> None:
+def test_lineage_puts_parents_left_of_their_children(items: Items) -> None:
     nodes = [
         LineageNode("m", "round 1", "model", True),
         LineageNode("d", "train@v1", "dataset"),
+        LineageNode("e", "train@v2", "dataset"),
         LineageNode("f", "f.csv", "file"),
     ]
-    svg = lineage(nodes, [("f", "d"), ("d", "m")], "lineage")
-    boxes = {kind: shapes(svg, "rect", f"node {kind}")[0] for kind in ("file", "dataset", "model marked")}
-    left_edges = _numbers(list(boxes.values()), "x")
-    assert left_edges == sorted(left_edges)
-    assert len(shapes(svg, "path", "edge")) == 1
-    assert len(shapes(svg, "path", "edge marked")) == 1
+    chart = lineage(nodes, [("f", "d"), ("d", "m"), ("f", "e")], "lineage")
+    assert chart is not None
+    boxes = {item["id"]: item for item in items(chart)}
+    assert {id_: box["value"] for id_, box in boxes.items()} == {"f": (0, 0), "d": (1, 0), "e": (1, 1), "m": (2, 0)}
+    assert chart.option["xAxis"]["data"] == ["files", "datasets", "models"]
+    (series,) = chart.option["series"]
+    links = {(link["source"], link["target"]): link["lineStyle"]["color"] for link in series["links"]}
+    assert links == {("f", "d"): "$gray", ("d", "m"): "$blue", ("f", "e"): "$gray"}
+    assert ("model", "round 1", "m", "train@v1") in chart.rows
     with pytest.raises(ValueError, match="no node"):
         lineage(nodes, [("f", "missing")], "lineage")
     with pytest.raises(ValueError, match="no known kind"):
         lineage([LineageNode("x", "x", "planet")], [], "lineage")
-
-
-def test_a_browser_shows_the_curve_as_an_image(report: Report, browser: Browser, tmp_path: Path) -> None:
-    svg = learning_curve_svg(report)
-    root = ElementTree.fromstring(svg)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    (tmp_path / "curve.svg").write_text(svg, encoding="utf-8")
-    (tmp_path / "page.html").write_text('<img src="curve.svg">', encoding="utf-8")
-    page = browser.new_page()
-    page.goto((tmp_path / "page.html").as_uri())
-    assert page.evaluate("[document.images[0].naturalWidth, document.images[0].complete]") == [760, True]
-    page.close()
+    assert lineage([], [], "nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -212,15 +225,17 @@ def test_metrics_are_written_in_their_units() -> None:
     assert points_text(-0.122) == "−12.2"
 
 
-def test_the_random_baseline_is_a_separate_line(shapes: Shapes) -> None:
+def test_the_random_baseline_is_a_separate_line(items: Items) -> None:
     points = [
         CurvePoint(f"round {number}", "", value, (value,), "deploy", random_baseline=random)
         for number, (value, random) in enumerate([(0.2, 0.2), (0.6, 0.4), (0.8, None)])
     ]
-    svg = learning_curve_chart(points, "accuracy")
-    (line,) = shapes(svg, "path", "random-line")
-    assert line.get("d", "").count("L") == 1, "two rounds, as the third has none yet"
-    assert "round 1, drawn at random: 40.0%" in svg
-    assert "drawn at random" not in learning_curve_chart(
-        [CurvePoint("round 0", "", 0.2, (0.2,), "baseline")], "accuracy"
-    )
+    chart = learning_curve_chart(points, "accuracy")
+    drawn = items(chart, "drawn at random")
+    assert [item["value"] for item in drawn] == [(0, 0.2), (1, 0.4)], "two rounds, as the third has none yet"
+    assert drawn[1]["tip"] == "round 1, drawn at random: 40.0%"
+    assert chart is not None
+    assert [row[-1] for row in chart.rows] == ["20.0%", "40.0%", ""]
+    alone = learning_curve_chart([CurvePoint("round 0", "", 0.2, (0.2,), "baseline")], "accuracy")
+    assert alone is not None
+    assert "drawn at random" not in str(alone.option) + str(alone.columns)

@@ -1,8 +1,7 @@
-"""Curves of a training: downsampling keeps every spike, and positions show the numbers."""
+"""Curves of a training: downsampling keeps every spike, and items show the numbers."""
 
-import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +11,11 @@ from hypothesis import strategies as st
 from posttrain.web.charts.curve import Annotation, CurveStyle, curve, downsample, smooth, smoothing_window
 from posttrain.web.charts.heat_map import strips
 
-SVG = "{http://www.w3.org/2000/svg}"
-Shapes = Callable[[str, str, str], list[ElementTree.Element]]
-Texts = Callable[[str], list[str]]
+Items = Callable[..., list[dict[str, Any]]]
 PLAIN = CurveStyle(lambda value: f"{value:.4g}")
 values_with_nan = st.lists(
     st.one_of(st.just(float("nan")), st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=400
 )
-
-
-def points(path: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path)]
 
 
 @given(values_with_nan, st.integers(1, 60))
@@ -57,110 +50,140 @@ def test_smoothing_keeps_a_straight_line() -> None:
     assert smoothing_window(3000) == 101
 
 
-def test_a_curve_follows_its_values(shapes: Shapes) -> None:
+def test_a_curve_has_its_values_and_describes_them(items: Items) -> None:
     steps = np.arange(10, 20, dtype=np.float64)
-    svg = curve(steps, np.array([4.0, 3, 2, 1, 0, 1, 2, 3, 4, 5]), "loss", PLAIN)
-    (path,) = shapes(svg, "path", "mean-line")
-    result = points(path.attrib["d"])
-    xs, ys = [x for x, _ in result], [y for _, y in result]
-    assert np.diff(xs) == pytest.approx(np.full(9, (xs[-1] - xs[0]) / 9), abs=0.2)
-    assert ys[4] == max(ys)
-    assert ys[0] == ys[8]
-    assert ys[9] - ys[8] == pytest.approx(ys[3] - ys[4], abs=0.2)
-    title = ElementTree.fromstring(svg).findtext(f"{SVG}title")
-    assert title == "loss by step: 4 at step 10, 5 at step 19; lowest 0 at step 14, highest 5 at step 19"
+    values = [4.0, 3, 2, 1, 0, 1, 2, 3, 4, 5]
+    chart = curve(steps, np.array(values), "loss", PLAIN)
+    assert chart is not None
+    assert [item["value"] for item in items(chart)] == list(zip(range(10, 20), values, strict=True))
+    assert chart.title == "loss by step: 4 at step 10, 5 at step 19; lowest 0 at step 14, highest 5 at step 19"
+    axis = chart.option["xAxis"]
+    assert (axis["name"], axis["min"], axis["max"]) == ("step", 10, 19)
+    table = [("first", "10", "4"), ("lowest", "14", "0"), ("highest", "19", "5"), ("last", "19", "5")]
+    assert (chart.heading, list(chart.rows)) == ("loss", table)
 
 
-def test_noisy_values_have_a_mean_line_and_a_single_value_is_a_dot(shapes: Shapes) -> None:
+def test_noisy_values_have_a_mean_line_and_a_single_value_is_a_dot(items: Items) -> None:
     steps = np.arange(200, dtype=np.float64)
-    noisy_line = curve(steps, np.random.default_rng(0).random(200), "loss", PLAIN)
-    assert len(shapes(noisy_line, "path", "step-line")) == len(shapes(noisy_line, "path", "mean-line")) == 1
+    noise = np.random.default_rng(0).random(200)
+    noisy = curve(steps, noise, "loss", PLAIN)
+    assert noisy is not None
+    assert len(noisy.option["series"]) == 2
+    window = smoothing_window(200)
+    mean = dict(item["value"] for item in items(noisy, f"mean of {window}"))
+    assert mean[100] == pytest.approx(noise[100 - window // 2 : 101 + window // 2].mean())
     smooth_line = curve(steps, steps, "learning rate", CurveStyle(str, mean=False))
-    assert not shapes(smooth_line, "path", "step-line")
-    (dot,) = shapes(curve(np.array([7.0]), np.array([2.5]), "loss", PLAIN), "path", "mean-line")
-    assert dot.attrib["d"].endswith("h0")
+    assert smooth_line is not None
+    assert [entry["showSymbol"] for entry in smooth_line.option["series"]] == [False]
+    dot = curve(np.array([7.0]), np.array([2.5]), "loss", PLAIN)
+    assert dot is not None
+    assert [entry["showSymbol"] for entry in dot.option["series"]] == [True]
+    assert dot.option["xAxis"]["min"] < 7 < dot.option["xAxis"]["max"]
 
 
-def test_nan_breaks_the_line_and_only_nan_gives_no_chart(shapes: Shapes) -> None:
+def test_nan_breaks_the_line_and_only_nan_gives_no_chart(items: Items) -> None:
     steps = np.arange(5, dtype=np.float64)
-    svg = curve(steps, np.array([1.0, 2.0, np.nan, 4.0, 5.0]), "loss", PLAIN)
-    (path,) = shapes(svg, "path", "mean-line")
-    assert path.attrib["d"].count("M") == 2
-    assert "nan" not in svg
-    assert curve(steps, np.full(5, np.nan), "mfu", PLAIN) == ""
+    chart = curve(steps, np.array([1.0, 2.0, np.nan, 4.0, 5.0]), "loss", PLAIN)
+    assert np.isnan([item["value"][1] for item in items(chart)]).tolist() == [False, False, True, False, False]
+    assert chart is not None
+    html = chart.__html__()
+    assert "[2,null]" in html
+    assert "NaN" not in html
+    assert curve(steps, np.full(5, np.nan), "mfu", PLAIN) is None
 
 
-def test_a_spike_is_cut_off_and_counted(shapes: Shapes, texts: Texts) -> None:
+def test_a_spike_is_cut_off_and_counted(items: Items) -> None:
     steps = np.arange(300, dtype=np.float64)
     values = 1 + 0.1 * np.sin(steps)
     values[150] = 1000.0
-    svg = curve(steps, values, "gradient norm", PLAIN)
-    assert "1 above" in texts(svg)
-    ys = [y for _, y in points(shapes(svg, "path", "step-line")[0].attrib["d"])]
-    assert np.ptp(ys[:100]) > 10, "the sine can still be seen"
-    assert "highest 1000 at step 150" in svg
-    assert "above" not in " ".join(texts(curve(steps, steps, "lr", PLAIN)))
+    chart = curve(steps, values, "gradient norm", PLAIN)
+    assert chart is not None
+    assert chart.note == "1 above"
+    assert chart.option["yAxis"]["max"] < 3, "the sine can still be seen"
+    assert (150, 1000.0) in [item["value"] for item in items(chart, "each step")]
+    assert "highest 1000 at step 150" in chart.title
+    plain = curve(steps, steps, "lr", PLAIN)
+    assert plain is not None
+    assert plain.note == ""
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-4, 5.0, -3.0])
-def test_a_constant_has_an_axis(shapes: Shapes, texts: Texts, value: float) -> None:
-    svg = curve(np.arange(4.0), np.full(4, value), "learning rate", PLAIN)
-    (path,) = shapes(svg, "path", "mean-line")
-    assert len({y for _, y in points(path.attrib["d"])}) == 1
-    assert f"lowest {value:.4g} at" in svg
-    lowest_tick, *_ = (float(text) for text in texts(svg) if re.fullmatch(r"-?[\d.e-]+", text))
-    assert lowest_tick <= value
+@pytest.mark.parametrize("value", [0.0, -0.5, 3.25, 1e-9])
+def test_a_constant_curve_has_an_axis(value: float) -> None:
+    chart = curve(np.arange(3, dtype=np.float64), np.full(3, value), "margin", CurveStyle(PLAIN.show, zero=False))
+    assert chart is not None
+    axis = chart.option["yAxis"]
+    assert axis["min"] <= value <= axis["max"]
+    assert axis["min"] < axis["max"]
+    assert f"lowest {value:.4g} at" in chart.title
 
 
-def test_decisions_are_marked_at_their_steps(shapes: Shapes, texts: Texts) -> None:
+def test_decisions_are_marked_at_their_steps() -> None:
     steps = np.arange(101, dtype=np.float64)
     marks = [
         Annotation(50, 1, "too large: left out"),
         Annotation(50, 2, "again"),
         Annotation(75, 3, "<b>"),
-        Annotation(999, 4, "elsewhere"),
+        Annotation(77, 4, "near"),
+        Annotation(999, 5, "elsewhere"),
     ]
-    svg = curve(steps, steps, "loss", PLAIN, marks=marks)
-    lines = shapes(svg, "line", "mark-line")
-    (path,) = shapes(svg, "path", "step-line")
-    ends = points(path.attrib["d"])
-    middle = (ends[0][0] + ends[-1][0]) / 2
-    assert float(lines[0].attrib["x1"]) == pytest.approx(middle, abs=0.2)
-    assert len(lines) == 2, "marks of the same step share one line"
-    assert {"1", "3"} <= set(texts(svg))
-    assert "1: too large: left out; 2: again" in svg
-    assert "<b>" not in svg
+    chart = curve(steps, steps, "loss", PLAIN, marks=marks)
+    assert chart is not None
+    lines = chart.option["series"][-1]["markLine"]["data"]
+    assert [line["xAxis"] for line in lines] == [50, 75, 77], "marks of the same step share one line"
+    assert [line["label"] for line in lines] == [
+        {"show": True, "formatter": "1"},
+        {"show": True, "formatter": "3"},
+        {"show": False, "formatter": "4"},
+    ]
+    assert lines[0]["tip"] == "1: too large: left out; 2: again"
+    assert "<b>" not in chart.__html__()
+
+
+def test_many_steps_have_a_slider_and_small_charts_zoom_without() -> None:
+    steps = np.arange(500, dtype=np.float64)
+    large, small = curve(steps, steps, "loss", PLAIN), curve(steps, steps, "loss", PLAIN, small=True)
+    assert large is not None
+    assert small is not None
+    assert [zoom["type"] for zoom in large.option["dataZoom"]] == ["inside", "slider"]
+    assert [zoom["type"] for zoom in small.option["dataZoom"]] == ["inside"]
 
 
 def test_a_hundred_thousand_steps_stay_small() -> None:
     steps = np.arange(100_000, dtype=np.float64)
-    svg = curve(steps, np.random.default_rng(0).random(100_000), "loss", PLAIN)
-    assert len(svg) < 40_000
+    chart = curve(steps, np.random.default_rng(0).random(100_000), "loss", PLAIN)
+    assert chart is not None
+    assert len(chart.__html__()) < 25_000
 
 
-def test_strips_darken_with_the_norm(shapes: Shapes, texts: Texts) -> None:
+def test_strips_darken_with_the_norm(items: Items) -> None:
     steps = np.arange(96, dtype=np.float64)
     series = {"layers.0": np.full(96, 1e-3), "layers.1": np.full(96, 1.0), "dead": np.zeros(96)}
     series["layers.1"][48:] = 1e-3
-    svg = strips(steps, series, "gradient norm by layer")
-    fills = {shape.attrib["fill-opacity"]: shape.attrib["d"] for shape in shapes(svg, "path", "heat")}
-    runs = {opacity: re.findall(r"M([\d.]+) (\d+)h([\d.]+)", path) for opacity, path in fills.items()}
-    (dark,) = runs["1.00"]
-    light = runs["0.08"]
-    assert len(light) == 2
-    assert float(dark[2]) == pytest.approx(float(light[0][2]) / 2, rel=0.01), "half of the steps"
-    assert dark[1] == light[1][1], "in the second row"
-    assert sum(len(result) for result in runs.values()) == 3, "rows of zeros stay empty"
-    assert {"layers.0", "layers.1", "dead", "0.001", "1"} <= set(texts(svg))
-    assert "layers.0: median 0.001, from 0.001 to 0.001" in svg
+    chart = strips(steps, series, "gradient norm by layer")
+    assert chart is not None
+    cells = {item["value"][:2]: item["value"][2] for item in items(chart)}
+    assert cells == {(at, 0): 1e-3 for at in range(48)} | {(at, 1): 1.0 if at < 24 else 1e-3 for at in range(48)}, (
+        "rows of zeros stay empty"
+    )
+    pieces = chart.option["visualMap"]["pieces"]
+
+    def shade(value: float) -> str:
+        (colour,) = [piece["color"] for piece in pieces if piece.get("gte", -np.inf) <= value < piece.get("lt", np.inf)]
+        return str(colour)
+
+    assert [shade(value) for value in (1e-3, 0.0316, 1.0)] == ["$heat-0", "$heat-2", "$heat-5"]
+    assert chart.option["yAxis"]["data"] == ["layers.0", "layers.1", "dead"]
+    assert chart.option["xAxis"]["data"][:2] == ["0", "2"]
+    assert chart.rows[0] == ("layers.0", "0.001", "0.001", "0.001")
 
 
 def test_strips_of_a_deep_model_and_of_nothing() -> None:
     steps = np.arange(2000, dtype=np.float64)
     rng = np.random.default_rng(0)
     deep = {f"layers.{number}": np.exp(rng.standard_normal(2000)) for number in range(80)}
-    svg = strips(steps, deep, "gradient norm by layer", width=340)
-    assert len(svg) < 120_000
-    ElementTree.fromstring(svg)
-    assert strips(steps, {}, "nothing") == ""
-    assert strips(steps, {"a": np.full(2000, np.nan)}, "nothing") == ""
+    chart = strips(steps, deep, "gradient norm by layer", cells=2000)
+    assert chart is not None
+    assert len(chart.option["series"][0]["data"]) == 80 * 25
+    assert len(chart.__html__()) < 60_000
+    assert strips(steps, {}, "nothing") is None
+    assert strips(steps, {"a": np.full(2000, np.nan)}, "nothing") is None

@@ -39,7 +39,7 @@ def bars(
         item["itemStyle"] = {"color": own}
     series = _bar_series("", items, colour, **_TRACK)
     if marks:
-        series["markLine"] = mark_lines([(min(value, most), label) for value, label in marks])
+        series["markLine"] = mark_lines([(min(value, most), label) for value, label in marks], top="start")
     option = _rows_option([name for name, _, _ in rows], [label for _, _, label in rows], most, [series])
     # The labels of the marks stand above the first row.
     top = 22 if marks else 0
@@ -53,11 +53,17 @@ def count_rows(counts: Iterable[tuple[str, int]]) -> list[tuple[str, float, str]
     return [(name, float(count), f"{count:,}") for name, count in counts]
 
 
-def mark_lines(marks: Iterable[tuple[float, str]]) -> Option:
-    """Builds dashed lines across the x axis, each with its label at the top."""
+def mark_lines(marks: Iterable[tuple[float, str]], top: str = "end") -> Option:
+    """Builds dashed lines across the x axis, each with its label at the top: the start of an axis that is inverted."""
     data = [{"xAxis": value, "tip": label, "label": {"formatter": label}} for value, label in marks]
     line = {"color": "$red", "type": [3, 3], "width": 1.5}
-    return {"symbol": "none", "silent": True, "lineStyle": line, "label": {"color": "$soft"}, "data": data}
+    return {
+        "symbol": "none",
+        "silent": True,
+        "lineStyle": line,
+        "label": {"color": "$soft", "position": top},
+        "data": data,
+    }
 
 
 def _bar_series(name: str, items: Sequence[Option | float | None], colour: str, **others: object) -> Option:

@@ -73,10 +73,7 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, cells
     if not finite.size:
         return None
     low, high = float(finite.min()), float(finite.max())
-    names = [
-        f"{int(steps[stretch[0]]):,}" + (f" to {int(steps[stretch[-1]]):,}" if len(stretch) > 1 else "")
-        for stretch in stretches
-    ]
+    starts = [f"{int(steps[stretch[0]]):,}" for stretch in stretches]
     shaded = [
         (at, down, float(f"{value:.3g}"))
         for down, line in enumerate(medians)
@@ -86,7 +83,7 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, cells
     tall = 18 if len(series) <= 16 else 12 if len(series) <= 48 else 7
     option: Option = {
         "grid": {"top": 4, "bottom": 26},
-        "xAxis": {**{"type": "category", "data": names, "name": "steps"}, "nameLocation": "middle"},
+        "xAxis": {**{"type": "category", "data": starts, "name": "from step"}, "nameLocation": "middle"},
         "yAxis": name_axis(series, axisLabel={"interval": math.ceil(14 / tall) - 1}, axisLine={"show": False}),
         "visualMap": {
             **{"type": "piecewise", "pieces": _shades(low, high), "orient": "horizontal", "left": 0, "bottom": 0},

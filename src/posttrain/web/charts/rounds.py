@@ -222,7 +222,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter) -> Ch
         return None
     labels = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
     values = [value for row in rows for value in (row.low, row.high, row.expected, row.achieved) if value is not None]
-    levels = ticks(min(0.0, *values), max(0.0, *values), 4)
+    levels = ticks(min(0.0, *values), max(0.0, *values), 5)
     ranges: list[tuple[float | None, int]] = []
     expected, achieved = [], []
     for at, row in enumerate(rows):

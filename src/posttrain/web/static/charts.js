@@ -87,7 +87,7 @@
     return { type: "rect", shape, style: { fill: api.visual("color") } };
   }
 
-  function legendRows(names.map((name) => name.name ?? name), width) {
+  function legendRows(names, width) {
     let rows = 1, used = 0;
     for (const name of names) {
       const room = 42 + 7.2 * name.length;
@@ -103,6 +103,8 @@
     if (option.legend) {
       const names = option.legend.data;
       below += LEGEND_ROW * legendRows(names.map((name) => name.name ?? name), width) + 6;
+      const letters = Math.max(Math.floor((width - 60) / 7.5), 8);
+      option.legend.formatter = (name) => (name.length > letters ? `${name.slice(0, letters - 1)}…` : name);
       Object.assign(option.legend, { bottom: 0, left: 0, itemGap: 14, itemWidth: 16, itemHeight: 12 });
     }
     const zooms = list(option.dataZoom);
