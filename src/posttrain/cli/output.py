@@ -4,6 +4,10 @@ import json
 import logging
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -93,6 +97,28 @@ def setup_logging(debug: bool) -> None:
     # torchao logs at import which GPU kernels do not load on a CPU, and torch logs deprecations in torchao.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Writes the program's log lines to a file, too, for the dashboard; the file of before a megabyte ago is kept."""
+    handler = _QuietFileHandler(path, maxBytes=2**20, backupCount=1, encoding="utf-8", errors="replace", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    handler.addFilter(_mask_secrets)
+    logger = logging.getLogger("posttrain")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+class _QuietFileHandler(RotatingFileHandler):
+    """A log file whose disk may be full: the work goes on, and its output is not disturbed."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
 
 
 def _mask_secrets(record: logging.LogRecord) -> bool:

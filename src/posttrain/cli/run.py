@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import print_line
+from posttrain.cli.output import log_to_file, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 
@@ -24,7 +24,7 @@ def run(
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
     from posttrain.loop.loop import Loop
 
-    with open_workspace(workspace, write=True) as (store, config):
+    with open_workspace(workspace, write=True) as (store, config), log_to_file(store.home / "run.log"):
         if baseline:
             check_random_loop(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent)

@@ -91,6 +91,7 @@ def run_server(
         raise UserError(what, fix="pip install 'posttrain[serve]'") from None
     from posttrain.data.feedback.inbox import Inbox
     from posttrain.label.accounts import Accounts
+    from posttrain.label.queue import Queue
 
     hosts = {name: host_name(name) for name in allowed_host}
     if wrong := [name for name, host in hosts.items() if not host]:
@@ -117,7 +118,8 @@ def run_server(
                 error_console.print(f"sign in: {link}", markup=False, highlight=False, soft_wrap=True)
 
         with Inbox(store.home / "inbox") as inbox:
-            site = Site(store, config, accounts, plain_http)
+            queue = Queue(store.metadata, getattr(config.label, "queue", None) if config else None)
+            site = Site(store, config, accounts, queue, plain_http)
             app = labelling_app(site, feedback_app(inbox, token=token, labels=labels))
             run(
                 app,

@@ -19,7 +19,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.label_tables import accounts, tokens
 from posttrain.store.metadata import Metadata
 
-_NAME = re.compile(r"\w[\w.@+-]{0,79}")
+_NAME = re.compile(r"[^\W_][\w.@+-]{0,79}")
 _SHORTEST_PASSWORD, _LONGEST_PASSWORD = 10, 1000
 
 

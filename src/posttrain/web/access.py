@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from posttrain.label.accounts import Accounts
+from posttrain.label.queue import Queue
 from posttrain.label.tokens import RANKS, SESSION_LONGEST
 from posttrain.loop.config import Config
 from posttrain.store.workspace import Workspace
@@ -35,6 +36,7 @@ class Site:
     workspace: Workspace
     config: Config | None
     accounts: Accounts
+    queue: Queue
     plain_http: bool = False
     ending: threading.Event = field(default_factory=threading.Event)
 

@@ -11,6 +11,7 @@ from posttrain import __version__
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import StorageError, UserError, WorkError, shorten, to_line
 from posttrain.web.access import Site
+from posttrain.web.api.labelling import labelling_routes
 from posttrain.web.api.loop import loop_routes
 from posttrain.web.api.people import people_routes
 from posttrain.web.request_bodies import JsonBodies, RequestRejected, rejection_response
@@ -30,6 +31,7 @@ def api_app(site: Site) -> FastAPI:
     app = FastAPI(title="posttrain", version=__version__, description=_DESCRIPTION, docs_url=None, redoc_url=None)
     app.state.site = site
     app.include_router(people_routes(site))
+    app.include_router(labelling_routes(site))
     app.include_router(loop_routes(site))
     app.add_middleware(JsonBodies)
     _handle_errors(app)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
 
 from posttrain.label.tokens import RANKS
 from posttrain.store.section import MAX_INTEGER
@@ -16,6 +16,13 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text_without_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\x00" in value:
+            raise ValueError("holds a NUL character, which is no text")
+        return value
+
 
 class Refusal(BaseModel):
     """Says in one line what is wrong."""
@@ -23,7 +30,7 @@ class Refusal(BaseModel):
     error: str
 
 
-AccountName = Annotated[str, Path(max_length=80, description="Name of an account.")]
+AccountName = Annotated[str, Path(max_length=80, pattern=r"^[^\x00-\x1f]+$", description="Name of an account.")]
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Id of a token, as lists show it.")]
 ItemId = Annotated[int, Path(ge=1, le=MAX_INTEGER, description="Id of an item.")]
 

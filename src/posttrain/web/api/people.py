@@ -204,7 +204,7 @@ def people_routes(site: Site) -> APIRouter:
     def audit(
         before: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
-        actor: Annotated[str | None, Query(max_length=80)] = None,
+        actor: Annotated[str | None, Query(max_length=80, pattern=r"^[^\x00-\x1f]*$")] = None,
     ) -> list[Entry]:
         """Lists changes, newest first; `before` a number reads on."""
         changes = list_changes(site.workspace.metadata, before=before, count=count, actor=actor)

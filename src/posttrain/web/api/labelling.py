@@ -1,0 +1,354 @@
+"""The API of labelling: items, answers, batches, review, quality and guidelines."""
+
+import time
+from datetime import datetime
+from threading import Lock
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from posttrain.label.audit import record_change
+from posttrain.label.quality.report import QualityInputs, quality_report
+from posttrain.label.queue_rows import PausedError, Receipt, Task
+from posttrain.label.tokens import NotFound
+from posttrain.store.section import MAX_INTEGER
+from posttrain.web.access import Sender, Site, least
+from posttrain.web.api.bodies import ERRORS, Body, ItemId, Note
+
+# Drawing thousands of bootstrap samples for each reader would keep the server from people who label.
+_REPORT_SECONDS = 10.0
+
+Seconds = Annotated[float | None, Field(ge=0, le=1e6, description="Time from showing the item; null: since its lease.")]
+BatchName = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f]+$", description="Only of this batch.")]
+AndNext = Annotated[bool, Field(description="Also return the next item, which saves a request.")]
+
+
+class ShownTask(BaseModel):
+    """An item as its annotator sees it."""
+
+    item: int
+    batch: str
+    kind: str = Field(description="Kind of the answer, such as `choice`; see docs/labelling.md.")
+    content: dict[str, Any]
+    labels: list[str] | None
+    suggestion: dict[str, Any] | None
+    reason: str | None = Field(description="Why the record was selected.")
+    guideline: int
+    ends_at: datetime | None = Field(description="When the lease of the item ends.")
+
+
+class NextTask(BaseModel):
+    """The next item; null: there is none at the moment, or the account is paused for the reason given."""
+
+    task: ShownTask | None
+    paused: str | None = None
+
+
+class Stored(BaseModel):
+    """The answer, skip or flag is on the disk. `repeated`: it was before."""
+
+    answer_id: int
+    repeated: bool
+    paused: str | None = Field(description="The sentence to its person if the account was paused now.")
+    next: ShownTask | None = None
+
+
+class NextRequest(Body):
+    batch: Annotated[str | None, Field(max_length=200)] = None
+
+
+class Answer(Body):
+    """An answer, of the shape that the item's kind has."""
+
+    answer: Any
+    note: Note | None = None
+    seconds: Seconds = None
+    position: Annotated[
+        int | None, Field(ge=0, le=MAX_INTEGER, description="Index of the answer in the order of the labels shown.")
+    ] = None
+    next: AndNext = False
+
+
+class Skip(Body):
+    reason: Note | None = None
+    seconds: Seconds = None
+    next: AndNext = False
+
+
+class Flag(Body):
+    """Sends an item to review; the answer may be left out."""
+
+    note: Annotated[str, Field(min_length=1, max_length=2000)]
+    answer: Any = None
+    seconds: Seconds = None
+    next: AndNext = False
+
+
+class Undo(Body):
+    item: Annotated[
+        int | None, Field(ge=1, le=MAX_INTEGER, description="The item of the last answer: sent twice, it undoes one.")
+    ] = None
+
+
+class Lease(BaseModel):
+    ends_at: datetime
+
+
+class BatchState(BaseModel):
+    """A batch and its progress; gold items are not counted."""
+
+    name: str
+    round: int | None
+    kind: str
+    labels: list[str] | None
+    status: str
+    created_at: datetime
+    finished_at: datetime | None
+    items: int
+    open: int
+    review: int
+    done: int
+    dropped: int
+    answers: int
+    left: int
+    rate: float | None
+    done_at: datetime | None
+
+
+class GivenAnswer(BaseModel):
+    """An answer, skip or flag as reviewers see it."""
+
+    annotator: str
+    status: str
+    answer: Any
+    note: str | None
+    seconds: float | None
+    guideline: int
+    created_at: datetime
+
+
+class ReviewItem(BaseModel):
+    """An item with its answers side by side."""
+
+    id: int
+    batch: str
+    record: str
+    kind: str
+    content: dict[str, Any]
+    labels: list[str] | None
+    suggestion: dict[str, Any] | None
+    reason: str | None
+    status: str
+    cause: str | None = Field(description="Why it is in review: flagged, skipped or disagreement.")
+    resolution: dict[str, Any] | None
+    answers: list[GivenAnswer]
+
+
+class Resolution(Body):
+    """A reviewer's decision."""
+
+    answer: Any
+    note: Note | None = None
+
+
+class Drop(Body):
+    note: Note | None = None
+
+
+class Guideline(BaseModel):
+    version: int
+    text: str = Field(description="Markdown.")
+    author: str
+    note: str | None
+    created_at: datetime
+
+
+class NewGuideline(Body):
+    text: Annotated[str, Field(min_length=1, max_length=200_000)]
+    note: Note | None = None
+
+
+class OutdatedAnswer(BaseModel):
+    """An answer given under an earlier guideline."""
+
+    answer_id: int
+    item: int
+    record: str
+    batch: str
+    annotator: str
+    answer: Any
+    guideline: int
+
+
+def labelling_routes(site: Site) -> APIRouter:
+    """Builds the routes."""
+    router = APIRouter(responses=ERRORS, tags=["labelling"])
+    queue, metadata = site.queue, site.workspace.metadata
+    reports = _Reports(site)
+
+    @router.post("/items/next", **least("annotator"))
+    def next_item(body: NextRequest, sender: Sender) -> NextTask:
+        """Leases the sender the next item, or returns the one that the sender has a lease of."""
+        if body.batch is not None and queue.batch(body.batch) is None:
+            raise NotFound(f"there is no batch `{body.batch}`")
+        return _next(sender, body.batch)
+
+    @router.post("/items/{id}/answer", status_code=201, **least("annotator"))
+    def answer(id: ItemId, body: Answer, sender: Sender) -> Stored:
+        """Stores an answer; it is on the disk when the reply comes, and sending it again changes nothing."""
+        receipt = queue.answer(
+            id, sender.name, body.answer, note=body.note, seconds=body.seconds, position=body.position
+        )
+        return _stored(receipt, sender, body.next)
+
+    @router.post("/items/{id}/skip", status_code=201, **least("annotator"))
+    def skip(id: ItemId, body: Skip, sender: Sender) -> Stored:
+        """Leaves an item to others."""
+        return _stored(queue.skip(id, sender.name, body.reason, seconds=body.seconds), sender, body.next)
+
+    @router.post("/items/{id}/flag", status_code=201, **least("annotator"))
+    def flag(id: ItemId, body: Flag, sender: Sender) -> Stored:
+        """Sends an item to review."""
+        receipt = queue.flag(id, sender.name, body.note, body.answer, seconds=body.seconds)
+        return _stored(receipt, sender, body.next)
+
+    @router.post("/undo", **least("annotator"))
+    def undo(body: Undo, sender: Sender) -> NextTask:
+        """Takes the sender's last answer, skip or flag back, and leases the sender the item again."""
+        task = queue.undo(sender.name, body.item)
+        return NextTask(task=None if task is None else _shown(task))
+
+    @router.put("/items/{id}/lease", **least("annotator"))
+    def renew(id: ItemId, sender: Sender) -> Lease:
+        """Extends the sender's lease of an item."""
+        return Lease(ends_at=queue.renew(id, sender.name))
+
+    @router.delete("/items/{id}/lease", status_code=204, response_class=Response, **least("annotator"))
+    def give_back(id: ItemId, sender: Sender) -> None:
+        """Ends the sender's lease of an item, so that others are given it."""
+        queue.give_back(id, sender.name)
+
+    @router.get("/batches", **least("viewer"))
+    def batches(name: BatchName | None = None) -> list[BatchState]:
+        """Lists the batches with their progress, oldest first."""
+        # The settings stay here: with the seed an annotator could tell gold items and planted suggestions.
+        return [
+            BatchState(**vars(queue.progress(batch.name)) | _columns(batch, BatchState))
+            for batch in queue.batches()
+            if name in (None, batch.name)
+        ]
+
+    @router.get("/review", **least("reviewer"))
+    def review(batch: BatchName | None = None, count: Annotated[int, Query(ge=1, le=500)] = 50) -> list[ReviewItem]:
+        """Lists the items in review, each with its answers side by side."""
+        return [_review_item(item) for item in queue.review_list(batch)[:count]]
+
+    @router.post("/items/{id}/resolve", **least("reviewer"))
+    def resolve(id: ItemId, body: Resolution, sender: Sender) -> ReviewItem:
+        """Decides an item for good, whatever was answered; a later decision replaces an earlier one."""
+        with metadata.transaction():
+            before = queue.item(id).resolution
+            item = queue.resolve(id, sender.name, body.answer, body.note)
+            _record(sender, "resolve item", str(id), before, item.resolution)
+        return _review_item(item)
+
+    @router.post("/items/{id}/drop", **least("reviewer"))
+    def drop(id: ItemId, body: Drop, sender: Sender) -> ReviewItem:
+        """Takes an item out of the result."""
+        with metadata.transaction():
+            before = queue.item(id).resolution
+            item = queue.drop(id, sender.name, body.note)
+            _record(sender, "drop item", str(id), before, item.resolution)
+        return _review_item(item)
+
+    @router.get("/quality", **least("reviewer"))
+    def quality(batch: BatchName | None = None) -> dict[str, Any]:
+        """Reports agreement, gold accuracy, consensus, confusions, work, cost, outlook and alarms."""
+        return reports.get(batch)
+
+    @router.get("/guidelines", **least("viewer"))
+    def guidelines() -> list[Guideline]:
+        """Lists all versions of the guideline, oldest first."""
+        return [Guideline(**row) for row in queue.guidelines()]
+
+    @router.post("/guidelines", status_code=201, **least("reviewer"))
+    def add_guideline(body: NewGuideline, sender: Sender) -> Guideline:
+        """Adds a version of the guideline, which counts from now on."""
+        with metadata.transaction():
+            before = queue.guideline()
+            version = queue.add_guideline(body.text, sender.name, body.note)
+            if before is None or before["version"] != version:
+                texts = [None if text is None else {"text": text} for text in (before and before["text"], body.text)]
+                _record(sender, "add guideline", f"version {version}", *texts)
+            return Guideline(**(queue.guideline(version) or {}))
+
+    @router.get("/guidelines/outdated", **least("reviewer"))
+    def outdated(
+        version: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None, batch: BatchName | None = None
+    ) -> list[OutdatedAnswer]:
+        """Lists answers that were given under an earlier guideline, and may need another look."""
+        return [OutdatedAnswer(**row) for row in queue.outdated_answers(version, batch)]
+
+    def _next(sender: Sender, batch: str | None = None) -> NextTask:
+        try:
+            task = queue.next(sender.name, batch)
+        except PausedError as error:
+            return NextTask(task=None, paused=str(error))
+        return NextTask(task=None if task is None else _shown(task))
+
+    def _stored(receipt: Receipt, sender: Sender, and_next: bool) -> Stored:
+        # Without the item's status: of a gold item, and of one that is checked, it differs from that of the others.
+        following = _next(sender) if and_next else NextTask(task=None)
+        return Stored(
+            answer_id=receipt.answer_id,
+            repeated=receipt.repeated,
+            paused=receipt.paused or following.paused,
+            next=following.task,
+        )
+
+    def _record(sender: Sender, action: str, target: str, before: Any, after: Any) -> None:
+        record_change(metadata, sender.name, action, target, before, after)
+
+    return router
+
+
+class _Reports:
+    """Computes quality reports, one at a time, and keeps the last of each batch for some seconds."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._lock = Lock()
+        self._kept: dict[str | None, tuple[float, dict[str, Any]]] = {}
+
+    def get(self, batch: str | None) -> dict[str, Any]:
+        queue = self.site.queue
+        batches = [each for each in queue.batches() if batch in (None, each.name)]
+        if batch is not None and not batches:
+            raise NotFound(f"there is no batch `{batch}`")
+        with self._lock:
+            made_at, report = self._kept.get(batch, (-_REPORT_SECONDS, {}))
+            if time.monotonic() - made_at < _REPORT_SECONDS:
+                return report
+            inputs = QualityInputs(
+                kinds={each.name: each.kind for each in batches},
+                wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
+            )
+            report = quality_report(queue.answers(batch), inputs=inputs)
+            self._kept[batch] = (time.monotonic(), report)
+            return report
+
+
+def _shown(task: Task) -> ShownTask:
+    return ShownTask(**_columns(task, ShownTask))
+
+
+def _review_item(item: Any) -> ReviewItem:
+    answers = [GivenAnswer(**_columns(answer, GivenAnswer)) for answer in item.answers]
+    return ReviewItem(**_columns(item, ReviewItem) | {"cause": item.cause, "answers": answers})
+
+
+def _columns(row: Any, model: type[BaseModel]) -> dict[str, Any]:
+    """Returns the fields of a row that a model shows."""
+    return {name: value for name, value in vars(row).items() if name in model.model_fields}

@@ -1,0 +1,95 @@
+"""A server's app with an account of each role, and clients that are signed in."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from argon2 import PasswordHasher
+from fastapi.testclient import TestClient
+from starlette.types import ASGIApp
+
+from posttrain.data.feedback.inbox import Inbox
+from posttrain.label import accounts as accounts_module
+from posttrain.label.accounts import Accounts
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import NewItem
+from posttrain.loop.config import read_config
+from posttrain.store.workspace import Workspace
+from posttrain.web.access import Site
+from posttrain.web.app import labelling_app
+from posttrain.web.feedback import feedback_app
+from posttrain.web.server import HostCheck
+
+ADDRESS = "http://localhost:8600"
+PASSWORD = "correct horse battery"
+ROLES = ("viewer", "annotator", "reviewer", "owner")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips fsync, and hashes passwords in no time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    hasher = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    monkeypatch.setattr(accounts_module, "password_hasher", lambda: hasher)
+    accounts_module._unfitting_hash.cache_clear()
+
+
+@dataclass
+class Server:
+    """The app, and clients of it; the account of each role is called as the role."""
+
+    app: ASGIApp
+    site: Site
+
+    def client(self, **headers: str) -> TestClient:
+        """Returns a browser that is not signed in: it sends its origin, and follows no redirects."""
+        return TestClient(
+            self.app,
+            ADDRESS,
+            headers={"Origin": ADDRESS, **headers},
+            follow_redirects=False,
+            raise_server_exceptions=False,
+        )
+
+    def program(self, name: str) -> TestClient:
+        """Returns a program with an API token of the account."""
+        secret = self.site.accounts.tokens.issue_api_token(name, "test", name)
+        return TestClient(
+            self.app, ADDRESS, headers={"Authorization": f"Bearer {secret}"}, raise_server_exceptions=False
+        )
+
+    def browser(self, name: str) -> TestClient:
+        """Returns a browser that has signed in, whose pages send the session's value."""
+        client = self.client()
+        answer = client.post("/sign-in", data={"name": name, "password": PASSWORD})
+        assert answer.status_code == 303, answer.text
+        client.headers["X-CSRF-Token"] = client.get("/api/session").json()["csrf"]
+        return client
+
+
+def build_server(root: Path, **options: Any) -> Iterator[Server]:
+    """Yields the server of a workspace, with an account of each role."""
+    with Workspace.create(root) as workspace, Inbox(workspace.home / "inbox") as inbox:
+        accounts = Accounts(workspace.metadata)
+        for role in ROLES:
+            accounts.add(role, role, "terminal", PASSWORD)
+        config = read_config(root) if (root / "posttrain.yaml").exists() else None
+        site = Site(workspace, config, accounts, Queue(workspace.metadata), **options)
+        app = HostCheck(labelling_app(site, feedback_app(inbox)), ("localhost", "label.example.com"))
+        yield Server(app, site)
+
+
+@pytest.fixture
+def server(small: Any) -> Iterator[Server]:
+    yield from build_server(small())
+
+
+@pytest.fixture
+def batch(server: Any) -> Any:
+    """A batch of three items and two gold items; the settings would tell gold items apart."""
+    items = [NewItem(f"r{number}", {"text": f"message {number}"}) for number in range(3)]
+    gold = [NewItem(f"g{number}", {"text": f"known {number}"}, expected="cash") for number in range(2)]
+    return server.site.queue.add_batch("round-1", "choice", items, labels=["card", "cash"], gold=gold)

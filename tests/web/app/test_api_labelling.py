@@ -1,0 +1,86 @@
+"""Labelling over HTTP: what annotators see and change, review, pauses and guidelines."""
+
+from typing import Any
+
+
+def test_annotators_see_neither_answers_of_others_nor_gold_answers(server: Any, batch: Any) -> None:
+    server.site.accounts.add("second", "annotator", "owner", "correct horse battery")
+    first, second = server.program("annotator"), server.program("second")
+    task = first.post("/api/items/next", json={}).json()["task"]
+    stored = first.post(f"/api/items/{task['item']}/answer", json={"answer": "card", "note": "my secret note"})
+    assert stored.status_code == 201
+    # By the queue, an answer, its note and its status are for reviewers.
+    assert second.post("/api/undo", json={"item": task["item"]}).status_code == 409
+    assert second.post("/api/undo", json={}).status_code == 404
+    assert second.put(f"/api/items/{task['item']}/lease").status_code == 409
+    second.delete(f"/api/items/{task['item']}/lease")
+    answer = second.post(f"/api/items/{task['item']}/answer", json={"answer": "cash"})
+    assert answer.status_code == 409
+    shown = [second.post("/api/items/next", json={}), second.get("/api/batches"), stored, answer]
+    for number in range(1, 6):
+        shown.append(second.post(f"/api/items/{number}/skip", json={"next": True}))
+    text = " ".join(each.text for each in shown)
+    for hidden in ("my secret note", "expected", "seed", "gold", "planted", "priority", '"status":"done"', "annotator"):
+        assert hidden not in text, hidden
+    item = server.site.queue.item(task["item"])
+    assert [(each.annotator, each.answer) for each in item.answers if each.status == "answered"] == [
+        ("annotator", "card")
+    ]
+
+
+def test_sending_an_answer_again_changes_nothing_and_another_one_is_refused(server: Any, batch: Any) -> None:
+    client = server.program("annotator")
+    item = client.post("/api/items/next", json={"batch": "round-1"}).json()["task"]["item"]
+    url = f"/api/items/{item}/answer"
+    first = client.post(url, json={"answer": "card"})
+    assert (first.status_code, first.json()["repeated"]) == (201, False)
+    again = client.post(url, json={"answer": "card"})
+    assert (again.status_code, again.json()) == (201, first.json() | {"repeated": True})
+    assert client.post(url, json={"answer": "cash"}).status_code == 409
+    undone = client.post("/api/undo", json={"item": item}).json()
+    assert undone["task"]["item"] == item
+    following = client.post(url, json={"answer": "cash", "next": True}).json()
+    assert following["next"]["item"] != item
+
+
+def test_a_paused_account_is_told_why_and_given_nothing(server: Any, batch: Any) -> None:
+    annotator, reviewer = server.program("annotator"), server.program("reviewer")
+    sentence = "Let us talk about refunds first."
+    assert reviewer.put("/api/people/annotator/pause", json={"reason": sentence}).json()["paused"] == sentence
+    assert annotator.post("/api/items/next", json={}).json() == {"task": None, "paused": sentence}
+    assert annotator.get("/api/session").json()["paused"] == sentence
+    reviewer.put("/api/people/annotator/pause", json={"reason": None})
+    assert annotator.post("/api/items/next", json={}).json()["task"] is not None
+
+
+def test_a_reviewers_decision_is_logged_with_both_sides(server: Any, batch: Any) -> None:
+    annotator, reviewer, owner = (server.program(role) for role in ("annotator", "reviewer", "owner"))
+    item = annotator.post("/api/items/next", json={}).json()["task"]["item"]
+    annotator.post(f"/api/items/{item}/flag", json={"note": "Both fit."})
+    [listed] = reviewer.get("/api/review", params={"batch": "round-1"}).json()
+    assert (listed["id"], listed["cause"], listed["answers"][0]["note"]) == (item, "flagged", "Both fit.")
+    decided = reviewer.post(f"/api/items/{item}/resolve", json={"answer": "cash", "note": "See rule 3."}).json()
+    assert decided["resolution"] == {"answer": "cash", "how": "review", "by": ["reviewer"], "note": "See rule 3."}
+    assert reviewer.get("/api/review").json() == []
+    reviewer.post(f"/api/items/{item}/drop", json={})
+    entries = owner.get("/api/audit", params={"actor": "reviewer", "count": 2}).json()
+    assert [(entry["action"], entry["target"]) for entry in entries] == [
+        ("drop item", str(item)),
+        ("resolve item", str(item)),
+    ]
+    assert entries[0]["before"] == entries[1]["after"] == decided["resolution"]
+
+
+def test_a_new_guideline_lists_the_answers_under_earlier_ones(server: Any, batch: Any) -> None:
+    annotator, reviewer = server.program("annotator"), server.program("reviewer")
+    assert reviewer.post("/api/guidelines", json={"text": "# First"}).json()["version"] == 1
+    task = annotator.post("/api/items/next", json={}).json()["task"]
+    assert task["guideline"] == 1
+    annotator.post(f"/api/items/{task['item']}/answer", json={"answer": "card"})
+    assert reviewer.get("/api/guidelines/outdated").json() == []
+    reviewer.post("/api/guidelines", json={"text": "# Second", "note": "refunds"})
+    [outdated] = reviewer.get("/api/guidelines/outdated").json()
+    assert (outdated["item"], outdated["annotator"], outdated["guideline"]) == (task["item"], "annotator", 1)
+    assert [row["version"] for row in annotator.get("/api/guidelines").json()] == [1, 2]
+    report = reviewer.get("/api/quality").json()
+    assert report["counts"]["answers"] == 1
