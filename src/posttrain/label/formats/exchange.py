@@ -1,0 +1,466 @@
+"""Exports a batch of the queue to a file of another tool, and imports such a file as a batch or into one."""
+
+import csv
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import select
+
+from posttrain.label.answer_kinds import KINDS, Question
+from posttrain.label.formats.argilla import Argilla, argilla_settings
+from posttrain.label.formats.codec import (
+    EXTENSION,
+    Codec,
+    PortableAnswer,
+    PortableItem,
+    Shape,
+    Survey,
+    export_record,
+    import_record,
+)
+from posttrain.label.formats.doccano import Csv, Doccano, DoccanoCsv, escape_row
+from posttrain.label.formats.files import FileRecord, read_csv_header, read_csv_records, read_json_records, to_json
+from posttrain.label.formats.label_studio import LabelStudio, labelling_interface
+from posttrain.label.queue import Queue
+from posttrain.label.queue_batches import COUNTS, given_answer
+from posttrain.label.queue_review import settle
+from posttrain.label.queue_rows import Batch, GivenAnswer, hash_fraction
+from posttrain.store.database import utc_now
+from posttrain.store.errors import UserError, shorten
+from posttrain.store.files import check_new_file, disk_errors, set_default_mode, sync_folder
+from posttrain.store.hashing import digest
+from posttrain.store.label_tables import label_answers, label_batches, label_items
+from posttrain.store.progress import Advance, progress_bar
+
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (LabelStudio(), Argilla(), Doccano(), DoccanoCsv(), Csv())}
+"""File formats by the name that ``--format`` takes."""
+
+_CHUNK = 1000
+_ANSWER_COLUMNS = ("note", "seconds", "suggestion", "position", "confidence", "guideline")
+_LONGEST = {"annotator": 80, "record": 100}
+
+
+@dataclass
+class ImportResult:
+    """Counts of an import.
+
+    Attributes:
+        created: True if the batch is new.
+        repeated: Answers that were in the batch already.
+        foreign: Parts without a meaning here, by name; they are kept for an export in the same format.
+    """
+
+    batch: str
+    format: str
+    kind: str
+    created: bool
+    items: int = 0
+    answers: int = 0
+    gold: int = 0
+    repeated: int = 0
+    foreign: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How a file is imported.
+
+    Attributes:
+        format: Name of its format; None: seen from its content.
+        batch: Name of the batch; None: of the file. If there is one of this name, answers are added to its items.
+        kind: Kind of its answers; None: seen from its content.
+        question: Which of several questions is the one; None: that with the most answers.
+        annotator: Who answered, in a file that does not say so; None: the file's name.
+        gold: True if its answers are those that annotators are measured by.
+        labels: The config's label set.
+    """
+
+    format: str | None = None
+    batch: str | None = None
+    kind: str | None = None
+    question: str | None = None
+    annotator: str | None = None
+    gold: bool = False
+    labels: tuple[str, ...] | None = None
+
+
+def export_queue(queue: Queue, batch: str, path: Path, format: str) -> int:
+    """Writes a batch to a new file; returns the number of items.
+
+    Label Studio's labelling interface and Argilla's settings are written beside it, with ``.xml`` or
+    ``.settings.json`` in place of the suffix.
+
+    Raises:
+        NotFound: there is no such batch.
+        UserError: the file exists, or the format cannot hold this kind of answers.
+    """
+    codec, row = CODECS[format], queue._batch(batch)
+    if row.kind not in codec.kinds:
+        raise UserError(f"{format} has no place for answers of the kind {row.kind}", fix="--format label-studio")
+    check_new_file(path)
+    beside = {"label-studio": path.with_suffix(".xml"), "argilla": path.with_suffix(".settings.json")}.get(format)
+    if beside is not None:
+        check_new_file(beside)
+    shape = Shape(row.kind, None if row.labels is None else tuple(row.labels))
+    with _new_file(path) as file:
+        records = (
+            export_record(codec, item, shape, first=number == 0)
+            for number, item in enumerate(_read_items(queue, row.name))
+        )
+        count, longest = _write_records(file, codec, records)
+    if beside is not None:
+        text = labelling_interface(shape) if format == "label-studio" else to_json(argilla_settings(shape, longest))
+        with _new_file(beside) as file:
+            file.write(text)
+    return count
+
+
+def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResult:
+    """Reads a file into a new batch, or its answers into the batch that is named; all of it or nothing.
+
+    Raises:
+        UserError: the file cannot be read as this format, or an answer does not fit, with the record's place.
+    """
+    name = str(path)
+    codec = CODECS[options.format or detect_format(path, name)]
+    survey, total = Survey(), 0
+    for record in _records(codec, path, name):
+        codec.survey(record.value, survey)
+        extension = codec.extension(record.value)
+        if survey.batch is None and isinstance(extension, Mapping) and isinstance(extension.get("batch"), Mapping):
+            survey.batch = extension["batch"]
+        total += 1
+    if not total:
+        raise UserError("the file has no records", where=name)
+    existing = queue.batch(options.batch) if options.batch is not None else None
+    kind = options.kind or (existing.kind if existing else None)
+    shape = survey.shape(kind, options.question, options.labels, options.annotator or path.stem)
+    if existing:
+        shape = replace(shape, labels=None if existing.labels is None else tuple(existing.labels))
+    batch = options.batch or path.stem
+    result = ImportResult(batch, codec.name, shape.kind, created=existing is None)
+    with progress_bar(f"import {path.name}", total) as advance, queue.metadata.transaction():
+        items = _read_file(codec, path, shape, options, result, advance)
+        if existing is None:
+            _add_batch(queue, batch, shape, items, result)
+        else:
+            _add_answers(queue, existing, items, result)
+    return result
+
+
+def detect_format(path: Path, name: str) -> str:
+    """Returns the name of a file's format, by its first record.
+
+    Raises:
+        UserError: it is none of them.
+    """
+    if path.suffix.lower() in (".csv", ".tsv"):
+        header = set(read_csv_header(path, name))
+        return (
+            "csv" if header & {"prompt", "suggestion", "annotator", "gold"} or "text" not in header else "doccano-csv"
+        )
+    first = next(read_json_records(path, name), None)
+    if first is None:
+        raise UserError("the file has no records", where=name)
+    if isinstance(first.value.get("data"), Mapping):
+        return "label-studio"
+    if isinstance(first.value.get("fields"), Mapping):
+        return "argilla"
+    if any(isinstance(value, str) for value in first.value.values()):
+        return "doccano"
+    raise UserError("is a file of no known tool", where=name, fix=f"--format: {', '.join(CODECS)}")
+
+
+def _records(codec: Codec, path: Path, name: str) -> Iterator[FileRecord]:
+    return read_csv_records(path, name) if isinstance(codec, DoccanoCsv) else read_json_records(path, name)
+
+
+def _read_file(
+    codec: Codec, path: Path, shape: Shape, options: ImportOptions, result: ImportResult, advance: Advance
+) -> Iterator[tuple[str, PortableItem]]:
+    """Yields the items of a file, checked, each with its place in errors."""
+    for record in _records(codec, path, str(path)):
+        item = _read_item(codec, record, shape, options, result)
+        yield record.where, _checked(item, shape, record.where)
+        advance(1)
+
+
+def _read_item(
+    codec: Codec, record: FileRecord, shape: Shape, options: ImportOptions, result: ImportResult
+) -> PortableItem:
+    item = import_record(codec, record.value, shape, record.where, result.foreign)
+    if options.gold and item.expected is None:
+        answers = {KINDS[shape.kind].key(each.answer): each for each in item.answers if each.status == "answered"}
+        if len(answers) != 1:
+            what = "has no answer" if not answers else "has several answers"
+            raise UserError(f"{what}, and a gold item needs one", where=record.where)
+        expected = next(iter(answers.values())).answer
+        item = replace(item, expected=expected, answers=(), details={})
+    return item
+
+
+def _checked(item: PortableItem, shape: Shape, where: str) -> PortableItem:
+    """Returns an item with answers as they are stored.
+
+    Raises:
+        UserError: an answer or a name does not fit.
+    """
+    kind, question = KINDS[shape.kind], Question(item.content, shape.labels)
+    candidates = len(item.content.get("candidates") or ())
+    if (shape.kind == "preference" and candidates != 2) or (shape.kind == "ranking" and candidates < 2):
+        raise UserError(
+            f"{candidates} candidates, where a {shape.kind} compares {2 if candidates else 'some'}", where=where
+        )
+    if shape.kind in ("rewrite", "rating") and not item.content.get("answer"):
+        raise UserError(f"no `answer` for a {shape.kind}", where=where)
+    try:
+        answers = tuple(
+            replace(each, answer=kind.check(each.answer, question)) if each.status == "answered" else each
+            for each in item.answers
+        )
+        expected = None if item.expected is None else kind.check(item.expected, question)
+        if item.suggestion is not None:
+            kind.check(item.suggestion["answer"], question)
+    except (UserError, KeyError) as error:
+        what, fix = (error.what, error.fix) if isinstance(error, UserError) else ("a suggestion has no `answer`", None)
+        raise UserError(what, where=where, fix=fix) from None
+    # Equal inputs have equal ids, so that the same file imported again finds its items.
+    record = item.record or digest([item.content.get(name) for name in ("prompt", "text", "candidates")])[:24]
+    for name, value in (("record", record), *(("annotator", answer.annotator) for answer in answers)):
+        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST[name]:
+            raise UserError(f"the {name} `{shorten(str(value))}` has no 1 to {_LONGEST[name]} characters", where=where)
+    return replace(item, record=record, answers=answers, expected=expected)
+
+
+def _add_batch(
+    queue: Queue, name: str, shape: Shape, items: Iterable[tuple[str, PortableItem]], result: ImportResult
+) -> None:
+    batch = queue.add_batch(name, shape.kind, [], labels=shape.labels)
+    seen: dict[str, str] = {}
+    for start, chunk in enumerate(_chunks(items)):
+        rows = []
+        for number, (where, item) in enumerate(chunk, start * _CHUNK):
+            record = str(item.record)
+            if record in seen:
+                raise UserError(f"the record `{shorten(record)}` is in {seen[record]} already", where=where)
+            seen[record] = where.rpartition("/")[2]
+            try:
+                rows.append(_item_row(batch, item, number))
+            except (TypeError, ValueError, KeyError, AttributeError):
+                raise UserError(f"the part `{EXTENSION}` is damaged", where=where, fix="remove it") from None
+        keys = queue.metadata.insert_rows(label_items, rows)
+        given = [
+            _answer_row(key["id"], answer, where)
+            for key, (where, item) in zip(keys, chunk, strict=True)
+            for answer in item.answers
+        ]
+        queue.metadata.insert_rows(label_answers, given)
+        result.items += len(rows)
+        result.answers += len(given)
+        result.gold += sum(item.expected is not None for _, item in chunk)
+    settings = {**batch.settings, "gold": result.gold}
+    queue.metadata.update_rows(label_batches, label_batches.c.name == name, {"settings": settings})
+
+
+def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, PortableItem]], result: ImportResult) -> None:
+    """Adds the answers of a file to the items of a batch, and decides the items anew."""
+    if batch.status != "open":
+        raise UserError(f"the batch `{batch.name}` is closed, and its answers are in use", fix="name another batch")
+    kind = KINDS[batch.kind]
+    for chunk in _chunks(items):
+        records = [str(item.record) for _, item in chunk]
+        query = select(label_items).where(label_items.c.batch == batch.name, label_items.c.record.in_(records))
+        with queue.metadata.transaction() as connection:
+            # Locked: on PostgreSQL annotators answer meanwhile.
+            rows = {row["record"]: row for row in connection.execute(query.with_for_update()).mappings()}
+            of_item: dict[int, list[GivenAnswer]] = {row["id"]: [] for row in rows.values()}
+            answers = (
+                select(label_answers).where(label_answers.c.item.in_(of_item), COUNTS).order_by(label_answers.c.id)
+            )
+            for row in connection.execute(answers).mappings():
+                of_item[row["item"]].append(given_answer(row))
+        for where, item in chunk:
+            result.items += 1
+            if (found := rows.get(str(item.record))) is None:
+                what = f"no record of the batch `{batch.name}` has the id `{shorten(str(item.record))}`"
+                raise UserError(what, where=where)
+            given = of_item[found["id"]]
+            new = []
+            for answer in item.answers:
+                before = next((each for each in given if each.annotator == answer.annotator), None)
+                if before is None:
+                    new.append(_answer_row(found["id"], answer, where))
+                elif (before.status, before.answer) == (answer.status, answer.answer):
+                    result.repeated += 1
+                else:
+                    raise UserError(f"`{answer.annotator}` has answered this item otherwise already", where=where)
+            keys = queue.metadata.insert_rows(label_answers, new)
+            result.answers += len(new)
+            if not new:
+                continue
+            internal = ("item", "position")
+            given += [
+                GivenAnswer(id=key["id"], **{name: value for name, value in row.items() if name not in internal})
+                for key, row in zip(keys, new, strict=True)
+            ]
+            values: dict[str, Any] = {"answered": sum(each.status == "answered" for each in given)}
+            if found["expected"] is None and found["status"] in ("open", "review"):
+                base = batch.settings["overlap"] + found["checked"]
+                outcome = settle(given, kind, base=base, skips=batch.settings["skips"])
+                values |= {"status": outcome.status, "wanted": outcome.wanted, "resolution": outcome.resolution}
+            queue.metadata.update_rows(label_items, label_items.c.id == found["id"], values)
+
+
+def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
+    details, settings = dict(item.details), batch.settings
+    given = [_given(answer) for answer in item.answers]
+    answered = sum(answer.status == "answered" for answer in item.answers)
+    draw = (
+        settings["overlap"] == 1
+        and not given
+        and hash_fraction(settings["seed"], "check", item.record) < settings["check"]
+    )
+    checked = bool(details.get("checked", draw and item.expected is None))
+    row = {
+        "batch": batch.name,
+        "record": item.record,
+        "priority": float(details.get("priority", -float(number) if item.expected is None else 0.0)),
+        "content": dict(item.content),
+        "suggestion": None if item.suggestion is None else dict(item.suggestion),
+        "reason": details.get("reason"),
+        "expected": item.expected,
+        "checked": checked,
+        "answered": answered,
+    }
+    if item.expected is not None:
+        return row | {"wanted": 0, "status": "open", "resolution": None}
+    if "status" in details:
+        decided = {name: details.get(name) for name in ("status", "wanted", "resolution")}
+        if decided["status"] not in ("open", "review", "done", "dropped") or not isinstance(decided["wanted"], int):
+            raise ValueError("status")
+        return row | decided
+    outcome = settle(given, KINDS[batch.kind], base=settings["overlap"] + checked, skips=settings["skips"])
+    return row | {"wanted": outcome.wanted, "status": outcome.status, "resolution": outcome.resolution}
+
+
+def _answer_row(item: int, answer: PortableAnswer, where: str) -> dict[str, Any]:
+    try:
+        created = datetime.fromisoformat(answer.details["created_at"]) if "created_at" in answer.details else utc_now()
+        if answer.status not in ("answered", "skipped", "flagged"):
+            raise ValueError(answer.status)
+    except (ValueError, TypeError):
+        raise UserError(f"an answer of `{answer.annotator}` has no valid time or status", where=where) from None
+    row = {name: answer.details.get(name) for name in _ANSWER_COLUMNS}
+    stored = {"item": item, "annotator": answer.annotator, "status": answer.status, "answer": answer.answer}
+    return {**stored, **row, "guideline": answer.details.get("guideline", 0), "created_at": created}
+
+
+def _given(answer: PortableAnswer) -> GivenAnswer:
+    now = utc_now()
+    return GivenAnswer(0, answer.annotator, answer.status, answer.answer, None, None, None, None, 0, now)
+
+
+def _read_items(queue: Queue, batch: str) -> Iterator[PortableItem]:
+    """Yields the items of a batch in the order of their ids, gold items too, a chunk in memory at a time."""
+    of_batch, last = label_items.c.batch == batch, 0
+    with queue.metadata.reading() as connection:
+        while True:
+            query = select(label_items).where(of_batch, label_items.c.id > last).order_by(label_items.c.id)
+            rows = connection.execute(query.limit(_CHUNK)).mappings().all()
+            if not rows:
+                return
+            last = rows[-1]["id"]
+            of_item: dict[int, list[PortableAnswer]] = {row["id"]: [] for row in rows}
+            answers = (
+                select(label_answers).where(label_answers.c.item.in_(of_item), COUNTS).order_by(label_answers.c.id)
+            )
+            for row in connection.execute(answers).mappings():
+                details = {name: row[name] for name in _ANSWER_COLUMNS if row[name] is not None}
+                details["created_at"] = row["created_at"].isoformat()
+                of_item[row["item"]].append(PortableAnswer(row["annotator"], row["answer"], row["status"], details))
+            for row in rows:
+                details = {
+                    name: row[name] for name in ("priority", "reason", "wanted", "checked", "status", "resolution")
+                }
+                yield PortableItem(
+                    record=row["record"],
+                    content=row["content"],
+                    suggestion=row["suggestion"],
+                    expected=row["expected"],
+                    answers=tuple(of_item[row["id"]]),
+                    details={
+                        name: value for name, value in details.items() if value is not None and value is not False
+                    },
+                )
+
+
+def _write_records(file: IO[str], codec: Codec, records: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Writes records; returns their number, and the largest number of candidates of one."""
+    count = longest = 0
+    if isinstance(codec, DoccanoCsv):
+        return _write_rows(file, records), 2
+    lines = isinstance(codec, Doccano)
+    for record in records:
+        if not lines:
+            file.write(",\n" if count else "[\n")
+        file.write(to_json(record) + ("\n" if lines else ""))
+        fields = record.get("fields", ())
+        longest, count = max(longest, sum(name.startswith("candidate_") for name in fields)), count + 1
+    if not lines:
+        file.write("\n]\n" if count else "[]\n")
+    return count, max(longest, 2)
+
+
+def _write_rows(file: IO[str], records: Iterable[Mapping[str, Any]]) -> int:
+    columns: dict[str, None] = {}
+    # The header has the columns of all rows, and comes first.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as spool:
+        for record in records:
+            columns.update(dict.fromkeys(record))
+            spool.write(to_json(record) + "\n")
+        spool.seek(0)
+        names = [name for name in columns if name != EXTENSION]
+        writer, count = csv.writer(file, lineterminator="\n"), 0
+        for line in spool:
+            if not count:
+                writer.writerow([*names, EXTENSION])
+            writer.writerow(escape_row(json.loads(line), [*names, EXTENSION]))
+            count += 1
+    return count
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[str]]:
+    """Opens a file that appears under its name once it is whole."""
+    with disk_errors(path):
+        descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        set_default_mode(path)
+        sync_folder(path.absolute().parent)
+
+
+def _chunks(items: Iterable[tuple[str, PortableItem]]) -> Iterator[list[tuple[str, PortableItem]]]:
+    chunk: list[tuple[str, PortableItem]] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,530 @@
+"""Label Studio's JSON of tasks: ``data``, ``annotations`` and ``predictions``, and its labelling interface."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from posttrain.label.formats.codec import (
+    EXTENSION,
+    TEXT_KEYS,
+    Codec,
+    PortableAnswer,
+    PortableItem,
+    Shape,
+    Survey,
+    foreign_parts,
+    is_simple,
+    own_meta,
+    shown_text,
+    text_key,
+    user_prompt,
+    with_foreign,
+)
+from posttrain.store.errors import UserError
+
+# Control's name, name of the object that it is for, and type of its results, by kind of answers.
+_CONTROLS = {
+    "choice": ("label", "text", "choices"),
+    "choices": ("labels", "text", "choices"),
+    "text": ("answer", "text", "textarea"),
+    "spans": ("spans", "text", "labels"),
+    "rewrite": ("rewrite", "answer", "textarea"),
+    "rating": ("rating", "answer", "rating"),
+    "preference": ("preference", "preference", "pairwise"),
+    "ranking": ("ranking", "candidates", "ranker"),
+    "conversation": ("conversation", "conversation", "chatmessage"),
+}
+
+_OWN_KEYS = ("dialogue", "answer", "left", "right", "candidates")
+_ANNOTATION_KEYS = ("completed_by", "result", "was_cancelled", "ground_truth", "lead_time", "created_at")
+_GOLD, _GOLD_KEY = "gold", "ground truth"
+
+
+class LabelStudio(Codec):
+    """A JSON array of tasks, as *Export → JSON* and *Import* have it."""
+
+    name = "label-studio"
+    key = "label_studio"
+
+    def survey(self, record: Mapping[str, Any], survey: Survey) -> None:
+        for part in ("annotations", "predictions"):
+            for labelled in _objects(record.get(part)):
+                questions: dict[str, list[Mapping[str, Any]]] = {}
+                for region in _objects(labelled.get("result")):
+                    questions.setdefault(str(region.get("from_name")), []).append(region)
+                for question, regions in questions.items():
+                    _survey_regions(question, regions, survey)
+
+    def read(self, record: Mapping[str, Any], shape: Shape, where: str, foreign: Counter[str]) -> PortableItem:
+        data = record.get("data")
+        if not isinstance(data, Mapping):
+            raise UserError("a task has an object `data`", where=where)
+        reader = _TaskReader(shape, foreign)
+        content, parts = _read_data(data, shape, where)
+        answers, expected, annotation_parts = reader.annotations(record, content)
+        suggestion, prediction_parts = reader.predictions(record, content)
+        meta = record.get("meta")
+        own = meta if isinstance(meta, Mapping) else {}
+        rest: dict[str, Any] = {
+            name: value for name, value in record.items() if name not in ("data", "annotations", "predictions", "meta")
+        }
+        if others := {name: value for name, value in own.items() if name != EXTENSION}:
+            rest["meta"] = others
+        foreign.update(rest)
+        parts |= {"task": rest, **annotation_parts, **prediction_parts}
+        identity = record.get("id")
+        return PortableItem(
+            record=None if identity is None else str(identity),
+            content=with_foreign(content, self.key, parts),
+            suggestion=suggestion,
+            expected=expected,
+            answers=answers,
+        )
+
+    def write(self, item: PortableItem, shape: Shape) -> dict[str, Any]:
+        parts = foreign_parts(item.content, self.key)
+        task: dict[str, Any] = {"data": _write_data(item.content, shape, parts, own_meta(item.content, self.key))}
+        control, of_annotator = _control(shape), dict(parts.get("annotations", {}))
+        annotations = []
+        if item.expected is not None:
+            annotations.append(
+                _write_annotation(_GOLD, item.expected, item, control, shape, of_annotator.get(_GOLD_KEY, {}))
+            )
+            annotations[0]["ground_truth"] = True
+        for answer in item.answers:
+            # Of an annotation that did not say whose it is; it was the first without a name.
+            kept = of_annotator.get(answer.annotator) or of_annotator.pop("", {})
+            annotation = _write_annotation(answer.annotator, answer.answer, item, control, shape, kept)
+            annotation["was_cancelled"] = answer.answer is None
+            if (seconds := answer.details.get("seconds")) is not None:
+                annotation["lead_time"] = seconds
+            if (created := answer.details.get("created_at")) is not None and "created_at" not in kept:
+                annotation["created_at"] = created.replace("+00:00", "Z")
+            annotations.append(annotation)
+        task["annotations"] = annotations + list(parts.get("other_annotations", []))
+        task["predictions"] = list(parts.get("other_predictions", []))
+        if item.suggestion is not None:
+            kept = parts.get("prediction", {})
+            regions = _write_regions(item.suggestion.get("answer"), item.content, control, shape, kept)
+            prediction = {**kept.get("keys", {}), "result": regions}
+            for name, value in (("annotator", "model_version"), ("confidence", "score")):
+                if item.suggestion.get(name) is not None:
+                    prediction[value] = item.suggestion[name]
+            task["predictions"].insert(0, prediction)
+        rest = parts.get("task", {})
+        return {**{name: value for name, value in rest.items() if name != "meta"}, **task, "meta": rest.get("meta", {})}
+
+    def extension(self, record: Mapping[str, Any]) -> Any:
+        meta = record.get("meta")
+        return meta.get(EXTENSION) if isinstance(meta, Mapping) else None
+
+    def extend(self, record: dict[str, Any], extension: dict[str, Any]) -> None:
+        record["meta"] = {**record["meta"], EXTENSION: extension}
+
+
+def labelling_interface(shape: Shape) -> str:
+    """Returns the labelling interface (XML) of a project for the tasks that are written for ``shape``."""
+    name, _, _ = _control(shape)
+    text, answer = '<Text name="text" value="$text"/>', '<Text name="answer" value="$answer"/>'
+    tag = "Label" if shape.kind == "spans" else "Choice"
+    labels = "".join(f"\n    <{tag} value={quoteattr(label)}/>" for label in shape.labels or ())
+    pair = '<Text name="left" value="$left"/>\n  <Text name="right" value="$right"/>'
+    body = {
+        "choice": f'{text}\n  <Choices name="{name}" toName="text" choice="single-radio">{labels}\n  </Choices>',
+        "choices": f'{text}\n  <Choices name="{name}" toName="text" choice="multiple">{labels}\n  </Choices>',
+        "text": f'{text}\n  <TextArea name="{name}" toName="text" rows="5" maxSubmissions="1"/>',
+        "spans": f'<Labels name="{name}" toName="text">{labels}\n  </Labels>\n  {text}',
+        "rewrite": f'{text}\n  {answer}\n  <TextArea name="{name}" toName="answer" rows="5" maxSubmissions="1"/>',
+        "rating": f'{text}\n  {answer}\n  <Rating name="{name}" toName="answer" maxRating="5"/>',
+        "preference": f'{text}\n  {pair}\n  <Pairwise name="{name}" toName="left,right"/>',
+        "ranking": f'{text}\n  <List name="candidates" value="$candidates"/>\n'
+        f'  <Ranker name="{name}" toName="candidates"/>',
+        "conversation": f'{text}\n  <Chat name="{name}" value="$dialogue" messageroles="user,assistant"/>',
+    }[shape.kind]
+    return f"<View>\n  {body}\n</View>\n"
+
+
+class _TaskReader:
+    """Reads the annotations and predictions of tasks."""
+
+    def __init__(self, shape: Shape, foreign: Counter[str]) -> None:
+        self.shape, self.foreign, self.control = shape, foreign, _control(shape)
+
+    def annotations(
+        self, record: Mapping[str, Any], content: Mapping[str, Any]
+    ) -> tuple[tuple[PortableAnswer, ...], Any, dict[str, Any]]:
+        answers: dict[str, PortableAnswer] = {}
+        parts: dict[str, dict[str, Any]] = {}
+        others: list[Any] = []
+        expected = None
+        for annotation in record.get("annotations") or []:
+            parsed = self._annotation(annotation, content)
+            if parsed is None:
+                others.append(annotation)
+                self.foreign["annotations"] += 1
+                continue
+            answer, is_gold, kept = parsed
+            taken = expected is not None if is_gold else answer.annotator in answers
+            if taken:
+                # Only one answer of an annotator to an item counts.
+                others.append(annotation)
+                self.foreign["annotations"] += 1
+                continue
+            self.foreign.update(f"annotations.{name}" for name in kept.get("keys", ()))
+            self.foreign["annotations.result"] += len(kept.get("others", ()))
+            if is_gold:
+                expected = answer.answer
+            else:
+                answers[answer.annotator] = answer
+            if kept := {name: value for name, value in kept.items() if value}:
+                parts[_GOLD_KEY if is_gold else answer.annotator] = kept
+        return tuple(answers.values()), expected, {"annotations": parts, "other_annotations": others}
+
+    def predictions(
+        self, record: Mapping[str, Any], content: Mapping[str, Any]
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        suggestion, kept = None, {}
+        others: list[Any] = []
+        for prediction in record.get("predictions") or []:
+            answer, regions = self._regions(prediction, content)
+            if suggestion is not None or answer is None:
+                others.append(prediction)
+                self.foreign["predictions"] += 1
+                continue
+            keys = {
+                name: value
+                for name, value in prediction.items()
+                if name not in ("result", "model_version", "score") or value is None
+            }
+            suggestion = {
+                "answer": answer,
+                "confidence": _number(prediction.get("score")),
+                "annotator": prediction.get("model_version"),
+            }
+            self.foreign.update(f"predictions.{name}" for name in keys)
+            kept = {name: value for name, value in {"keys": keys, **regions}.items() if value}
+        return suggestion, {"prediction": kept, "other_predictions": others}
+
+    def _annotation(
+        self, annotation: Any, content: Mapping[str, Any]
+    ) -> tuple[PortableAnswer, bool, dict[str, Any]] | None:
+        if not isinstance(annotation, Mapping):
+            return None
+        answer, kept = self._regions(annotation, content)
+        skipped = annotation.get("was_cancelled") is True
+        if answer is None and not skipped:
+            return None
+        by = annotation.get("completed_by")
+        name = by.get("email", by.get("id")) if isinstance(by, Mapping) else by
+        annotator = "" if name is None else str(name)
+        keys = {key: value for key, value in annotation.items() if key not in _ANNOTATION_KEYS}
+        if by != {"email": annotator}:
+            keys["completed_by"] = by
+        details: dict[str, Any] = {}
+        if (seconds := _number(annotation.get("lead_time"))) is not None:
+            details["seconds"] = seconds
+        if (created := annotation.get("created_at")) is not None:
+            time = _time(created)
+            if time is not None:
+                details["created_at"] = time
+            if time is None or time.replace("+00:00", "Z") != created:
+                keys["created_at"] = created
+        status = "skipped" if skipped else "answered"
+        read = PortableAnswer(annotator, None if skipped else answer, status, details)
+        return read, annotation.get("ground_truth") is True and not skipped, {"keys": keys, **kept}
+
+    def _regions(self, labelled: Any, content: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Returns the answer of an annotation or a prediction, None if there is none, and what else is in it."""
+        raw = labelled.get("result") if isinstance(labelled, Mapping) else None
+        if not isinstance(raw, list):
+            return None, {}
+        name, _, kind = self.control
+        own = [region for region in raw if isinstance(region, Mapping) and region.get("from_name") == name]
+        own = [region for region in own if region.get("type") in (kind, "taxonomy" if kind == "choices" else kind)]
+        answer = _read_answer(own, self.shape, content)
+        others = [region for region in raw if region not in own] if answer is not None else []
+        if answer is None:
+            return None, {}
+        written = _write_regions(answer, content, self.control, self.shape, {})
+        if self.shape.kind == "spans":
+            own = sorted(own, key=_span_key)
+        same = len(written) == len(own)
+        if not same:
+            self.foreign["annotations.result.id"] += len(own)
+        regions = [_region_difference(*pair) for pair in zip(own, written, strict=True)] if same else []
+        return answer, {"regions": regions if any(regions) else [], "others": others}
+
+
+def _read_data(data: Mapping[str, Any], shape: Shape, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the content of an item, and the names of keys that are not ours."""
+    content: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    used: set[str] = set()
+    dialogue = data.get("dialogue")
+    strings = [name for name, value in data.items() if isinstance(value, str)]
+    main = next((name for name in TEXT_KEYS if name in strings), None)
+    if shape.kind == "preference":
+        pair = ["left", "right"] if {"left", "right"} <= set(strings) else [s for s in strings if s != main][:2]
+        if pair[:1] and len(pair) == 2:
+            content["candidates"] = [data[name] for name in pair]
+            used.update(pair)
+            if pair != ["left", "right"]:
+                parts["pair"] = pair
+    if "candidates" not in content:
+        listed = _candidate_key(data, shape)
+        if listed is not None:
+            content["candidates"] = [candidate["body"] for candidate in data[listed]]
+            used.add(listed)
+            if data[listed] != _candidate_list(content["candidates"]) or listed != "candidates":
+                parts["list"] = {"key": listed, "candidates": [dict(candidate) for candidate in data[listed]]}
+    if _is_dialogue(dialogue):
+        content["prompt"] = [dict(turn) for turn in dialogue]  # type: ignore[union-attr]
+        used.add("dialogue")
+        if data.get("text") == shown_text(content, last_turn=shape.kind == "spans"):
+            used.add("text")
+    else:
+        free = [name for name in strings if name not in used and name != "answer"]
+        key = text_key(free)
+        if key is None:
+            raise UserError("no text in `data`", where=where, fix=f"name it `{TEXT_KEYS[0]}`")
+        content["prompt"] = user_prompt(data[key])
+        used.add(key)
+        if key != "text":
+            parts["text_key"] = key
+    if isinstance(data.get("answer"), str) and "answer" not in used:
+        content["answer"] = data["answer"]
+        used.add("answer")
+    if meta := {name: value for name, value in data.items() if name not in used}:
+        content["meta"] = meta
+    return content, parts
+
+
+def _write_data(
+    content: Mapping[str, Any], shape: Shape, parts: Mapping[str, Any], meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    prompt = content.get("prompt")
+    key = parts.get("text_key", "text")
+    data: dict[str, Any] = {key: shown_text(content, last_turn=shape.kind == "spans")}
+    if prompt is not None and not is_simple(prompt):
+        data["dialogue"] = [dict(turn) for turn in prompt]
+    elif shape.kind == "conversation":
+        # The tag that shows a chat needs one.
+        data["dialogue"] = user_prompt(data[key])
+    candidates = content.get("candidates")
+    if candidates is not None:
+        listed = parts.get("list", {})
+        if shape.kind == "preference" and len(candidates) == 2 and not listed:
+            data.update(zip(parts.get("pair", ("left", "right")), candidates, strict=True))
+        else:
+            data[listed.get("key", "candidates")] = listed.get("candidates", _candidate_list(candidates))
+    if content.get("answer") is not None:
+        data["answer"] = content["answer"]
+    # A key that has a meaning here stays in the extension.
+    return data | {name: value for name, value in meta.items() if name not in data and name not in _OWN_KEYS}
+
+
+def _write_annotation(
+    annotator: str,
+    answer: Any,
+    item: PortableItem,
+    control: tuple[str, str, str],
+    shape: Shape,
+    kept: Mapping[str, Any],
+) -> dict[str, Any]:
+    regions = _write_regions(answer, item.content, control, shape, kept)
+    return {"completed_by": {"email": annotator}, "result": regions, "ground_truth": False, **kept.get("keys", {})}
+
+
+def _write_regions(
+    answer: Any, content: Mapping[str, Any], control: tuple[str, str, str], shape: Shape, kept: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns an answer's regions, with what ``kept`` has of the regions that they were read from."""
+    name, target, kind = control
+    values = [] if answer is None else _region_values(answer, content, shape)
+    regions: list[dict[str, Any]] = [
+        {"id": f"{name}-{number}", "from_name": name, "to_name": target, "type": kind, "value": value}
+        for number, value in enumerate(values, 1)
+    ]
+    before = kept.get("regions", [])
+    if len(before) == len(regions):
+        for region, parts in zip(regions, before, strict=True):
+            merged = {**region, **{key: value for key, value in parts.items() if value is not None}}
+            # Another answer since then: what was kept of the old one's value is wrong now.
+            if _read_answer([merged], shape, content) != _read_answer([region], shape, content):
+                merged["value"] = region["value"]
+            for absent in (key for key, value in parts.items() if value is None):
+                del merged[absent]
+            region.clear()
+            region.update(merged)
+    return regions + list(kept.get("others", []))
+
+
+def _region_values(answer: Any, content: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
+    match shape.kind:
+        case "choice":
+            return [{"choices": [answer]}]
+        case "choices":
+            return [{"choices": list(answer)}]
+        case "text" | "rewrite":
+            return [{"text": [answer]}]
+        case "rating":
+            return [{"rating": answer}]
+        case "preference":
+            # Label Studio has no tie: it stays in the extension.
+            return [{"selected": ("left", "right")[answer]}] if answer in (0, 1) else []
+        case "ranking":
+            return [{"ranker": {_control(shape)[0]: [str(rank) for rank in answer]}}]
+        case "conversation":
+            return [{"chatmessage": dict(turn)} for turn in answer]
+    text = shown_text(content, last_turn=True)
+    return [
+        {
+            "start": span["start"],
+            "end": span["end"],
+            "text": text[span["start"] : span["end"]],
+            "labels": [span["label"]],
+        }
+        for span in answer
+    ]
+
+
+def _read_answer(regions: Sequence[Mapping[str, Any]], shape: Shape, content: Mapping[str, Any]) -> Any:
+    """Returns the answer of the control's regions; None if there is none that this kind can hold."""
+    values = [region["value"] for region in regions if isinstance(region.get("value"), Mapping)]
+    if shape.kind == "spans":
+        return _read_spans(values)
+    if shape.kind == "conversation":
+        turns = [value.get("chatmessage") for value in values]
+        return [{"role": t["role"], "content": t["content"]} for t in turns] if _is_dialogue(turns) else None
+    if len(values) != 1:
+        return None
+    value = values[0]
+    match shape.kind:
+        case "choice" | "choices":
+            # A taxonomy's choice is a path of labels.
+            chosen = value.get("choices", value.get("taxonomy"))
+            labels = [label if isinstance(label, str) else _path(label) for label in _strings_or_paths(chosen)]
+            if shape.kind == "choices":
+                return labels if isinstance(chosen, list) else None
+            return labels[0] if len(labels) == 1 else None
+        case "text" | "rewrite":
+            text = value.get("text")
+            texts = [text] if isinstance(text, str) else text
+            return "\n".join(texts) if _are_strings(texts) and texts else None
+        case "rating":
+            rating = value.get("rating")
+            return rating if isinstance(rating, int) and not isinstance(rating, bool) else None
+        case "preference":
+            return {"left": 0, "right": 1}.get(str(value.get("selected")))
+    ranked = value.get("ranker")
+    order = (
+        next((each for each in ranked.values() if isinstance(each, list)), []) if isinstance(ranked, Mapping) else []
+    )
+    ids = [candidate["id"] for candidate in _ranked_candidates(content)]
+    return [ids.index(id) for id in order] if order and set(map(str, order)) <= set(ids) else None
+
+
+def _ranked_candidates(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    listed = foreign_parts(content, LabelStudio.key).get("list", {})
+    return listed.get("candidates") or _candidate_list(content.get("candidates") or [])
+
+
+def _read_spans(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    spans = []
+    for value in values:
+        labels, start, end = value.get("labels"), value.get("start"), value.get("end")
+        if not _are_strings(labels) or type(start) is not int or type(end) is not int:
+            return None
+        spans += [{"start": start, "end": end, "label": label} for label in labels or ()]
+    return sorted(spans, key=lambda span: (span["start"], span["end"], span["label"]))
+
+
+def _survey_regions(question: str, regions: Sequence[Mapping[str, Any]], survey: Survey) -> None:
+    kind = regions[0].get("type")
+    values = [region["value"] for region in regions if isinstance(region.get("value"), Mapping)]
+    if kind in ("choices", "taxonomy") and values:
+        labels = [
+            label if isinstance(label, str) else _path(label)
+            for value in values
+            for label in _strings_or_paths(value.get("choices", value.get("taxonomy")))
+        ]
+        survey.add(question, "choice" if len(labels) == 1 else "choices", tuple(labels))
+    elif kind == "labels":
+        survey.add(question, "spans", tuple(label for value in values for label in value.get("labels") or ()))
+    else:
+        kinds = {of_type: name for name, (_, _, of_type) in _CONTROLS.items() if name != "rewrite"}
+        if kind in kinds:
+            survey.add(question, kinds[str(kind)])
+
+
+def _control(shape: Shape) -> tuple[str, str, str]:
+    name, target, kind = _CONTROLS[shape.kind]
+    return (shape.question or name), target, kind
+
+
+def _region_difference(region: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a region has other than ours; None for what it lacks."""
+    other = {name: value for name, value in region.items() if written.get(name) != value}
+    return other | {name: None for name in written if name not in region}
+
+
+def _span_key(region: Mapping[str, Any]) -> tuple[Any, ...]:
+    value = region.get("value", {})
+    return value.get("start", 0), value.get("end", 0), str((value.get("labels") or [""])[0])
+
+
+def _candidate_key(data: Mapping[str, Any], shape: Shape) -> str | None:
+    if shape.kind not in ("ranking", "preference") and "candidates" not in data:
+        return None
+    for name in ("candidates", *data):
+        value = data.get(name)
+        if isinstance(value, list) and len(value) > 1 and all(_is_candidate(each) for each in value):
+            return name
+    return None
+
+
+def _is_candidate(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("body"), str) and isinstance(value.get("id"), str)
+
+
+def _candidate_list(candidates: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"id": str(number), "title": "", "body": candidate} for number, candidate in enumerate(candidates)]
+
+
+def _is_dialogue(turns: Any) -> bool:
+    return (
+        isinstance(turns, list)
+        and bool(turns)
+        and all(isinstance(t, Mapping) and _are_strings([t.get("role"), t.get("content")]) for t in turns)
+    )
+
+
+def _are_strings(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _strings_or_paths(values: Any) -> list[Any]:
+    return values if isinstance(values, list) and all(isinstance(v, str) or _are_strings(v) for v in values) else []
+
+
+def _path(labels: Sequence[str]) -> str:
+    return " / ".join(labels)
+
+
+def _objects(values: Any) -> list[Mapping[str, Any]]:
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _time(value: Any) -> str | None:
+    """Returns a time of the tool in UTC and ISO format; None if it is none."""
+    try:
+        time = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
