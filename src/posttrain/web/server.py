@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Collection
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import h11
@@ -170,6 +171,16 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
 
 
+class _Server(uvicorn.Server):
+    """Tells the app that it is about to end, so that open streams do."""
+
+    on_exit: Callable[[], object]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.on_exit()
+
+
 class HostCheck:
     """Passes on requests to hosts in a list, and answers others with 421.
 
@@ -273,11 +284,14 @@ def serve(
         h11_max_incomplete_event_size=_HEAD_BYTES,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True
         on_end()
+
+    # uvicorn handles some signals itself while it runs.
+    server.on_exit = on_end
 
     # uvicorn raises the signal again after its shutdown; our handler absorbs it, so that the process exits with 0.
     with handle_signals(END_SIGNALS, end), listener:
