@@ -279,6 +279,25 @@ class QueueContract:
         assert not set(shown) & set(answer_all(q, "anna"))
         assert set(answer_all(q, "ben", "cash")) == set()
 
+    def test_items_are_fetched_ahead(self, queue: Open) -> None:
+        """A page shows one item while it has a lease of the next: no item twice, and gold items as often as always."""
+        q = queue(gold_rate=0.3)
+        q.add_batch("b", "choice", new_items(60), labels=LABELS, gold=gold_items(["cash"] * 100), seed=1)
+        seen: list[int] = []
+        shown, ahead = q.next("anna"), None
+        while shown is not None:
+            ahead = q.next("anna", besides=[shown.item])
+            # Asked again, after a lost reply or by a page that is loaded anew: the same two, the oldest first.
+            assert q.next("anna", besides=[shown.item]) == ahead
+            assert q.next("anna").item == shown.item  # type: ignore[union-attr]
+            seen.append(shown.item)
+            q.answer(shown.item, "anna", "card")
+            shown = ahead
+        assert len(set(seen)) == len(seen)
+        _, gold = q.gold_score("anna")
+        assert len(seen) == 60 + gold
+        assert 10 < gold < 45
+
     def test_too_many_wrong_gold_answers_pause_an_account(self, queue: Open, metadata: Metadata, clock: Clock) -> None:
         add_accounts(metadata, "anna", "root")
         q = queue(gold_rate=0.5, gold_minimum=4, gold_threshold=0.75, check=0)

@@ -148,6 +148,13 @@ class BatchQueries:
             done_at=self.now() + timedelta(hours=left / rate) if left and rate else None,
         )
 
+    def count_answers(self, batch: str, annotator: str) -> int:
+        """Counts the answers of an annotator in a batch, those to gold items among them."""
+        query = select(func.count()).select_from(label_answers).join(label_items)
+        mine = (label_items.c.batch == batch) & (label_answers.c.annotator == annotator)
+        with self.metadata.reading() as connection:
+            return connection.scalar(query.where(mine, COUNTS, label_answers.c.status == "answered")) or 0
+
     def item(self, id: int) -> Item:
         """Returns an item with its answers.
 

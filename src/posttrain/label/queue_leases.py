@@ -1,6 +1,6 @@
 """Leases: gives each annotator the next item, for a time in which others are given other items."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,7 +25,7 @@ class LeaseQueries(ReviewQueries):
         super().__init__(metadata, config, now)
         self._commits = CommitGroup(metadata)
 
-    def next(self, annotator: str, batch: str | None = None) -> Task | None:
+    def next(self, annotator: str, batch: str | None = None, besides: Sequence[int] = ()) -> Task | None:
         """Leases the annotator the next item, or returns the item that he has a lease of, with a new end.
 
         Never an item that he has answered, skipped or flagged, and never one that others are answering already as often
@@ -35,6 +35,7 @@ class LeaseQueries(ReviewQueries):
         Args:
             annotator: Name of the account.
             batch: Only items of this batch; None: of every open one.
+            besides: Items that he has a lease of already: a page fetches the next one while the present one is shown.
 
         Returns:
             None if there is nothing for him to answer at the moment.
@@ -42,7 +43,7 @@ class LeaseQueries(ReviewQueries):
         Raises:
             PausedError: his account is paused; the message is the sentence to him.
         """
-        return self._commits.run(lambda: self._next(annotator, batch))
+        return self._commits.run(lambda: self._next(annotator, batch, besides))
 
     def renew(self, item: int, annotator: str) -> datetime:
         """Extends the lease of an item that somebody works on for long; returns its new end.
@@ -65,39 +66,41 @@ class LeaseQueries(ReviewQueries):
         with self.metadata.transaction() as connection:
             connection.execute(delete(label_leases).where(lease_of(item, annotator)))
 
-    def _next(self, annotator: str, batch: str | None) -> Task | None:
+    def _next(self, annotator: str, batch: str | None, besides: Sequence[int]) -> Task | None:
         with self.metadata.transaction() as connection:
             paused = connection.scalar(select(accounts.c.paused).where(accounts.c.name == annotator))
             if paused is not None:
                 raise PausedError(paused)
-            held = self._held_item(connection, annotator, batch)
+            held = self._held_item(connection, annotator, batch, besides)
             if held is not None:
                 self._lease(connection, held, annotator)
                 return self._task(connection, self._item_row(connection, held), annotator)
             for each in self.batches("open"):
                 if batch not in (None, each.name):
                     continue
-                id = self._free_item(connection, each, annotator)
+                id = self._free_item(connection, each, annotator, besides)
                 if id is not None:
-                    id = self._gold_item(connection, each, annotator) or id
+                    id = self._gold_item(connection, each, annotator, besides) or id
                     self._lease(connection, id, annotator, started=True)
                     return self._task(connection, self._locked_item(connection, id), annotator)
         return None
 
-    def _held_item(self, connection: Connection, annotator: str, batch: str | None) -> int | None:
-        """Returns the item that the annotator has a lease of and may still answer."""
+    def _held_item(
+        self, connection: Connection, annotator: str, batch: str | None, besides: Sequence[int]
+    ) -> int | None:
+        """Returns the item, none of ``besides``, that the annotator has a lease of and may still answer."""
         query = (
             select(label_items.c.id)
             .join(label_leases, label_leases.c.item == label_items.c.id)
             .join(label_batches, label_items.c.batch == label_batches.c.name)
             .where(label_leases.c.annotator == annotator, label_leases.c.ends_at > self.now())
-            .where(label_items.c.status == "open", label_batches.c.status == "open")
+            .where(label_items.c.status == "open", label_batches.c.status == "open", label_items.c.id.not_in(besides))
             .order_by(label_leases.c.started_at, label_items.c.id)
             .limit(1)
         )
         return connection.scalar(query if batch is None else query.where(label_items.c.batch == batch))
 
-    def _free_item(self, connection: Connection, batch: Batch, annotator: str) -> int | None:
+    def _free_item(self, connection: Connection, batch: Batch, annotator: str, besides: Sequence[int]) -> int | None:
         """Locks and returns the item of the highest priority that is free for the annotator."""
         item, lease = label_items.c, label_leases.c
         others = (lease.item == item.id) & (lease.annotator != annotator) & (lease.ends_at > self.now())
@@ -110,7 +113,7 @@ class LeaseQueries(ReviewQueries):
             .limit(1)
             .with_for_update(skip_locked=True, of=label_items)
         )
-        taken: list[int] = []
+        taken = list(besides)
         while True:
             id: int | None = connection.scalar(query.where(item.id.not_in(taken)) if taken else query)
             # PostgreSQL locks the row that the query saw: another transaction may have leased it since, and ended.
@@ -132,13 +135,14 @@ class LeaseQueries(ReviewQueries):
         live = (lease.item == row["id"]) & (lease.annotator != annotator) & (lease.ends_at > self.now())
         return connection.scalar(select(func.count()).select_from(label_leases).where(live)) or 0
 
-    def _gold_item(self, connection: Connection, batch: Batch, annotator: str) -> int | None:
+    def _gold_item(self, connection: Connection, batch: Batch, annotator: str, besides: Sequence[int]) -> int | None:
         """Returns a gold item that the annotator has never seen, if it is time for one."""
         if not batch.settings["gold"]:
             return None
         item, answer = label_items.c, label_answers.c
         of_batch = select(func.count()).select_from(label_answers).join(label_items).where(item.batch == batch.name)
-        count = connection.scalar(of_batch.where(COUNTS, answer.annotator == annotator))
+        # Items fetched ahead count as answered: else the same draw would decide several of them.
+        count = (connection.scalar(of_batch.where(COUNTS, answer.annotator == annotator)) or 0) + len(besides)
         if hash_fraction(batch.settings["seed"], "gold", batch.name, annotator, count) >= batch.settings["gold_rate"]:
             return None
         # By record: the same gold items come with every batch.
@@ -147,7 +151,9 @@ class LeaseQueries(ReviewQueries):
             .join(label_answers, answer.item == item.id)
             .where(COUNTS, answer.annotator == annotator, IS_GOLD)
         )
-        unseen = (item.batch == batch.name) & IS_GOLD & (item.status == "open") & item.record.not_in(seen)
+        ahead = select(item.record).where(item.id.in_(besides))
+        unseen = (item.batch == batch.name) & IS_GOLD & (item.status == "open")
+        unseen &= item.record.not_in(seen) & item.record.not_in(ahead)
         ids = list(connection.scalars(select(item.id).where(unseen).order_by(item.id)))
         # Not in one order for everybody, so that nobody can tell others which ones they are.
         draw = hash_fraction(batch.settings["seed"], "which gold", annotator, count)

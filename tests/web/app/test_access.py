@@ -45,11 +45,17 @@ OPERATIONS: dict[tuple[str, str], tuple[str, Any]] = {
     ("GET", "/guidelines"): ("viewer", None),
     ("POST", "/guidelines"): ("reviewer", {"text": "Read twice."}),
     ("GET", "/guidelines/outdated"): ("reviewer", None),
+    ("GET", "/guidelines/{version}"): ("viewer", None),
 }
 
 
 def send(client: Any, method: str, path: str, body: Any = None, **headers: str) -> Any:
-    path = path.replace("/items/{id}", "/items/1").replace("{id}", "0" * 16).replace("{name}", "nobody")
+    path = (
+        path.replace("/items/{id}", "/items/1")
+        .replace("{id}", "0" * 16)
+        .replace("{name}", "nobody")
+        .replace("{version}", "1")
+    )
     return client.request(method, f"/api{path}", json=body, headers=headers)
 
 

@@ -14,6 +14,7 @@ from posttrain.web.access import Site
 from posttrain.web.api.labelling import labelling_routes
 from posttrain.web.api.loop import loop_routes
 from posttrain.web.api.people import people_routes
+from posttrain.web.api.review import review_routes
 from posttrain.web.request_bodies import JsonBodies, RequestRejected, rejection_response
 
 _DESCRIPTION = """Labelling and the state of the loop, as the pages use them.
@@ -32,6 +33,7 @@ def api_app(site: Site) -> FastAPI:
     app.state.site = site
     app.include_router(people_routes(site))
     app.include_router(labelling_routes(site))
+    app.include_router(review_routes(site))
     app.include_router(loop_routes(site))
     app.add_middleware(JsonBodies)
     _handle_errors(app)

@@ -1,6 +1,7 @@
-"""The API of labelling: items, answers, batches, review, quality and guidelines."""
+"""The API of labelling: items, answers, batches and their quality."""
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from threading import Lock
 from typing import Annotated, Any
@@ -9,7 +10,6 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from posttrain.label.audit import record_change
 from posttrain.label.quality.report import QualityInputs, quality_report
 from posttrain.label.queue_rows import PausedError, Receipt, Task
 from posttrain.label.tokens import NotFound
@@ -22,6 +22,11 @@ _REPORT_SECONDS = 10.0
 
 Seconds = Annotated[float | None, Field(ge=0, le=1e6, description="Time from showing the item; null: since its lease.")]
 BatchName = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f]+$", description="Only of this batch.")]
+OfBatch = Annotated[str | None, Field(max_length=200, description="The next item: only of this batch.")]
+Besides = Annotated[
+    list[Annotated[int, Field(ge=1, le=MAX_INTEGER)]],
+    Field(max_length=2, description="Items that the sender has a lease of: not these but one more, to show it later."),
+]
 AndNext = Annotated[bool, Field(description="Also return the next item, which saves a request.")]
 
 
@@ -56,7 +61,8 @@ class Stored(BaseModel):
 
 
 class NextRequest(Body):
-    batch: Annotated[str | None, Field(max_length=200)] = None
+    batch: OfBatch = None
+    besides: Besides = Field(default_factory=list)
 
 
 class Answer(Body):
@@ -69,12 +75,16 @@ class Answer(Body):
         int | None, Field(ge=0, le=MAX_INTEGER, description="Index of the answer in the order of the labels shown.")
     ] = None
     next: AndNext = False
+    batch: OfBatch = None
+    besides: Besides = Field(default_factory=list)
 
 
 class Skip(Body):
     reason: Note | None = None
     seconds: Seconds = None
     next: AndNext = False
+    batch: OfBatch = None
+    besides: Besides = Field(default_factory=list)
 
 
 class Flag(Body):
@@ -84,6 +94,8 @@ class Flag(Body):
     answer: Any = None
     seconds: Seconds = None
     next: AndNext = False
+    batch: OfBatch = None
+    besides: Besides = Field(default_factory=list)
 
 
 class Undo(Body):
@@ -112,80 +124,16 @@ class BatchState(BaseModel):
     done: int
     dropped: int
     answers: int
+    mine: int = Field(description="Answers of the sender.")
     left: int
     rate: float | None
     done_at: datetime | None
 
 
-class GivenAnswer(BaseModel):
-    """An answer, skip or flag as reviewers see it."""
-
-    annotator: str
-    status: str
-    answer: Any
-    note: str | None
-    seconds: float | None
-    guideline: int
-    created_at: datetime
-
-
-class ReviewItem(BaseModel):
-    """An item with its answers side by side."""
-
-    id: int
-    batch: str
-    record: str
-    kind: str
-    content: dict[str, Any]
-    labels: list[str] | None
-    suggestion: dict[str, Any] | None
-    reason: str | None
-    status: str
-    cause: str | None = Field(description="Why it is in review: flagged, skipped or disagreement.")
-    resolution: dict[str, Any] | None
-    answers: list[GivenAnswer]
-
-
-class Resolution(Body):
-    """A reviewer's decision."""
-
-    answer: Any
-    note: Note | None = None
-
-
-class Drop(Body):
-    note: Note | None = None
-
-
-class Guideline(BaseModel):
-    version: int
-    text: str = Field(description="Markdown.")
-    author: str
-    note: str | None
-    created_at: datetime
-
-
-class NewGuideline(Body):
-    text: Annotated[str, Field(min_length=1, max_length=200_000)]
-    note: Note | None = None
-
-
-class OutdatedAnswer(BaseModel):
-    """An answer given under an earlier guideline."""
-
-    answer_id: int
-    item: int
-    record: str
-    batch: str
-    annotator: str
-    answer: Any
-    guideline: int
-
-
 def labelling_routes(site: Site) -> APIRouter:
     """Builds the routes."""
     router = APIRouter(responses=ERRORS, tags=["labelling"])
-    queue, metadata = site.queue, site.workspace.metadata
+    queue = site.queue
     reports = _Reports(site)
 
     @router.post("/items/next", **least("annotator"))
@@ -193,7 +141,7 @@ def labelling_routes(site: Site) -> APIRouter:
         """Leases the sender the next item, or returns the one that the sender has a lease of."""
         if body.batch is not None and queue.batch(body.batch) is None:
             raise NotFound(f"there is no batch `{body.batch}`")
-        return _next(sender, body.batch)
+        return _next(sender, body.batch, body.besides)
 
     @router.post("/items/{id}/answer", status_code=201, **least("annotator"))
     def answer(id: ItemId, body: Answer, sender: Sender) -> Stored:
@@ -201,18 +149,18 @@ def labelling_routes(site: Site) -> APIRouter:
         receipt = queue.answer(
             id, sender.name, body.answer, note=body.note, seconds=body.seconds, position=body.position
         )
-        return _stored(receipt, sender, body.next)
+        return _stored(receipt, sender, body)
 
     @router.post("/items/{id}/skip", status_code=201, **least("annotator"))
     def skip(id: ItemId, body: Skip, sender: Sender) -> Stored:
         """Leaves an item to others."""
-        return _stored(queue.skip(id, sender.name, body.reason, seconds=body.seconds), sender, body.next)
+        return _stored(queue.skip(id, sender.name, body.reason, seconds=body.seconds), sender, body)
 
     @router.post("/items/{id}/flag", status_code=201, **least("annotator"))
     def flag(id: ItemId, body: Flag, sender: Sender) -> Stored:
         """Sends an item to review."""
         receipt = queue.flag(id, sender.name, body.note, body.answer, seconds=body.seconds)
-        return _stored(receipt, sender, body.next)
+        return _stored(receipt, sender, body)
 
     @router.post("/undo", **least("annotator"))
     def undo(body: Undo, sender: Sender) -> NextTask:
@@ -231,85 +179,39 @@ def labelling_routes(site: Site) -> APIRouter:
         queue.give_back(id, sender.name)
 
     @router.get("/batches", **least("viewer"))
-    def batches(name: BatchName | None = None) -> list[BatchState]:
+    def batches(sender: Sender, name: BatchName | None = None) -> list[BatchState]:
         """Lists the batches with their progress, oldest first."""
         # The settings stay here: with the seed an annotator could tell gold items and planted suggestions.
         return [
-            BatchState(**vars(queue.progress(batch.name)) | _columns(batch, BatchState))
+            BatchState(
+                **vars(queue.progress(batch.name)) | columns(batch, BatchState),
+                mine=queue.count_answers(batch.name, sender.name),
+            )
             for batch in queue.batches()
             if name in (None, batch.name)
         ]
-
-    @router.get("/review", **least("reviewer"))
-    def review(batch: BatchName | None = None, count: Annotated[int, Query(ge=1, le=500)] = 50) -> list[ReviewItem]:
-        """Lists the items in review, each with its answers side by side."""
-        return [_review_item(item) for item in queue.review_list(batch)[:count]]
-
-    @router.post("/items/{id}/resolve", **least("reviewer"))
-    def resolve(id: ItemId, body: Resolution, sender: Sender) -> ReviewItem:
-        """Decides an item for good, whatever was answered; a later decision replaces an earlier one."""
-        with metadata.transaction():
-            before = queue.item(id).resolution
-            item = queue.resolve(id, sender.name, body.answer, body.note)
-            _record(sender, "resolve item", str(id), before, item.resolution)
-        return _review_item(item)
-
-    @router.post("/items/{id}/drop", **least("reviewer"))
-    def drop(id: ItemId, body: Drop, sender: Sender) -> ReviewItem:
-        """Takes an item out of the result."""
-        with metadata.transaction():
-            before = queue.item(id).resolution
-            item = queue.drop(id, sender.name, body.note)
-            _record(sender, "drop item", str(id), before, item.resolution)
-        return _review_item(item)
 
     @router.get("/quality", **least("reviewer"))
     def quality(batch: BatchName | None = None) -> dict[str, Any]:
         """Reports agreement, gold accuracy, consensus, confusions, work, cost, outlook and alarms."""
         return reports.get(batch)
 
-    @router.get("/guidelines", **least("viewer"))
-    def guidelines() -> list[Guideline]:
-        """Lists all versions of the guideline, oldest first."""
-        return [Guideline(**row) for row in queue.guidelines()]
-
-    @router.post("/guidelines", status_code=201, **least("reviewer"))
-    def add_guideline(body: NewGuideline, sender: Sender) -> Guideline:
-        """Adds a version of the guideline, which counts from now on."""
-        with metadata.transaction():
-            before = queue.guideline()
-            version = queue.add_guideline(body.text, sender.name, body.note)
-            if before is None or before["version"] != version:
-                texts = [None if text is None else {"text": text} for text in (before and before["text"], body.text)]
-                _record(sender, "add guideline", f"version {version}", *texts)
-            return Guideline(**(queue.guideline(version) or {}))
-
-    @router.get("/guidelines/outdated", **least("reviewer"))
-    def outdated(
-        version: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None, batch: BatchName | None = None
-    ) -> list[OutdatedAnswer]:
-        """Lists answers that were given under an earlier guideline, and may need another look."""
-        return [OutdatedAnswer(**row) for row in queue.outdated_answers(version, batch)]
-
-    def _next(sender: Sender, batch: str | None = None) -> NextTask:
+    def _next(sender: Sender, batch: str | None = None, besides: Sequence[int] = ()) -> NextTask:
         try:
-            task = queue.next(sender.name, batch)
+            task = queue.next(sender.name, batch, besides)
         except PausedError as error:
             return NextTask(task=None, paused=str(error))
         return NextTask(task=None if task is None else _shown(task))
 
-    def _stored(receipt: Receipt, sender: Sender, and_next: bool) -> Stored:
+    def _stored(receipt: Receipt, sender: Sender, body: Answer | Skip | Flag) -> Stored:
         # Without the item's status: of a gold item, and of one that is checked, it differs from that of the others.
-        following = _next(sender) if and_next else NextTask(task=None)
+        following = _next(sender, body.batch, body.besides) if body.next else NextTask(task=None)
         return Stored(
             answer_id=receipt.answer_id,
             repeated=receipt.repeated,
             paused=receipt.paused or following.paused,
             next=following.task,
         )
-
-    def _record(sender: Sender, action: str, target: str, before: Any, after: Any) -> None:
-        record_change(metadata, sender.name, action, target, before, after)
 
     return router
 
@@ -341,14 +243,9 @@ class _Reports:
 
 
 def _shown(task: Task) -> ShownTask:
-    return ShownTask(**_columns(task, ShownTask))
+    return ShownTask(**columns(task, ShownTask))
 
 
-def _review_item(item: Any) -> ReviewItem:
-    answers = [GivenAnswer(**_columns(answer, GivenAnswer)) for answer in item.answers]
-    return ReviewItem(**_columns(item, ReviewItem) | {"cause": item.cause, "answers": answers})
-
-
-def _columns(row: Any, model: type[BaseModel]) -> dict[str, Any]:
+def columns(row: Any, model: type[BaseModel]) -> dict[str, Any]:
     """Returns the fields of a row that a model shows."""
     return {name: value for name, value in vars(row).items() if name in model.model_fields}
