@@ -1,6 +1,7 @@
 """The status of a loop, and the history of its models, records and rounds."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ def test_the_status_has_rounds_champion_and_times(finished_loop: Any) -> None:
 
 def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:
     state = open_loop(small()).status
+    stages = state.pop("stages")
+    assert {(stage["state"], stage["seconds"]) for stage in stages} == {("open", 0)}
+    assert [stage["name"] for stage in stages][:3] == ["collect", "fetch", "score"]
     assert state == {
         "round": None,
         "rounds_wanted": 2,
@@ -43,6 +47,7 @@ def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:
         "waiting": None,
         "rounds": [],
         "final": None,
+        "working": False,
     }
 
 
@@ -55,6 +60,31 @@ def test_the_status_of_an_open_round(small: Any, open_loop: Open) -> None:
     assert state["rounds"][1]["decision"] is None
     assert state["rounds"][1]["metrics"] == {}
     assert state["champion"]["round"] == 0
+    states = {stage["name"]: stage["state"] for stage in state["stages"]}
+    # The base model was fetched in round 0, whose work this round shares.
+    assert states["collect"] == states["fetch"] == states["train"] == "done"
+    assert states["evaluate"] == states["deploy"] == "open"
+
+
+def test_a_stage_runs_only_while_a_process_holds_the_lock(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small())
+    loop.run(until="label")
+    loop.metadata.start_run("train", "0" * 64, round=1)
+    with loop.store.lock():
+        loop.metadata.start_run("train", "1" * 64, round=1)
+        assert {stage["name"]: stage["state"] for stage in loop.status["stages"]}["train"] == "running"
+        assert loop.status["working"]
+    assert {stage["name"]: stage["state"] for stage in loop.status["stages"]}["train"] == "failed"
+    note = loop.store.home / "lock.json"
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"pid": 1e99, "host": "x"}',
+        json.dumps({"pid": 2**22 + 1, "host": os.uname().nodename}),
+    ):
+        note.write_text(text)
+        assert loop.status["working"] is (text == '{"pid": 1e99, "host": "x"}')
 
 
 def test_the_champion_shows_its_training_records(finished_loop: Any, small: Any) -> None:

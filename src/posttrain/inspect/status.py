@@ -1,13 +1,19 @@
 """Reports the state of the loop, for people and programs."""
 
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from posttrain.inspect.champion import champion_problems
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
 from posttrain.loop.state import RoundState
-from posttrain.store.rows import Round
+from posttrain.store.errors import UserError
+from posttrain.store.rows import Round, Run
 from posttrain.store.workspace import Workspace
 
 
@@ -18,9 +24,14 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics, path and
         damage (a line for each file that is missing or has another size), or None; ``waiting``: what the loop waits
         for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
-        stage), model_seconds; ``final``: the champion and its metrics on all test records, or None; ``rounds_wanted``.
+        stage), model_seconds; ``final``: the champion and its metrics on all test records, or None; ``rounds_wanted``;
+        ``stages``: of the round in progress, or of the last one, each stage's name, state (``done``, ``running``,
+        ``waiting``, ``failed`` or ``open``) and seconds; ``working``: whether a process works on the loop.
     """
     rounds = workspace.metadata.rounds()
+    # All at once: two queries for each of many rounds would be too slow for a page that follows the loop.
+    runs = workspace.metadata.runs()
+    working = is_working(workspace)
     finished = finished_states(workspace)
     champion = _champion(workspace)
     return {
@@ -28,15 +39,59 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         "rounds_wanted": config.rounds,
         "champion": champion,
         "waiting": _waiting(workspace),
-        "rounds": [_round(workspace, entry) for entry in rounds],
+        "rounds": [_round(entry, [run for run in runs if run.round == entry.number]) for entry in rounds],
         "final": finished[-1].final_of(champion["id"]) if finished and champion else None,
+        "stages": _stages(config, rounds, runs, working),
+        "working": working,
     }
+
+
+def is_working(workspace: Workspace) -> bool:
+    """Returns whether a process holds the workspace's lock, as far as its note tells."""
+    # The lock itself is not tried: a run that starts in that moment would be refused.
+    try:
+        holder = json.loads((workspace.home / "lock.json").read_bytes())
+        if holder["host"] == platform.node():
+            os.kill(int(holder["pid"]), 0)
+    except PermissionError:
+        return True  # the process is another user's
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _stages(config: Config, rounds: Sequence[Round], runs: Sequence[Run], working: bool) -> list[dict[str, Any]]:
+    """Reports the stages of the round in progress, or of the last one."""
+    try:
+        steps = ROUND_ZERO if rounds and rounds[-1].number == 0 else round_steps(config)
+    except UserError:
+        steps = ROUND  # a stage of one's own that is gone must not hide the others
+    names = [step.name for step in steps]
+    runs_of = {name: [run for run in runs if rounds and run.round == rounds[-1].number] for name in names}
+    runs_of = {name: [run for run in ours if run.stage.split(" ")[0] == name] for name, ours in runs_of.items()}
+    begun = [at for at, name in enumerate(names) if runs_of[name]]
+    stages = []
+    for at, name in enumerate(names):
+        last = runs_of[name][-1].status if runs_of[name] else None
+        # A stage whose work an earlier round did has no run of its own.
+        if (rounds and rounds[-1].status == "done") or last == "done" or (last is None and begun and at < begun[-1]):
+            state = "done"
+        elif last == "running":
+            state = "running" if working else "failed"
+        else:
+            state = last or "open"
+        stages.append({"name": name, "state": state, "seconds": sum(run.seconds or 0.0 for run in runs_of[name])})
+    return stages
 
 
 def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
     """Sums the seconds of finished work by stage in one round."""
+    return _stage_seconds(workspace.metadata.runs(round=number, status="done"))
+
+
+def _stage_seconds(runs: Iterable[Run]) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for run in workspace.metadata.runs(round=number, status="done"):
+    for run in runs:
         # `collect pool`, `collect test` and `collect labelled` are one stage to a reader.
         stage = run.stage.split(" ")[0]
         seconds[stage] = seconds.get(stage, 0.0) + (run.seconds or 0.0)
@@ -45,7 +100,10 @@ def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
 
 def model_seconds(workspace: Workspace, number: int) -> float:
     """Sums the seconds of one round in which a model was computing: training, scoring, answering, timing."""
-    runs = workspace.metadata.runs(round=number, status="done")
+    return _model_seconds(workspace.metadata.runs(round=number, status="done"))
+
+
+def _model_seconds(runs: Iterable[Run]) -> float:
     # By task and not by stage: a stage also reads, writes and hashes files.
     return sum(sum(run.detail.get("tasks", {}).values()) for run in runs)
 
@@ -73,8 +131,9 @@ def _waiting(workspace: Workspace) -> str | None:
     return RoundState.from_row(rounds[-1]).waits_for
 
 
-def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:
+def _round(entry: Round, runs: Sequence[Run]) -> dict[str, Any]:
     state = RoundState.from_row(entry)
+    done = [run for run in runs if run.status == "done"]
     return {
         "round": entry.number,
         "status": entry.status,
@@ -82,6 +141,6 @@ def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:
         "metrics": state.metrics or {},
         "decision": state.action,
         "seconds": entry.seconds,
-        "stages": stage_seconds(workspace, entry.number),
-        "model_seconds": model_seconds(workspace, entry.number),
+        "stages": _stage_seconds(done),
+        "model_seconds": _model_seconds(done),
     }

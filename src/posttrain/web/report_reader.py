@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,34 @@ _SETS = ("pool", "labelled", "test")
 
 def read_report(workspace: Workspace, config: Config) -> page.Report:
     """Reads the report's content from the rounds so far."""
+    rounds = finished_rounds(workspace)
+    trainings = _trainings(workspace, rounds)
+    lost = {number for number, training in trainings.items() if training is None}
+    loop = read_loop(workspace, config)
+    nodes, edges = read_lineage(workspace)
+    return replace(
+        loop,
+        rounds=tuple(
+            replace(row, note=f"{row.note} The record of its training is not at hand.".lstrip())
+            if row.number in lost
+            else row
+            for row in loop.rounds
+        ),
+        label_counts=_label_counts(workspace, rounds),
+        funnel=read_funnel(workspace),
+        datasets=_datasets(workspace),
+        lineage_nodes=tuple(nodes),
+        lineage_edges=tuple(edges),
+        baseline=_comparison(workspace, config),
+        selections=read_selections(workspace),
+        trainings=tuple(training for training in trainings.values() if training is not None),
+    )
+
+
+def read_loop(workspace: Workspace, config: Config) -> page.Report:
+    """Reads the part of the report that follows from the rounds' rows and the champion's evaluation."""
     state = status(workspace, config)
     rounds = finished_rounds(workspace)
-    nodes, edges = _lineage(workspace, rounds)
     champion = state["champion"]
     damage = (
         [f"The champion is damaged: {'; '.join(champion['damage'])}; {MEND}."]
@@ -46,16 +72,13 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
     first = next(iter(RoundState.from_row(rounds[0]).metrics or {}), "accuracy") if rounds else "accuracy"
     metric = judged.main if judged else first
     champions = _champion_metrics(workspace, rounds, metric)
-    trainings = _trainings(workspace, rounds)
-    lost = {number for number, training in trainings.items() if training is None}
     return page.Report(
         title=f"{workspace.root.name}: {len(rounds)} rounds",
         workspace=workspace.root.name,
         task=_task(config),
         champion=page.Champion(champion["id"], champion["round"], champion["metrics"]) if champion else None,
-        rounds=tuple(_round(workspace, entry, champions[entry.number], entry.number in lost) for entry in rounds),
+        rounds=tuple(_round(workspace, entry, champions[entry.number]) for entry in rounds),
         metric=metric,
-        label_counts=_label_counts(workspace, rounds),
         per_class=tuple(
             page.ClassRow(row["label"], row["support"], row["precision"], row["recall"], row["f1"])
             for row in (main.per_class if main else [])
@@ -65,13 +88,6 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
             for pair in (main.confusion if main else [])
             if pair["expected"] != pair["predicted"]
         ),
-        funnel=_funnel(workspace),
-        datasets=_datasets(workspace),
-        lineage_nodes=tuple(nodes),
-        lineage_edges=tuple(edges),
-        baseline=_comparison(workspace, config),
-        selections=read_selections(workspace),
-        trainings=tuple(training for training in trainings.values() if training is not None),
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=now_text(),
@@ -94,7 +110,7 @@ def _task(config: Config) -> str:
     return f"{instruction} {len(labels)} labels are allowed." if labels else instruction
 
 
-def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...], lost: bool) -> page.RoundRow:
+def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...]) -> page.RoundRow:
     state = RoundState.from_row(entry)
     decision = state.decision or {}
     selection = workspace.metadata.artifact(state.selection or "")
@@ -109,7 +125,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         rules=tuple(page.RuleRow(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
-        note=_note(workspace, state) + (" The record of its training is not at hand." if lost else ""),
+        note=_note(workspace, state),
     )
 
 
@@ -193,7 +209,8 @@ def _label_counts(workspace: Workspace, rounds: list[Round]) -> dict[str, int]:
     return counts
 
 
-def _funnel(workspace: Workspace) -> tuple[page.FunnelRow, ...]:
+def read_funnel(workspace: Workspace) -> tuple[page.FunnelRow, ...]:
+    """Reads how many records of each set came in, and why others were rejected."""
     rows = []
     for name in _SETS:
         row = workspace.metadata.artifact(workspace.metadata.named(name) or "")
@@ -216,8 +233,9 @@ def _datasets(workspace: Workspace) -> tuple[page.DatasetRow, ...]:
     return tuple(rows)
 
 
-def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNode], list[tuple[str, str]]]:
-    """Builds the lineage files → training sets → models → deployments, and marks the path to the champion."""
+def read_lineage(workspace: Workspace) -> tuple[list[LineageNode], list[tuple[str, str]]]:
+    """Reads the lineage files → training sets → models → deployments, and marks the path to the champion."""
+    rounds = finished_rounds(workspace)
     deployments = workspace.metadata.deployments()
     champion = deployments[-1].model_id if deployments else None
     nodes: dict[str, LineageNode] = {}

@@ -27,7 +27,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.3g}%"
 
 
-_MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
+MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
     ("loss", "loss", CurveStyle(number_text, zero=False)),
     ("grad_norm", "gradient norm", CurveStyle(number_text)),
     ("lr", "learning rate", CurveStyle(number_text, mean=False)),
@@ -76,7 +76,7 @@ def training_view(training: TrainingCurves, among: float = 1) -> TrainingView:
     def draw(name: str, values: FloatArray, style: CurveStyle, small: bool = True) -> Chart | None:
         return curve(training.steps, values, name, style, marks=marks, buckets=buckets, small=small)
 
-    (_, name, style), *others = _MEASURES
+    (_, name, style), *others = MEASURES
     small = [draw(title, training.values[key], how) for key, title, how in others]
     small += [draw(key, values, CurveStyle(number_text, zero=False)) for key, values in training.objective.items()]
     return TrainingView(
@@ -96,7 +96,7 @@ def training_view(training: TrainingCurves, among: float = 1) -> TrainingView:
 def _bucket_count(training: TrainingCurves, among: float) -> int:
     """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
     # A stretch has two points of about 15 bytes, and the mean another.
-    curves = len(_MEASURES) + 1 + len(training.objective)
+    curves = len(MEASURES) + 1 + len(training.objective)
     return int(np.clip(_CURVE_BYTES / (among * curves * 45), 16, 320))
 
 
@@ -162,7 +162,7 @@ def _numbers(training: TrainingCurves) -> Table:
     """Builds a table of evenly spaced steps, including the first and the last."""
     columns: list[tuple[str, FloatArray, Callable[[float], str]]] = [
         (title, training.values[key], style.show)
-        for key, title, style in _MEASURES
+        for key, title, style in MEASURES
         if not np.isnan(training.values[key]).all()
     ]
     columns += [(name, values, number_text) for name, values in training.objective.items()]

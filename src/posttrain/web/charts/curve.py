@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from posttrain.web.charts.chart import Chart, Formatter, Option, ticks, truncate, value_axis
+from posttrain.web.charts.chart import Chart, Formatter, Option, series_colour, ticks, truncate, value_axis
 
 FloatArray = NDArray[np.float64]
 
@@ -98,6 +98,48 @@ def curve(
         note=f"{above:,} above" if above else "",
         unit=style.unit,
     )
+
+
+def compared_curves(
+    runs: Sequence[tuple[str, FloatArray, FloatArray]], name: str, style: CurveStyle, *, buckets: int = 160
+) -> Chart | None:
+    """Draws one measure of several trainings over each other; returns None if none has it.
+
+    Args:
+        runs: name, steps float64 [N] and values float64 [N] of each; NaN where nothing was measured.
+        name: name of the measure.
+        buckets: stretches that a long training is thinned to.
+    """
+    measured = [(run, steps, values) for run, steps, values in runs if not np.isnan(values).all()]
+    if not measured:
+        return None
+    together = np.concatenate([values[~np.isnan(values)] for _, _, values in measured])
+    levels = ticks(*_axis_limits(together, style.zero), 4)
+    series = []
+    for number, (run, steps, values) in enumerate(measured):
+        # A moving average where there are many steps: several noisy curves could not be told apart.
+        window = smoothing_window(int((~np.isnan(values)).sum())) if style.mean else 1
+        line = _line(run, *downsample(steps, smooth(values, window), buckets), broad=True)
+        colour = series_colour(number)
+        series.append(line | {"lineStyle": {"color": colour, "width": 2}, "itemStyle": {"color": colour}})
+    last = max(float(steps[-1]) for _, steps, _ in measured)
+    step_axis = {"type": "value", "min": 0, "max": last or 1.0, "minInterval": 1, "name": "step"}
+    option: Option = {
+        "grid": {"top": 10, "bottom": 0},
+        "xAxis": {**step_axis, "splitLine": {"show": False}, "nameLocation": "middle", "splitNumber": 4},
+        "yAxis": value_axis(levels, style.show),
+        "tooltip": {"trigger": "axis"},
+        "legend": {"data": [run for run, _, _ in measured]},
+        "dataZoom": _zoom(max(len(steps) for _, steps, _ in measured), small=True),
+        "series": series,
+    }
+    rows = []
+    for run, _, values in measured:
+        finite = values[~np.isnan(values)]
+        rows.append((run, *(style.show(float(value)) for value in (finite[0], finite.min(), finite.max(), finite[-1]))))
+    title = f"{name} by step of {len(measured)} trainings"
+    columns = ("training", "first", "lowest", "highest", "last")
+    return Chart(title, option, 240, columns, rows, heading=name, unit=style.unit)
 
 
 def _zoom(count: int, small: bool) -> list[Option]:
