@@ -245,14 +245,14 @@ class ModelAnnotator(Annotator):
     """
 
     def __init__(self, teacher: str, people: Annotator) -> None:
-        self.name, self._people = f"model:{teacher}", people
+        self.name, self.people = f"model:{teacher}", people
 
     def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
         accepted = list(request.accepted or [False] * batch.num_rows)
         by_model = [row for row, is_accepted in enumerate(accepted) if is_accepted]
         rest = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
         if not by_model:
-            return self._people.annotate(batch, replace(request, accepted=None))
+            return self.people.annotate(batch, replace(request, accepted=None))
         own = request.take(by_model)
         answered = with_answers(
             batch.take(pa.array(by_model, pa.int64())),
@@ -263,7 +263,7 @@ class ModelAnnotator(Annotator):
         )
         if not rest:
             return answered
-        asked = self._people.annotate(
+        asked = self.people.annotate(
             batch.take(pa.array(rest, pa.int64())), replace(request.take(rest), accepted=None)
         )
         together = pa.concat_tables([answered, asked])

@@ -112,6 +112,8 @@ def load_config(root: Path) -> Config:
         config.select.check_models(root)
         config.gate.check(metric_names(config.evaluate, has_labels))
         _check_objective(config.train.objective)
+        config.label.check_models(has_labels)
+        _check_pseudo(config)
         locate(config.model, root)
         train = config.train.with_teacher_from(root)
     # The default rule depends on what the main suite pairs: a gain in log likelihood where perplexity is measured.
@@ -144,6 +146,14 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     }
     evaluate = config.evaluate.model_copy(update={"suites": suites})
     return config.model_copy(update={"train": train, "evaluate": evaluate})
+
+
+def _check_pseudo(config: Config) -> None:
+    """Raises a UserError for pseudo-labels that the objective cannot train on."""
+    shape = objective_spec(config.train.objective).shape
+    if config.label.pseudo is not None and shape != "completion":
+        what = f"`{config.train.objective}` trains on no records with a label and a weight"
+        raise UserError(what, where="label.pseudo", fix="use sft, or null here")
 
 
 def _check_objective(name: str) -> None:

@@ -16,8 +16,10 @@ from posttrain.loop.stages.deploy import Deploy
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.stages.label import Label
+from posttrain.loop.stages.pseudo import PseudoLabel
 from posttrain.loop.stages.score import Score
 from posttrain.loop.stages.select import Select
+from posttrain.loop.stages.suggest import Suggest
 from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState, save_state
 from posttrain.store.errors import UserError, Waiting, suggest
@@ -30,8 +32,10 @@ ROUND: tuple[type[RoundStep], ...] = (
     Score,
     Select,
     Answer,
+    Suggest,
     Label,
     BuildDataset,
+    PseudoLabel,
     Train,
     Evaluate,
     Decide,

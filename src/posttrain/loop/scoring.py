@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from posttrain.evaluate.suite import read_evaluation
@@ -17,6 +18,8 @@ from posttrain.select.scores.calibration import calibrate_champion
 from posttrain.select.scores.config import CHAMPION
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import ScoreCache, ScoringModel
+from posttrain.select.scores.table import embed_records
+from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_stats
 
 
@@ -46,7 +49,7 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
         if "forgetting_events" in names
         else (),
         judge=_judge(context, names),
-        sentences=_sentence_model(context.config.select.scoring.embeddings),
+        sentences=sentence_model(context.config.select.scoring.embeddings),
         temperature=temperature,
     )
 
@@ -100,7 +103,10 @@ def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None
         model.id for model in (scoring.model, *scoring.committee, *scoring.past_champions, scoring.sentences) if model
     }
     # The previous champion's too: after a rollback its scores would have to be computed again.
-    scoring.cache.keep_only(models | {registry.champion_id, *registry.earlier_champions()[:1]})
+    models |= {registry.champion_id, *registry.earlier_champions()[:1]}
+    if head := head_embedder(context.config.label.head.embedder):
+        models.add(head)
+    scoring.cache.keep_only(models)
 
 
 def _cache_name(context: RoundContext) -> str:
@@ -134,7 +140,32 @@ def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:
     return ScoringModel(digest(file_stats(folder)), TaskConfig(), load)
 
 
-def _sentence_model(name: str) -> ScoringModel | None:
+def head_embedder(name: str | None) -> str | None:
+    """Returns the key of the linear head's sentence model; None where there is none, or it is not installed."""
+    if name is None:
+        return None
+    try:
+        return embedder_key(name)
+    except UserError:
+        return None
+
+
+def sentence_embeddings(context: RoundContext, name: str, records: pa.Table) -> np.ndarray:
+    """Embeds records by a sentence model, float32 [N, D], in the cache that scores have.
+
+    Args:
+        context: The round.
+        name: A folder, a Hub id or `minilm`.
+        records: RECORD table.
+    """
+    model = sentence_model(name)
+    assert model is not None, "the champion's hidden states are no sentence model's"
+    cache = ScoreCache(context.workspace.home / _cache_name(context))
+    return embed_records(ScoringContext(model, cache=cache, sentences=model), records)
+
+
+def sentence_model(name: str) -> ScoringModel | None:
+    """Returns the model that embeds records; None for the champion's hidden states."""
     if name == CHAMPION:
         return None
 

@@ -45,6 +45,7 @@ def train(
     sink: Sink | None = None,
     profile: Path | None = None,
     difficulties: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Trains a model on labelled records.
 
@@ -59,6 +60,7 @@ def train(
         sink: receives the values of every step.
         profile: folder of a profile, if the config asks for one.
         difficulties: float [records], higher is harder, in place of the column that the curriculum names.
+        weights: float [records], of the records in the loss, times the column that the config names.
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (number of those longer than
@@ -80,7 +82,7 @@ def train(
     config = config.with_teacher_from(Path())
     if config.precision == "auto":
         config = config.with_precision(choose_precision(count_weights(source)))
-    data = read_training_set(str(source), records, config, task, scratch, difficulties)
+    data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
     units = data.units
     # Before the model is loaded: a head that the base model lacks is drawn at random.
     torch.manual_seed(seed)

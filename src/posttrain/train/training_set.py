@@ -46,6 +46,7 @@ def read_training_set(
     task: TaskConfig,
     scratch: Path,
     difficulties: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> TrainingSet:
     """Tokenises the records, or loads their token set, and checks them against the model.
 
@@ -56,6 +57,7 @@ def read_training_set(
         task: task of the model.
         scratch: folder of the token sets.
         difficulties: float [records], in place of the column that the curricula name.
+        weights: float [records], of the records in the loss, times those of the column that the config names.
 
     Raises:
         UserError: there is no record, or one cannot be used.
@@ -64,7 +66,7 @@ def read_training_set(
         raise UserError("there is no labelled record to train on")
     if difficulties is None:
         difficulties = _record_difficulties(config, records)
-    counts, weightless = _record_weights(config, records), []
+    counts, weightless = _record_weights(config, records, weights), []
     if counts is not None:
         # Weight 0 is left out here: a step of such records alone would divide by 0.
         used = counts > 0
@@ -80,21 +82,23 @@ def read_training_set(
     return TrainingSet(units, kinds, difficulties, counts, weightless)
 
 
-def _record_weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """Returns the records' weights in the loss, if the config names a column.
+def _record_weights(config: TrainConfig, records: pa.Table, given: np.ndarray | None) -> np.ndarray | None:
+    """Returns the records' weights in the loss: those given, times the column that the config names; None: all 1.
 
     Raises:
         UserError: the objective takes none, a record has no valid one, or all are 0.
     """
-    if config.weight is None:
+    if config.weight is None and given is None:
         return None
     if objective_spec(config.objective).shape in ("labelled", "teacher"):
         what = f"{config.objective} has no weights of records"
         raise UserError(what, where="train.weight", fix="leave it out, or take another objective")
+    if config.weight is None:
+        return given
     weights = weight_column(records, config.weight)
     if not weights.any():
         raise UserError(f"every record's weight `{config.weight}` is 0", where="train.weight")
-    return weights
+    return weights if given is None else weights * given
 
 
 def _record_difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:

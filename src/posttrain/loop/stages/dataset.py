@@ -89,13 +89,7 @@ class BuildDataset(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the label set, and the steps that remove training records."""
-        root, steps = context.workspace.root, context.config.data.every_round_steps
-        first = next((step for step in steps if step.removes_leaks), None)
-        settings: dict[str, Any] = {"labels": context.config.task.label_set}
-        settings["decontaminate"] = first.key() if first else None
-        if others := [step.located(root).key() for step in steps if step is not first]:
-            settings["drop"] = others
-        return settings | suite_settings(context.config, root)
+        return training_set_settings(context)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the set with its rejections."""
@@ -121,6 +115,17 @@ class BuildDataset(Stage):
         if self.labels is None:
             return added
         return pa.concat_tables([added, parquet.read_table(context.path(self.labels) / LABELS, schema=added.schema)])
+
+
+def training_set_settings(context: RoundContext) -> dict[str, Any]:
+    """Returns the label set and the steps that remove training records, for the key of a stage that builds a set."""
+    root, steps = context.workspace.root, context.config.data.every_round_steps
+    first = next((step for step in steps if step.removes_leaks), None)
+    settings: dict[str, Any] = {"labels": context.config.task.label_set}
+    settings["decontaminate"] = first.key() if first else None
+    if others := [step.located(root).key() for step in steps if step is not first]:
+        settings["drop"] = others
+    return settings | suite_settings(context.config, root)
 
 
 def rebuild_training_set(context: RoundContext, dataset: str) -> None:

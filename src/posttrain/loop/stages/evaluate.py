@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from posttrain.evaluate.metric_names import flat_metrics
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, model_key
+from posttrain.loop.linear_head import measure_head
 from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import function_digests, suite_digests, suite_records
@@ -59,6 +60,7 @@ class Evaluate(Stage):
         latency = measure_latencies(context, candidate, champion, test)
         metrics = metrics_of(context, evaluation_of[candidate], latency, "candidate")
         log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
+        context = replace(context, state=measure_head(context))
         return context.update(
             evaluation=evaluation_of[candidate],
             champion_evaluation=evaluation_of[champion] if context.number else None,

@@ -196,5 +196,13 @@ def _focus_targets(folder: Path, worst: list[str]) -> FocusTargets:
 def batch_size(context: RoundContext) -> int:
     """Returns the number of labels to request in this round: the config's, as far as its budget goes."""
     config = context.config.label
-    labels = sum(state.labels_new or 0 for state in finished_states(context.workspace))
+    states = finished_states(context.workspace)
+    labels = sum((state.labels_new or 0) - _labels_by_models(context, state) for state in states)
     return config.per_round if config.budget is None else max(0, min(config.per_round, config.budget - labels))
+
+
+def _labels_by_models(context: RoundContext, state: RoundState) -> int:
+    """Returns the number of a round's labels that models gave: those cost no budget."""
+    row = context.workspace.metadata.artifact(state.labelled or "")
+    counts = row.meta.get("annotators", {}) if row else {}
+    return sum(count for name, count in counts.items() if name.startswith("model:"))

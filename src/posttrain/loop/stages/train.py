@@ -13,6 +13,7 @@ from posttrain.loop.difficulty import difficulties
 from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.fetch import fetch_teacher
+from posttrain.loop.stages.pseudo import training_dataset, weighted_rows
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
 from posttrain.store.artifacts import Artifact
@@ -33,6 +34,7 @@ class Train(Stage):
         difficulties: float64 [records], a higher one is harder; None where no curriculum follows a score.
         score_inputs: Artifacts that the difficulties were read from, by role.
         teacher: The model to learn from, where the objective has one.
+        weights: float64 [records], those of pseudo-labels below 1; None where there are none.
     """
 
     source: str
@@ -42,6 +44,7 @@ class Train(Stage):
     difficulties: np.ndarray | None
     score_inputs: dict[str, str]
     teacher: Artifact | None
+    weights: np.ndarray | None = None
     name = "train"
     kind = "model"
     version = VERSION
@@ -56,15 +59,15 @@ class Train(Stage):
         # Not the champion of the round's start: labelling may take days, and the user may promote or roll back by hand.
         champion = champion_before_round(context.workspace, context.number)
         source = context.state.id("base") if context.config.train.start == "base" else champion
-        dataset, test = context.state.id("dataset"), context.state.id("test")
+        dataset, test = training_dataset(context), context.state.id("test")
         teacher = fetch_teacher(context)
-        records = context.dataset(dataset).records
+        records, weights = weighted_rows(context.dataset(dataset).records)
         # Not in `run`, which a finished training skips: the suites may have changed since then.
         measured = measured_on(context.config, context.dataset(test).records, context.workspace.root)
         name = f"the training set of round {context.number}"
         require_no_overlap(records, measured, name, context.config.data.steps)
         config, difficulty, score_inputs = difficulties(context, records)
-        stage = cls(source, dataset, records, config, difficulty, score_inputs, teacher)
+        stage = cls(source, dataset, records, config, difficulty, score_inputs, teacher, weights)
         return context.update(champion=champion, candidate=context.run(stage).id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -94,6 +97,7 @@ class Train(Stage):
                 scratch=scratch,
                 sink=sinks,
                 difficulties=self.difficulties,
+                weights=self.weights,
             )
         finally:
             sinks.close()

@@ -1,0 +1,168 @@
+"""The linear head on sentence embeddings that a round's labels give: for models that label, and as a yardstick."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.evaluate.scorers.base import sample_records
+from posttrain.label.acceptance import clopper_pearson
+from posttrain.label.annotator import labelled_by_model
+from posttrain.loop.context import RoundContext
+from posttrain.loop.scoring import head_embedder, sentence_embeddings
+from posttrain.loop.stage import CachedWork
+from posttrain.loop.state import RoundState
+from posttrain.loop.suites import suite_digests, suite_records
+from posttrain.models.linear_head import LinearHead, fit_linear_head
+from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
+
+OUT_OF_FOLD, HEAD_SCORES = "out_of_fold.parquet", "scores.json"
+"""What heads that did not learn from a labelled record predict for it; whether the head is right, by test record."""
+
+HEAD_RESULT = "linear head"
+"""Name under which a round's state holds the evaluation of the head."""
+
+
+@dataclass(frozen=True)
+class FitHead(CachedWork):
+    """Trains a head on the labels that people gave, which are all but those of models.
+
+    Args:
+        dataset: Id of the training set with the labels.
+        embedder: Key of the sentence model.
+    """
+
+    dataset: str
+    embedder: str
+    name = "head"
+    kind = "head"
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the labels and the sentence model."""
+        return {"dataset": self.dataset, "embedder": self.embedder}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the label set."""
+        return {"labels": context.config.task.label_set}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Writes the head and its predictions out of fold; nothing where the labels are too few."""
+        labels = context.config.task.label_set
+        records = people_labels(context.dataset(self.dataset).records, labels)
+        answers, inputs = records["completion"].to_pylist(), records["input_id"].to_pylist()
+        embeddings = sentence_embeddings(context, str(context.config.label.head.embedder), records)
+        fitted = fit_linear_head(embeddings, answers, labels, inputs, embedder=self.embedder)
+        if fitted is None:
+            return {"fitted": False, "records": len(answers)}
+        fitted.head.save(out)
+        columns = {
+            "input_id": inputs,
+            "label": answers,
+            "predicted": [fitted.head.labels[index] for index in fitted.out_of_fold.argmax(axis=1).tolist()],
+            "confidence": np.round(fitted.out_of_fold.max(axis=1), 6),
+        }
+        parquet.write_table(pa.table(columns), out / OUT_OF_FOLD)
+        return {"fitted": True, **fitted.head.report}
+
+
+@dataclass(frozen=True)
+class EvaluateHead(CachedWork):
+    """Measures a head on the records of the main suite.
+
+    Args:
+        head: Id of the head.
+        test: Id of the test set.
+    """
+
+    head: str
+    test: str
+    name = "head evaluation"
+    kind = "head_evaluation"
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the head, the test set and the main suite's file."""
+        return {"head": self.head, "test": self.test, **suite_digests(context.config, context.workspace.root)}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the main suite's data and sample."""
+        suite = _main_suite(context)
+        return {"data": suite.data, "columns": suite.columns, "sample": suite.sample}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Writes the scores by record; returns accuracy and interval."""
+        suite, head = _main_suite(context), LinearHead.load(context.path(self.head))
+        records = sample_records(suite_records(context, suite, self.test), suite.sample)
+        embeddings = sentence_embeddings(context, str(context.config.label.head.embedder), records)
+        predicted = np.array(head.labels, object)[head.probabilities(embeddings).argmax(axis=1)]
+        right = predicted == np.array(records["completion"].to_pylist(), object)
+        scores = dict(zip(records["id"].to_pylist(), right.astype(int).tolist(), strict=True))
+        (out / HEAD_SCORES).write_text(json.dumps(scores), encoding="utf-8")
+        low, high = clopper_pearson(int(right.sum()), len(right))
+        labels = context.artifact(self.head).meta["records"]
+        return {"accuracy": float(right.mean()), "low": low, "high": high, "n": len(right), "labels": labels}
+
+
+def people_labels(records: pa.Table, labels: list[str]) -> pa.Table:
+    """Returns the records whose label is of the set, and of people or a file: none that a model gave."""
+    allowed = set(labels)
+    by_model = labelled_by_model(records)
+    kept = [
+        answer in allowed and not model
+        for answer, model in zip(records["completion"].to_pylist(), by_model, strict=True)
+    ]
+    return records.filter(pa.array(kept, pa.bool_()))
+
+
+def fit_head(context: RoundContext, dataset: str) -> str | None:
+    """Trains or finds the head of a training set; returns its id, or None where there can be none.
+
+    There is none without a closed label set, without the sentence model, and of too few labels.
+    """
+    if not context.config.task.label_set or not context.dataset(dataset).records.num_rows:
+        return None
+    embedder = head_embedder(context.config.label.head.embedder)
+    if embedder is None:
+        return None
+    head = context.run(FitHead(dataset, embedder))
+    return head.id if head.meta["fitted"] else None
+
+
+def measure_head(context: RoundContext) -> RoundState:
+    """Measures what the linear head alone reaches with the round's labels; returns the state with the result."""
+    state = context.state
+    if state.dataset is None or state.test is None:
+        return state
+    head = fit_head(context, state.dataset)
+    if head is None:
+        log.debug("no linear head: no closed label set, no sentence model, or too few labels")
+        return state
+    result = context.run(EvaluateHead(head, state.test))
+    log.info("  a linear head on the same labels: accuracy %.3f", result.meta["accuracy"])
+    return state.with_output(HEAD_RESULT, result.id)
+
+
+def head_result(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
+    """Returns what the linear head of a round reached: accuracy, low, high, n, labels; None where none was measured."""
+    row = workspace.metadata.artifact(state.outputs.get(HEAD_RESULT, ""))
+    return dict(row.meta) if row else None
+
+
+def head_sentence(head: dict[str, Any], accuracy: float | None) -> str:
+    """Says in one line what the head reaches beside the model."""
+    interval = f"{head['low']:.1%} to {head['high']:.1%}"
+    what = f"A linear head on sentence embeddings reaches {head['accuracy']:.1%} ({interval}) with the same"
+    model = "" if accuracy is None else f"; this model {accuracy:.1%}"
+    return f"{what} {head['labels']} labels{model}."
+
+
+def _main_suite(context: RoundContext) -> Any:
+    return next(iter(context.config.evaluate.suites.values()))

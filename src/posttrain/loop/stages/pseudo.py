@@ -1,0 +1,211 @@
+"""Pseudo: adds a model's confident answers on the unlabelled pool to a copy of the round's training set.
+
+Each round makes them afresh from labels of people; the next round builds on the training set without them.
+
+Sources: D.-H. Lee, Pseudo-Label, ICML 2013 workshop; Q. Xie et al., Self-training with Noisy Student, CVPR 2020
+(arXiv:1911.04252), section 2 for confident and soft labels.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.data.records.record import assign_ids, concat
+from posttrain.data.sets.training_set import next_training_set
+from posttrain.data.versions.version import write_dataset
+from posttrain.label.acceptance import choose_threshold
+from posttrain.label.model_annotators import Predictions, PseudoConfig, Teacher
+from posttrain.loop.context import RoundContext
+from posttrain.loop.linear_head import people_labels
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.dataset import training_set_settings
+from posttrain.loop.stages.score import free_records
+from posttrain.loop.state import RoundState
+from posttrain.loop.suites import measured_on, suite_inputs
+from posttrain.loop.teachers import build_teacher, calibrated
+from posttrain.select.pool_sample import sample_pool
+
+log = logging.getLogger("posttrain")
+
+PSEUDO = "pseudo"
+"""Key of a pseudo-label's ``meta``: its teacher, confidence and weight, and ``targets`` where it is soft."""
+
+_CANDIDATES = 2  # pool records that a teacher without a price per answer predicts, for each pseudo-label wanted
+
+_SOFT_LABELS, _MIN_SOFT = 3, 0.05  # labels of a soft target, and the probability that one needs
+
+
+@dataclass(frozen=True)
+class PseudoLabel(Stage):
+    """Labels pool records by a teacher, and adds those of which it is confident to the training set.
+
+    Args:
+        dataset: Id of the round's training set, with labels of people.
+        pool: Id of the pool.
+        test: Id of the test set, whose records and near duplicates are removed.
+        teacher: The model.
+    """
+
+    dataset: str
+    pool: str
+    test: str
+    teacher: Teacher
+    name = "pseudo"
+    kind = "dataset"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Makes the pseudo-labels, if the config asks for them."""
+        state, config = context.state, context.config.label.pseudo
+        if config is None or state.dataset is None:
+            # Those of an earlier attempt go, as the config has changed since.
+            return replace(state, outputs={name: id for name, id in state.outputs.items() if name != cls.name})
+        teacher = build_teacher(context, config.teacher, state.dataset)
+        artifact = context.run(cls(state.dataset, state.id("pool"), state.id("test"), teacher))
+        counts = artifact.meta[PSEUDO]
+        log.info("  %d pseudo-labels by %s join training%s", counts["records"], counts["teacher"], _why(counts))
+        return state.with_output(cls.name, artifact.id)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the labels, the pool, what models are measured on, and what the teacher's answers depend on."""
+        inputs = {"dataset": self.dataset, "pool": self.pool, "test": self.test, **self.teacher.inputs()}
+        return inputs | suite_inputs(context.config, context.workspace.root)
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the section of pseudo-labels, the teacher's settings, and the steps that clean training records."""
+        own = {"pseudo": _config(context).model_dump(mode="json"), "options": dict(self.teacher.settings())}
+        return own | training_set_settings(context)
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Writes the training set with the pseudo-labels; the labels of people come first, as they are."""
+        root, config, seed = context.workspace.root, _config(context), context.seed(self.name)
+        parent = context.dataset(self.dataset)
+        labels = context.config.task.label_set
+        labelled = people_labels(parent.records, labels)
+        wanted = math.ceil(config.per_label * labelled.num_rows)
+        # Each answer of an endpoint has a price; the others are nearly free.
+        factor = 1 if "endpoint" in context.config.label.teachers else _CANDIDATES
+        free = free_records(context.dataset(self.pool).records, parent.records)
+        candidates = sample_pool(free, factor * wanted, seed)
+        predictions = self.teacher.predict(candidates)
+        confidence = calibrated(self.teacher, predictions, labelled)
+        kept = predictions.answered & (np.nan_to_num(confidence, nan=-1.0) >= config.confidence)
+        why = ""
+        if config.accept_error is not None:
+            acceptance = self._acceptance(labelled, config.accept_error)
+            kept &= acceptance.accepts(predictions.confidence)
+            why = acceptance.why
+        pseudo = _pseudo_records(candidates, predictions, confidence, kept, self.teacher.name, config, labels)
+        pseudo = sample_pool(pseudo, wanted, seed)
+        measured = measured_on(context.config, context.dataset(self.test).records, root)
+        version = next_training_set(
+            parent,
+            pseudo,
+            parent_id=self.dataset,
+            labels=labels or None,
+            steps=[step.located(root) for step in context.config.data.every_round_steps],
+            evaluation=concat(list(measured.values())),
+        )
+        joined = sum(is_pseudo(meta) for meta in version.records["meta"].to_pylist())
+        counts = {"teacher": self.teacher.name, "records": joined, "candidates": candidates.num_rows, "why": why}
+        meta = {**version.meta, "name": PSEUDO, PSEUDO: {**counts, "weight": config.weight}}
+        return write_dataset(out, version.records, version.rejected, meta)
+
+    def _acceptance(self, labelled: pa.Table, bound: float) -> Any:
+        held_out = self.teacher.held_out(labelled)
+        answered = held_out.answered
+        right = held_out.agrees_with(labelled["completion"].to_pylist())
+        return choose_threshold(held_out.confidence[answered], right[answered], bound)
+
+
+def _config(context: RoundContext) -> PseudoConfig:
+    config = context.config.label.pseudo
+    assert config is not None, "the config asks for pseudo-labels"
+    return config
+
+
+def _why(counts: Mapping[str, Any]) -> str:
+    return f"; {counts['why']}" if counts["why"] else ""
+
+
+def _pseudo_records(
+    records: pa.Table,
+    predictions: Predictions,
+    confidence: np.ndarray,
+    kept: np.ndarray,
+    teacher: str,
+    config: PseudoConfig,
+    labels: list[str],
+) -> pa.Table:
+    """Returns the kept records with their answers, marked in ``meta``."""
+    rows = np.flatnonzero(kept)
+    chosen = records.take(pa.array(rows, pa.int64()))
+    metas = []
+    for row, before in zip(rows.tolist(), chosen["meta"].to_pylist(), strict=True):
+        mark: dict[str, Any] = {"teacher": teacher, "confidence": round(float(confidence[row]), 6)}
+        mark["weight"] = config.weight
+        if config.soft and predictions.probabilities is not None:
+            mark["targets"] = _soft_targets(predictions.probabilities[row], labels)
+        metas.append(json.dumps({**json.loads(before or "{}"), PSEUDO: mark}, ensure_ascii=False, sort_keys=True))
+    answers = [predictions.answers[row] for row in rows.tolist()]
+    for name, values in (("completion", answers), ("meta", metas)):
+        chosen = chosen.set_column(chosen.schema.get_field_index(name), name, pa.array(values, pa.string()))
+    return assign_ids(chosen)
+
+
+def _soft_targets(probabilities: np.ndarray, labels: list[str]) -> dict[str, float]:
+    """Returns the most likely labels with their probabilities, which add up to 1."""
+    ranked = np.argsort(-probabilities, kind="stable")[:_SOFT_LABELS].tolist()
+    order = [index for index in ranked if index == ranked[0] or probabilities[index] >= _MIN_SOFT]
+    total = float(probabilities[order].sum())
+    return {labels[index]: round(float(probabilities[index]) / total, 6) for index in order}
+
+
+def is_pseudo(meta: str | None) -> bool:
+    """Returns whether a record's ``meta`` marks it as a pseudo-label."""
+    return PSEUDO in json.loads(meta or "{}")
+
+
+def training_dataset(context: RoundContext) -> str:
+    """Returns the id of the set that the round trains on: with pseudo-labels where the config asks for them."""
+    state = context.state
+    return state.outputs.get(PseudoLabel.name) or state.id("dataset")
+
+
+def weighted_rows(records: pa.Table) -> tuple[pa.Table, np.ndarray | None]:
+    """Returns the rows to train on, and their weights in the loss; None where there are no pseudo-labels.
+
+    A soft pseudo-label becomes a row for each of its labels, weighted by its probability: the sum of their losses is
+    the cross-entropy with the teacher's probabilities.
+
+    Args:
+        records: RECORD table of a training set.
+    """
+    rows: list[int] = []
+    weights: list[float] = []
+    answers: list[str | None] = []
+    softened = []
+    completions = records["completion"].to_pylist()
+    for row, text in enumerate(records["meta"].to_pylist()):
+        mark = json.loads(text or "{}").get(PSEUDO)
+        weight = float(mark["weight"]) if mark else 1.0
+        targets = (mark or {}).get("targets") or {completions[row]: 1.0}
+        for answer, share in targets.items():
+            rows.append(row)
+            answers.append(answer)
+            weights.append(weight * share)
+            softened.append(answer != completions[row])
+    if all(weight == 1.0 for weight in weights) and len(rows) == records.num_rows:
+        return records, None
+    table = records.take(pa.array(rows, pa.int64()))
+    if any(softened):
+        column = table.schema.get_field_index("completion")
+        table = assign_ids(table.set_column(column, "completion", pa.array(answers, pa.string())))
+    return table, np.array(weights)

@@ -1,0 +1,230 @@
+"""Suggest: has a model answer the batch before people do, and accepts what is surely right."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.label.acceptance import Acceptance, choose_threshold, clopper_pearson, draw_checks
+from posttrain.label.annotator import AnnotationRequest, labelled_by_model
+from posttrain.label.model_annotators import TEACHERS, Teacher
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import finished_states, parent_dataset
+from posttrain.loop.linear_head import people_labels
+from posttrain.loop.score_files import BATCH, chosen_records
+from posttrain.loop.stage import Stage
+from posttrain.loop.state import RoundState
+from posttrain.loop.teachers import ChampionTeacher, build_teacher, calibrated
+from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
+
+SUGGESTIONS = "suggestions.parquet"
+"""One row for each record of the batch: ``id``, ``answer``, ``score`` (the model's own), ``confidence`` (calibrated),
+``accepted`` without people, and of these ``checked`` by people all the same."""
+
+_LABELS = "labels.parquet"
+
+
+@dataclass(frozen=True)
+class Suggest(Stage):
+    """Predicts the labels of a batch by the teacher, and decides which of them stand without people.
+
+    Args:
+        selection: Id of the batch.
+        pool: Id of the pool that it is from.
+        dataset: Id of the training set so far, whose labels the teacher may learn from.
+        teacher: The model.
+        checks: Ids of earlier rounds' suggestions and labels, by role.
+    """
+
+    selection: str
+    pool: str
+    dataset: str
+    teacher: Teacher
+    checks: dict[str, str]
+    name = "suggest"
+    kind = "suggestions"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Predicts the labels, unless the config asks for no more than the champion's answers."""
+        state, config = context.state, context.config.label
+        plain = config.teacher == "champion" and config.annotator not in TEACHERS and config.accept_error is None
+        if plain or state.selection is None or state.queried_pool is None:
+            return state
+        # A batch that is out keeps its suggestions: what was accepted must not change while people answer the rest.
+        if suggestions_of(context.workspace, state) is not None:
+            return state
+        dataset = parent_dataset(context.workspace)
+        teacher = build_teacher(context, config.teacher, dataset)
+        checks = _earlier_checks(context, teacher.name) if config.accept_error is not None else {}
+        suggestions = context.run(cls(state.selection, state.queried_pool, dataset, teacher, checks))
+        meta = suggestions.meta
+        log.info("  %s suggests labels for %d of %d records", teacher.name, meta["suggested"], meta["records"])
+        if acceptance := meta["acceptance"]:
+            log.info("  accepted without people: %d; %s", meta["accepted"], acceptance["why"])
+        return state.with_output(cls.name, suggestions.id)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the batch, the labels so far and everything that the model's answers depend on."""
+        own = {"selection": self.selection, "pool": self.pool, "dataset": self.dataset}
+        return {**own, **self.teacher.inputs(), **self.checks}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the teacher, the bound, the share of checks, and the task."""
+        config = context.config
+        return {
+            "teacher": self.teacher.name,
+            "options": dict(self.teacher.settings()),
+            "answers_count": config.label.annotator in TEACHERS,
+            "accept_error": config.label.accept_error,
+            "accept_check": config.label.accept_check,
+            "task": config.task.model_dump(mode="json", exclude={"kind"}),
+        }
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Writes the suggestions."""
+        config = context.config.label
+        batch, _ = chosen_records(context, context.artifact(self.selection), context.artifact(self.pool))
+        labelled = people_labels(context.dataset(self.dataset).records, context.config.task.label_set)
+        predictions = self.teacher.predict(batch)
+        answered = predictions.answered
+        confidence = calibrated(self.teacher, predictions, labelled)
+        acceptance, accepted, checked = None, np.zeros(len(answered), bool), np.zeros(len(answered), bool)
+        if config.accept_error is not None:
+            acceptance = self._acceptance(context, labelled)
+            # What was drawn at random stays with people: it says how often the champion is right on the whole pool.
+            drawn = parquet.read_table(context.path(self.selection) / BATCH)["inclusion"].is_valid().to_numpy()
+            accepted = answered & acceptance.accepts(predictions.confidence) & ~drawn
+            checked = draw_checks(accepted, config.accept_check, context.seed("suggest"))
+        elif config.annotator in TEACHERS:
+            accepted = answered
+        table = pa.table(
+            {
+                "id": batch["id"],
+                "answer": pa.array(predictions.answers, pa.string()),
+                "score": pa.array(np.round(predictions.confidence, 6)),
+                "confidence": pa.array(np.round(confidence, 6), mask=np.isnan(confidence)),
+                "accepted": pa.array(accepted),
+                "checked": pa.array(checked),
+            }
+        )
+        parquet.write_table(table, out / SUGGESTIONS)
+        return {
+            "teacher": self.teacher.name,
+            "records": len(answered),
+            "suggested": int(answered.sum()),
+            "unanswered": int((~answered).sum()),
+            "accepted": int(accepted.sum()),
+            "checked": int(checked.sum()),
+            "acceptance": acceptance.to_json() if acceptance else None,
+        }
+
+    def _acceptance(self, context: RoundContext, labelled: pa.Table) -> Acceptance:
+        bound = context.config.label.accept_error
+        assert bound is not None, "there is a bound"
+        held_out = self.teacher.held_out(labelled)
+        answered = held_out.answered
+        right = held_out.agrees_with(labelled["completion"].to_pylist())
+        rounds = sorted({role.removeprefix("checks ") for role in self.checks if role.startswith("checks ")})
+        checks = [
+            checked_answers(context.workspace, self.checks[f"checks {number}"], self.checks[f"labels {number}"])
+            for number in rounds
+        ]
+        pooled = tuple(np.concatenate(parts) for parts in zip(*checks, strict=True)) if checks else None
+        return choose_threshold(
+            held_out.confidence[answered], right[answered], bound, checked=(pooled[0], pooled[1]) if pooled else None
+        )
+
+
+def suggestions_of(workspace: Workspace, state: RoundState) -> str | None:
+    """Returns the id of the suggestions for the round's batch; None where there are none, or for another batch."""
+    id = state.outputs.get(Suggest.name)
+    if id is None or state.selection is None:
+        return None
+    runs = workspace.metadata.producers(id)
+    return id if runs and runs[-1].inputs.get("selection") == state.selection else None
+
+
+def with_suggestions(context: RoundContext, batch: pa.Table, request: AnnotationRequest) -> AnnotationRequest:
+    """Returns the request with the suggestions of the round's teacher, their confidences, and which of them stand.
+
+    What people check is hidden from them: a suggestion that is seen is agreed with too often.
+
+    Args:
+        context: The round.
+        batch: RECORD table of the batch.
+        request: With the champion's answers, or none before its first training.
+    """
+    id = suggestions_of(context.workspace, context.state)
+    if id is None:
+        if request.suggestions is None:
+            return request
+        return replace(request, confidences=ChampionTeacher(context).predict(batch).confidence.tolist())
+    table = parquet.read_table(context.path(id) / SUGGESTIONS).to_pydict()
+    hidden = table["checked"]
+    return replace(
+        request,
+        suggestions=[None if hide else answer for answer, hide in zip(table["answer"], hidden, strict=True)],
+        confidences=[None if hide else value for value, hide in zip(table["confidence"], hidden, strict=True)],
+        accepted=[yes and not hide for yes, hide in zip(table["accepted"], hidden, strict=True)],
+        suggested_by=f"model:{context.artifact(id).meta['teacher']}",
+    )
+
+
+def rest_for_people(batch: pa.Table, request: AnnotationRequest) -> tuple[pa.Table, AnnotationRequest]:
+    """Returns the records of a batch that people answer, without those whose suggestion stands."""
+    if request.accepted is None:
+        return batch, request
+    rows = [row for row, accepted in enumerate(request.accepted) if not accepted]
+    return batch.take(pa.array(rows, pa.int64())), replace(request.take(rows), accepted=None)
+
+
+def checked_answers(workspace: Workspace, suggestions: str, labels: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the scores of the checked answers of a round, and whether people gave the same answers."""
+    table = parquet.read_table(workspace.artifacts.path(suggestions) / SUGGESTIONS)
+    checked = table.filter(table["checked"]).to_pydict()
+    labelled = parquet.read_table(workspace.artifacts.path(labels) / _LABELS)
+    by_people = labelled.filter(pa.array([not by_model for by_model in labelled_by_model(labelled)], pa.bool_()))
+    answer_of = dict(zip(by_people["id"].to_pylist(), by_people["completion"].to_pylist(), strict=True))
+    rows = [
+        (score, answer_of[id] == answer)
+        for id, answer, score in zip(checked["id"], checked["answer"], checked["score"], strict=True)
+        if id in answer_of
+    ]
+    return np.array([score for score, _ in rows], np.float64), np.array([right for _, right in rows], bool)
+
+
+def check_report(workspace: Workspace, suggestions: str, labels: str) -> dict[str, Any]:
+    """Reports what a round accepted without people, and the error that checks of it found, with its interval."""
+    meta = workspace.artifacts.get(suggestions).meta
+    _, right = checked_answers(workspace, suggestions, labels)
+    wrong = int((~right).sum())
+    low, high = clopper_pearson(wrong, len(right))
+    report = {name: meta[name] for name in ("teacher", "accepted", "unanswered", "acceptance")}
+    error = wrong / len(right) if len(right) else None
+    return {**report, "checked": len(right), "wrong": wrong, "error": error, "low": low, "high": high}
+
+
+def _earlier_checks(context: RoundContext, teacher: str) -> dict[str, str]:
+    """Returns the suggestions of earlier rounds by the same teacher, and their labels, by role."""
+    ids: dict[str, str] = {}
+    for number, state in enumerate(finished_states(context.workspace)):
+        suggestions = suggestions_of(context.workspace, state)
+        if suggestions is None or state.labelled is None:
+            continue
+        try:
+            meta = context.artifact(suggestions).meta
+            context.path(state.labelled)
+        except DamagedArtifactError as error:
+            log.warning("%s; the checks of round %d do not count", error, number)
+            continue
+        if meta["teacher"] == teacher and meta["checked"]:
+            ids |= {f"checks {number}": suggestions, f"labels {number}": state.labelled}
+    return ids

@@ -1,0 +1,186 @@
+"""Builds the models that label in a round: the champion by its scores, the linear head, an endpoint, a vote."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.label.model_annotators import EndpointTeacher, Predictions, Teacher, VoteTeacher
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import finished_states
+from posttrain.loop.linear_head import OUT_OF_FOLD, fit_head
+from posttrain.loop.score_files import BATCH, SCORES, read_champion_scores
+from posttrain.loop.scoring import sentence_embeddings
+from posttrain.models.calibration import calibrate_confidence
+from posttrain.models.endpoint import Endpoint, EndpointConfig
+from posttrain.models.linear_head import LinearHead
+from posttrain.models.reply_cache import ReplyCache
+from posttrain.store.errors import DamagedArtifactError
+
+log = logging.getLogger("posttrain")
+
+MIN_HELD_OUT = 30
+"""Held-out answers from which a confidence is calibrated."""
+
+_REPLIES = "replies"
+
+
+def build_teacher(context: RoundContext, name: str, dataset: str) -> Teacher:
+    """Builds a model that labels.
+
+    Args:
+        context: The round.
+        name: champion, linear, endpoint or vote.
+        dataset: Id of the training set with the labels that it may learn from.
+    """
+    if name == "linear":
+        return LinearTeacher(context, fit_head(context, dataset))
+    if name == "endpoint":
+        return _endpoint_teacher(context)
+    if name == "vote":
+        return VoteTeacher([build_teacher(context, each, dataset) for each in context.config.label.vote.teachers])
+    return ChampionTeacher(context)
+
+
+def calibrated(teacher: Teacher, predictions: Predictions, labelled: pa.Table) -> np.ndarray:
+    """Returns the probability that each answer is right, float64 [N]; NaN without an answer, or where unknown.
+
+    Args:
+        teacher: The model.
+        predictions: Its answers.
+        labelled: RECORD table of people's labels.
+    """
+    confidence = predictions.confidence.astype(np.float64)
+    if not teacher.calibrated:
+        held_out = teacher.held_out(labelled)
+        answered = held_out.answered
+        if int(answered.sum()) < MIN_HELD_OUT:
+            return np.full(len(confidence), np.nan)
+        right = held_out.agrees_with(labelled["completion"].to_pylist())
+        confidence = calibrate_confidence(confidence, held_out.confidence[answered], right[answered])
+    return np.where(predictions.answered, confidence, np.nan)
+
+
+class ChampionTeacher(Teacher):
+    """The champion's answers, from the scores of this round; held out are those to earlier batches, at their time."""
+
+    name = "champion"
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+
+    def inputs(self) -> dict[str, str]:
+        state = self._context.state
+        own = {"scores": state.scores, "selection": state.selection}
+        return {role: id for role, id in own.items() if id is not None} | self._earlier()
+
+    def predict(self, records: pa.Table) -> Predictions:
+        state = self._context.state
+        if state.scores is None or state.selection is None or self._context.artifact(state.scores).meta["cold"]:
+            return Predictions.none(records.num_rows)
+        folder = self._context.path(state.scores)
+        columns = ["id", "predicted", "confidence"]
+        with_labels = "probabilities" in parquet.read_schema(folder / SCORES).names
+        table = read_champion_scores(
+            folder, self._context.path(state.selection), [*columns, *(["probabilities"] if with_labels else [])]
+        )
+        row_of = {id: row for row, id in enumerate(table["id"].to_pylist())}
+        rows = [row_of.get(id) for id in records["id"].to_pylist()]
+        predicted, confidence = table["predicted"].to_pylist(), table["confidence"].to_pylist()
+        answers = [None if row is None else predicted[row] for row in rows]
+        values = np.array([0.0 if row is None else confidence[row] for row in rows], np.float64)
+        probabilities = None
+        if with_labels:
+            lists = table["probabilities"].to_pylist()
+            empty = [0.0] * len(self._context.config.task.label_set)
+            probabilities = np.array([empty if row is None else lists[row] for row in rows], np.float64)
+        return Predictions(answers, values, probabilities)
+
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        earlier: dict[str, tuple[str, float]] = {}
+        for state in finished_states(self._context.workspace):
+            if state.batch is None:
+                continue
+            try:
+                earlier |= _batch_answers(self._context, **state.batch)
+            except DamagedArtifactError as error:
+                log.warning("%s; the champion's answers of an earlier round do not count", error)
+        known = [earlier.get(id) for id in labelled["input_id"].to_pylist()]
+        answers = [None if pair is None else pair[0] for pair in known]
+        return Predictions(answers, np.array([0.0 if pair is None else pair[1] for pair in known], np.float64))
+
+    def _earlier(self) -> dict[str, str]:
+        states = finished_states(self._context.workspace)
+        return {f"selection {number}": str(state.selection) for number, state in enumerate(states) if state.batch}
+
+
+def _batch_answers(context: RoundContext, pool: str, scores: str, selection: str) -> dict[str, tuple[str, float]]:
+    """Returns the champion's answer to each input of a finished round's batch, with its confidence."""
+    if context.artifact(scores).meta["cold"]:
+        return {}
+    records = context.dataset(pool).records
+    input_of = dict(zip(records["id"].to_pylist(), records["input_id"].to_pylist(), strict=True))
+    batch = set(parquet.read_table(context.path(selection) / BATCH, columns=["id"])["id"].to_pylist())
+    table = read_champion_scores(context.path(scores), context.path(selection), ["id", "predicted", "confidence"])
+    rows = zip(*(table[name].to_pylist() for name in table.column_names), strict=True)
+    return {
+        input_of[id]: (predicted, confidence)
+        for id, predicted, confidence in rows
+        if id in batch and predicted is not None and confidence is not None
+    }
+
+
+class LinearTeacher(Teacher):
+    """The linear head on sentence embeddings; held out are its predictions out of fold.
+
+    Args:
+        context: The round.
+        head: Id of the head; None where there are too few labels, and no answer.
+    """
+
+    name = "linear"
+
+    def __init__(self, context: RoundContext, head: str | None) -> None:
+        self._context, self._head = context, head
+
+    def inputs(self) -> dict[str, str]:
+        return {"head": self._head} if self._head else {}
+
+    def predict(self, records: pa.Table) -> Predictions:
+        if self._head is None or not records.num_rows:
+            return Predictions.none(records.num_rows)
+        head = LinearHead.load(self._context.path(self._head))
+        embedder = str(self._context.config.label.head.embedder)
+        probabilities = head.probabilities(sentence_embeddings(self._context, embedder, records))
+        labels = self._context.config.task.label_set
+        spread = np.zeros((records.num_rows, len(labels)))
+        spread[:, [labels.index(label) for label in head.labels]] = probabilities
+        answers: list[str | None] = [labels[index] for index in spread.argmax(axis=1).tolist()]
+        return Predictions(answers, spread.max(axis=1), spread)
+
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        if self._head is None:
+            return Predictions.none(labelled.num_rows)
+        table = parquet.read_table(self._context.path(self._head) / OUT_OF_FOLD).to_pydict()
+        pairs = zip(table["predicted"], table["confidence"], strict=True)
+        by_input = dict(zip(table["input_id"], pairs, strict=True))
+        known = [by_input.get(id) for id in labelled["input_id"].to_pylist()]
+        answers = [None if pair is None else pair[0] for pair in known]
+        return Predictions(answers, np.array([0.0 if pair is None else pair[1] for pair in known], np.float64))
+
+
+def _endpoint_teacher(context: RoundContext) -> EndpointTeacher:
+    config = context.config.label.endpoint
+    assert config is not None, "the config was checked"
+    # A label is asked for once, whatever round it is: the same prompt finds its reply.
+    endpoint = Endpoint(config, ReplyCache(context.workspace.home / _REPLIES), anew=False)
+    return EndpointTeacher(
+        endpoint, context.config.task, endpoint_settings(config), context.config.label.endpoint_checks
+    )
+
+
+def endpoint_settings(config: EndpointConfig) -> dict[str, Any]:
+    """Returns the settings that an endpoint's replies depend on."""
+    return {name: getattr(config, name) for name in ("base_url", "model", "temperature", "max_tokens")}

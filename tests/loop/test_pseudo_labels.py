@@ -1,0 +1,199 @@
+"""Pseudo-labels join a round's training with their weight, never the next round, and never a test record."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from word_embeddings import embed_words
+
+from posttrain.data.records.record import records
+from posttrain.loop.history import label_counts
+from posttrain.loop.stages.pseudo import weighted_rows
+from posttrain.store.errors import UserError
+from posttrain.testing.steps import table_of
+from posttrain.train.config import TrainConfig
+
+OpenLoop = Any
+
+
+@pytest.fixture(autouse=True)
+def word_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    embed_words(monkeypatch)
+
+
+def pseudo_loop(small: Any, open_loop: Callable[[Path], OpenLoop], **settings: Any) -> OpenLoop:
+    pseudo = {"confidence": 0.3, "per_label": 2.0, **settings}
+    return open_loop(small(label={"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": pseudo}))
+
+
+def table_at(loop: OpenLoop, id: str) -> pa.Table:
+    return parquet.read_table(loop.store.artifacts.path(id) / "records.parquet")
+
+
+def marks(table: pa.Table) -> list[dict[str, Any] | None]:
+    return [json.loads(meta or "{}").get("pseudo") for meta in table["meta"].to_pylist()]
+
+
+def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
+    small: Any, open_loop: Callable[[Path], OpenLoop]
+) -> None:
+    loop = pseudo_loop(small, open_loop)
+    loop.run()
+    for number in (1, 2):
+        detail = loop.metadata.rounds()[number].detail
+        mixed, own = table_at(loop, detail["output pseudo"]), table_at(loop, detail["dataset"])
+        assert own.num_rows == 12 * number
+        assert marks(own) == [None] * own.num_rows
+        # The labels of people are the first rows, unchanged.
+        assert mixed.slice(0, own.num_rows).equals(own)
+        added = marks(mixed.slice(own.num_rows))
+        assert 0 < len(added) <= 2 * own.num_rows
+        assert all(mark and mark["teacher"] == "linear" and mark["confidence"] >= 0.3 for mark in added)
+        meta = loop.store.artifacts.get(detail["output pseudo"]).meta
+        assert (meta["counts"]["records"], meta["pseudo"]["records"]) == (mixed.num_rows, len(added))
+        train = loop.metadata.runs(stage="train", round=number)[-1]
+        assert train.inputs["dataset"] == detail["output pseudo"]
+        # Afresh from this round's labels: the next round builds on those of people alone.
+        assert detail["carry"] == detail["dataset"]
+    assert label_counts(loop.store) == [0, 12, 24]
+
+
+def test_without_pseudo_labels_every_artifact_before_training_is_the_same(
+    small: Any, open_loop: Callable[[Path], OpenLoop]
+) -> None:
+    plain, mixed = open_loop(small("plain")), pseudo_loop(small, open_loop)
+    for loop in (plain, mixed):
+        loop.run(1, until="pseudo")
+    details = [loop.metadata.rounds()[1].detail for loop in (plain, mixed)]
+    assert details[0]["dataset"] == details[1]["dataset"]
+    assert details[0]["labelled"] == details[1]["labelled"]
+    assert "output pseudo" not in details[0]
+    keys = [[run.id for run in loop.metadata.runs() if run.stage not in ("pseudo", "head")] for loop in (plain, mixed)]
+    assert len(keys[0]) == len(keys[1])
+    # One key leaves them out again, in the middle of a round too.
+    small.configure(mixed.root, label={"per_round": 12})
+    mixed.run(1, until="train")
+    train = mixed.metadata.runs(stage="train")[-1]
+    assert train.inputs["dataset"] == details[0]["dataset"]
+
+
+def test_a_test_record_or_near_duplicate_in_the_pool_is_never_a_pseudo_label(
+    small: Any, open_loop: Callable[[Path], OpenLoop]
+) -> None:
+    root = small(
+        data={"steps": ["exact", "conflicts", {"decontaminate": {"ngram": 4, "threshold": 0.6}}]},
+        label={"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": {"confidence": 0.0, "per_label": 99.0}},
+    )
+    test = small.rows()[60:80]
+    leaked = [{"text": row["text"] + ending, "label": ""} for row in test for ending in ("", " now")]
+    small.write(root / "pool.csv", [*small.rows()[:60], *leaked], ["text"])
+    loop = open_loop(root)
+    loop.run(1, until="pseudo")
+    mixed = table_at(loop, loop.metadata.rounds()[1].detail["output pseudo"])
+    texts = [prompt[-1]["content"] for prompt in mixed["prompt"].to_pylist()]
+    assert len(texts) > 12
+    for row in test:
+        assert not any(text.startswith(row["text"]) for text in texts)
+
+
+def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
+    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The pool is cleaned when it is collected; what slips through is caught when the pseudo-labels join.
+    from posttrain.loop.stages import pseudo
+
+    loop = pseudo_loop(small, open_loop, confidence=0.0, per_label=99.0)
+    test = small.rows()[60:64]
+    leaked = table_of(*({"prompt": row["text"], "source": "leak", "line": 1} for row in test))
+    free = pseudo.free_records
+    monkeypatch.setattr(pseudo, "free_records", lambda pool, train: pa.concat_tables([free(pool, train), leaked]))
+    loop.run(1, until="pseudo")
+    detail = loop.metadata.rounds()[1].detail
+    assert "leak" not in table_at(loop, detail["output pseudo"])["source"].to_pylist()
+    rejected = parquet.read_table(loop.store.artifacts.path(detail["output pseudo"]) / "rejected.parquet")
+    assert rejected["source"].to_pylist().count("leak") == 4
+
+
+def test_a_bound_on_the_error_that_labels_cannot_show_leaves_all_out(
+    small: Any, open_loop: Callable[[Path], OpenLoop]
+) -> None:
+    loop = pseudo_loop(small, open_loop, accept_error=0.02)
+    loop.run(1, until="pseudo")
+    meta = loop.store.artifacts.get(loop.metadata.rounds()[1].detail["output pseudo"]).meta
+    assert meta["pseudo"]["records"] == 0
+    assert "12 held-out answers are too few" in meta["pseudo"]["why"]
+
+
+def test_the_weights_reach_the_loss(
+    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training with weights is one with a column of the same weights."""
+    from posttrain.loop.stages import train as train_stage
+
+    seen: list[tuple[pa.Table, Any]] = []
+    train = train_stage.train
+
+    def spy(source: Path, table: pa.Table, config: TrainConfig, *arguments: Any, **options: Any) -> Any:
+        seen.append((table, options["weights"]))
+        result = train(source, table, config, *arguments, **options)
+        metas = [
+            json.dumps({**json.loads(meta or "{}"), "w": weight})
+            for meta, weight in zip(table["meta"].to_pylist(), options["weights"], strict=True)
+        ]
+        column = table.set_column(table.schema.get_field_index("meta"), "meta", pa.array(metas, pa.string()))
+        other, scratch = options["out"].parent / "other", options["scratch"].parent / "other-scratch"
+        other.mkdir()
+        scratch.mkdir()
+        options |= {"weights": None, "out": other, "scratch": scratch, "sink": None}
+        expected = train(source, column, config.model_copy(update={"weight": "w"}), *arguments, **options)
+        assert (result["first_loss"], result["last_loss"]) == (expected["first_loss"], expected["last_loss"])
+        unweighted = train(source, table, config, *arguments, **{**options, "out": other, "scratch": scratch / "a"})
+        assert unweighted["last_loss"] != result["last_loss"]
+        return result
+
+    monkeypatch.setattr(train_stage, "train", spy)
+    loop = pseudo_loop(small, open_loop, weight=0.25)
+    loop.run(1, until="train")
+    [(table, weights)] = seen
+    assert weights.tolist() == [1.0 if mark is None else 0.25 for mark in marks(table)]
+
+
+def test_soft_targets_are_rows_whose_losses_add_up_to_the_cross_entropy() -> None:
+    mark = {"teacher": "linear", "confidence": 0.7, "weight": 0.5, "targets": {"card": 0.7, "cash": 0.3}}
+    table = table_of(
+        {"prompt": "one", "completion": "loan"},
+        {"prompt": "two", "completion": "card", "meta": json.dumps({"pseudo": mark})},
+    )
+    rows, weights = weighted_rows(table)
+    assert rows["completion"].to_pylist() == ["loan", "card", "cash"]
+    np.testing.assert_allclose(weights, [1.0, 0.35, 0.15])
+    ids = rows["id"].to_pylist()
+    assert (ids[:2], len(set(ids))) == (table["id"].to_pylist(), 3)
+    assert rows["input_id"].to_pylist()[1] == rows["input_id"].to_pylist()[2]
+
+
+def test_labels_alone_have_no_weights() -> None:
+    table = records([{"prompt": [{"role": "user", "content": "one"}], "completion": "loan"}])
+    assert weighted_rows(table) == (table, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": {"labels": None}, "label": {"pseudo": {}, "head": {"embedder": "minilm"}}}, "closed label set"),
+        ({"label": {"pseudo": {}, "head": {"embedder": None}}}, "label.head.embedder: the linear head needs"),
+        ({"label": {"pseudo": {"teacher": "endpoint"}}}, "label.endpoint: the teacher `endpoint` needs a server"),
+        ({"label": {"pseudo": {"teacher": "champion"}}, "train": {"objective": "dpo"}}, "label.pseudo: `dpo`"),
+        ({"label": {"suggest": "linear", "head": {"embedder": "./nowhere"}}}, r"label.head.embedder: `\./nowhere`"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_work(small: Any, changes: dict[str, Any], message: str) -> None:
+    from posttrain.loop.config import load_config
+
+    with pytest.raises(UserError, match=message):
+        load_config(small(**changes))
