@@ -24,7 +24,7 @@ from posttrain.web.selection_reader import SELECTIONS_SHOWN, ChosenRecord, PoolM
 
 _REASONS = ("strategy", "focus", "explore", "cold_start")
 _SHAPES = ("circle", "diamond", "triangle", "square")
-_MAPS = 150_000
+_MAPS = 80_000
 """Approximate budget in bytes for the points of all maps on a page."""
 _ROWS, _MOST = 1000, 200
 """Approximate number of records in the tables of all rounds together, and the most in one."""

@@ -53,9 +53,14 @@ def count_rows(counts: Iterable[tuple[str, int]]) -> list[tuple[str, float, str]
     return [(name, float(count), f"{count:,}") for name, count in counts]
 
 
-def mark_lines(marks: Iterable[tuple[float, str]], top: str = "end") -> Option:
+def mark_lines(marks: Sequence[tuple[float, str]], top: str = "end") -> Option:
     """Builds dashed lines across the x axis, each with its label at the top: the start of an axis that is inverted."""
-    data = [{"xAxis": value, "tip": label, "label": {"formatter": label}} for value, label in marks]
+    # Labels of two lines point away from each other, or they would touch.
+    sides = ("right", "left") if len(marks) == 2 else ("center",) * len(marks)
+    data = [
+        {"xAxis": value, "tip": label, "label": {"formatter": label, "align": side}}
+        for (value, label), side in zip(marks, sides, strict=True)
+    ]
     line = {"color": "$red", "type": [3, 3], "width": 1.5}
     return {
         "symbol": "none",

@@ -60,7 +60,8 @@ def histogram(
         series[0]["markLine"] = mark_lines([mark])
     marked_values = [value for value in ticks(first, last, 4 if small else 6) if first <= value <= last]
     option: Option = {
-        "grid": {"top": 22 if mark else 8},
+        # ECharts reserves too little for labels at values of our own.
+        "grid": {"top": 22 if mark else 8, "bottom": 8},
         "xAxis": {
             **{"type": "value", "min": first, "max": last, "splitLine": {"show": False}},
             "texts": [(value, show(value)) for value in marked_values],

@@ -87,10 +87,22 @@
     return { type: "rect", shape, style: { fill: api.visual("color") } };
   }
 
+  // Pixels of a text at the size of labels: letters of East Asia are twice as wide.
+  const letterWidth = (letter) => (letter.codePointAt(0) >= 0x2e80 ? 13.5 : 7.2);
+  const textWidth = (text) => [...text].reduce((sum, letter) => sum + letterWidth(letter), 0);
+
+  // Cuts the middle of a long name, as names that begin alike differ at their ends.
+  function shorten(name, width) {
+    if (textWidth(name) <= width) return name;
+    const letters = [...name];
+    const half = Math.max(Math.floor((width / textWidth(name)) * letters.length / 2) - 1, 2);
+    return `${letters.slice(0, half).join("")}…${letters.slice(-half).join("")}`;
+  }
+
   function legendRows(names, width) {
     let rows = 1, used = 0;
     for (const name of names) {
-      const room = 42 + 7.2 * name.length;
+      const room = 42 + Math.min(textWidth(name), width - 60);
       if (used && used + room > width) [rows, used] = [rows + 1, 0];
       used += room;
     }
@@ -103,8 +115,7 @@
     if (option.legend) {
       const names = option.legend.data;
       below += LEGEND_ROW * legendRows(names.map((name) => name.name ?? name), width) + 6;
-      const letters = Math.max(Math.floor((width - 60) / 7.5), 8);
-      option.legend.formatter = (name) => (name.length > letters ? `${name.slice(0, letters - 1)}…` : name);
+      option.legend.formatter = (name) => shorten(name, width - 60);
       Object.assign(option.legend, { bottom: 0, left: 0, itemGap: 14, itemWidth: 16, itemHeight: 12 });
     }
     const zooms = list(option.dataZoom);
@@ -135,16 +146,15 @@
     for (const axis of list(option.yAxis).filter((axis) => axis.type === "category")) {
       // Long names are truncated, so that bars stay comparable on a phone; the tooltip and the table have all of them.
       const share = axis.position === "right" ? 0.36 : 0.4;
-      Object.assign(axis.axisLabel, { width: share * width, overflow: "truncate" });
-      // ECharts reserves the room of a column: as wide as its longest name.
-      const longest = Math.max(...axis.data.map((name) => name.length));
-      if (longest * 8.5 < share * width) delete axis.axisLabel.width;
+      axis.axisLabel.formatter = (name) => shorten(name, share * width);
     }
     for (const axis of list(option.xAxis).filter((axis) => axis.type === "value")) {
       Object.assign(axis.axisLabel, { alignMinLabel: "left", alignMaxLabel: "right" });
     }
     for (const axis of list(option.xAxis).filter((axis) => axis.axisLabel.rotate)) {
-      Object.assign(axis.axisLabel, { width: 150, overflow: "truncate" });
+      axis.axisLabel.formatter = (name) => shorten(name, 150);
+      // The last name leans over the end of the axis.
+      option.grid.right = Math.min(0.65 * Math.max(...axis.data.map(textWidth)), 100);
     }
     if (settings.equal) keepScale(option, width - 20, settings.height - 20);
     for (const series of option.series) {
