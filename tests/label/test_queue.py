@@ -279,13 +279,14 @@ class QueueContract:
         assert not set(shown) & set(answer_all(q, "anna"))
         assert set(answer_all(q, "ben", "cash")) == set()
 
-    def test_items_are_fetched_ahead(self, queue: Open) -> None:
+    def test_items_are_fetched_ahead(self, queue: Open, clock: Clock) -> None:
         """A page shows one item while it has a lease of the next: no item twice, and gold items as often as always."""
         q = queue(gold_rate=0.3)
         q.add_batch("b", "choice", new_items(60), labels=LABELS, gold=gold_items(["cash"] * 100), seed=1)
         seen: list[int] = []
         shown, ahead = q.next("anna"), None
         while shown is not None:
+            clock.forward(0.01)
             ahead = q.next("anna", besides=[shown.item])
             # Asked again, after a lost reply or by a page that is loaded anew: the same two, the oldest first.
             assert q.next("anna", besides=[shown.item]) == ahead
