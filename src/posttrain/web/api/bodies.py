@@ -54,6 +54,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 """What every operation may answer besides its result."""
 
+TOO_MANY: dict[int | str, dict[str, Any]] = {429: {"model": Refusal, "description": "Too many attempts or streams."}}
+
 
 class Changed(BaseModel):
     """The change is stored."""

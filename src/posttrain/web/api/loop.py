@@ -15,7 +15,7 @@ from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
 from posttrain.web.access import Sender, Site, least
-from posttrain.web.api.bodies import ERRORS, Body, Note, plain
+from posttrain.web.api.bodies import ERRORS, TOO_MANY, Body, Note, plain
 from posttrain.web.api.events import EventFeed
 
 ModelId = Annotated[str, Field(min_length=1, max_length=100)]
@@ -154,7 +154,7 @@ def loop_routes(site: Site) -> APIRouter:
             _record(sender, "roll back", result.source, result.target)
         return RollbackResult(**vars(result))
 
-    @router.get("/events", **least("viewer"), response_class=StreamingResponse, responses=_STREAM)
+    @router.get("/events", **least("viewer"), response_class=StreamingResponse, responses=_STREAM | TOO_MANY)
     def events(request: Request, sender: Sender) -> StreamingResponse:
         """Streams events: `status`, `training` (rows of the training curves) and `log` (lines), as they are written."""
         last = request.headers.get("last-event-id", "")

@@ -18,7 +18,7 @@ from posttrain.label.tokens import (
 from posttrain.store.database import utc_now
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Sender, Site, end_session, least
-from posttrain.web.api.bodies import ERRORS, AccountName, Body, Changed, Name, Note, Role, Secret, TokenId
+from posttrain.web.api.bodies import ERRORS, TOO_MANY, AccountName, Body, Changed, Name, Note, Role, Secret, TokenId
 from posttrain.web.request_bodies import RequestRejected
 from posttrain.web.sign_in import ATTEMPT_SECONDS, ATTEMPTS_OF_ACCOUNT, AttemptLimit
 
@@ -123,7 +123,7 @@ def people_routes(site: Site) -> APIRouter:
         end_session(request, response, site)
         return response
 
-    @router.put("/password", **least("viewer"))
+    @router.put("/password", responses=TOO_MANY, **least("viewer"))
     def set_password(body: NewPassword, sender: Sender) -> Changed:
         """Sets the sender's password, and ends all sessions of the account."""
         _require_session(sender)
