@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from posttrain.label.annotator import AnnotationRequest, Annotator
 from posttrain.label.config import LabelConfig, build_annotator
 from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.store.errors import UserError, Waiting
+from posttrain.store.metadata import Metadata
 
 Batch = Callable[..., pa.Table]
 LABELS = ["card", "cash"]
 
 
 @pytest.fixture
-def file_annotator(tmp_path: Path) -> Annotator:
-    return build_annotator(LabelConfig(), tmp_path, read)
+def file_annotator(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Annotator]:
+    metadata = Metadata(f"sqlite:///{tmp_path_factory.mktemp('database')}/store.db", create=True)
+    yield build_annotator(LabelConfig(), tmp_path, read, metadata=metadata)
+    metadata.close()
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

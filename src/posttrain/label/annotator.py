@@ -28,6 +28,9 @@ class AnnotationRequest:
         confidences: Calibrated confidence of each suggestion, the probability that it is right; None where unknown.
         suggested_by: Name of the model that suggests.
         accepted: Whether a suggestion stands without people; None for none.
+        reasons: Why each record was selected, in words; None for none.
+        candidates: Two answers to choose between for each record, in a loop on preferences; None elsewhere.
+        selection: Id of the selection's artifact; None for none.
     """
 
     round: int
@@ -38,6 +41,16 @@ class AnnotationRequest:
     confidences: Sequence[float | None] | None = None
     suggested_by: str | None = None
     accepted: Sequence[bool] | None = None
+    reasons: Sequence[str] | None = None
+    candidates: Sequence[Sequence[str]] | None = None
+    selection: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of answers, one of `posttrain.label.answer_kinds.KINDS`."""
+        if self.candidates is not None:
+            return "preference"
+        return "text" if self.labels is None else "choice"
 
     def take(self, rows: Sequence[int]) -> Self:
         """Returns the request for some records of the batch."""
@@ -50,6 +63,8 @@ class AnnotationRequest:
             suggestions=some(self.suggestions),
             confidences=some(self.confidences),
             accepted=some(self.accepted),
+            reasons=some(self.reasons),
+            candidates=some(self.candidates),
         )
 
 
@@ -112,17 +127,20 @@ def _replace_column(table: pa.Table, column: str, values: list[str]) -> pa.Table
     return table.set_column(table.schema.get_field_index(column), column, pa.array(values, pa.string()))
 
 
-def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None = None) -> dict[str, Any]:
+def label_summary(
+    labelled: pa.Table, suggestions: Sequence[str | None] | None = None, *, dropped: int = 0
+) -> dict[str, Any]:
     """Summarises a batch of labels for the report.
 
     Args:
         labelled: RECORD table as an annotator returns it.
         suggestions: Answers of the model, or of an earlier annotator, to the same records.
+        dropped: Number of records of the batch that were left out.
 
     Returns:
         ``labels``: their number; ``classes``: labels by class, most frequent first; ``annotators``: labels by
         annotator; ``seconds``: the time spent (None where unknown); ``compared`` and ``agreement``: records that have a
-        suggestion, and the share of them whose label equals it (None where none has).
+        suggestion, and the share of them whose label equals it (None where none has); ``dropped`` if there are any.
     """
     answers = labelled["completion"].to_pylist()
     sources = [json.loads(meta or "{}").get("labelled_by", {}) for meta in labelled["meta"].to_pylist()]
@@ -141,4 +159,6 @@ def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None =
         "seconds": sum(times) if times else None,
         "compared": len(pairs),
         "agreement": sum(answer == suggestion for answer, suggestion in pairs) / len(pairs) if pairs else None,
+        # Only where there are any: the summary is part of the artifact's id.
+        **({"dropped": dropped} if dropped else {}),
     }

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posttrain.label.annotator import Annotator, RecordReader
-from posttrain.label.file_annotator import FileAnnotator
 from posttrain.label.model_annotators import (
     TEACHERS,
     HeadConfig,
@@ -17,19 +16,25 @@ from posttrain.label.model_annotators import (
     VoteConfig,
 )
 from posttrain.label.oracle import Oracle
+from posttrain.label.people import PeopleAnnotator
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import QueueConfig
 from posttrain.models.endpoint import EndpointConfig
 from posttrain.store.errors import UserError
+from posttrain.store.metadata import Metadata
+from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 
 
 class LabelConfig(Section):
     """The annotator, the labels of a round, and the use of labels whose model was refused."""
 
-    annotator: Literal["oracle", "file", "champion", "linear", "endpoint", "vote"] = Field(
-        default="file",
-        description="`oracle`: a file of answers; `file`: people, by an exported CSV; or a model: `champion`, "
-        "`linear`, `endpoint` or `vote`; what a model cannot answer goes to people by CSV.",
+    annotator: Literal["people", "file", "oracle", "champion", "linear", "endpoint", "vote"] = Field(
+        default="people",
+        description="`people`: people, on the pages or in a CSV (`file` is the same); `oracle`: a file of answers; or "
+        "a model: `champion`, `linear`, `endpoint` or `vote`; what a model cannot answer goes to people.",
     )
+    queue: QueueConfig = Field(default=QueueConfig(), description="How items are given to people.")
     suggest: TeacherName = Field(
         default="champion",
         description="The model whose answers people are shown: champion, linear, endpoint or vote.",
@@ -106,11 +111,15 @@ class LabelConfig(Section):
 
 
 # The reader is an argument: `label` and `data` are in the same layer and do not import each other.
-AnnotatorFactory = Callable[[LabelConfig, Path, RecordReader, Mapping[str, str] | None], Annotator]
+AnnotatorFactory = Callable[[LabelConfig, Path, RecordReader, Mapping[str, str] | None, Metadata | None], Annotator]
 
 
 def build_annotator(
-    config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None = None
+    config: LabelConfig,
+    root: Path,
+    read: RecordReader,
+    columns: Mapping[str, str] | None = None,
+    metadata: Metadata | None = None,
 ) -> Annotator:
     """Builds the annotator that ``config`` names.
 
@@ -119,15 +128,22 @@ def build_annotator(
         root: The workspace's root, where relative files start.
         read: Reads a file of records.
         columns: The column mapping that is used where ``config`` has none.
+        metadata: The workspace's database, where people's queue is; the oracle needs none.
 
     Raises:
         UserError: something that this annotator needs is not in the config.
     """
-    annotator = ANNOTATORS[config.annotator](config, root, read, columns)
+    annotator = ANNOTATORS[config.annotator](config, root, read, columns, metadata)
     return ModelAnnotator(config.teacher, annotator) if config.accept_error is not None else annotator
 
 
-def _build_oracle(config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None) -> Annotator:
+def _build_oracle(
+    config: LabelConfig,
+    root: Path,
+    read: RecordReader,
+    columns: Mapping[str, str] | None,
+    metadata: Metadata | None,
+) -> Annotator:
     if config.file is None:
         raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
     # An empty mapping is a choice, too: the file's own names.
@@ -135,22 +151,35 @@ def _build_oracle(config: LabelConfig, root: Path, read: RecordReader, columns: 
     return Oracle(root / Path(config.file).expanduser(), mapping, read, config.error_rate, config.file)
 
 
-def _build_file_annotator(
-    config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None
-) -> Annotator:
-    return FileAnnotator()
+def _build_people(
+    config: LabelConfig,
+    root: Path,
+    read: RecordReader,
+    columns: Mapping[str, str] | None,
+    metadata: Metadata | None,
+) -> PeopleAnnotator:
+    if metadata is None:
+        raise ValueError("people answer through the queue in the workspace's database")
+    gold = config.queue.gold_file
+    queue = Queue(metadata, config.queue)
+    return PeopleAnnotator(queue, read, None if gold is None else locate_path(root, gold), columns)
 
 
 def _build_model_annotator(
-    config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None
+    config: LabelConfig,
+    root: Path,
+    read: RecordReader,
+    columns: Mapping[str, str] | None,
+    metadata: Metadata | None,
 ) -> Annotator:
-    people = FileAnnotator()
+    people = _build_people(config, root, read, columns, metadata)
     # With a bound it is built around the annotator, whichever that is.
     return people if config.accept_error is not None else ModelAnnotator(config.teacher, people)
 
 
 ANNOTATORS: dict[str, AnnotatorFactory] = {
+    "people": _build_people,
+    "file": _build_people,
     "oracle": _build_oracle,
-    "file": _build_file_annotator,
     **dict.fromkeys(TEACHERS, _build_model_annotator),
 }

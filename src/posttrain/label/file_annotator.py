@@ -1,4 +1,4 @@
-"""An annotator that writes a CSV for people to fill in and reads it back."""
+"""Batches as CSV files: written for people to fill in, and read back."""
 
 import csv
 import io
@@ -7,59 +7,34 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from posttrain.label.annotator import AnnotationRequest, Annotator, with_answers
-from posttrain.store.errors import UserError, Waiting, suggest
-from posttrain.store.files import disk_errors, write_atomically
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.text_files import read_delimited, read_text
 
 _DELIMITERS = ",;\t"
 
 
-class FileAnnotator(Annotator):
-    """Writes ``labels/round-N.csv`` once, waits until every label is filled in, and never writes over it."""
-
-    name = "file"
-
-    def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
-        name = f"labels/round-{request.round}.csv"
-        path = request.folder / name
-        # No file for an empty batch: nobody could fill it in, and the round would wait for ever.
-        if not batch.num_rows:
-            return batch
-        # Never written over: people may have filled in half of it.
-        if not path.exists():
-            with disk_errors(path):
-                path.parent.mkdir(exist_ok=True)
-            write_atomically(path, export_labels(batch, request.suggestions).encode())
-            raise Waiting(
-                f"labels for round {request.round}: fill the label column of {name} "
-                f"({batch.num_rows} records), then run again"
-            )
-        answers = import_labels(path, batch, request.labels, name=name)
-        filled = [answer for answer in answers if answer is not None]
-        if len(filled) < len(answers):
-            raise Waiting(
-                f"labels for round {request.round}: {len(filled)} of {len(answers)} are filled in {name}; "
-                "fill the rest, then run again"
-            )
-        return with_answers(batch, filled, self.name, request.round)
-
-
-def export_labels(batch: pa.Table, suggestions: Sequence[str | None] | None = None) -> str:
-    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] label``, the labels empty.
+def export_labels(
+    batch: pa.Table,
+    suggestions: Sequence[str | None] | None = None,
+    candidates: Sequence[Sequence[str]] | None = None,
+) -> str:
+    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] label``, the labels empty.
 
     Args:
         batch: RECORD table of pool records.
         suggestions: The model's answers in the order of the batch; None where there is none.
+        candidates: Two answers to choose between for each record; None for none.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(["id", "prompt", *([] if suggestions is None else ["suggestion"]), "label"])
+    shown = ([] if suggestions is None else ["suggestion"]) + ([] if candidates is None else ["a", "b"])
+    writer.writerow(["id", "prompt", *shown, "label"])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
         message = plain if prompt is None else _prompt_text(prompt)
-        suggested = [] if suggestions is None else [_escape_formula(suggestions[row] or "")]
-        writer.writerow([identity, _escape_formula(message), *suggested, ""])
+        shown = [] if suggestions is None else [suggestions[row] or ""]
+        shown += [] if candidates is None else candidates[row]
+        writer.writerow([identity, *map(_escape_formula, (message, *shown)), ""])
     return text.getvalue()
 
 

@@ -108,22 +108,55 @@ class Queue(LeaseQueries):
                 raise Conflict("this is not your last answer", fix="undo later ones first")
             if last is None:
                 raise NotFound("there is no answer of yours to undo")
-            row = self._locked_item(connection, last["item"])
-            # Locked before it is read again: the loop may be taking the answers up.
-            if self._locked_batch(connection, row["batch"]).status != "open":
-                raise Conflict(f"the batch `{row['batch']}` is closed, and its answers are in use")
-            if row["status"] == "dropped" or (row["resolution"] or {}).get("how") not in (None, "single", "majority"):
-                raise Conflict("a reviewer has decided this item")
-            undone = (label_answers.c.id == last["id"]) & COUNTS
-            if not self.metadata.update_rows(label_answers, undone, {"undone_at": self.now()}):
-                raise Conflict("this answer was undone already")
-            given = self._given(connection, row["id"])
-            self._settle(connection, row, given, annotator)
-            row = self._locked_item(connection, row["id"])
+            row = self._withdraw(connection, last["item"], last["id"], annotator)
             if not self._is_free(connection, row, annotator):
                 return None
             self._lease(connection, row["id"], annotator, started=True)
             return self._task(connection, row, annotator)
+
+    def set_answer(self, item: int, annotator: str, answer: Any) -> bool:
+        """Makes this the annotator's answer, in place of another one or of none; None takes his answer back.
+
+        For answers in a file, which people edit until the batch is closed.
+
+        Returns:
+            False if the answer does not count, as the item was decided or is being answered by others.
+
+        Raises:
+            NotFound, UserError: as `answer`.
+        """
+        with self.metadata.transaction() as connection:
+            row = self._locked_item(connection, item)
+            given = self._given(connection, item)
+            before = next((each for each in given if each.annotator == annotator), None)
+            if before is not None and answer is not None:
+                checked = KINDS[row["kind"]].check(answer, Question(row["content"], row["labels"]))
+                if before.answer == checked:
+                    return True
+            try:
+                with self.metadata.savepoint():
+                    if before is not None:
+                        self._withdraw(connection, item, before.id, annotator)
+                    if answer is not None:
+                        self._store(item, annotator, {"status": "answered", "answer": answer})
+            except Conflict:
+                return False
+            return True
+
+    def _withdraw(self, connection: Connection, item: int, answer_id: int, annotator: str) -> Mapping[str, Any]:
+        """Undoes an answer and decides its item anew; returns the item's row."""
+        row = self._locked_item(connection, item)
+        # Locked before its status is read: the loop may be taking the answers up.
+        if self._locked_batch(connection, row["batch"]).status != "open":
+            raise Conflict(f"the batch `{row['batch']}` is closed, and its answers are in use")
+        if row["status"] == "dropped" or (row["resolution"] or {}).get("how") not in (None, "single", "majority"):
+            raise Conflict("a reviewer has decided this item")
+        if not self.metadata.update_rows(
+            label_answers, (label_answers.c.id == answer_id) & COUNTS, {"undone_at": self.now()}
+        ):
+            raise Conflict("this answer was undone already")
+        self._settle(connection, row, self._given(connection, item), annotator)
+        return self._locked_item(connection, item)
 
     def _submit(self, item: int, annotator: str, values: Mapping[str, Any]) -> Receipt:
         for name in ("note", "seconds", "confidence"):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ import pyarrow.parquet as parquet
 
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import unknown_label_problem
-from posttrain.label.annotator import AnnotationRequest, label_summary
+from posttrain.label.annotator import AnnotationRequest, label_summary, labelled_by_model
 from posttrain.label.config import build_annotator
 from posttrain.label.file_annotator import export_labels, import_labels
+from posttrain.label.model_annotators import ModelAnnotator
+from posttrain.label.people import PeopleAnnotator, labels_in_file
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.score_files import BATCH, SCORES, chosen_records
 from posttrain.loop.stage import Stage
+from posttrain.loop.stages.answer import Answer, read_answers
+from posttrain.loop.stages.suggest import check_report, rest_for_people, suggestions_of, with_suggestions
 from posttrain.loop.state import RoundState, save_state
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
 from posttrain.store.errors import DamagedArtifactError, UserError
@@ -91,13 +95,18 @@ class Label(Stage):
         inputs = {"selection": self.selection, "pool": self.pool}
         if context.config.label.annotator == "oracle":
             inputs["answers"] = file_digest(_answers(context.config, context.workspace.root))
+        if context.config.task.kind == "preference":
+            inputs["pairs"] = context.state.outputs[Answer.name]
+        if (suggestions := suggestions_of(context.workspace, context.state)) is not None:
+            inputs["suggestions"] = suggestions
         return inputs
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the annotator, the labels and the columns of its file."""
         config = context.config.label
         return {
-            "annotator": config.annotator,
+            # The name in keys that are older than the queue; its settings change no label that is there.
+            "annotator": "file" if config.annotator == "people" else config.annotator,
             "error_rate": config.error_rate.get(context.number, 0.0),
             "labels": context.config.task.label_set,
             "columns": config.columns if config.columns is not None else _columns(context.config),
@@ -106,18 +115,43 @@ class Label(Stage):
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the answers, a RECORD table."""
         config, root = context.config, context.workspace.root
-        batch, suggestions = chosen_records(context, context.artifact(self.selection), context.artifact(self.pool))
-        request = AnnotationRequest(
-            round=context.number,
-            seed=context.seed("label"),
-            folder=root,
-            labels=config.task.label_set or None,
-            suggestions=suggestions,
-        )
-        annotator = build_annotator(config.label, root, _read, _columns(config))
+        batch, request = _request(context, self.selection, self.pool)
+        annotator = build_annotator(config.label, root, _read, _columns(config), context.workspace.metadata)
         answers = annotator.annotate(batch, request)
         parquet.write_table(answers, out / LABELS)
-        return label_summary(answers, suggestions)
+        # People may have dropped records.
+        kept = compute.index_in(answers["id"].combine_chunks(), value_set=batch["id"].combine_chunks()).to_pylist()
+        # A suggestion that stands is no agreement.
+        by_people = [not by_model for by_model in labelled_by_model(answers)]
+        shown = request.take(kept).suggestions
+        seen = None if shown is None else [text if own else None for text, own in zip(shown, by_people, strict=True)]
+        return label_summary(answers, seen, dropped=batch.num_rows - answers.num_rows)
+
+
+def _request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table, AnnotationRequest]:
+    """Returns the records to answer, and the request that goes with them."""
+    batch, suggestions = chosen_records(context, context.artifact(selection), context.artifact(pool))
+    why = parquet.read_table(context.path(selection) / BATCH)
+    # Selections of earlier versions have no sentences.
+    reasons = why["why"].to_pylist() if "why" in why.column_names else why["reason"].to_pylist()
+    request = AnnotationRequest(
+        round=context.number,
+        seed=context.seed("label"),
+        folder=context.workspace.root,
+        labels=context.config.task.label_set or None,
+        suggestions=suggestions,
+        suggested_by=context.state.champion,
+        reasons=reasons,
+        selection=selection,
+    )
+    pairs = read_answers(context)
+    if pairs is None:
+        return batch, with_suggestions(context, batch, request)
+    rows = [row for row, id in enumerate(batch["id"].to_pylist()) if id in pairs]
+    batch = batch.take(pa.array(rows, pa.int64()))
+    # Two answers are compared without a suggestion of which is better.
+    request = replace(request.take(rows), suggestions=None, candidates=[pairs[id] for id in batch["id"].to_pylist()])
+    return batch, request
 
 
 def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.Table]:
@@ -161,8 +195,12 @@ def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolSha
         return None
     # All other records were chosen because they are hard, and say little of the rest of the pool.
     sample = batch.filter(compute.and_(compute.is_valid(batch["inclusion"]), compute.is_valid(batch["predicted"])))
-    answers = parquet.read_table(workspace.artifacts.path(labels) / LABELS, columns=["id", "completion"]).to_pydict()
-    answer_of = dict(zip(answers["id"], answers["completion"], strict=True))
+    answers = parquet.read_table(workspace.artifacts.path(labels) / LABELS, columns=["id", "completion", "meta"])
+    by_model = answers.filter(pa.array(labelled_by_model(answers), pa.bool_()))
+    # Whether a model agrees with a model says nothing about what people would say.
+    if set(by_model["id"].to_pylist()) & set(sample["id"].to_pylist()):
+        return None
+    answer_of = dict(zip(answers["id"].to_pylist(), answers["completion"].to_pylist(), strict=True))
     rows = [row for row in sample.to_pylist() if answer_of.get(row["id"]) is not None]
     agrees = np.array([answer_of[row["id"]] == row["predicted"] for row in rows], bool)
     return estimate_pool_share(agrees, np.array([row["inclusion"] for row in rows], np.float64))
@@ -174,14 +212,14 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
     Raises:
         UserError: if no round waits for labels, or the file exists.
     """
-    _, batch, suggestions = _open_batch(workspace, config)
+    _, batch, request = _open_batch(workspace, config)
     check_new_file(file)
-    write_atomically(file, export_labels(batch, suggestions).encode())
+    write_atomically(file, export_labels(batch, request.suggestions, request.candidates).encode())
     return int(batch.num_rows)
 
 
 def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
-    """Checks a filled batch and stores it where the next run reads it.
+    """Checks a filled batch and stores it where the next run reads it; its labels are in the queue at once.
 
     Returns:
         The number of labels that are filled in, and of records in the batch.
@@ -189,15 +227,20 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
     Raises:
         UserError: if no round waits for labels, or the file does not fit its batch.
     """
-    context, batch, _ = _open_batch(workspace, config)
+    context, batch, request = _open_batch(workspace, config)
     if not file.is_file():
         raise UserError("there is no such file", where=str(file))
-    answers = import_labels(file, batch, config.task.label_set or None)
+    answers = import_labels(file, batch, labels_in_file(request))
     target = workspace.root / "labels" / f"round-{context.number}.csv"
     if file.resolve() != target.resolve():
         with disk_errors(target):
             target.parent.mkdir(exist_ok=True)
         write_atomically(target, file.read_bytes())
+    annotator = build_annotator(config.label, workspace.root, _read, _columns(config), workspace.metadata)
+    if isinstance(annotator, ModelAnnotator):
+        annotator = annotator.people
+    if isinstance(annotator, PeopleAnnotator):
+        annotator.take_file(annotator.enqueue(batch, request), target, batch, request)
     return sum(answer is not None for answer in answers), len(answers)
 
 
@@ -206,13 +249,27 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
 
     ``pool_agreement`` is the share of the whole pool that the champion labelled right, estimated from the records that
     were drawn at random: value, low, high, drawn; None where there are none, or they cannot be read any more.
+    ``models`` is what a model suggested and what was accepted without people, see
+    `posttrain.loop.stages.suggest.check_report`.
     """
     reports = []
     for run in workspace.metadata.runs(stage="label", status="done"):
         row = workspace.metadata.artifact(run.output or "")
         if row is not None:
-            reports.append({"round": run.round, **row.meta, "pool_agreement": _pool_agreement(workspace, run)})
+            report = {"round": run.round, **row.meta, "pool_agreement": _pool_agreement(workspace, run)}
+            reports.append({**report, "models": _models_part(workspace, run)})
     return sorted(reports, key=lambda report: report["round"])
+
+
+def _models_part(workspace: Workspace, run: Run) -> dict[str, Any] | None:
+    """Returns what a model labelled in a round, and what checks of it found; None where none did."""
+    if "suggestions" not in run.inputs:
+        return None
+    try:
+        return check_report(workspace, run.inputs["suggestions"], str(run.output))
+    except DamagedArtifactError as error:
+        log.warning("%s; what models labelled is unknown", error)
+        return None
 
 
 def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
@@ -224,10 +281,10 @@ def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
     return asdict(share) if share else None
 
 
-def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, list[str] | None]:
+def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, AnnotationRequest]:
     waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
     state = RoundState.from_row(waiting[-1]) if waiting else RoundState()
     if state.batch is None:
         raise UserError("no round waits for labels", fix="posttrain status")
     context = RoundContext(workspace, config, waiting[-1].number, state=state)
-    return context, *chosen_records(context, *map(context.artifact, (state.batch["selection"], state.batch["pool"])))
+    return context, *rest_for_people(*_request(context, state.batch["selection"], state.batch["pool"]))

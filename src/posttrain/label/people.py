@@ -1,0 +1,207 @@
+"""People as annotators: puts a round's batch into the queue and a CSV file, and waits until all of it is decided."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.label.annotator import AnnotationRequest, Annotator, RecordReader, with_answers
+from posttrain.label.answer_kinds import KINDS
+from posttrain.label.file_annotator import export_labels, import_labels
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import Item, NewItem, Progress
+from posttrain.store.errors import UserError, Waiting
+from posttrain.store.files import disk_errors, write_atomically
+
+log = logging.getLogger("posttrain")
+
+FILE = "file"
+"""Name of the annotator whose answers stand in the CSV file."""
+
+PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
+"""A preference as the CSV file has it, and as the queue."""
+
+
+class PeopleAnnotator(Annotator):
+    """Has people answer, on the pages or in ``labels/round-N.csv``; both are the same queue.
+
+    The file is written once and never over. Its filled rows are answers of the annotator ``file``, and follow the file
+    until the batch is closed.
+
+    Args:
+        queue: The workspace's queue.
+        read: Reads the gold file.
+        gold_file: File of records with right answers; None for none.
+        columns: Its column mapping.
+    """
+
+    name = FILE
+
+    def __init__(
+        self,
+        queue: Queue,
+        read: RecordReader,
+        gold_file: Path | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        self.queue, self.read, self.gold_file, self.columns = queue, read, gold_file, columns
+
+    def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
+        # No file for an empty batch: nobody could fill it in, and the round would wait for ever.
+        if not batch.num_rows:
+            return batch
+        batch_name = self.enqueue(batch, request)
+        name = f"labels/round-{request.round}.csv"
+        path = request.folder / name
+        start = f"labels for round {request.round}: "
+        # Never written over: people may have filled in half of it.
+        if not path.exists():
+            with disk_errors(path):
+                path.parent.mkdir(exist_ok=True)
+            write_atomically(path, export_labels(batch, request.suggestions, request.candidates).encode())
+            filled = 0
+            message = f"fill the label column of {name} ({batch.num_rows} records), then run again"
+        else:
+            filled = self.take_file(batch_name, path, batch, request, name)
+            message = f"{filled} of {batch.num_rows} are filled in {name}; fill the rest, then run again"
+        progress = self.queue.progress(batch_name)
+        if progress.resolved < progress.items:
+            if progress.review or progress.answers > filled or filled == batch.num_rows:
+                message = _describe(progress, name)
+            raise Waiting(start + message)
+        self.queue.finish_batch(batch_name)
+        return _labelled(batch, self.queue.items(batch_name), request)
+
+    def take_file(
+        self, batch_name: str, path: Path, batch: pa.Table, request: AnnotationRequest, name: str | None = None
+    ) -> int:
+        """Brings the answers of the annotator ``file`` in line with the CSV file; returns the number of its labels.
+
+        Raises:
+            UserError: as `import_labels`.
+        """
+        kind = request.kind
+        answers = import_labels(path, batch, labels_in_file(request), name=name)
+        answer_of = dict(zip(batch["id"].to_pylist(), answers, strict=True))
+        elsewhere = 0
+        # One transaction and in the order of ids, as a lock on each item is held until its end.
+        with self.queue.metadata.transaction():
+            for item in sorted(self.queue.items(batch_name), key=lambda item: item.id):
+                text = answer_of.get(item.record)
+                answer = None if text is None else PREFERENCES[text] if kind == "preference" else text
+                if answer is not None or any(given.annotator == FILE for given in item.answers):
+                    elsewhere += not self.queue.set_answer(item.id, FILE, answer)
+        if elsewhere:
+            log.info("  %d labels of %s do not count: these items were answered on the pages", elsewhere, name or path)
+        return sum(answer is not None for answer in answers)
+
+    def enqueue(self, batch: pa.Table, request: AnnotationRequest) -> str:
+        """Adds the batch to the queue unless it is there; returns its name."""
+        records = set(batch["id"].to_pylist())
+        name = f"round-{request.round}"
+        for before in self.queue.batches():
+            if before.round == request.round:
+                if {item.record for item in self.queue.items(before.name)} == records:
+                    return before.name
+                # The round's batch has changed, as after a roll-back of its rows.
+                name = f"round-{request.round}-{1 + sum(b.round == request.round for b in self.queue.batches())}"
+        self.queue.add_batch(
+            name,
+            request.kind,
+            list(_new_items(batch, request)),
+            labels=request.labels,
+            gold=self._gold_items(batch, request),
+            round=request.round,
+            selection=request.selection,
+            seed=request.seed,
+        )
+        return name
+
+    def _gold_items(self, batch: pa.Table, request: AnnotationRequest) -> list[NewItem]:
+        if self.gold_file is None or request.kind not in ("choice", "text"):
+            return []
+        if not self.gold_file.is_file():
+            raise UserError(f"no such file: {self.gold_file}", where="label.queue.gold_file")
+        inputs = set(batch["input_id"].to_pylist())
+        return [
+            NewItem(row["id"], _content(row), expected=row["completion"])
+            for table in self.read(self.gold_file, self.columns)
+            for row in table.to_pylist()
+            # An item of the batch whose answer is known already would tell its annotator which of the two is gold.
+            if row["completion"] is not None and row["input_id"] not in inputs
+        ]
+
+
+def labels_in_file(request: AnnotationRequest) -> Sequence[str] | None:
+    """Returns the answers that the CSV file may hold; None for any text."""
+    return list(PREFERENCES) if request.kind == "preference" else request.labels
+
+
+def _new_items(batch: pa.Table, request: AnnotationRequest) -> Iterator[NewItem]:
+    for row, record in enumerate(batch.to_pylist()):
+        content = _content(record)
+        if request.candidates is not None:
+            content["candidates"] = list(request.candidates[row])
+        suggestion = None
+        if request.suggestions is not None and request.suggestions[row] is not None:
+            suggestion = {
+                "answer": request.suggestions[row],
+                "confidence": None if request.confidences is None else request.confidences[row],
+                "annotator": request.suggested_by,
+            }
+        reason = None if request.reasons is None else request.reasons[row]
+        yield NewItem(record["id"], content, suggestion=suggestion, reason=reason)
+
+
+def _content(record: Mapping[str, Any]) -> dict[str, Any]:
+    content = {name: record[name] for name in ("prompt", "text") if record[name] is not None}
+    # PostgreSQL's JSON holds no NaN, which Python reads and writes.
+    meta = json.loads(record["meta"] or "{}", parse_constant=lambda _: None)
+    return content | {"meta": meta, "source": f"{record['source']}:{record['line']}"}
+
+
+def _describe(progress: Progress, name: str) -> str:
+    """Describes what is missing where more than the file's empty rows are."""
+    wanted = [
+        f"{count} {text}"
+        for count, text in (
+            (progress.left, "answer is wanted" if progress.left == 1 else "answers are wanted"),
+            (progress.review, "item is in review" if progress.review == 1 else "items are in review"),
+        )
+        if count
+    ]
+    return (
+        f"{progress.resolved} of {progress.items} are decided, {' and '.join(wanted)}; "
+        f"answer on the pages (posttrain serve) or in {name}, then run again"
+    )
+
+
+def _labelled(batch: pa.Table, items: Sequence[Item], request: AnnotationRequest) -> pa.Table:
+    """Returns the records that people answered, in their order; those that they dropped are left out."""
+    item_of = {item.record: item for item in items if item.status == "done"}
+    groups: dict[str, list[tuple[int, dict[str, Any], float | None]]] = {}
+    for row, id in enumerate(batch["id"].to_pylist()):
+        item = item_of.get(id)
+        if item is None or item.resolution is None:
+            continue
+        # Nothing for an answer that no model can learn from, such as a tie.
+        for record in KINDS[item.kind].records(item.resolution["answer"], item)[:1]:
+            who = ", ".join(sorted(item.resolution["by"]))
+            groups.setdefault(who, []).append((row, record, item.seconds))
+    if not groups:
+        return batch.slice(0, 0)
+    tables = []
+    for who, answered in groups.items():
+        rows, records, seconds = zip(*answered, strict=True)
+        table = batch.take(pa.array(rows, pa.int64()))
+        rejected = [record.get("rejected") for record in records]
+        if any(answer is not None for answer in rejected):
+            column = table.schema.get_field_index("rejected")
+            table = table.set_column(column, "rejected", pa.array(rejected, pa.string()))
+        tables.append(with_answers(table, [record["completion"] for record in records], who, request.round, seconds))
+    kept = [row for answered in groups.values() for row, _, _ in answered]
+    order = sorted(range(len(kept)), key=kept.__getitem__)
+    return pa.concat_tables(tables).take(pa.array(order, pa.int64()))
