@@ -80,7 +80,7 @@ class Argilla(Codec):
         for name in ("vectors", "_server_id"):
             if record.get(name):
                 rest[name] = record[name]
-        foreign.update(rest)
+        foreign.update(list(rest))
         foreign.update(f"fields.{name}" for name in parts.get("fields", ()))
         foreign.update(f"responses.{name}" for name in other_responses)
         foreign.update(f"suggestions.{name}" for name in other_suggestions)
@@ -230,9 +230,7 @@ def _read_fields(
         if chats[0] != "dialogue" or "text" not in used:
             parts["chat"] = {"key": chats[0], "text": "text" in used}
     else:
-        key = text_key([name for name in strings if name != "answer"])
-        if key is None:
-            raise UserError("no text in `fields`", where=where, fix="name it `text`")
+        key = text_key([name for name in strings if name != "answer"], shape, "fields", where)
         content["prompt"] = user_prompt(fields[key])
         used.add(key)
         if key != "text":

@@ -69,12 +69,14 @@ class Shape:
         labels: The closed label set; None for open-ended answers.
         question: The tool's name for the question that is answered; None: ours.
         annotator: Who answered, in a file that does not say so.
+        field: The tool's name for the text to label; None: one of `TEXT_KEYS`.
     """
 
     kind: str
     labels: tuple[str, ...] | None = None
     question: str | None = None
     annotator: str = "import"
+    field: str | None = None
 
 
 class Codec(ABC):
@@ -153,7 +155,7 @@ class Survey:
         if question is not None and question not in self._kinds:
             known = ", ".join(self._kinds) or "none"
             raise UserError(f"the file has no answers to `{question}`", where="--question", fix=f"there are: {known}")
-        chosen = question
+        chosen = batch.get("question") if question is None else question
         if question is None and not batch and self._kinds:
             chosen = max(self._kinds, key=lambda name: self._kinds[name].total())
         kind = kind or batch.get("kind") or self._guess(chosen) or ("choice" if labels else None)
@@ -197,7 +199,8 @@ def export_record(codec: Codec, item: PortableItem, shape: Shape, *, first: bool
     read = codec.read(record, shape, codec.name, Counter())
     extension = _difference(item, read, whole=not codec.names_annotators)
     if first:
-        extension["batch"] = {"kind": shape.kind, "labels": None if shape.labels is None else list(shape.labels)}
+        labels = None if shape.labels is None else list(shape.labels)
+        extension["batch"] = {"kind": shape.kind, "labels": labels, "question": shape.question}
     if extension:
         codec.extend(record, extension)
     return record
@@ -262,10 +265,23 @@ def user_prompt(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def text_key(names: Sequence[str]) -> str | None:
-    """Returns which of the texts of a foreign record is the one to label; None if that cannot be seen."""
-    known = next((name for name in TEXT_KEYS if name in names), None)
-    return known if known is not None or len(names) != 1 else names[0]
+def text_key(names: Sequence[str], shape: Shape, part: str, where: str) -> str:
+    """Returns which of the texts of a foreign record is the one to label.
+
+    Args:
+        names: Names of its texts.
+        part: The part of the record that they are in, for errors.
+
+    Raises:
+        UserError: that cannot be seen.
+    """
+    keys = TEXT_KEYS if shape.field is None else (shape.field,)
+    known = next((name for name in keys if name in names), None)
+    if known is None and len(names) == 1 and shape.field is None:
+        known = names[0]
+    if known is None:
+        raise UserError(f"no text in `{part}`", where=where, fix=f"--field: {', '.join(names)}" if names else None)
+    return known
 
 
 def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:

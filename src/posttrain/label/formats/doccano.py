@@ -16,14 +16,15 @@ from posttrain.label.formats.codec import (
     foreign_parts,
     own_meta,
     shown_text,
+    text_key,
     user_prompt,
     with_foreign,
 )
 from posttrain.label.formats.files import to_json
-from posttrain.store.errors import UserError
 
 _LABEL_KEYS = ("label", "labels", "entities", "cats")
 _FOREIGN_KEYS = ("Comments", "relations")
+_NO_TEXT = (*_LABEL_KEYS, "id", "answer", EXTENSION, "suggestion", "annotator", "gold")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -50,14 +51,15 @@ class Doccano(Codec):
                 survey.add(question, kind, tuple(values))
 
     def read(self, record: Mapping[str, Any], shape: Shape, where: str, foreign: Counter[str]) -> PortableItem:
-        key = next((name for name in (*TEXT_KEYS, "data") if isinstance(record.get(name), str)), None)
-        if key is None:
-            raise UserError("a record has a text `text`", where=where)
+        texts = [name for name, value in record.items() if isinstance(value, str) and name not in _NO_TEXT]
+        key = text_key([*(name for name in ("data",) if name in texts)] or texts, shape, "the record", where)
         question = shape.question or "label"
         content: dict[str, Any] = {"prompt": user_prompt(record[key])}
         if isinstance(record.get("answer"), str):
             content["answer"] = record["answer"]
         parts: dict[str, Any] = {"text_key": key if key != self.text_name else None}
+        if not isinstance(record.get("id"), str):
+            parts["id"] = record.get("id")
         raw = record.get(question)
         answer = self._read_label(raw, shape)
         if answer is None and raw not in (None, [], ""):
@@ -84,7 +86,8 @@ class Doccano(Codec):
     def write(self, item: PortableItem, shape: Shape) -> dict[str, Any]:
         parts = foreign_parts(item.content, self.key)
         question = shape.question or "label"
-        record: dict[str, Any] = {} if item.record is None else {"id": item.record}
+        identity = parts.get("id", item.record)
+        record: dict[str, Any] = {} if item.record is None else {"id": identity}
         record[parts.get("text_key", self.text_name)] = shown_text(item.content, last_turn=shape.kind == "spans")
         if item.content.get("answer") is not None:
             record["answer"] = item.content["answer"]
@@ -96,7 +99,7 @@ class Doccano(Codec):
             label = parts["label_as"]
         record[question] = label
         own = {name: value for name, value in own_meta(item.content, self.key).items() if name not in record}
-        rest = {name: value for name, value in parts.items() if name not in ("text_key", "label", "label_as")}
+        rest = {name: value for name, value in parts.items() if name not in ("id", "text_key", "label", "label_as")}
         reserved = {*_LABEL_KEYS, *_FOREIGN_KEYS, EXTENSION, "id", "answer", "data", *TEXT_KEYS}
         return {**record, **{name: value for name, value in own.items() if name not in reserved}, **rest}
 
@@ -139,7 +142,7 @@ class DoccanoCsv(Doccano):
     """CSV of doccano: ``id,text,label``; several labels are joined by ``#``."""
 
     name = "doccano-csv"
-    kinds = ("choice", "choices", "text", "rewrite", "rating")
+    kinds: ClassVar[tuple[str, ...]] = ("choice", "choices", "text", "rewrite", "rating")
 
     def survey(self, record: Mapping[str, Any], survey: Survey) -> None:
         if label := _plain_row(record).get("label"):
@@ -186,7 +189,7 @@ class Csv(DoccanoCsv):
     name = "csv"
     key = "csv"
     text_name = "prompt"
-    kinds = Codec.kinds
+    kinds: ClassVar[tuple[str, ...]] = Codec.kinds
 
     def survey(self, record: Mapping[str, Any], survey: Survey) -> None:
         row = _plain_row(record)

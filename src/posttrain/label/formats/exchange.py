@@ -79,6 +79,7 @@ class ImportOptions:
         kind: Kind of its answers; None: seen from its content.
         question: Which of several questions is the one; None: that with the most answers.
         annotator: Who answered, in a file that does not say so; None: the file's name.
+        field: Name of the text to label; None: one of `posttrain.label.formats.codec.TEXT_KEYS`.
         gold: True if its answers are those that annotators are measured by.
         labels: The config's label set.
     """
@@ -88,6 +89,7 @@ class ImportOptions:
     kind: str | None = None
     question: str | None = None
     annotator: str | None = None
+    field: str | None = None
     gold: bool = False
     labels: tuple[str, ...] | None = None
 
@@ -109,7 +111,9 @@ def export_queue(queue: Queue, batch: str, path: Path, format: str) -> int:
     beside = {"label-studio": path.with_suffix(".xml"), "argilla": path.with_suffix(".settings.json")}.get(format)
     if beside is not None:
         check_new_file(beside)
-    shape = Shape(row.kind, None if row.labels is None else tuple(row.labels))
+    asked = row.settings.get("question") or {}
+    question = asked.get("name") if asked.get("format") == codec.name else None
+    shape = Shape(row.kind, None if row.labels is None else tuple(row.labels), question)
     with _new_file(path) as file:
         records = (
             export_record(codec, item, shape, first=number == 0)
@@ -145,14 +149,19 @@ def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResu
     shape = survey.shape(kind, options.question, options.labels, options.annotator or path.stem)
     if existing:
         shape = replace(shape, labels=None if existing.labels is None else tuple(existing.labels))
+    shape = replace(shape, field=options.field)
     batch = options.batch or path.stem
     result = ImportResult(batch, codec.name, shape.kind, created=existing is None)
     with progress_bar(f"import {path.name}", total) as advance, queue.metadata.transaction():
         items = _read_file(codec, path, shape, options, result, advance)
         if existing is None:
             _add_batch(queue, batch, shape, items, result)
+            if shape.question is not None:
+                _note_question(queue, batch, codec.name, shape.question)
         else:
             _add_answers(queue, existing, items, result)
+    # Without those that were looked for and not there.
+    result.foreign = +result.foreign
     return result
 
 
@@ -268,6 +277,12 @@ def _add_batch(
         result.gold += sum(item.expected is not None for _, item in chunk)
     settings = {**batch.settings, "gold": result.gold}
     queue.metadata.update_rows(label_batches, label_batches.c.name == name, {"settings": settings})
+
+
+def _note_question(queue: Queue, batch: str, format: str, name: str) -> None:
+    """Keeps the tool's name for what is answered, for an export to the same tool."""
+    settings = {**queue._batch(batch).settings, "question": {"format": format, "name": name}}
+    queue.metadata.update_rows(label_batches, label_batches.c.name == batch, {"settings": settings})
 
 
 def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, PortableItem]], result: ImportResult) -> None:

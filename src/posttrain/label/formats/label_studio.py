@@ -1,7 +1,7 @@
 """Label Studio's JSON of tasks: ``data``, ``annotations`` and ``predictions``, and its labelling interface."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -32,13 +32,21 @@ _CONTROLS = {
     "spans": ("spans", "text", "labels"),
     "rewrite": ("rewrite", "answer", "textarea"),
     "rating": ("rating", "answer", "rating"),
-    "preference": ("preference", "preference", "pairwise"),
+    "preference": ("preference", "left", "pairwise"),
     "ranking": ("ranking", "candidates", "ranker"),
     "conversation": ("conversation", "conversation", "chatmessage"),
 }
 
 _OWN_KEYS = ("dialogue", "answer", "left", "right", "candidates")
 _ANNOTATION_KEYS = ("completed_by", "result", "was_cancelled", "ground_truth", "lead_time", "created_at")
+# Of the server's own tables; kept, and counted together.
+_BOOKKEEPING = frozenset(
+    ("id", "file_upload", "drafts", "created_at", "updated_at", "inner_id", "total_annotations", "total_predictions")
+    + ("cancelled_annotations", "comment_count", "unresolved_comment_count", "last_comment_updated_at", "project")
+    + ("updated_by", "comment_authors", "draft_created_at", "prediction", "result_count", "unique_id", "import_id")
+    + ("last_action", "bulk_created", "task", "parent_prediction", "parent_annotation", "last_created_by")
+    + ("completed_by", "created_ago", "cluster", "neighbors", "mislabeling", "model", "model_run")
+)
 _GOLD, _GOLD_KEY = "gold", "ground truth"
 
 
@@ -63,8 +71,10 @@ class LabelStudio(Codec):
             raise UserError("a task has an object `data`", where=where)
         reader = _TaskReader(shape, foreign)
         content, parts = _read_data(data, shape, where)
-        answers, expected, annotation_parts = reader.annotations(record, content)
-        suggestion, prediction_parts = reader.predictions(record, content)
+        # With the ids of its candidates, which a ranking names.
+        known = with_foreign(content, self.key, parts)
+        answers, expected, annotation_parts = reader.annotations(record, known)
+        suggestion, prediction_parts = reader.predictions(record, known)
         meta = record.get("meta")
         own = meta if isinstance(meta, Mapping) else {}
         rest: dict[str, Any] = {
@@ -72,7 +82,7 @@ class LabelStudio(Codec):
         }
         if others := {name: value for name, value in own.items() if name != EXTENSION}:
             rest["meta"] = others
-        foreign.update(rest)
+        _count(foreign, "", rest)
         parts |= {"task": rest, **annotation_parts, **prediction_parts}
         identity = record.get("id")
         return PortableItem(
@@ -172,10 +182,13 @@ class _TaskReader:
                 others.append(annotation)
                 self.foreign["annotations"] += 1
                 continue
-            self.foreign.update(f"annotations.{name}" for name in kept.get("keys", ()))
+            _count(self.foreign, "annotations.", kept.get("keys", ()))
             self.foreign["annotations.result"] += len(kept.get("others", ()))
             if is_gold:
                 expected = answer.answer
+                # A right answer has no row of its own for these.
+                times = {name: annotation[name] for name in ("lead_time", "created_at") if name in annotation}
+                kept = {**kept, "keys": {**kept["keys"], **times}}
             else:
                 answers[answer.annotator] = answer
             if kept := {name: value for name, value in kept.items() if value}:
@@ -203,7 +216,7 @@ class _TaskReader:
                 "confidence": _number(prediction.get("score")),
                 "annotator": prediction.get("model_version"),
             }
-            self.foreign.update(f"predictions.{name}" for name in keys)
+            _count(self.foreign, "predictions.", keys)
             kept = {name: value for name, value in {"keys": keys, **regions}.items() if value}
         return suggestion, {"prediction": kept, "other_predictions": others}
 
@@ -286,9 +299,7 @@ def _read_data(data: Mapping[str, Any], shape: Shape, where: str) -> tuple[dict[
             used.add("text")
     else:
         free = [name for name in strings if name not in used and name != "answer"]
-        key = text_key(free)
-        if key is None:
-            raise UserError("no text in `data`", where=where, fix=f"name it `{TEXT_KEYS[0]}`")
+        key = text_key(free, shape, "data", where)
         content["prompt"] = user_prompt(data[key])
         used.add(key)
         if key != "text":
@@ -375,7 +386,8 @@ def _region_values(answer: Any, content: Mapping[str, Any], shape: Shape) -> lis
             # Label Studio has no tie: it stays in the extension.
             return [{"selected": ("left", "right")[answer]}] if answer in (0, 1) else []
         case "ranking":
-            return [{"ranker": {_control(shape)[0]: [str(rank) for rank in answer]}}]
+            ids = [candidate["id"] for candidate in _ranked_candidates(content)]
+            return [{"ranker": {_control(shape)[0]: [ids[rank] for rank in answer]}}]
         case "conversation":
             return [{"chatmessage": dict(turn)} for turn in answer]
     text = shown_text(content, last_turn=True)
@@ -457,6 +469,10 @@ def _survey_regions(question: str, regions: Sequence[Mapping[str, Any]], survey:
         kinds = {of_type: name for name, (_, _, of_type) in _CONTROLS.items() if name != "rewrite"}
         if kind in kinds:
             survey.add(question, kinds[str(kind)])
+
+
+def _count(foreign: Counter[str], part: str, names: Iterable[str]) -> None:
+    foreign.update("bookkeeping of the server" if name in _BOOKKEEPING else f"{part}{name}" for name in names)
 
 
 def _control(shape: Shape) -> tuple[str, str, str]:
