@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from posttrain.label.accounts import Accounts
+from posttrain.label.quality.queue_report import QueueReports
 from posttrain.label.queue import Queue
 from posttrain.label.tokens import RANKS, SESSION_LONGEST
 from posttrain.loop.config import Config
@@ -31,6 +32,7 @@ class Site:
         config: None in a folder that holds datasets only.
         plain_http: Sign-in is allowed without TLS from other machines, too.
         ending: Set when the server ends, so that open streams do.
+        quality: The quality reports of the queue.
     """
 
     workspace: Workspace
@@ -39,6 +41,10 @@ class Site:
     queue: Queue
     plain_http: bool = False
     ending: threading.Event = field(default_factory=threading.Event)
+    quality: QueueReports = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "quality", QueueReports(self.queue))
 
 
 @dataclass(frozen=True)

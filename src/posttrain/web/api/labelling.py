@@ -1,31 +1,25 @@
 """The API of labelling: items, answers, batches and their quality."""
 
-import time
 from collections.abc import Sequence
 from datetime import datetime
-from threading import Lock
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from posttrain.label.quality.report import QualityInputs, quality_report
 from posttrain.label.queue_rows import PausedError, Receipt, Task
 from posttrain.label.tokens import NotFound
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Sender, Site, least
 from posttrain.web.api.bodies import ERRORS, Body, ItemId, Note
 
-# Drawing thousands of bootstrap samples for each reader would keep the server from people who label.
-_REPORT_SECONDS = 10.0
-
 Seconds = Annotated[float | None, Field(ge=0, le=1e6, description="Time from showing the item; null: since its lease.")]
 BatchName = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f]+$", description="Only of this batch.")]
 OfBatch = Annotated[str | None, Field(max_length=200, description="The next item: only of this batch.")]
 Besides = Annotated[
     list[Annotated[int, Field(ge=1, le=MAX_INTEGER)]],
-    Field(max_length=2, description="Items that the sender has a lease of: not these but one more, to show it later."),
+    Field(max_length=4, description="Items that the sender has a lease of: not these but one more, to show it later."),
 ]
 AndNext = Annotated[bool, Field(description="Also return the next item, which saves a request.")]
 
@@ -134,7 +128,6 @@ def labelling_routes(site: Site) -> APIRouter:
     """Builds the routes."""
     router = APIRouter(responses=ERRORS, tags=["labelling"])
     queue = site.queue
-    reports = _Reports(site)
 
     @router.post("/items/next", **least("annotator"))
     def next_item(body: NextRequest, sender: Sender) -> NextTask:
@@ -194,7 +187,7 @@ def labelling_routes(site: Site) -> APIRouter:
     @router.get("/quality", **least("reviewer"))
     def quality(batch: BatchName | None = None) -> dict[str, Any]:
         """Reports agreement, gold accuracy, consensus, confusions, work, cost, outlook and alarms."""
-        return reports.get(batch)
+        return site.quality.get(batch) or {}
 
     def _next(sender: Sender, batch: str | None = None, besides: Sequence[int] = ()) -> NextTask:
         try:
@@ -214,32 +207,6 @@ def labelling_routes(site: Site) -> APIRouter:
         )
 
     return router
-
-
-class _Reports:
-    """Computes quality reports, one at a time, and keeps the last of each batch for some seconds."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self._lock = Lock()
-        self._kept: dict[str | None, tuple[float, dict[str, Any]]] = {}
-
-    def get(self, batch: str | None) -> dict[str, Any]:
-        queue = self.site.queue
-        batches = [each for each in queue.batches() if batch in (None, each.name)]
-        if batch is not None and not batches:
-            raise NotFound(f"there is no batch `{batch}`")
-        with self._lock:
-            made_at, report = self._kept.get(batch, (-_REPORT_SECONDS, {}))
-            if time.monotonic() - made_at < _REPORT_SECONDS:
-                return report
-            inputs = QualityInputs(
-                kinds={each.name: each.kind for each in batches},
-                wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
-            )
-            report = quality_report(queue.answers(batch), inputs=inputs)
-            self._kept[batch] = (time.monotonic(), report)
-            return report
 
 
 def _shown(task: Task) -> ShownTask:

@@ -1,0 +1,149 @@
+"""The quality report of a queue's answers as the pages and the API show it, computed beside them and kept."""
+
+import time
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from threading import Lock, Thread
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.label.answers import answers_of_people
+from posttrain.label.quality.annotators import QualityConfig, known_outcomes
+from posttrain.label.quality.drift import error_chart
+from posttrain.label.quality.findings import wilson
+from posttrain.label.quality.report import QualityInputs, quality_report
+from posttrain.label.queue import Queue
+from posttrain.label.tokens import NotFound
+
+# Not anew for each answer: a report on many answers takes seconds of a processor.
+_KEPT_SECONDS = 10.0
+
+# Answers times bootstrap samples: intervals of many answers are narrow, whatever their own error.
+_DRAWN_ANSWERS = 20_000_000
+_LEAST_DRAWS = 100
+# Outcomes of one annotator in a chart, the latest: its test permutes them a thousand times.
+_CHARTED = 3000
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A report, and the state of the database and the time that it was begun at."""
+
+    report: dict[str, Any]
+    position: int
+    begun: float
+
+
+class QueueReports:
+    """Computes quality reports in a thread, one at a time, and keeps the last of each batch.
+
+    Args:
+        queue: The queue.
+        config: Prices, budget and rates of false alarms.
+    """
+
+    def __init__(self, queue: Queue, config: QualityConfig | None = None) -> None:
+        self.queue, self.config = queue, config or QualityConfig()
+        self._lock, self._one = Lock(), Lock()
+        self._kept: dict[str | None, _Kept] = {}
+        self._running: dict[str | None, Future[dict[str, Any]]] = {}
+
+    def get(self, batch: str | None = None, wait: float | None = None) -> dict[str, Any] | None:
+        """Returns the report of `quality_report` on a batch, or on all, with ``behaviour`` of `measure_behaviour`.
+
+        Args:
+            batch: Name of the batch.
+            wait: Seconds to wait for the present one; afterwards an earlier one is returned, or None. None: as long as
+                it takes.
+
+        Raises:
+            NotFound: there is no such batch.
+        """
+        if batch is not None and self.queue.batch(batch) is None:
+            raise NotFound(f"there is no batch `{batch}`")
+        position = self.queue.metadata.position()
+        with self._lock:
+            kept = self._kept.get(batch)
+            if kept and (kept.position == position or time.monotonic() - kept.begun < _KEPT_SECONDS):
+                return kept.report
+            future = self._running.get(batch)
+            if future is None:
+                future = self._running[batch] = Future()
+                # A daemon: the server ends without waiting for it.
+                Thread(target=self._run, args=(batch, position, future), daemon=True).start()
+        try:
+            return future.result(wait)
+        except TimeoutError:
+            return kept.report if kept else None
+
+    def _run(self, batch: str | None, position: int, future: "Future[dict[str, Any]]") -> None:
+        begun = time.monotonic()
+        try:
+            with self._one:
+                report = self._compute(batch)
+        except BaseException as error:  # noqa: BLE001 - raised by all who wait for it
+            with self._lock:
+                del self._running[batch]
+            future.set_exception(error)
+            return
+        with self._lock:
+            self._kept[batch] = _Kept(report, position, begun)
+            del self._running[batch]
+        future.set_result(report)
+
+    def _compute(self, batch: str | None) -> dict[str, Any]:
+        batches = [each for each in self.queue.batches() if batch in (None, each.name)]
+        inputs = QualityInputs(
+            kinds={each.name: each.kind for each in batches},
+            wanted=sum(self.queue.progress(each.name).left for each in batches if each.status == "open"),
+        )
+        answers = self.queue.answers(batch)
+        draws = min(self.config.draws, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
+        report = quality_report(answers, self.config.model_copy(update={"draws": draws}), inputs)
+        return {**report, "behaviour": measure_behaviour(answers, self.config)}
+
+
+def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any]:
+    """Measures what each annotator does with suggestions and places, and charts the errors on known items.
+
+    Args:
+        answers: Table of the schema `posttrain.label.answers.ANSWERS`; those of models are left out.
+        config: Average run length of the charts.
+
+    Returns:
+        ``suggestions`` by annotator: ``planted`` and ``others``, the shares accepted; ``positions`` by annotator: how
+        often each place was chosen; ``charts`` by annotator: ``usual``, ``threshold``, ``reference`` (outcomes before
+        the first value), ``values`` and ``alarm``.
+    """
+    people = answers_of_people(answers)
+    names = np.array(people["annotator"].to_pylist(), object)
+    answered = np.array(people["answer"].to_pylist(), object)
+    suggested = np.array(people["suggestion"].to_pylist(), object)
+    planted = people["planted"].to_numpy(zero_copy_only=False)
+    shown = people["suggestion"].is_valid().to_numpy(zero_copy_only=False)
+    places = people["position"].fill_null(-1).to_numpy()
+    outcomes = known_outcomes(people)
+    of_outcomes = names[outcomes.row]
+    suggestions, positions, charts = {}, {}, {}
+    for name in map(str, sorted(set(names))):
+        mine = names == name
+        if (mine & shown).any():
+            accepted = mine & shown & (answered == suggested)
+            suggestions[name] = {
+                kind: asdict(wilson(int((accepted & rows).sum()), int((mine & shown & rows).sum())))
+                for kind, rows in (("planted", planted), ("others", ~planted))
+            }
+        if (mine & (places >= 0)).any():
+            positions[name] = np.bincount(places[mine & (places >= 0)]).tolist()
+        right = outcomes.right[of_outcomes == name][-_CHARTED:]
+        if (chart := error_chart(right, config.run_length)) is not None:
+            charts[name] = {
+                "usual": chart.usual,
+                "threshold": chart.threshold,
+                "reference": len(right) - len(chart.values),
+                "values": chart.values.tolist(),
+                "alarm": chart.alarm,
+            }
+    return {"suggestions": suggestions, "positions": positions, "charts": charts}
