@@ -1,0 +1,1 @@
+"""Quality of answers: agreement, consensus, gold items, drift and behaviour of annotators."""

@@ -1,0 +1,403 @@
+"""Agreement between annotators: percent, Cohen's and Fleiss' kappa, Krippendorff's alpha, with bootstrap intervals.
+
+Sources: J. Cohen, A Coefficient of Agreement for Nominal Scales (Educational and Psychological Measurement 20, 1960);
+R. J. Light (Psychological Bulletin 76, 1971), the mean of Cohen's kappa over pairs; J. L. Fleiss (Psychological
+Bulletin 76, 1971); K. Krippendorff, Computing Krippendorff's Alpha-Reliability (2011); A. Zapf et al. (BMC Medical
+Research Methodology 16, 2016), bootstrap over items."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import sparse
+
+from posttrain.label.answers import Floats, Integers, Votes, shared_items
+from posttrain.store.errors import UserError
+
+Level = Literal["nominal", "ordinal", "interval"]
+
+MAX_RATINGS = 100
+"""Distinct ratings of an ordinal or interval scale, at most: their coincidences are a matrix for each draw."""
+
+_BLOCK = 20_000_000  # weights of items held in memory at a time
+_LEAST_SHARED = 10  # items that a pair shares, from which on it gets an interval
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A coefficient with its percentile bootstrap interval over items; NaN where it is undefined.
+
+    Attributes:
+        value: The coefficient.
+        low: Lower end.
+        high: Upper end.
+        n: Items that it is computed from.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class ClassAgreement:
+    """Agreement on one label against all others.
+
+    Attributes:
+        label: The label.
+        answers: Answers with this label on items that several annotators answered.
+        percent: Probability that another annotator gives it too, if one does (Fleiss' P_j).
+        cohen: Light's mean kappa of the answers made binary.
+        fleiss: Fleiss' kappa_j.
+        alpha: Krippendorff's alpha of the answers made binary.
+    """
+
+    label: str
+    answers: int
+    percent: Estimate
+    cohen: Estimate
+    fleiss: Estimate
+    alpha: Estimate
+
+
+@dataclass(frozen=True)
+class PairAgreement:
+    """Agreement of two annotators on the items that both answered.
+
+    Attributes:
+        first: Name.
+        second: Name.
+        agreed: Items with the same answer.
+        percent: Share of them.
+        cohen: Cohen's kappa.
+        fleiss: Fleiss' kappa of the two, which is Scott's pi.
+        alpha: Krippendorff's alpha of the two, nominal.
+    """
+
+    first: str
+    second: str
+    agreed: int
+    percent: Estimate
+    cohen: Estimate
+    fleiss: Estimate
+    alpha: Estimate
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement over all items that at least two annotators answered.
+
+    Attributes:
+        items: Their number.
+        answers: Answers to them.
+        pairs_agreed: Pairs of answers to one item that are equal.
+        pairs: Pairs of answers to one item.
+        percent: Share of equal pairs.
+        cohen: Cohen's kappa, the mean over pairs of annotators weighted by the items that they share.
+        fleiss: Fleiss' kappa; items may have different numbers of answers.
+        alpha: Krippendorff's alpha on the level asked for.
+        by_class: In the order of the labels.
+        by_pair: Pairs that share an item, most items first.
+    """
+
+    items: int
+    answers: int
+    pairs_agreed: int
+    pairs: int
+    percent: Estimate
+    cohen: Estimate
+    fleiss: Estimate
+    alpha: Estimate
+    by_class: tuple[ClassAgreement, ...]
+    by_pair: tuple[PairAgreement, ...]
+
+
+def measure_agreement(
+    votes: Votes, *, level: Level = "nominal", draws: int = 1000, seed: int = 0, coverage: float = 0.95
+) -> Agreement:
+    """Measures the agreement of all annotators, on each class, and of each pair.
+
+    Args:
+        votes: The answers.
+        level: Scale of the overall alpha. ``ordinal`` takes the labels in their order, ``interval`` as numbers.
+        draws: Bootstrap samples of the items.
+        seed: Seed of the draws.
+        coverage: Coverage of the intervals, between 0 and 1.
+
+    Raises:
+        UserError: a label is not a number on the interval level, or there are more than `MAX_RATINGS` ratings.
+    """
+    units = _Units.build(votes, level)
+    pairs = _pairs(votes, units)
+    point = _Statistics.compute(units, pairs, np.ones((1, units.items)))
+    samples = [_Statistics.compute(units, pairs, weights) for weights in _weights(units.items, draws, seed)]
+
+    def estimate(name: str, column: int | None = None, n: int = units.items) -> Estimate:
+        # Pairs and classes are columns; what is overall is a vector over the draws.
+        value, rest = getattr(point, name), [getattr(sample, name) for sample in samples]
+        if column is not None:
+            value, rest = value[:, column], [sample[:, column] for sample in rest]
+        return _interval(float(value[0]), np.concatenate(rest) if rest else np.empty(0), n, coverage)
+
+    sizes = np.asarray(units.counts.sum(axis=0)).ravel().astype(int)
+    answered = np.asarray((units.counts > 0).sum(axis=0)).ravel().astype(int)
+    by_class = [
+        ClassAgreement(
+            votes.labels[at],
+            int(sizes[at]),
+            *(estimate(f"class_{name}", at, int(answered[at])) for name in ("percent", "cohen", "fleiss", "alpha")),
+        )
+        for at in range(units.classes)
+        if sizes[at]
+    ]
+    by_pair = [
+        PairAgreement(
+            votes.annotators[pair.first],
+            votes.annotators[pair.second],
+            int((pair.left == pair.right).sum()),
+            *(estimate(f"pair_{name}", at, len(pair.items)) for name in ("percent", "cohen", "fleiss", "alpha")),
+        )
+        for at, pair in enumerate(pairs)
+    ]
+    return Agreement(
+        units.items,
+        int(units.sizes.sum()),
+        round(float(units.pairs_agreed.sum())),
+        round(float(units.pairs.sum())),
+        estimate("percent"),
+        estimate("cohen"),
+        estimate("fleiss"),
+        estimate("alpha"),
+        tuple(by_class),
+        tuple(sorted(by_pair, key=lambda pair: -pair.percent.n)),
+    )
+
+
+def krippendorff_alpha(votes: Votes, level: Level = "nominal") -> float:
+    """Computes Krippendorff's alpha; NaN if fewer than two different labels are on items with several answers.
+
+    Raises:
+        UserError: as `measure_agreement`.
+    """
+    units = _Units.build(votes, level)
+    return float(_alpha(units, np.ones((1, units.items)))[0])
+
+
+@dataclass(frozen=True)
+class _Units:
+    """The U items with at least two answers; C labels.
+
+    Attributes:
+        kept: int64 [U], their indexes in ``votes.items``.
+        sizes: float64 [U], answers to each.
+        counts: sparse [U, C], answers by label.
+        diagonal: sparse [U, C], each item's share of the coincidences o_cc.
+        pairs_agreed: float64 [U].
+        pairs: float64 [U].
+        coincidences: sparse [U, C * C]; None on the nominal level, which needs the diagonal only.
+        values: float64 [C] on the interval level.
+    """
+
+    level: Level
+    kept: Integers
+    sizes: Floats
+    counts: sparse.csr_array
+    diagonal: sparse.csr_array
+    pairs_agreed: Floats
+    pairs: Floats
+    coincidences: sparse.csr_array | None
+    values: Floats | None
+
+    @property
+    def items(self) -> int:
+        return len(self.kept)
+
+    @property
+    def classes(self) -> int:
+        return int(self.counts.shape[1])
+
+    @classmethod
+    def build(cls, votes: Votes, level: Level) -> "_Units":
+        classes = len(votes.labels)
+        if level != "nominal" and classes > MAX_RATINGS:
+            raise UserError(f"{classes} different answers are no {level} scale of at most {MAX_RATINGS} steps")
+        values = _numbers(votes.labels) if level == "interval" else None
+        sizes = np.bincount(votes.item, minlength=len(votes.items))
+        kept = np.flatnonzero(sizes >= 2)
+        shape = (len(votes.items), classes)
+        all_counts = sparse.csr_array((np.ones(len(votes.item)), (votes.item, votes.label)), shape=shape)
+        counts = sparse.csr_array(all_counts[kept])
+        m = sizes[kept].astype(np.float64)
+        same = counts.copy()
+        same.data = same.data * (same.data - 1)
+        diagonal = sparse.csr_array(sparse.diags_array(1 / (m - 1)) @ same) if len(kept) else same
+        coincidences = None if level == "nominal" else _coincidences(counts, m)
+        agreed = np.asarray(same.sum(axis=1)).ravel() / 2
+        return cls(level, kept, m, counts, diagonal, agreed, m * (m - 1) / 2, coincidences, values)
+
+
+def _coincidences(counts: sparse.csr_array, sizes: Floats) -> sparse.csr_array:
+    """Returns each item's coincidences, sparse [U, C * C]: n_c (n_k - [c = k]) / (m - 1)."""
+    classes = counts.shape[1]
+    rows, columns, data = [], [], []
+    for unit in range(counts.shape[0]):
+        start, stop = counts.indptr[unit : unit + 2]
+        labels, number = counts.indices[start:stop], counts.data[start:stop]
+        table = (np.outer(number, number) - np.diag(number)) / (sizes[unit] - 1)
+        rows.append(np.full(table.size, unit))
+        columns.append((labels[:, None] * classes + labels[None, :]).ravel())
+        data.append(table.ravel())
+    shape = (counts.shape[0], classes * classes)
+    if not rows:
+        return sparse.csr_array(shape)
+    return sparse.csr_array((np.concatenate(data), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
+
+
+def _numbers(labels: Sequence[str]) -> Floats:
+    try:
+        return np.array([float(label) for label in labels], np.float64)
+    except ValueError as error:
+        raise UserError(f"an interval scale needs numbers: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two annotators, the units that both answered, and the labels of each, numbered within the pair."""
+
+    first: int
+    second: int
+    items: Integers
+    left: Integers
+    right: Integers
+    labels: Integers
+
+
+def _pairs(votes: Votes, units: _Units) -> list[_Pair]:
+    pairs = []
+    for shared in shared_items(votes):
+        used, number = np.unique(np.concatenate([shared.left, shared.right]), return_inverse=True)
+        left, right = np.split(number, 2)
+        items = np.searchsorted(units.kept, shared.items)
+        pairs.append(_Pair(shared.first, shared.second, items, left, right, used))
+    return pairs
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """Every coefficient for B weightings of the items: float64 [B], [B, classes] and [B, pairs]."""
+
+    percent: Floats
+    cohen: Floats
+    fleiss: Floats
+    alpha: Floats
+    class_percent: Floats
+    class_cohen: Floats
+    class_fleiss: Floats
+    class_alpha: Floats
+    pair_percent: Floats
+    pair_cohen: Floats
+    pair_fleiss: Floats
+    pair_alpha: Floats
+
+    @classmethod
+    def compute(cls, units: _Units, pairs: list[_Pair], weights: Floats) -> "_Statistics":
+        margins, diagonal = weights @ units.counts, weights @ units.diagonal
+        total = margins.sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = margins / total[:, None]
+            item_agreement = units.pairs_agreed / units.pairs
+            observed, chance = weights @ item_agreement / weights.sum(axis=1), (share**2).sum(axis=1)
+            class_percent = diagonal / margins
+            # Krippendorff's alpha of one label against the rest: its coincidences with others are n_c - o_cc.
+            apart = (total[:, None] - 1) * (margins - diagonal)
+            return cls(
+                percent=weights @ units.pairs_agreed / (weights @ units.pairs),
+                fleiss=(observed - chance) / (1 - chance),
+                alpha=_alpha(units, weights),
+                class_percent=class_percent,
+                class_fleiss=(class_percent - share) / (1 - share),
+                class_alpha=1 - apart / (margins * (total[:, None] - margins)),
+                **_pair_statistics(units, pairs, weights),
+            )
+
+
+def _pair_statistics(units: _Units, pairs: list[_Pair], weights: Floats) -> dict[str, Floats]:
+    draws = len(weights)
+    result = {name: np.full((draws, len(pairs)), np.nan) for name in ("percent", "cohen", "fleiss", "alpha")}
+    kappa_sum, kappa_weight = np.zeros(draws), np.zeros(draws)
+    class_sum, class_weight = np.zeros((draws, units.classes)), np.zeros((draws, units.classes))
+    for at, pair in enumerate(pairs):
+        own = weights[:, pair.items]
+        n = own.sum(axis=1)[:, None]
+        left, right, both = (own @ matrix for matrix in _indicators(pair))
+        agreed = both.sum(axis=1)
+        n_, a, b = n[:, 0], left / n, right / n
+        chance, pooled = (a * b).sum(axis=1), (left + right) / (2 * n)
+        pooled_chance = (pooled**2).sum(axis=1)
+        result["percent"][:, at] = agreed / n_
+        result["cohen"][:, at] = kappa = (agreed / n_ - chance) / (1 - chance)
+        result["fleiss"][:, at] = (agreed / n_ - pooled_chance) / (1 - pooled_chance)
+        # Two answers an item: D_e = 1 - sum n_c (n_c - 1) / (n (n - 1)) over n = 2 * items answers.
+        disagreement = (n_ - agreed) / n_
+        result["alpha"][:, at] = 1 - disagreement * (2 * n_ - 1) / (2 * n_ * (1 - pooled_chance))
+        defined = np.isfinite(kappa)
+        kappa_sum += np.where(defined, n_ * kappa, 0)
+        kappa_weight += np.where(defined, n_, 0)
+        binary_chance = a * b + (1 - a) * (1 - b)
+        binary = ((n - left - right + 2 * both) / n - binary_chance) / (1 - binary_chance)
+        defined = np.isfinite(binary)
+        class_sum[:, pair.labels] += np.where(defined, n * binary, 0)
+        class_weight[:, pair.labels] += np.where(defined, n, 0)
+    return {
+        "cohen": kappa_sum / kappa_weight,
+        "class_cohen": class_sum / class_weight,
+        **{f"pair_{name}": values for name, values in result.items()},
+    }
+
+
+def _indicators(pair: _Pair) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
+    """Returns sparse [items, labels]: one where the left, the right, and both annotators gave the label."""
+    rows, shape = np.arange(len(pair.items)), (len(pair.items), len(pair.labels))
+    left = sparse.csr_array((np.ones(len(rows)), (rows, pair.left)), shape=shape)
+    right = sparse.csr_array((np.ones(len(rows)), (rows, pair.right)), shape=shape)
+    return left, right, sparse.csr_array(left * right)
+
+
+def _alpha(units: _Units, weights: Floats) -> Floats:
+    """Returns Krippendorff's alpha for each weighting: 1 - (n - 1) sum o_ck d_ck / sum n_c n_k d_ck."""
+    margins = weights @ units.counts
+    n = margins.sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if units.level == "nominal":
+            same = (weights @ units.diagonal).sum(axis=1)
+            return np.asarray(1 - (n - 1) * (n - same) / (n**2 - (margins**2).sum(axis=1)), np.float64)
+        assert units.coincidences is not None
+        # On the ordinal level d_ck is the squared distance of mid-ranks, which move with every draw.
+        ranks = np.cumsum(margins, axis=1) - margins / 2
+        values = ranks if units.values is None else np.broadcast_to(units.values, margins.shape)
+        values = values - (margins * values).sum(axis=1, keepdims=True) / n[:, None]  # centred, for precision
+        observed = (weights @ units.coincidences).reshape(len(weights), units.classes, units.classes)
+        square = (margins * values**2).sum(axis=1)
+        cross = np.einsum("bck,bc,bk->b", observed, values, values, optimize=True)
+        # Both sums have a factor 2; the centred values sum to 0, so that the expected cross term vanishes.
+        return np.asarray(1 - (n - 1) * (square - cross) / (n * square), np.float64)
+
+
+def _weights(items: int, draws: int, seed: int) -> Iterator[Floats]:
+    """Yields how often each bootstrap sample holds each item, float64 [B, items], in blocks of draws."""
+    generator = np.random.default_rng(seed)
+    size = max(1, _BLOCK // max(items, 1))
+    for start in range(0, draws if items else 0, size):
+        count = min(size, draws - start)
+        chosen = generator.integers(0, items, (count, items)) + items * np.arange(count)[:, None]
+        yield np.bincount(chosen.ravel(), minlength=count * items).reshape(count, items).astype(np.float64)
+
+
+def _interval(value: float, samples: Floats, n: int, coverage: float) -> Estimate:
+    samples = samples[np.isfinite(samples)]
+    if n < _LEAST_SHARED or not len(samples) or not np.isfinite(value):
+        return Estimate(value, np.nan, np.nan, n)
+    low, high = np.quantile(samples, [(1 - coverage) / 2, (1 + coverage) / 2])
+    return Estimate(value, float(low), float(high), n)

@@ -1,0 +1,233 @@
+"""The quality report of a table of answers, its alarms, and the values that triggers and gates use."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.label.answers import Votes, answers_of_people, encode_votes
+from posttrain.label.quality.agreement import Level, krippendorff_alpha, measure_agreement
+from posttrain.label.quality.annotators import (
+    QualityConfig,
+    confusions,
+    forecast,
+    gold_accuracy,
+    known_outcomes,
+    measure_work,
+)
+from posttrain.label.quality.behaviour import (
+    collusion,
+    haste,
+    one_answer,
+    position_bias,
+    random_answers,
+    repeated_answers,
+    suggestion_bias,
+)
+from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, reference_labels
+from posttrain.label.quality.drift import error_drift, guideline_drift, label_drift, sampling_bias
+from posttrain.label.quality.findings import Finding
+
+FAMILIES = 11
+"""Families of tests in `alarms`, which share the rate of false alarms."""
+
+VALUE_NAMES = {
+    "label.answers": "answers of people",
+    "label.agreement": "share of equal pairs of answers to one item",
+    "label.alpha": "Krippendorff's alpha, nominal",
+    "label.gold_accuracy": "share of gold items that people answered right",
+    "label.alarms": "alarms of the quality report",
+}
+"""Values of `quality_values` by name; NaN where nothing is measured."""
+
+
+@dataclass(frozen=True)
+class QualityInputs:
+    """Facts besides the answers that a report may use.
+
+    Attributes:
+        kinds: Kind of answer of each batch.
+        words: Words of the text by item.
+        wanted: Answers that are still wanted.
+        batch_counts: Records of the batch by category.
+        pool_counts: Records of the pool by category; categories of both are compared.
+        level: Scale of the overall alpha.
+        labels: Labels in their order; needed for an ordinal scale.
+    """
+
+    kinds: Mapping[str, str] | None = None
+    words: Mapping[int, int] | None = None
+    wanted: int = 0
+    batch_counts: Mapping[str, float] | None = None
+    pool_counts: Mapping[str, float] | None = None
+    level: Level = "nominal"
+    labels: Sequence[str] = ()
+
+
+def alarms(
+    answers: pa.Table, config: QualityConfig | None = None, inputs: QualityInputs | None = None, seed: int = 0
+) -> list[Finding]:
+    """Finds faults of annotators, drift and sampling bias, the surest first.
+
+    On honest annotators the chance of any alarm is at most ``config.false_alarms``.
+
+    Args:
+        answers: Table of the schema `posttrain.label.answers.ANSWERS`; those of models are left out.
+        config: Rates of false alarms.
+        inputs: Further facts.
+        seed: Seed of the permutations.
+    """
+    config, inputs = config or QualityConfig(), inputs or QualityInputs()
+    people = answers_of_people(answers)
+    findings = _sampling(inputs, config.false_alarms / FAMILIES)
+    if not people.num_rows:
+        return findings
+    votes = encode_votes(people, inputs.labels)
+    outcomes = known_outcomes(people)
+    expected = gold_labels(votes, people["expected"].to_pylist())
+    # Planted suggestions mislead even careful annotators; what they answered there says nothing of other faults.
+    planted = people["planted"].to_numpy(zero_copy_only=False)[votes.rows]
+    reference = np.where(planted, -1, reference_labels(votes, expected))
+    rate = config.false_alarms / FAMILIES
+    findings += [
+        *suggestion_bias(people, outcomes, rate),
+        *position_bias(people, rate),
+        *haste(people, inputs.kinds or {}, inputs.words, rate),
+        *one_answer(votes, reference, rate),
+        *random_answers(votes, reference, rate),
+        *repeated_answers(votes, reference, rate),
+        *collusion(votes, expected, rate),
+        *error_drift(people, outcomes, rate, config.run_length, seed),
+        *label_drift(votes, rate),
+        *guideline_drift(people, votes, outcomes, rate),
+    ]
+    return sorted(findings, key=lambda finding: (finding.p_value, finding.kind, finding.annotators))
+
+
+def quality_report(
+    answers: pa.Table,
+    config: QualityConfig | None = None,
+    inputs: QualityInputs | None = None,
+    *,
+    now: datetime | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Reports on everything that is measured, as JSON: rates with their counts, None where something is undefined.
+
+    Args:
+        answers: Table of the schema `posttrain.label.answers.ANSWERS`.
+        config: Prices, budget, rates of false alarms.
+        inputs: Further facts.
+        now: Time of the report; the present by default.
+        seed: Seed of the bootstrap and the permutations.
+
+    Returns:
+        ``counts``; ``agreement`` of people, overall, ``by_class`` and ``by_pair``; ``gold``, overall, ``by_annotator``
+        and ``by_class``; ``consensus``: ties of the majority and, if there are few enough labels, each annotator's
+        accuracy by Dawid and Skene; ``annotators`` with their confusions; ``work``; ``outlook``; ``alarms``; ``values``
+        of `VALUE_NAMES`.
+
+    Raises:
+        UserError: ``inputs.level`` does not fit the answers.
+    """
+    config, inputs = config or QualityConfig(), inputs or QualityInputs()
+    people = answers_of_people(answers)
+    votes = encode_votes(people, inputs.labels)
+    outcomes = known_outcomes(people)
+    expected = gold_labels(votes, people["expected"].to_pylist())
+    agreement = asdict(measure_agreement(votes, level=inputs.level, draws=config.draws, seed=seed))
+    gold, by_annotator, by_class = gold_accuracy(people, outcomes)
+    findings = alarms(answers, config, inputs, seed)
+    work = measure_work(answers, inputs.kinds or {}, config)
+    now = now or datetime.now(UTC)
+    report = {
+        "counts": {
+            "answers": people.num_rows,
+            "of_models": answers.num_rows - people.num_rows,
+            "items": len(votes.items),
+            "annotators": len(votes.annotators),
+            "labels": len(votes.labels),
+        },
+        "agreement": agreement,
+        "gold": {
+            **asdict(gold),
+            "by_annotator": {name: asdict(rate) for name, rate in by_annotator.items()},
+            "by_class": {name: asdict(rate) for name, rate in by_class.items()},
+        },
+        "consensus": _consensus(votes, expected),
+        "annotators": confusions(votes, reference_labels(votes, expected)),
+        "work": [asdict(part) for part in work],
+        "outlook": asdict(forecast(people, work, inputs.wanted, now, config.budget)),
+        "alarms": [finding.as_dict() for finding in findings],
+        "values": _values(
+            people.num_rows, agreement["percent"]["value"], krippendorff_alpha(votes), gold.value, len(findings)
+        ),
+    }
+    return dict(_json_safe(report))
+
+
+def quality_values(answers: pa.Table, config: QualityConfig | None = None) -> dict[str, float]:
+    """Returns the values of `VALUE_NAMES`; NaN where there is nothing to measure."""
+    people = answers_of_people(answers)
+    if not people.num_rows:
+        return dict.fromkeys(VALUE_NAMES, math.nan)
+    votes = encode_votes(people)
+    agreement = measure_agreement(votes, draws=0)
+    gold = gold_accuracy(people, known_outcomes(people))[0]
+    count = len(alarms(answers, config))
+    return _values(people.num_rows, agreement.percent.value, agreement.alpha.value, gold.value, count)
+
+
+def _values(answers: int, agreement: float, alpha: float, gold: float, count: int) -> dict[str, float]:
+    return dict(zip(VALUE_NAMES, (float(answers), agreement, alpha, gold, float(count)), strict=True))
+
+
+def _sampling(inputs: QualityInputs, rate: float) -> list[Finding]:
+    if not inputs.batch_counts or not inputs.pool_counts:
+        return []
+    names = sorted({*inputs.batch_counts, *inputs.pool_counts})
+    batch, pool = ([counts.get(name, 0) for name in names] for counts in (inputs.batch_counts, inputs.pool_counts))
+    return sampling_bias(batch, pool, names, rate)
+
+
+def _consensus(votes: Votes, expected: np.ndarray) -> dict[str, Any]:
+    """Summarises majority and posterior; the posterior is None for more labels than its matrices may have."""
+    counted = majority(votes)
+    summary: dict[str, Any] = {
+        "items": len(votes.items),
+        "several": int((counted.answers > 1).sum()),
+        "ties": [
+            {"item": int(votes.items[item]), "labels": [votes.labels[label] for label in tied]}
+            for item, tied in counted.ties.items()
+        ],
+        "posterior": None,
+    }
+    # Free text has nearly as many answers as items: there is nothing to learn of confusions.
+    if len(votes.labels) > max(2, len(votes.item) // 5) or not len(votes.items):
+        return summary
+    fitted = dawid_skene(votes, expected=expected)
+    sure = fitted.posterior.max(axis=1)
+    summary["posterior"] = {
+        "iterations": fitted.iterations,
+        "mean_confidence": float(sure.mean()),
+        "unsure_items": int((sure < 0.9).sum()),
+        "differs_from_majority": int(((counted.label >= 0) & (fitted.label != counted.label)).sum()),
+        "accuracy": dict(zip(votes.annotators, fitted.accuracy.tolist(), strict=True)),
+    }
+    return summary
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _json_safe(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(inner) for inner in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,272 @@
+"""Simulated annotators with planted faults, the answers that a team of them gives, and a plan for a day's labels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.label.answers import ANSWERS, Floats
+from posttrain.label.quality.annotators import QualityConfig, measure_work
+
+
+@dataclass(frozen=True)
+class SimulatedItem:
+    """An item as it is shown.
+
+    Attributes:
+        id: Its id.
+        truth: The right label.
+        labels: The labels in the order shown.
+        suggestion: The suggested label; None for none.
+        planted: True if the suggestion is a planted wrong one.
+    """
+
+    id: int
+    truth: str
+    labels: Sequence[str]
+    suggestion: str | None = None
+    planted: bool = False
+
+
+class Reply(NamedTuple):
+    """An answer and the seconds that it took."""
+
+    answer: str
+    seconds: float
+
+
+@dataclass
+class SimulatedAnnotator:
+    """Answers items with a given accuracy, speed and faults; call ``answer`` in the order of the items.
+
+    Attributes:
+        name: Name.
+        accuracy: Probability of the right label; a mapping gives it by class.
+        confusion: Wrong labels by right label; None spreads errors evenly over all others.
+        seconds: Median time of an answer.
+        spread: Standard deviation of the logarithm of the times.
+        drift_after: Number of answers after which the accuracy becomes ``drift_accuracy``; None for no drift.
+        drift_accuracy: Accuracy after the drift.
+        suggestion_bias: Probability of accepting a suggestion unread.
+        position_bias: Probability of choosing the label that is shown first.
+        repeats: Probability of giving the last answer again.
+        guesses: Probability of an answer at random, unread.
+        constant: Label that is given, with the probability ``constant_share``, whatever the item.
+        constant_share: See ``constant``.
+        copies: Another annotator whose answer is copied where there is one.
+        copy_share: Probability of copying it.
+    """
+
+    name: str
+    accuracy: float | Mapping[str, float] = 0.9
+    confusion: Mapping[str, Sequence[str]] | None = None
+    seconds: float = 8.0
+    spread: float = 0.5
+    drift_after: int | None = None
+    drift_accuracy: float = 0.5
+    suggestion_bias: float = 0.0
+    position_bias: float = 0.0
+    repeats: float = 0.0
+    guesses: float = 0.0
+    constant: str | None = None
+    constant_share: float = 0.5
+    copies: "SimulatedAnnotator | None" = None
+    copy_share: float = 0.9
+    given: dict[int, str] = field(default_factory=dict, repr=False)
+
+    def answer(self, item: SimulatedItem, rng: np.random.Generator) -> Reply:
+        """Answers an item; ``rng`` decides everything that is random."""
+        reply = self._choose(item, rng)
+        self.given[item.id] = reply
+        return Reply(reply, float(self.seconds * np.exp(self.spread * rng.standard_normal())))
+
+    def _choose(self, item: SimulatedItem, rng: np.random.Generator) -> str:
+        last = next(reversed(self.given.values()), None)
+        copied = self.copies.given.get(item.id) if self.copies is not None else None
+        habits = (
+            (copied, self.copy_share),
+            (item.suggestion, self.suggestion_bias),
+            (item.labels[0], self.position_bias),
+            (last, self.repeats),
+            (self.constant, self.constant_share),
+            (item.labels[int(rng.integers(len(item.labels)))], self.guesses),
+        )
+        for label, probability in habits:
+            # Every habit draws, so that adding one to an annotator changes no draw of the others.
+            if rng.random() < probability and label is not None and label in item.labels:
+                return label
+        if rng.random() < self._accuracy(item.truth):
+            return item.truth
+        others = [label for label in item.labels if label != item.truth]
+        usual = self.confusion.get(item.truth, others) if self.confusion else others
+        wrong = [label for label in usual if label in others] or [item.truth]
+        return wrong[int(rng.integers(len(wrong)))]
+
+    def _accuracy(self, truth: str) -> float:
+        if self.drift_after is not None and len(self.given) >= self.drift_after:
+            return self.drift_accuracy
+        return self.accuracy.get(truth, 0.9) if isinstance(self.accuracy, Mapping) else self.accuracy
+
+
+@dataclass(frozen=True)
+class TeamSettings:
+    """How items are handed out.
+
+    Attributes:
+        overlap: Annotators an item.
+        gold_rate: Gold items as a share of the items; each is answered by everybody.
+        check_rate: Share of the other items that one more annotator answers.
+        suggestion_rate: Share of the answers that are given with a suggestion.
+        suggestion_accuracy: Share of right ones among the suggestions that are not planted.
+        planted_rate: Share of the suggestions that are planted wrong ones.
+        shuffled: True if the labels are shown in another order each time.
+    """
+
+    overlap: int = 3
+    gold_rate: float = 0.1
+    check_rate: float = 0.05
+    suggestion_rate: float = 0.0
+    suggestion_accuracy: float = 0.8
+    planted_rate: float = 0.1
+    shuffled: bool = False
+
+
+def simulate_answers(
+    team: Sequence[SimulatedAnnotator],
+    truth: Sequence[str],
+    settings: TeamSettings,
+    *,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
+    started_at: datetime = datetime(2026, 1, 5, 9, tzinfo=UTC),
+    guideline_after: int | None = None,
+) -> pa.Table:
+    """Has a team answer items, and resolves them by majority.
+
+    Args:
+        team: The annotators; what they remember of earlier items is used and grows.
+        truth: The right label of each item.
+        settings: How items are handed out.
+        seed: Seed of everything that is random.
+        labels: The label set; by default that of ``truth``, sorted.
+        started_at: Time of the first answer. All annotators work at the same time.
+        guideline_after: Item from which on version 2 of the guideline holds; None for version 1 throughout.
+
+    Returns:
+        Table of the schema `posttrain.label.answers.ANSWERS`, by time.
+    """
+    rng = np.random.default_rng(seed)
+    names = tuple(labels) if labels is not None else tuple(sorted(set(truth)))
+    clock = {annotator.name: 0.0 for annotator in team}
+    rows: list[dict[str, object]] = []
+    for item, right in enumerate(truth):
+        gold = bool(rng.random() < settings.gold_rate)
+        checked = not gold and bool(rng.random() < settings.check_rate)
+        wanted = len(team) if gold else min(len(team), settings.overlap + checked)
+        # In the order of the team, so that who copies comes after whom they copy.
+        chosen = sorted(rng.choice(len(team), wanted, replace=False))
+        given = []
+        for member in chosen:
+            annotator = team[member]
+            shown = _shown_item(item, right, names, settings, rng)
+            answer, seconds = annotator.answer(shown, rng)
+            clock[annotator.name] += seconds
+            given.append(answer)
+            rows.append(
+                {
+                    **{"item": item, "record": f"r{item}", "batch": "simulated", "annotator": annotator.name},
+                    **{"answer": answer, "expected": right if gold else None, "checked": checked},
+                    **{"suggestion": shown.suggestion, "planted": shown.planted, "seconds": seconds},
+                    **{"position": list(shown.labels).index(answer), "confidence": None},
+                    "guideline": 2 if guideline_after is not None and item >= guideline_after else 1,
+                    "created_at": started_at + timedelta(seconds=clock[annotator.name]),
+                }
+            )
+        counts = sorted(((given.count(answer), answer) for answer in set(given)), reverse=True)
+        tied = len(counts) > 1 and counts[0][0] == counts[1][0]
+        for row in rows[-len(given) :]:
+            # A reviewer decides ties, and knows the right answer.
+            row["resolution"] = right if gold or tied else counts[0][1]
+            row["resolved_by"] = "review" if tied else "majority" if len(given) > 1 else "single"
+    rows.sort(key=lambda row: (row["created_at"], row["item"]))
+    return pa.Table.from_pylist(rows, schema=ANSWERS)
+
+
+def _shown_item(
+    item: int, right: str, labels: tuple[str, ...], settings: TeamSettings, rng: np.random.Generator
+) -> SimulatedItem:
+    order = tuple(labels[at] for at in rng.permutation(len(labels))) if settings.shuffled else labels
+    if rng.random() >= settings.suggestion_rate:
+        return SimulatedItem(item, right, order)
+    planted = bool(rng.random() < settings.planted_rate)
+    wrong = [label for label in labels if label != right]
+    correct = not planted and rng.random() < settings.suggestion_accuracy
+    suggestion = right if correct or not wrong else wrong[int(rng.integers(len(wrong)))]
+    return SimulatedItem(item, right, order, suggestion, planted and suggestion != right)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a team does in a day, by simulation.
+
+    Attributes:
+        labels: Resolved records a day, gold items not counted.
+        answers: Answers a day.
+        cost: Price of a day.
+        cost_per_label: Price of one resolved record.
+        error: Share of wrong resolutions.
+        error_interval: Standard error of ``error`` times 1.96, either way.
+        hours: Hours of work of one annotator in a day.
+    """
+
+    labels: float
+    answers: float
+    cost: float
+    cost_per_label: float
+    error: float
+    error_interval: float
+    hours: float
+
+
+def plan_labels(
+    team: Sequence[SimulatedAnnotator],
+    settings: TeamSettings,
+    labels: Sequence[str],
+    *,
+    hours: float = 6.0,
+    prices: QualityConfig | None = None,
+    items: int = 2000,
+    seed: int = 0,
+) -> Plan:
+    """Estimates labels, cost and error of a day's work from ``items`` simulated items.
+
+    Args:
+        team: The annotators; copies of them work, so that they remember nothing of it.
+        settings: How items are handed out.
+        labels: The label set; all labels are equally frequent.
+        hours: Hours that each annotator works in a day.
+        prices: Prices of the work.
+        items: Items to simulate.
+        seed: Seed.
+    """
+    rng = np.random.default_rng(seed)
+    truth = [labels[at] for at in rng.integers(len(labels), size=items)]
+    fresh = {annotator.name: replace(annotator, given={}) for annotator in team}
+    for annotator in fresh.values():
+        # The copied colleague must be the copy that works here.
+        if annotator.copies is not None:
+            annotator.copies = fresh[annotator.copies.name]
+    answers = simulate_answers(list(fresh.values()), truth, settings, seed=seed, labels=labels)
+    resolved = {
+        row["item"]: row["resolution"] == truth[row["item"]] for row in answers.to_pylist() if row["expected"] is None
+    }
+    right: Floats = np.array(list(resolved.values()), np.float64)
+    work = measure_work(answers, {}, prices or QualityConfig())
+    days = sum(part.seconds for part in work) / 3600 / (hours * len(team))
+    cost, error = sum(part.cost for part in work) / days, 1 - float(right.mean())
+    half = 1.96 * float(np.sqrt(error * (1 - error) / len(right)))
+    per_day = len(right) / days
+    return Plan(per_day, answers.num_rows / days, cost, cost / per_day, error, half, hours)

@@ -1,0 +1,98 @@
+"""Gold accuracy, confusions, cost, and the forecast of a batch."""
+
+from datetime import timedelta
+
+import pytest
+from scipy import stats
+from vote_tables import START, answer_table, votes_of
+
+from posttrain.label.quality.annotators import (
+    IDLE_SECONDS,
+    Price,
+    QualityConfig,
+    confusions,
+    forecast,
+    gold_accuracy,
+    known_outcomes,
+    measure_work,
+)
+from posttrain.label.quality.consensus import gold_labels, reference_labels
+from posttrain.label.quality.findings import Finding, holm, wilson
+
+
+@pytest.mark.parametrize(("count", "n"), [(0, 5), (5, 5), (7, 30), (98, 100)])
+def test_wilsons_interval_is_that_of_scipy(count: int, n: int) -> None:
+    expected = stats.binomtest(count, n).proportion_ci(0.95, "wilson")
+    rate = wilson(count, n)
+    assert (rate.low, rate.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_only_answers_whose_truth_is_known_are_outcomes() -> None:
+    table = answer_table(
+        [
+            {"item": 1, "expected": "x"},
+            {"item": 2, "expected": "y"},
+            # Answered once, so that its resolution is the answer itself.
+            {"item": 3, "resolution": "x"},
+            {"item": 4, "resolution": "y"},
+            {"item": 4, "annotator": "ben", "answer": "y", "resolution": "y"},
+            {"item": 5, "expected": "y", "suggestion": "x", "planted": True},
+            {"item": 6},
+            {"item": 6, "annotator": "ben"},
+        ]
+    )
+    outcomes = known_outcomes(table)
+    assert outcomes.row.tolist() == [0, 1, 3, 4]
+    assert outcomes.right.tolist() == [True, False, False, True]
+    assert outcomes.gold.tolist() == [True, True, False, False]
+    overall, people, classes = gold_accuracy(table, outcomes)
+    assert (overall.count, overall.n) == (1, 2)
+    assert {name: (rate.count, rate.n) for name, rate in people.items()} == {"anna": (1, 2)}
+    assert {name: (rate.count, rate.n) for name, rate in classes.items()} == {"x": (1, 1), "y": (0, 1)}
+
+
+def test_confusions_compare_with_the_others_and_come_most_frequent_first() -> None:
+    votes = votes_of({"a": "xxxxyy", "b": "yyyxyx", "c": "yyyxyx"})
+    reference = reference_labels(votes, gold_labels(votes, [None] * len(votes.rows)))
+    result = confusions(votes, reference)["a"]
+    assert (result["compared"], result["agreed"]) == (6, 2)
+    assert result["confusions"] == [
+        {"right": "y", "answer": "x", "count": 3},
+        {"right": "x", "answer": "y", "count": 1},
+    ]
+
+
+def test_work_is_priced_by_the_hour_and_the_label_and_breaks_are_cut() -> None:
+    rows = [{"item": 1, "seconds": 20.0}, {"item": 2, "seconds": 40.0}, {"item": 3}]
+    rows += [{"item": 4, "annotator": "ben", "batch": "spans", "seconds": 90_000.0}]
+    config = QualityConfig(price=Price(per_hour=36), prices={"ben": Price(per_hour=6, per_label=0.5)})
+    anna, ben = measure_work(answer_table(rows), {"spans": "span"}, config)
+    assert (anna.annotator, anna.kind, anna.labels, anna.timed, anna.seconds) == ("anna", "label", 3, 2, 60)
+    # The answer without a time costs as much as the others: 3 of 30 s at a cent a second.
+    assert anna.cost == pytest.approx(0.9)
+    assert (ben.kind, ben.seconds, ben.median_seconds) == ("span", IDLE_SECONDS, IDLE_SECONDS)
+    assert ben.cost == pytest.approx(1.5)
+
+
+def test_the_forecast_follows_the_pace_and_the_budget() -> None:
+    # 48 answers, a minute apart.
+    table = answer_table([{"item": item, "seconds": 30.0} for item in range(48)])
+    config = QualityConfig(price=Price(per_hour=12))
+    outlook = forecast(table, measure_work(table, {}, config), 96, START + timedelta(hours=1), 10.0)
+    assert outlook.per_day == pytest.approx(48 * 24)
+    assert outlook.per_hour == pytest.approx(120)
+    assert outlook.done_at == START + timedelta(hours=3)
+    assert (outlook.spent, outlook.budget_left) == pytest.approx((4.8, 5.2))
+    assert outlook.affordable == 52
+    empty = forecast(answer_table([]), [], 5, START, None)
+    assert (empty.per_day, empty.done_at, empty.budget_left) == (0, None, None)
+
+
+def test_holms_method_stops_at_the_first_that_does_not_hold() -> None:
+    def finding(p_value: float) -> Finding:
+        return Finding("speed", (), 1, 0, 1, p_value, "")
+
+    # Of 4 tests at 5%: 0.0125, 0.0167, 0.025, 0.05.
+    kept = holm([finding(p) for p in (0.03, 0.012, 0.016, 0.04)], 0.05, 4)
+    assert [entry.p_value for entry in kept] == [0.012, 0.016]
+    assert holm([finding(0.013)], 0.05, 4) == []
