@@ -65,8 +65,10 @@ def take_pictures(page: Path, folder: Path) -> None:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light", reduced_motion="reduce")
         view.goto(page.absolute().as_uri())
+        # The charts are drawn after the page is loaded, and are taller then.
+        view.locator("#drift .plot svg").last.wait_for()
         for name, (first, last, max_height) in PICTURES.items():
             top, bottom = view.locator(f"#{first}").bounding_box(), view.locator(f"#{last}").bounding_box()
             assert top is not None

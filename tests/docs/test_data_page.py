@@ -46,7 +46,7 @@ def test_adding_building_at_once_and_python_give_the_same_version(
 
 def test_report_export_and_training_write_their_files(page_run: tuple[Path, Quoted]) -> None:
     folder, _ = page_run
-    assert "<svg" in (folder / "support.html").read_text(encoding="utf-8")
+    assert '<figure class="chart">' in (folder / "support.html").read_text(encoding="utf-8")
     assert len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines()) == 5
     assert (folder / "trained" / "model.safetensors").is_file()
 

@@ -32,7 +32,7 @@ def test_the_quickstart_ends_with_a_rollback_to_an_earlier_champion(page_run: tu
     assert accuracies == sorted(accuracies)
     assert state["champion"]["round"] == 1
     assert (folder / "support" / "release" / "config.json").is_file()
-    assert "<svg" in (folder / "support" / "curve.svg").read_text(encoding="utf-8")
+    assert '<figure class="chart">' in (folder / "support" / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_commands_of_the_quickstart_print_the_quoted_output(

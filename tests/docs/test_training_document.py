@@ -82,7 +82,7 @@ def test_a_training_writes_model_config_and_metrics(folder: Path, name: str) -> 
 
 
 def test_the_report_is_written(folder: Path) -> None:
-    assert "<svg" in (folder / "trained.html").read_text(encoding="utf-8")
+    assert '<figure class="chart">' in (folder / "trained.html").read_text(encoding="utf-8")
 
 
 def test_every_setting_of_the_page_is_valid() -> None:

@@ -195,7 +195,9 @@
     const height = complete(option, settings, width);
     plot.style.height = `${height}px`;
     drawn.get(figure)?.chart.dispose();
-    const chart = echarts.init(plot, theme(colours, style.fontFamily), { renderer: "svg", width, height });
+    // ECharts does not escape double quotes when it writes a picture to a file.
+    const font = style.fontFamily.replaceAll('"', "'");
+    const chart = echarts.init(plot, theme(colours, font), { renderer: "svg", width, height });
     chart.setOption({
       ...option,
       aria: { enabled: true, label: { description: plot.getAttribute("aria-label") } },
