@@ -1,7 +1,8 @@
 """A server's app with an account of each role, and clients that are signed in."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ def build_server(root: Path, **options: Any) -> Iterator[Server]:
         site = Site(workspace, config, accounts, Queue(workspace.metadata), **options)
         app = HostCheck(labelling_app(site, feedback_app(inbox)), ("localhost", "label.example.com"))
         yield Server(app, site)
+
+
+@pytest.fixture
+def make_server() -> Iterator[Callable[[Path], Server]]:
+    """``make_server(root)``: the server of a workspace of the test's own."""
+    with contextlib.ExitStack() as stack:
+        yield lambda root: stack.enter_context(contextlib.contextmanager(build_server)(root))
 
 
 @pytest.fixture

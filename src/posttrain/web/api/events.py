@@ -123,8 +123,12 @@ class EventFeed:
             # A server that was started anew counts from 1 again.
             last = last if last <= self._number else 0
             yield "retry: 2000\n\n"
-            if self._state and last == 0:
-                yield Event(self._number, "status", self._state).encode()
+            if last == 0 and self._state:
+                # Of the state only the newest: the others are history by now.
+                for event in [event for event in self._events if event.kind != "status"]:
+                    yield event.encode()
+                last = self._number
+                yield Event(last, "status", self._state).encode()
             while not self.site.ending.is_set() and loop.time() < end:
                 for event in [event for event in self._events if event.number > last]:
                     last = event.number

@@ -1,0 +1,117 @@
+"""The stream of events: what it tells, to whom, and how much of it there may be."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.web.api import events as events_module
+from posttrain.web.api.events import MAX_STREAMS, MAX_STREAMS_OF_ACCOUNT, EventFeed, LineReader
+from posttrain.web.request_bodies import RequestRejected
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "POLL_SECONDS", 0.01)
+
+
+async def take(stream: AsyncIterator[str], kind: str) -> tuple[int, Any]:
+    """Number and content of the next event of a kind."""
+    async with asyncio.timeout(20):
+        async for text in stream:
+            fields = dict(line.split(": ", 1) for line in text.strip().split("\n"))
+            if fields.get("event") == kind:
+                return int(fields["id"]), json.loads(fields["data"])
+    raise AssertionError("the stream has ended")
+
+
+def append(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def test_state_rows_and_lines_come_as_they_are_written(server: Any) -> None:
+    home = server.site.workspace.home
+    append(home / "run.log", "2026-01-01 round 1: score\n")
+
+    async def listen() -> None:
+        stream = EventFeed(server.site).subscribe("viewer")
+        _, state = await take(stream, "status")
+        assert (state["round"], state["rounds"]) == (None, [])
+        append(home / "metrics" / "key.jsonl", '{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
+        _, row = await take(stream, "training")
+        assert row == {"run": "key", "row": {"step": 1, "loss": 2.5}}
+        append(home / "metrics" / "key.jsonl", 'ss": NaN}\n')
+        _, row = await take(stream, "training")
+        assert row == {"run": "key", "row": {"step": 2, "loss": None}}
+        append(home / "run.log", "hook: curl -H 'Authorization: Bearer geheimnis'\nzwei\r\n")
+        _, line = await take(stream, "log")
+        assert line == {"line": "hook: curl -H 'Authorization: Bearer ***'"}
+
+    asyncio.run(listen())
+
+
+def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_twice(server: Any) -> None:
+    log = server.site.workspace.home / "run.log"
+    append(log, "zero\n")
+
+    async def listen() -> None:
+        feed = EventFeed(server.site)
+        other = feed.subscribe("viewer")
+        assert (await take(other, "log"))[1] == {"line": "zero"}
+        append(log, "one\ntwo\nthree\n")
+        number, line = await take(other, "log")
+        assert line == {"line": "one"}
+        again = feed.subscribe("viewer", last=number)
+        assert [(await take(again, "log"))[1]["line"] for _ in range(2)] == ["two", "three"]
+        # A number of an earlier server says nothing here.
+        stranger = feed.subscribe("viewer", last=10**6)
+        assert [(await take(stranger, "log"))[1]["line"] for _ in range(4)] == ["zero", "one", "two", "three"]
+        assert (await take(stranger, "status"))[1]["round"] is None
+
+    asyncio.run(listen())
+
+
+def test_streams_are_few_and_end_with_the_server(server: Any) -> None:
+    async def listen() -> None:
+        feed = EventFeed(server.site)
+        streams = [feed.subscribe("viewer") for _ in range(MAX_STREAMS_OF_ACCOUNT)]
+        for stream in streams:
+            await anext(stream)
+        with pytest.raises(RequestRejected, match="too many open streams"):
+            feed.subscribe("viewer")
+        others = [feed.subscribe(f"name{number}") for number in range(MAX_STREAMS - len(streams))]
+        for stream in others:
+            await anext(stream)
+        with pytest.raises(RequestRejected, match="too many open streams"):
+            feed.subscribe("another")
+        await streams[0].aclose()  # type: ignore[attr-defined]
+        feed.subscribe("another")
+        server.site.ending.set()
+        async with asyncio.timeout(20):
+            for stream in [*streams, *others]:
+                async for _ in stream:
+                    pass
+        assert feed._streams.total() == 0
+
+    asyncio.run(listen())
+
+
+def test_a_reader_starts_near_the_end_and_follows_a_file_that_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert list(LineReader(path).lines()) == []
+    append(path, "".join(f"line {number:06}\n" for number in range(10_000)))
+    reader = LineReader(path)
+    first = list(reader.lines())
+    assert 4000 < len(first) < 6000
+    assert (first[0][:5], first[-1]) == ("line ", "line 009999")
+    path.write_text("new\n")
+    assert list(reader.lines()) == ["new"]
+    path.write_bytes(b"new\n" + b"x" * 2**20 + b"\n\xff\nend\n")
+    lines = [line for _ in range(10) for line in reader.lines()]
+    assert lines[-2:] == ["\ufffd", "end"]
+    assert sum(map(len, lines[:-2])) == 2**20
