@@ -1,0 +1,60 @@
+"""The quality report, and the values of triggers and gates."""
+
+import json
+import math
+from datetime import timedelta
+
+import pytest
+from vote_tables import START, answer_table
+
+from posttrain.label.answers import encode_votes
+from posttrain.label.quality.agreement import krippendorff_alpha
+from posttrain.label.quality.annotators import Price, QualityConfig
+from posttrain.label.quality.report import VALUE_NAMES, QualityInputs, quality_report, quality_values
+from posttrain.label.simulation import SimulatedAnnotator, TeamSettings, simulate_answers
+
+TEAM = [SimulatedAnnotator(name, accuracy=share) for name, share in (("anna", 0.95), ("ben", 0.9), ("cleo", 0.85))]
+
+
+def test_the_report_is_json_and_its_rates_have_their_counts() -> None:
+    truth = ["x", "y", "z", "y"] * 50
+    table = simulate_answers(TEAM, truth, TeamSettings(overlap=2, gold_rate=0.2), seed=1)
+    config = QualityConfig(price=Price(per_hour=20), budget=100, draws=50)
+    inputs = QualityInputs(wanted=30, batch_counts={"a": 50, "b": 50}, pool_counts={"a": 1000, "b": 9000})
+    report = quality_report(table, config, inputs, now=START + timedelta(days=200))
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    agreement = report["agreement"]
+    assert agreement["percent"]["value"] == pytest.approx(agreement["pairs_agreed"] / agreement["pairs"])
+    assert agreement["alpha"]["low"] < agreement["alpha"]["value"] < agreement["alpha"]["high"]
+    assert agreement["alpha"]["value"] == pytest.approx(krippendorff_alpha(encode_votes(table)))
+    assert {entry["label"] for entry in agreement["by_class"]} == {"x", "y", "z"}
+    assert len(agreement["by_pair"]) == 3
+    gold = report["gold"]
+    assert gold["count"] == sum(rate["count"] for rate in gold["by_annotator"].values())
+    assert gold["n"] == sum(rate["n"] for rate in gold["by_class"].values())
+    assert set(report["consensus"]["posterior"]["accuracy"]) == {"anna", "ben", "cleo"}
+    assert report["outlook"]["spent"] == pytest.approx(sum(part["cost"] for part in report["work"]))
+    # Nothing was answered in the last week, so that there is no pace and no end.
+    assert (report["outlook"]["per_day"], report["outlook"]["done_at"]) == (0, None)
+    assert [alarm["kind"] for alarm in report["alarms"]] == ["sampling_bias"]
+    assert report["values"]["label.alarms"] == 1
+
+
+def test_values_are_those_of_the_report_and_undefined_without_answers() -> None:
+    table = simulate_answers(TEAM, ["x", "y"] * 40, TeamSettings(overlap=2, gold_rate=0.2), seed=2)
+    values = quality_values(table)
+    assert values == pytest.approx(quality_report(table, QualityConfig(draws=0))["values"])
+    assert tuple(values) == tuple(VALUE_NAMES)
+    nothing = quality_values(answer_table([]))
+    assert tuple(nothing) == tuple(VALUE_NAMES)
+    assert all(math.isnan(value) for value in nothing.values())
+    # One answer an item: no agreement, but answers are counted.
+    single = quality_values(answer_table([{"item": 1}, {"item": 2}]))
+    assert (single["label.answers"], math.isnan(single["label.alpha"])) == (2, True)
+
+
+def test_a_report_without_answers_and_one_of_free_text_are_whole() -> None:
+    empty = quality_report(answer_table([]))
+    assert (empty["counts"]["answers"], empty["agreement"]["alpha"]["value"], empty["alarms"]) == (0, None, [])
+    written = answer_table([{"item": item, "answer": f'"answer {item}"'} for item in range(50)])
+    assert quality_report(written)["consensus"]["posterior"] is None
