@@ -1,38 +1,138 @@
 """``posttrain label``: exports batches to label, imports the labels, and reports on them."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
-from posttrain.loop.stages.label import export_batch, import_batch, label_reports
+from posttrain.loop.stages.label import export_batch, import_batch, label_reports, waiting_round
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.workspace import Workspace
+
+if TYPE_CHECKING:
+    from posttrain.label.formats.exchange import ImportResult
+    from posttrain.label.queue import Queue
+    from posttrain.loop.config import Config
 
 app = typer.Typer(name="label", help="Export batches to label, and import the labels.", no_args_is_help=True)
+
+_FORMATS = ("csv", "label-studio", "argilla", "doccano", "doccano-csv")
+_SHOWN_PARTS = 6
+
+FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")]
 
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="CSV file to write.")],
+    file: Annotated[Path, typer.Argument(help="File to write; a folder for `datasets`.")],
+    format: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(_FORMATS)}, and datasets (Hugging Face); csv by default.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option(help="A batch of the queue; by default the one to be labelled.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Write the pending batch to a CSV file, to be filled in elsewhere."""
+    """Write the pending batch to a CSV file, to be filled in elsewhere, or any batch in the format of another tool."""
+    from posttrain.label.formats.exchange import DATASETS, export_queue
+
+    _check_format(format, (*_FORMATS, DATASETS))
     with open_workspace(workspace) as (store, config):
-        count = export_batch(store, config, file)
-    print_line(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}")
+        if (
+            batch is None
+            and format in (None, "csv")
+            and (waiting_round(store) is not None or not _batches(store, config))
+        ):
+            count = export_batch(store, config, file)
+            print_line(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}")
+            return
+        queue = _queue(store, config)
+        name = batch or _default_batch(queue)
+        count = export_queue(queue, name, file, format or "csv")
+    print_line(f"wrote {count} {'records' if format == DATASETS else 'items'} of the batch {name} to {file}")
 
 
 @app.command(name="import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="The filled CSV file.")],
+    file: Annotated[Path, typer.Argument(help="The filled CSV file, or a file of another tool.")],
+    format: FormatOption = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(help="The batch that it is for, or a new one; by default the one to be labelled, or of its name."),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of the answers; seen from the file by default.")] = None,
+    question: Annotated[str | None, typer.Option(help="Which of the file's questions, if it has several.")] = None,
+    field: Annotated[str | None, typer.Option(help="Which of the file's texts is to be labelled.")] = None,
+    annotator: Annotated[
+        str | None, typer.Option(help="Who answered, in a file that does not say; its name by default.")
+    ] = None,
+    gold: Annotated[
+        bool, typer.Option("--gold", help="The answers are right; annotators are measured by them.")
+    ] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Import a filled batch; the next `posttrain run` resumes with it."""
-    with open_workspace(workspace, write=True) as (store, config):
-        filled, total = import_batch(store, config, file)
-    # A part of the labels may be imported, to be completed later; the round waits until all are in.
-    print_line(f"{filled} of {total} labels are in" + ("; now: posttrain run" if filled == total else ""))
+    """Import a filled batch, so that the next `posttrain run` resumes with it, or a file of another tool."""
+    from posttrain.label.formats.exchange import ImportOptions, import_queue
+    from posttrain.label.webhook import webhook_calls
+
+    _check_format(format, _FORMATS)
+    with (
+        open_workspace(workspace, write=True) as (store, config),
+        webhook_calls(store.metadata, config.label.webhook),
+    ):
+        special = batch or kind or question or field or annotator or gold
+        waiting = waiting_round(store)
+        is_csv = format == "csv" or (format is None and file.suffix.lower() not in (".json", ".jsonl"))
+        if waiting is not None and is_csv and not special:
+            filled, total = import_batch(store, config, file)
+            # A part of the labels may be imported, to be completed later; the round waits until all are in.
+            print_line(f"{filled} of {total} labels are in" + ("; now: posttrain run" if filled == total else ""))
+            return
+        queue = _queue(store, config)
+        if batch is None and waiting is not None and not gold:
+            batch = next((each.name for each in reversed(queue.batches("open")) if each.round == waiting), None)
+        labels = tuple(config.task.label_set) or None
+        options = ImportOptions(format, batch, kind, question, annotator, field, gold, labels)
+        result = import_queue(queue, file, options)
+        progress = queue.progress(result.batch)
+    _print_import(result)
+    if waiting is not None and batch is not None and progress.resolved == progress.items:
+        print_line("all items are decided; now: posttrain run")
+
+
+def _print_import(result: "ImportResult") -> None:
+    counts = [f"{result.items} items", f"{result.answers} answers"]
+    counts += [f"{result.gold} gold items"] * bool(result.gold)
+    counts += [f"{result.repeated} answers were there already"] * bool(result.repeated)
+    where = "the new batch" if result.created else "the batch"
+    print_line(f"read {', '.join(counts)} into {where} {result.batch} ({result.format}, {result.kind})")
+    if result.foreign:
+        parts = [f"{name} ({count})" for name, count in result.foreign.most_common()]
+        more = f" and {len(parts) - _SHOWN_PARTS} more" if len(parts) > _SHOWN_PARTS else ""
+        print_line(f"without a meaning here, kept for an export: {', '.join(parts[:_SHOWN_PARTS])}{more}")
+
+
+def _check_format(format: str | None, formats: tuple[str, ...]) -> None:
+    if format is not None and format not in formats:
+        raise UserError(f"`{format}` is no format", where="--format", fix=suggest(format, formats))
+
+
+def _queue(store: Workspace, config: "Config") -> "Queue":
+    from posttrain.label.queue import Queue
+
+    return Queue(store.metadata, config.label.queue)
+
+
+def _batches(store: Workspace, config: "Config") -> bool:
+    return bool(_queue(store, config).batches())
+
+
+def _default_batch(queue: "Queue") -> str:
+    """Returns the newest batch that is open, or else the newest one."""
+    batches = queue.batches("open") or queue.batches()
+    if not batches:
+        raise UserError("there is no batch", fix="posttrain run, or posttrain label import FILE")
+    return batches[-1].name
 
 
 @app.command()

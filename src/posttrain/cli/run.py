@@ -22,9 +22,14 @@ def run(
 ) -> None:
     """Run the loop; resume where it stopped."""
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
+    from posttrain.label.webhook import webhook_calls
     from posttrain.loop.loop import Loop
 
-    with open_workspace(workspace, write=True) as (store, config), log_to_file(store.home / "run.log"):
+    with (
+        open_workspace(workspace, write=True) as (store, config),
+        log_to_file(store.home / "run.log"),
+        webhook_calls(store.metadata, config.label.webhook),
+    ):
         if baseline:
             check_random_loop(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent)

@@ -92,6 +92,7 @@ def run_server(
     from posttrain.data.feedback.inbox import Inbox
     from posttrain.label.accounts import Accounts
     from posttrain.label.queue import Queue
+    from posttrain.label.webhook import webhook_calls
 
     hosts = {name: host_name(name) for name in allowed_host}
     if wrong := [name for name, host in hosts.items() if not host]:
@@ -117,8 +118,9 @@ def run_server(
                 # Not to standard output, which may go to a file that others read.
                 error_console.print(f"sign in: {link}", markup=False, highlight=False, soft_wrap=True)
 
-        with Inbox(store.home / "inbox") as inbox:
-            queue = Queue(store.metadata, getattr(config.label, "queue", None) if config else None)
+        webhook = config.label.webhook if config else None
+        with Inbox(store.home / "inbox") as inbox, webhook_calls(store.metadata, webhook):
+            queue = Queue(store.metadata, config.label.queue if config else None)
             site = Site(store, config, accounts, queue, plain_http)
             app = labelling_app(site, feedback_app(inbox, token=token, labels=labels))
             run(

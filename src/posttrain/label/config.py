@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from posttrain.label.annotator import Annotator, RecordReader
 from posttrain.label.model_annotators import (
@@ -24,6 +24,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.metadata import Metadata
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
+from posttrain.store.webhook import check_webhook
 
 
 class LabelConfig(Section):
@@ -62,6 +63,11 @@ class LabelConfig(Section):
     columns: dict[str, str] | None = Field(
         default=None, description="Columns of the oracle's file, by our name for each; null: as in `data.columns`."
     )
+    webhook: str | None = Field(
+        default=None,
+        description="URL that gets a JSON POST when a batch is ready (`batch ready`), when all of it is decided "
+        "(`batch done`), and for alarms (`alarm`).",
+    )
     per_round: int = Field(default=100, ge=1, description="Labels requested in a round.")
     budget: int | None = Field(default=None, ge=1, description="Labels of all rounds together; null: no limit.")
     error_rate: dict[int, Annotated[float, Field(ge=0, le=1)]] = Field(
@@ -72,6 +78,11 @@ class LabelConfig(Section):
         default="auto",
         description="Labels of a round whose model was refused: `auto` discards them if it was surely worse.",
     )
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_a_web_address(cls, webhook: str | None) -> str | None:
+        return check_webhook(webhook)
 
     @property
     def teacher(self) -> TeacherName:

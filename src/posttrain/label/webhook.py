@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 
 from posttrain.store.database import insert_new, utc_now
 from posttrain.store.errors import StorageError, UserError, WorkError
@@ -23,7 +23,7 @@ TIMEOUT = 10.0
 """Seconds that the server may take to answer a call."""
 
 _MAX_ATTEMPTS = 12  # the last one about six hours after the first
-_FIRST_WAIT, _LONGEST_WAIT = timedelta(seconds=10), timedelta(hours=2)
+_FIRST_WAIT, _LONGEST_WAIT = 10.0, 7200.0  # seconds
 _POLL_SECONDS = 1.0
 # Batches of the time before there was a webhook, or a database was rebuilt, are no news.
 _NEWS = timedelta(days=1)
@@ -40,18 +40,25 @@ def note_alarm(metadata: Metadata, name: str, detail: Mapping[str, Any]) -> bool
 
 
 def note_batches(metadata: Metadata) -> None:
-    """Notes events of the batches that were opened or finished within the last day and not noted yet.
+    """Notes events of the batches that are new, or decided as a whole, and were not noted yet.
 
     From the rows themselves: whoever writes them, and whenever it is killed, no event is lost and none is early.
     """
+    batch, item = label_batches.c, label_items.c
     since = utc_now() - _NEWS
-    for event, time in ((BATCH_READY, label_batches.c.created_at), (BATCH_DONE, label_batches.c.finished_at)):
+    asked = (item.batch == batch.name) & item.expected.is_(None)
+    undecided = asked & item.status.in_(("open", "review"))
+    # A batch is closed only when its answers are taken up; whoever takes them up wants to know before.
+    done = (batch.finished_at >= since) | (
+        batch.finished_at.is_(None) & exists().where(asked) & ~exists().where(undecided)
+    )
+    for event, condition in ((BATCH_READY, batch.created_at >= since), (BATCH_DONE, done)):
         noted = select(label_events.c.target).where(label_events.c.event == event)
-        query = select(label_batches).where(time >= since, label_batches.c.name.not_in(noted)).order_by(time)
+        query = select(label_batches).where(condition, batch.name.not_in(noted)).order_by(batch.created_at, batch.name)
         with metadata.reading() as connection:
-            batches = [dict(row) for row in connection.execute(query).mappings()]
-        for batch in batches:
-            _note(metadata, event, batch["name"], {"batch": _batch_detail(metadata, batch)})
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+        for row in rows:
+            _note(metadata, event, row["name"], {"batch": _batch_detail(metadata, row)})
 
 
 def deliver_due(metadata: Metadata, url: str, stop: threading.Event | None = None) -> int:
@@ -143,11 +150,12 @@ def _claim(metadata: Metadata) -> dict[str, Any] | None:
 
 def _wait(attempts: int) -> timedelta:
     # Longer than a call takes: until it ends, this time keeps other processes away from the event.
-    return max(min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT), timedelta(seconds=TIMEOUT + 5))
+    seconds = min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT)
+    return timedelta(seconds=max(seconds, TIMEOUT + 5))
 
 
 def _batch_detail(metadata: Metadata, batch: Mapping[str, Any]) -> dict[str, Any]:
-    in_batch = label_items.c.batch == batch["name"]
+    in_batch = (label_items.c.batch == batch["name"]) & label_items.c.expected.is_(None)
     query = select(label_items.c.status, func.count()).where(in_batch).group_by(label_items.c.status)
     with metadata.reading() as connection:
         counts = {row[0]: row[1] for row in connection.execute(query)}

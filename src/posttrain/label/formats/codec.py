@@ -184,9 +184,11 @@ class Survey:
         if self.batch is not None and "labels" in self.batch:
             own = self.batch["labels"]
             return None if own is None else tuple(own)
-        if labels and kind == "choice":
+        own_labels = tuple(self._labels.get(question or "", ()))
+        # The config's set is not that of another question, such as one about moods in a workspace of topics.
+        if labels and kind == "choice" and (not own_labels or set(own_labels) & set(labels)):
             return labels
-        return tuple(self._labels.get(question or "", ())) or None
+        return own_labels or None
 
 
 def export_record(codec: Codec, item: PortableItem, shape: Shape, *, first: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from posttrain.label.formats.codec import (
     export_record,
     import_record,
 )
+from posttrain.label.formats.datasets import export_datasets
 from posttrain.label.formats.doccano import Csv, Doccano, DoccanoCsv, escape_row
 from posttrain.label.formats.files import FileRecord, read_csv_header, read_csv_records, read_json_records, to_json
 from posttrain.label.formats.label_studio import LabelStudio, labelling_interface
@@ -42,6 +43,9 @@ from posttrain.store.progress import Advance, progress_bar
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (LabelStudio(), Argilla(), Doccano(), DoccanoCsv(), Csv())}
 """File formats by the name that ``--format`` takes."""
+
+DATASETS = "datasets"
+"""The format of a folder that Hugging Face's ``datasets`` reads; it is only written."""
 
 _CHUNK = 1000
 _ANSWER_COLUMNS = ("note", "seconds", "suggestion", "position", "confidence", "guideline")
@@ -97,14 +101,20 @@ class ImportOptions:
 def export_queue(queue: Queue, batch: str, path: Path, format: str) -> int:
     """Writes a batch to a new file; returns the number of items.
 
+    With the format `DATASETS` the path is a folder, and counted are its training records.
+
     Label Studio's labelling interface and Argilla's settings are written beside it, with ``.xml`` or
     ``.settings.json`` in place of the suffix.
 
     Raises:
-        NotFound: there is no such batch.
-        UserError: the file exists, or the format cannot hold this kind of answers.
+        UserError: there is no such batch, the file exists, or the format cannot hold this kind of answers.
     """
-    codec, row = CODECS[format], queue._batch(batch)
+    row = queue.batch(batch)
+    if row is None:
+        raise UserError(f"there is no batch `{shorten(batch)}`", where="--batch")
+    if format == DATASETS:
+        return sum(export_datasets(path, row, _read_items(queue, row.name)).values())
+    codec = CODECS[format]
     if row.kind not in codec.kinds:
         raise UserError(f"{format} has no place for answers of the kind {row.kind}", fix="--format label-studio")
     check_new_file(path)
@@ -281,7 +291,8 @@ def _add_batch(
 
 def _note_question(queue: Queue, batch: str, format: str, name: str) -> None:
     """Keeps the tool's name for what is answered, for an export to the same tool."""
-    settings = {**queue._batch(batch).settings, "question": {"format": format, "name": name}}
+    row = queue.batch(batch)
+    settings = {**(row.settings if row else {}), "question": {"format": format, "name": name}}
     queue.metadata.update_rows(label_batches, label_batches.c.name == batch, {"settings": settings})
 
 

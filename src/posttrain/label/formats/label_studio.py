@@ -41,11 +41,22 @@ _OWN_KEYS = ("dialogue", "answer", "left", "right", "candidates")
 _ANNOTATION_KEYS = ("completed_by", "result", "was_cancelled", "ground_truth", "lead_time", "created_at")
 # Of the server's own tables; kept, and counted together.
 _BOOKKEEPING = frozenset(
-    ("id", "file_upload", "drafts", "created_at", "updated_at", "inner_id", "total_annotations", "total_predictions")
-    + ("cancelled_annotations", "comment_count", "unresolved_comment_count", "last_comment_updated_at", "project")
-    + ("updated_by", "comment_authors", "draft_created_at", "prediction", "result_count", "unique_id", "import_id")
-    + ("last_action", "bulk_created", "task", "parent_prediction", "parent_annotation", "last_created_by")
-    + ("completed_by", "created_ago", "cluster", "neighbors", "mislabeling", "model", "model_run")
+    (
+        *(
+            "id",
+            "file_upload",
+            "drafts",
+            "created_at",
+            "updated_at",
+            "inner_id",
+            "total_annotations",
+            "total_predictions",
+        ),
+        *("cancelled_annotations", "comment_count", "unresolved_comment_count", "last_comment_updated_at", "project"),
+        *("updated_by", "comment_authors", "draft_created_at", "prediction", "result_count", "unique_id", "import_id"),
+        *("last_action", "bulk_created", "task", "parent_prediction", "parent_annotation", "last_created_by"),
+        *("completed_by", "created_ago", "cluster", "neighbors", "mislabeling", "model", "model_run"),
+    )
 )
 _GOLD, _GOLD_KEY = "gold", "ground truth"
 
@@ -102,7 +113,7 @@ class LabelStudio(Codec):
             annotations.append(
                 _write_annotation(_GOLD, item.expected, item, control, shape, of_annotator.get(_GOLD_KEY, {}))
             )
-            annotations[0]["ground_truth"] = True
+            annotations[0] |= {"ground_truth": True, "was_cancelled": False}
         for answer in item.answers:
             # Of an annotation that did not say whose it is; it was the first without a name.
             kept = of_annotator.get(answer.annotator) or of_annotator.pop("", {})

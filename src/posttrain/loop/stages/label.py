@@ -281,6 +281,12 @@ def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
     return asdict(share) if share else None
 
 
+def waiting_round(workspace: Workspace) -> int | None:
+    """Returns the number of the round that waits for labels, or None."""
+    waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
+    return waiting[-1].number if waiting and RoundState.from_row(waiting[-1]).batch is not None else None
+
+
 def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, AnnotationRequest]:
     waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
     state = RoundState.from_row(waiting[-1]) if waiting else RoundState()
