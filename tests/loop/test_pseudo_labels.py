@@ -197,3 +197,49 @@ def test_what_cannot_be_is_said_before_any_work(small: Any, changes: dict[str, A
 
     with pytest.raises(UserError, match=message):
         load_config(small(**changes))
+
+
+def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_joined(
+    small: Any, open_loop: Callable[[Path], OpenLoop], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from posttrain.cli.main import app
+    from posttrain.cli.show import show
+    from posttrain.cli.status import status
+    from posttrain.evaluate.suite import read_evaluation
+    from posttrain.inspect.status import status as loop_status
+    from posttrain.loop.config import load_config
+    from posttrain.web.report import render_report
+    from posttrain.web.report_reader import read_report
+
+    assert app is not None
+    loop = pseudo_loop(small, open_loop)
+    loop.run()
+    last = loop_status(loop.store, load_config(loop.root))["rounds"][2]
+    head = last["head"]
+    # On the records that the candidate is measured on, and with the labels of people alone.
+    evaluation = read_evaluation(loop.store.artifacts.path(loop.metadata.rounds()[2].detail["evaluation"]))
+    assert (head["n"], head["labels"]) == (evaluation["test"].predictions.num_rows, 24)
+    sentence = head["sentence"]
+    assert sentence.startswith(f"A linear head on sentence embeddings reaches {head['accuracy']:.1%} (")
+    assert sentence.endswith(f" with the same 24 labels; this model {last['metrics']['accuracy']:.1%}.")
+    assert last["pseudo_labels"] > 0
+    assert sentence in render_report(read_report(loop.store, load_config(loop.root)))
+    loop.store.close()
+    status(loop.root)
+    show("round 2", loop.root)
+    printed = capsys.readouterr().out
+    assert printed.count("A linear head on sentence embeddings reaches") == 2
+    assert f"{last['pseudo_labels']} pseudo-labels joined training" in printed
+
+
+def test_a_missing_sentence_model_stops_no_round(
+    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posttrain.inspect.status import status as loop_status
+    from posttrain.loop import scoring
+    from posttrain.loop.config import load_config
+
+    monkeypatch.setattr("posttrain.loop.linear_head.head_embedder", scoring.head_embedder)
+    loop = open_loop(small(label={"per_round": 12, "head": {"embedder": "./nowhere"}}))
+    loop.run(1)
+    assert loop_status(loop.store, load_config(loop.root))["rounds"][1]["head"] is None

@@ -66,7 +66,9 @@ def _record(result: dict[str, Any]) -> None:
     print_line(f"{record['id']}  {record['source']}:{record['line']}")
     for turn in record["prompt"] or []:
         print_line(f"{turn['role']}: {turn['content']}")
-    print_line(f"answer: {record['completion']}" if record["completion"] else record["text"] or "no answer yet")
+    mark = record["meta"].get("pseudo")
+    answer = f"pseudo-label of the model {mark['teacher']}" if mark else "answer"
+    print_line(f"{answer}: {record['completion']}" if record["completion"] else record["text"] or "no answer yet")
     for dataset in result["in"]:
         print_line(f"in {dataset['name']} {dataset['dataset']}")
     for dataset in result["rejected_from"]:
@@ -92,6 +94,10 @@ def _round(entry: dict[str, Any]) -> None:
             f"  gain in {name}: {interval['difference']:+.4f},"
             f" interval {interval['low']:+.4f} to {interval['high']:+.4f}, n = {interval['n']}"
         )
+    if entry["pseudo_labels"]:
+        print_line(f"  {entry['pseudo_labels']} pseudo-labels joined training")
+    if entry["head"]:
+        print_line(f"  {entry['head']['sentence']}")
     rows = [[run["stage"], run["status"], run["seconds"], run["output"], run["id"]] for run in entry["runs"]]
     print_table("", ["stage", "status", "seconds", "artifact", "run"], rows)
 

@@ -11,6 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.versions.version import Version
+from posttrain.inspect.status import models_beside
+from posttrain.loop.stages.pseudo import is_pseudo
+from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.metadata import Metadata
 from posttrain.store.rows import ArtifactRow, Run
@@ -131,8 +134,16 @@ def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
                 entries.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **rejection})
                 if entries is holders:
                     models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
-    # The sets may hold several answers to one input: show one with an answer, of these the one that the text names.
-    record = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
+    # The sets may hold several answers to one input: show one with an answer, of people before a model's pseudo-label,
+    # and of these the one that the text names.
+    record = max(
+        records,
+        key=lambda record: (
+            bool(record["completion"]),
+            not is_pseudo(record["meta"]),
+            record["id"].startswith(text),
+        ),
+    )
     return {
         "type": "record",
         "record": {**record, "meta": json.loads(record["meta"] or "{}")},
@@ -171,7 +182,8 @@ def _round(workspace: Workspace, number: int) -> dict[str, Any]:
         {"id": run.id, "stage": run.stage, "status": run.status, "seconds": run.seconds, "output": run.output}
         for run in workspace.metadata.runs(round=number)
     ]
-    return {"type": "round", **_plain(asdict(entry)), "runs": runs}
+    beside = models_beside(workspace, RoundState.from_row(entry))
+    return {"type": "round", **_plain(asdict(entry)), "runs": runs, **beside}
 
 
 def _relative(relative: Relative) -> dict[str, Any]:

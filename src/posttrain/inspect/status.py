@@ -9,8 +9,10 @@ from typing import Any
 from posttrain.inspect.champion import champion_problems
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds, finished_states
+from posttrain.loop.linear_head import head_result, head_sentence
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
+from posttrain.loop.stages.pseudo import PSEUDO, PseudoLabel
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
 from posttrain.store.rows import Round, Run
@@ -24,7 +26,9 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics, path and
         damage (a line for each file that is missing or has another size), or None; ``waiting``: what the loop waits
         for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
-        stage), model_seconds; ``final``: the champion and its metrics on all test records, or None; ``rounds_wanted``;
+        stage), model_seconds, pseudo_labels (number that joined its training) and head (what a linear head reaches
+        with its labels: accuracy, low, high, n, labels and a sentence, or None); ``final``: the champion and its
+        metrics on all test records, or None; ``rounds_wanted``;
         ``stages``: of the round in progress, or of the last one, each stage's name, state (``done``, ``running``,
         ``waiting``, ``failed`` or ``open``) and seconds; ``working``: whether a process works on the loop.
     """
@@ -39,7 +43,7 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         "rounds_wanted": config.rounds,
         "champion": champion,
         "waiting": _waiting(workspace),
-        "rounds": [_round(entry, [run for run in runs if run.round == entry.number]) for entry in rounds],
+        "rounds": [_round(workspace, entry, [run for run in runs if run.round == entry.number]) for entry in rounds],
         "final": finished[-1].final_of(champion["id"]) if finished and champion else None,
         "stages": _stages(config, rounds, runs, working),
         "working": working,
@@ -131,7 +135,7 @@ def _waiting(workspace: Workspace) -> str | None:
     return RoundState.from_row(rounds[-1]).waits_for
 
 
-def _round(entry: Round, runs: Sequence[Run]) -> dict[str, Any]:
+def _round(workspace: Workspace, entry: Round, runs: Sequence[Run]) -> dict[str, Any]:
     state = RoundState.from_row(entry)
     done = [run for run in runs if run.status == "done"]
     return {
@@ -143,4 +147,14 @@ def _round(entry: Round, runs: Sequence[Run]) -> dict[str, Any]:
         "seconds": entry.seconds,
         "stages": _stage_seconds(done),
         "model_seconds": _model_seconds(done),
+        **models_beside(workspace, state),
     }
+
+
+def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
+    """Reports what models beside the candidate did in a round: ``pseudo_labels`` and ``head``, as in `status`."""
+    pseudo = workspace.metadata.artifact(state.outputs[PseudoLabel.name]) if PseudoLabel.name in state.outputs else None
+    head = head_result(workspace, state)
+    if head is not None:
+        head["sentence"] = head_sentence(head, (state.metrics or {}).get("accuracy"))
+    return {"pseudo_labels": pseudo.meta[PSEUDO]["records"] if pseudo else 0, "head": head}

@@ -152,7 +152,8 @@ def measure_head(context: RoundContext) -> RoundState:
 
 def head_result(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
     """Returns what the linear head of a round reached: accuracy, low, high, n, labels; None where none was measured."""
-    row = workspace.metadata.artifact(state.outputs.get(HEAD_RESULT, ""))
+    id = state.outputs.get(HEAD_RESULT)
+    row = workspace.metadata.artifact(id) if id else None
     return dict(row.meta) if row else None
 
 

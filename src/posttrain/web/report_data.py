@@ -126,6 +126,7 @@ class Report:
         trainings: the rounds' trainings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: time of creation, as text.
+        head: what a linear head reaches with the labels of the last round that measured one, in a sentence.
         damage: a sentence for each thing that is damaged, and so missing from the page.
     """
 
@@ -148,4 +149,5 @@ class Report:
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
+    head: str = ""
     damage: tuple[str, ...] = ()

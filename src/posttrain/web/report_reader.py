@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.evaluate.suite import SuiteResult, read_evaluation
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
-from posttrain.inspect.status import model_seconds, stage_seconds, status
+from posttrain.inspect.status import model_seconds, models_beside, stage_seconds, status
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.state import RoundState
@@ -91,6 +91,7 @@ def read_loop(workspace: Workspace, config: Config) -> page.Report:
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=now_text(),
+        head=next((entry["head"]["sentence"] for entry in reversed(state["rounds"]) if entry["head"]), ""),
         damage=tuple(damage),
     )
 
@@ -174,6 +175,8 @@ def _note(workspace: Workspace, state: RoundState) -> str:
             f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records"
             f"{embedded_only}."
         )
+    if count := models_beside(workspace, state)["pseudo_labels"]:
+        notes.append(f"{count} pseudo-labels of a model joined its training.")
     if state.discards_labels:
         notes.append("Its model was refused, and its labels are set aside.")
     return " ".join(notes)
