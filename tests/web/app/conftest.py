@@ -1,7 +1,9 @@
 """A server's app with an account of each role, and clients that are signed in."""
 
 import contextlib
+import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from posttrain.store.workspace import Workspace
 from posttrain.web.access import Site
 from posttrain.web.app import labelling_app
 from posttrain.web.feedback import feedback_app
-from posttrain.web.server import HostCheck
+from posttrain.web.server import HostCheck, serve
 
 ADDRESS = "http://localhost:8600"
 PASSWORD = "correct horse battery"
@@ -36,6 +38,45 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hasher = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
     monkeypatch.setattr(accounts_module, "password_hasher", lambda: hasher)
     accounts_module._unfitting_hash.cache_clear()
+
+
+_FORKS = multiprocessing.get_context("fork")  # a fresh interpreter would spend seconds on imports
+
+
+def run_server(root: Path, port: int, output: Any) -> None:
+    with Workspace.create(root) as store, Inbox(store.home / "inbox") as inbox:
+        site = Site(store, None, Accounts(store.metadata), Queue(store.metadata))
+        serve(labelling_app(site, feedback_app(inbox)), "127.0.0.1", port, output.send, on_end=site.ending.set)
+    output.send("ended")
+
+
+class RealServer:
+    """A server in a process of its own, on one port, that can be killed and started again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        receiver, sender = _FORKS.Pipe(duplex=False)
+        self.process = _FORKS.Process(target=run_server, args=(self.root, self.port, sender))
+        self.process.start()
+        sender.close()
+        assert receiver.poll(30)
+        receiver.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(20)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[RealServer]:
+    server = RealServer(tmp_path / "workspace")
+    yield server
+    server.kill()
 
 
 @dataclass

@@ -1,9 +1,7 @@
 """The client of the API against a server that is killed: whatever was acknowledged is there."""
 
-import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from posttrain.data.feedback.inbox import Inbox
 from posttrain.label.accounts import Accounts
 from posttrain.label.client import LabelClient
 from posttrain.label.queue import Queue
@@ -21,50 +18,8 @@ from posttrain.label.queue_rows import NewItem, PausedError, QueueConfig
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.workspace import Workspace
-from posttrain.web.access import Site
-from posttrain.web.app import labelling_app
-from posttrain.web.feedback import feedback_app
-from posttrain.web.server import serve
-
-_FORKS = multiprocessing.get_context("fork")  # a fresh interpreter would spend seconds on imports
 
 LABELS = ["card", "cash", "loan"]
-
-
-def run_server(root: Path, port: int, output: Any) -> None:
-    with Workspace.create(root) as store, Inbox(store.home / "inbox") as inbox:
-        site = Site(store, None, Accounts(store.metadata), Queue(store.metadata))
-        serve(labelling_app(site, feedback_app(inbox)), "127.0.0.1", port, output.send, on_end=site.ending.set)
-    output.send("ended")
-
-
-class RealServer:
-    """A server in a process of its own, on one port, that can be killed and started again."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        receiver, sender = _FORKS.Pipe(duplex=False)
-        self.process = _FORKS.Process(target=run_server, args=(self.root, self.port, sender))
-        self.process.start()
-        sender.close()
-        assert receiver.poll(30)
-        receiver.recv()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(20)
-
-
-@pytest.fixture
-def real(tmp_path: Path) -> Iterator[RealServer]:
-    server = RealServer(tmp_path / "workspace")
-    yield server
-    server.kill()
 
 
 def prepare(root: Path, names: tuple[str, ...], items: int) -> list[str]:
@@ -80,7 +35,7 @@ def prepare(root: Path, names: tuple[str, ...], items: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_kills_between_and_amid_requests_lose_no_acknowledged_answer(real: RealServer) -> None:
+def test_kills_between_and_amid_requests_lose_no_acknowledged_answer(real: Any) -> None:
     names = ("anna", "ben", "cleo")
     tokens = prepare(real.root, names, 120)
     acknowledged: dict[int, tuple[str, str]] = {}
@@ -122,7 +77,7 @@ def test_kills_between_and_amid_requests_lose_no_acknowledged_answer(real: RealS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_ends_open_streams_and_the_server(real: RealServer, number: signal.Signals) -> None:
+def test_a_signal_ends_open_streams_and_the_server(real: Any, number: signal.Signals) -> None:
     [token] = prepare(real.root, ("anna",), 1)
     real.start()
     headers = {"Authorization": f"Bearer {token}"}
