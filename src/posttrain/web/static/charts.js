@@ -210,7 +210,12 @@
         textStyle: { color: colours("ink"), fontSize: 13 },
         extraCssText: "max-width:min(420px,86vw);white-space:normal;overflow-wrap:anywhere",
         transitionDuration: still.matches ? 0 : 0.2,
-        axisPointer: { ...option.tooltip?.axisPointer, lineStyle: { color: colours("gray") }, animation: false },
+        axisPointer: {
+          ...option.tooltip?.axisPointer,
+          lineStyle: { color: colours("gray") },
+          shadowStyle: { color: colours("gray"), opacity: 0.14 },
+          animation: false,
+        },
       },
     });
     drawn.set(figure, { chart, width });
@@ -271,6 +276,7 @@
       plot.style.height = `${height}px`;
       if (option.dataZoom) {
         plot.tabIndex = 0;
+        plot.setAttribute("aria-description", "The keys + and - zoom, arrows move, and 0 shows everything.");
         plot.addEventListener("keydown", (event) => zoomByKey(figure, event));
       }
       addSaving(figure);
