@@ -10,9 +10,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from posttrain.inspect.status import status
+from posttrain.store.errors import UserError, WorkError
 from posttrain.web.access import Principal, Site
-from posttrain.web.api.app import api_app, defect_response
+from posttrain.web.api.app import api_app, defect_response, problem_response
 from posttrain.web.app_page import STATIC, SignInNeeded, add_to_navigation, app_page, page_access, safe_path
+from posttrain.web.label_pages import label_pages
+from posttrain.web.loop_pages import loop_pages
 from posttrain.web.request_bodies import RequestRejected, rejection_response
 from posttrain.web.server import SECURITY_HEADERS
 from posttrain.web.sign_in import sign_in_routes
@@ -52,6 +55,7 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
     _handle_errors(app)
     app.include_router(sign_in_routes(site))
     add_to_navigation("nav.home", "/", "viewer")
+    app.include_router(label_pages(site))
 
     @app.get("/")
     def home(request: Request, principal: Annotated[Principal, page_access("viewer")]) -> Response:
@@ -65,6 +69,7 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
             response.set_cookie(LANGUAGE_COOKIE, language, max_age=_YEAR, samesite="lax")
         return response
 
+    app.include_router(loop_pages(site))
     app.mount("/static", StaticFiles(directory=STATIC))
     app.mount("/api", api_app(site))
     app.mount("/", feedback)
@@ -86,6 +91,14 @@ def _handle_errors(app: FastAPI) -> None:
         page = app_page(request, None, "error.html", error.status, problem=error.line)
         page.headers.update(error.headers)
         return page
+
+    @app.exception_handler(UserError)
+    @app.exception_handler(WorkError)
+    async def mistaken(request: Request, error: UserError | WorkError) -> Response:
+        answer = problem_response(error)
+        if not _shows_pages(request):
+            return answer
+        return app_page(request, None, "error.html", answer.status_code, problem=str(error))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:

@@ -1,6 +1,6 @@
 // What the pages of the server share: calls of the API, and the stream of events.
 
-const csrf = document.querySelector('meta[name="csrf-token"]')?.content;
+let csrf = document.querySelector('meta[name="csrf-token"]')?.content;
 
 /** An answer of the API that is no success: its status, and its one line. */
 export class ApiError extends Error {
@@ -15,10 +15,13 @@ export class ApiError extends Error {
  * @param {string} method GET, POST, PUT or DELETE
  * @param {string} path such as "/api/session"
  * @param {object} [body] sent as JSON
- * @returns {Promise<any>} the answer's JSON
+ * @param {object} [options]
+ * @param {boolean} [options.stay] do not leave for the page of signing in: this one holds what is not sent yet
+ * @param {boolean} [options.keepalive] the request outlives the page
+ * @returns {Promise<any>} the answer's JSON; null if it has none
  * @throws {ApiError}
  */
-export async function call(method, path, body) {
+export async function call(method, path, body, { stay = false, keepalive = false } = {}) {
   const headers = { Accept: "application/json" };
   if (csrf) headers["X-CSRF-Token"] = csrf;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -28,14 +31,24 @@ export async function call(method, path, body) {
     body: body === undefined ? undefined : JSON.stringify(body),
     credentials: "same-origin",
     redirect: "error",
+    keepalive,
   });
-  if (answer.status === 401) {
+  if (answer.status === 401 && !stay) {
     // The session ended meanwhile; the page comes back after signing in.
     location.assign(`/sign-in?next=${encodeURIComponent(location.pathname)}`);
   }
+  if (answer.status === 204) return null;
   const content = await answer.json().catch(() => ({ error: answer.statusText }));
   if (!answer.ok) throw new ApiError(answer.status, content.error ?? answer.statusText);
   return content;
+}
+
+/** Takes up the session that was begun in another tab, after this page's has ended; returns it, with `isNew`. */
+export async function renewSession() {
+  const session = await call("GET", "/api/session", undefined, { stay: true });
+  const isNew = session.csrf !== csrf;
+  csrf = session.csrf;
+  return { ...session, isNew };
 }
 
 /**
