@@ -12,6 +12,7 @@ from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.linear_head import head_result, head_sentence
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
+from posttrain.loop.stage import CachedWork
 from posttrain.loop.stages.pseudo import PSEUDO, PseudoLabel
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
@@ -28,9 +29,9 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
         stage), model_seconds, pseudo_labels (number that joined its training) and head (what a linear head reaches
         with its labels: accuracy, low, high, n, labels and a sentence, or None); ``final``: the champion and its
-        metrics on all test records, or None; ``rounds_wanted``;
-        ``stages``: of the round in progress, or of the last one, each stage's name, state (``done``, ``running``,
-        ``waiting``, ``failed`` or ``open``) and seconds; ``working``: whether a process works on the loop.
+        metrics on all test records, or None; ``rounds_wanted``; ``stages``: of the round in progress, or of the last
+        one, each stage's name, state (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one
+        that had nothing to do) and seconds; ``working``: whether a process works on the loop.
     """
     rounds = workspace.metadata.rounds()
     # All at once: two queries for each of many rounds would be too slow for a page that follows the loop.
@@ -70,16 +71,19 @@ def _stages(config: Config, rounds: Sequence[Round], runs: Sequence[Run], workin
         steps = ROUND_ZERO if rounds and rounds[-1].number == 0 else round_steps(config)
     except UserError:
         steps = ROUND  # a stage of one's own that is gone must not hide the others
-    names = [step.name for step in steps]
-    runs_of = {name: [run for run in runs if rounds and run.round == rounds[-1].number] for name in names}
-    runs_of = {name: [run for run in ours if run.stage.split(" ")[0] == name] for name, ours in runs_of.items()}
-    begun = [at for at, name in enumerate(names) if runs_of[name]]
+    ever = {run.stage.split(" ")[0] for run in runs}
+    runs_of: dict[str, list[Run]] = {step.name: [] for step in steps}
+    for run in runs:
+        if rounds and run.round == rounds[-1].number:
+            runs_of.setdefault(run.stage.split(" ")[0], []).append(run)
+    begun = [at for at, step in enumerate(steps) if runs_of[step.name]]
     stages = []
-    for at, name in enumerate(names):
+    for at, step in enumerate(steps):
+        name = step.name
         last = runs_of[name][-1].status if runs_of[name] else None
         # A stage whose work an earlier round did has no run of its own.
         if (rounds and rounds[-1].status == "done") or last == "done" or (last is None and begun and at < begun[-1]):
-            state = "done"
+            state = "done" if name in ever or not issubclass(step, CachedWork) else "unused"
         elif last == "running":
             state = "running" if working else "failed"
         else:

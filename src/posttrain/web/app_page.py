@@ -1,16 +1,15 @@
 """Renders the pages of the server: navigation by role, language, and the session's CSRF value."""
 
 import re
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from fastapi import Depends
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from posttrain.web.access import Principal, find_principal
+from posttrain.web.page import template_environment
 from posttrain.web.request_bodies import RequestRejected
 from posttrain.web.translations import LANGUAGES, Translator, choose_language
 
@@ -65,7 +64,7 @@ def app_page(
     navigation = [
         (path, key) for key, (path, role) in NAVIGATION.items() if principal is not None and principal.may(role)
     ]
-    page = _environment().get_template(template)
+    page = template_environment().get_template(template)
     text = page.render(
         _=Translator(language),
         language=language,
@@ -83,15 +82,3 @@ def safe_path(path: str) -> str:
     """Returns a path of this server to go on to, else ``/``: a link must not lead to another site."""
     # A browser takes `//host` and `/\\host` for other hosts, and skips control characters.
     return path if re.fullmatch(r"/(?![/\\])[A-Za-z0-9_.~/?=&%:@+-]*", path) and "//" not in path else "/"
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("posttrain.web"),
-        # Records and names are foreign text: a script tag in them must stay text.
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )

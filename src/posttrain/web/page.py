@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -32,9 +33,26 @@ def render_page(template: str, styles: Sequence[str] = (), **content: object) ->
         styles: names of style sheets besides those of all pages.
         content: everything that it names; a name that is not given is an error.
     """
+    environment = template_environment()
+    sheets = ("templates/page.css", "static/charts.css", *(f"templates/{name}" for name in styles))
+    style = "".join(map(_package_file, sheets))
+    scripts = [_package_file(name) for name in SCRIPTS]
+    # Hashes instead of 'unsafe-inline': a script that a record smuggles in does not run.
+    policy = f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes([style])}; img-src data:"
+    return environment.get_template(template).render(
+        content,
+        policy=f"{policy}; base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        scripts=[Markup(script) for script in scripts],
+    )
+
+
+@cache
+def template_environment() -> Environment:
+    """Returns the templates of the package, which escape whatever they are given."""
     environment = Environment(
         loader=PackageLoader("posttrain.web"),
-        # Records are foreign text: a record with a script tag must stay text.
+        # Records and names are foreign text: a script tag in them must stay text.
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -47,17 +65,7 @@ def render_page(template: str, styles: Sequence[str] = (), **content: object) ->
         "section_id": _section_id,
         "words": formatting.reason_text,
     }
-    sheets = ("templates/page.css", "static/charts.css", *(f"templates/{name}" for name in styles))
-    style = "".join(map(_package_file, sheets))
-    scripts = [_package_file(name) for name in SCRIPTS]
-    # Hashes instead of 'unsafe-inline': a script that a record smuggles in does not run.
-    policy = f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes([style])}; img-src data:"
-    return environment.get_template(template).render(
-        content,
-        policy=f"{policy}; base-uri 'none'; form-action 'none'",
-        style=Markup(style),
-        scripts=[Markup(script) for script in scripts],
-    )
+    return environment
 
 
 def _package_file(name: str) -> str:

@@ -71,7 +71,7 @@ def _render(report: Report, detail: float) -> str:
         metric_text=formatting.metric_text,
         gain_text=formatting.gain_text,
         decisions=DECISION_NAMES,
-        metrics=_table_metrics(report),
+        metrics=table_metrics(report),
     )
 
 
@@ -130,7 +130,7 @@ def _headline_tiles(report: Report) -> list[Tile]:
     return tiles
 
 
-def _table_metrics(report: Report) -> list[str]:
+def table_metrics(report: Report) -> list[str]:
     """Returns the metrics in the table of rounds: the main one and up to three more."""
     names = dict.fromkeys(name for row in report.rounds for name in row.metrics)
     preferred = [name for name in ("macro_f1", "invalid_rate", "latency_p50", "latency_p99") if name in names]

@@ -93,6 +93,10 @@ class Translator:
         text = MESSAGES[key][self.language]
         return text.format(**values) if values else text
 
+    def has(self, key: str) -> bool:
+        """Returns whether there is a text of this id."""
+        return key in MESSAGES
+
 
 def choose_language(request: Request) -> str:
     """Returns the language of a request: the one that its person chose, else the first that the browser asks for."""

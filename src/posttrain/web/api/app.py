@@ -50,6 +50,14 @@ def error_response(status: int, line: str, headers: Any = None) -> JSONResponse:
     return JSONResponse({"error": shorten(to_line(line), _LONGEST_LINE)}, status, headers)
 
 
+def problem_response(error: UserError | WorkError) -> JSONResponse:
+    """Answers a user's mistake or failed work with the status of its kind."""
+    if isinstance(error, WorkError):
+        return error_response(503, str(error))
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 422)
+    return error_response(status, str(error))
+
+
 def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, defect_response)
 
@@ -70,13 +78,9 @@ def _handle_errors(app: FastAPI) -> None:
         return error_response(422, f"`{shorten(where)}`: {message}" if where else message)
 
     @app.exception_handler(UserError)
-    async def mistaken(request: Request, error: UserError) -> Response:
-        status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 422)
-        return error_response(status, str(error))
-
     @app.exception_handler(WorkError)
-    async def failed(request: Request, error: WorkError) -> Response:
-        return error_response(503, str(error))
+    async def mistaken(request: Request, error: UserError | WorkError) -> Response:
+        return problem_response(error)
 
 
 _STATUSES: dict[type[UserError], int] = {NotFound: 404, Conflict: 409, StorageError: 507}

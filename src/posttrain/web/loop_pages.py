@@ -1,0 +1,250 @@
+"""The pages of the loop: dashboard, rounds, training runs, records, lineage and models."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from posttrain.data.versions.version import Version
+from posttrain.inspect.record_search import REJECTED, search_records
+from posttrain.inspect.show import show
+from posttrain.inspect.system_use import SystemMonitor
+from posttrain.loop.config import Config
+from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.state import RoundState
+from posttrain.models.task import record_turns
+from posttrain.store.errors import DamagedArtifactError, UserError, shorten
+from posttrain.web import formatting
+from posttrain.web.access import Principal, Site
+from posttrain.web.app_page import add_to_navigation, app_page, page_access
+from posttrain.web.charts.lineage import lineage
+from posttrain.web.charts.rounds import DECISION_NAMES
+from posttrain.web.loop_texts import LOOP_TEXTS
+from posttrain.web.loop_view import (
+    MOST_COMPARED,
+    compare_runs,
+    live_training,
+    loop_alarms,
+    loop_tiles,
+    read_state,
+    training_runs,
+)
+from posttrain.web.report import funnels, learning_curve, table_metrics, time_by_stage
+from posttrain.web.report_data import Report
+from posttrain.web.report_reader import read_funnel, read_lineage, read_loop
+from posttrain.web.request_bodies import RequestRejected
+from posttrain.web.training_reader import read_round_training
+from posttrain.web.training_view import training_view
+from posttrain.web.translations import Translator, add_messages, choose_language
+
+ROWS = 50
+"""Rows of a page of records."""
+
+_TABS = ("/dashboard", "/rounds", "/runs", "/records", "/lineage", "/models")
+_RUNS = 200
+
+Viewer = Annotated[Principal, page_access("viewer")]
+Start = Annotated[int, Query(ge=0, le=10**9)]
+Text = Annotated[str, Query(max_length=200)]
+
+
+def loop_pages(site: Site) -> APIRouter:
+    """Builds the routes; everyone who can sign in may read them."""
+    add_messages(LOOP_TEXTS)
+    add_to_navigation("nav.dashboard", "/dashboard", "viewer")
+    router = APIRouter(include_in_schema=False)
+    workspace = site.workspace
+    monitor = SystemMonitor(workspace.root)
+
+    @router.get("/dashboard")
+    def dashboard(request: Request, principal: Viewer) -> Response:
+        config = _config()
+        translate = _translator(request)
+        report, state = read_loop(workspace, config), read_state(workspace, config)
+        # Faults of annotators are for those who may read the quality report; the page does not wait for it.
+        quality = site.quality.get(wait=0) if principal.may("reviewer") else None
+        live = live_training(workspace)
+        batches = [site.queue.progress(batch.name) for batch in site.queue.batches("open")]
+        return _page(
+            request,
+            principal,
+            "dashboard.html",
+            report=report,
+            state=state,
+            tiles=loop_tiles(report, state, translate),
+            alarms=loop_alarms(workspace, report, quality, translate),
+            curve=learning_curve(report),
+            live=live[0] if live else None,
+            training=training_view(live[1], among=4) if live else None,
+            batches=batches,
+            uses=monitor.read(),
+        )
+
+    @router.get("/rounds")
+    def rounds(request: Request, principal: Viewer) -> Response:
+        report = read_loop(workspace, _config())
+        return _page(
+            request,
+            principal,
+            "rounds.html",
+            report=report,
+            metrics=table_metrics(report),
+            time=time_by_stage(report),
+            **_formats(),
+        )
+
+    @router.get("/runs")
+    def runs(request: Request, principal: Viewer, run: Annotated[list[str] | None, Query()] = None) -> Response:
+        trainings = training_runs(workspace)
+        chosen = [training for training in trainings if training.run.id in (run or ())]
+        if len(run or ()) > MOST_COMPARED:
+            raise RequestRejected(422, _translator(request)("runs.too_many", most=MOST_COMPARED))
+        # Oldest first, as their names read.
+        compared = compare_runs(workspace, chosen[::-1]) if len(chosen) > 1 else None
+        single = chosen[0] if len(chosen) == 1 else None
+        curves = read_round_training(workspace, single.run, single.name) if single else None
+        return _page(
+            request,
+            principal,
+            "runs.html",
+            trainings=trainings[:_RUNS],
+            chosen={training.run.id for training in chosen},
+            compared=compared,
+            single=single,
+            view=training_view(curves) if curves is not None and len(curves.steps) else None,
+            main=next((name for training in trainings for name in training.metrics), None),
+            most=MOST_COMPARED,
+            **_formats(),
+        )
+
+    @router.get("/records")
+    def records(
+        request: Request, principal: Viewer, version: Text = "", split: Text = "", q: Text = "", start: Start = 0
+    ) -> Response:
+        versions = workspace.metadata.names()[::-1]
+        counts = {row.id: row.meta["counts"] for row in workspace.metadata.artifacts("dataset")}
+        page, splits, problem = None, [], ""
+        named = next((one for one in versions if one.text == version), versions[0] if versions else None)
+        if version and (named is None or named.text != version):
+            raise RequestRejected(404, f"there is no version `{version}`")
+        if named is not None:
+            try:
+                opened = Version.open(workspace.artifacts, named.artifact_id)
+                splits = [*opened.splits, REJECTED]
+                page = search_records(opened, q, split or None, start=start, count=ROWS)
+            except DamagedArtifactError as error:
+                problem = str(error)
+        report = Report("", "", "", None, (), funnel=read_funnel(workspace))
+        return _page(
+            request,
+            principal,
+            "records.html",
+            versions=versions,
+            counts=counts,
+            named=named,
+            splits=splits,
+            split=split,
+            q=q,
+            page=page,
+            rows=[_shown(row) for row in page.rows] if page else [],
+            size=ROWS,
+            problem=problem,
+            funnels=list(funnels(report)),
+            rejected=REJECTED,
+        )
+
+    @router.get("/records/{id}")
+    def record(request: Request, principal: Viewer, id: str) -> Response:
+        result = show(workspace, id)
+        if result["type"] != "record":
+            raise RequestRejected(404, _translator(request)("error.page"))
+        return _page(
+            request,
+            principal,
+            "record.html",
+            result=result,
+            record=result["record"],
+            turns=record_turns(result["record"]),
+            json=_json,
+        )
+
+    @router.get("/lineage")
+    def lineage_page(request: Request, principal: Viewer, id: Text = "") -> Response:
+        nodes, edges = read_lineage(workspace)
+        problem, shown = "", None
+        if id:
+            try:
+                shown = show(workspace, id)
+            except UserError as error:
+                problem = str(error)
+        return _page(
+            request,
+            principal,
+            "lineage.html",
+            chart=lineage(nodes, edges, _translator(request)("lineage.chart")),
+            id=id,
+            shown=shown,
+            problem=problem,
+            json=_json,
+            **_formats(),
+        )
+
+    @router.get("/models")
+    def models(request: Request, principal: Viewer) -> Response:
+        registry = ModelRegistry(workspace)
+        candidates = {entry.candidate: entry for entry in workspace.metadata.rounds() if entry.candidate}
+        listed = []
+        for row in sorted(workspace.metadata.artifacts("model"), key=lambda row: row.created_at, reverse=True):
+            entry = candidates.get(row.id)
+            state = RoundState.from_row(entry) if entry else RoundState()
+            listed.append({"row": row, "round": entry.number if entry else None, "state": state})
+        deployments = workspace.metadata.deployments()[::-1]
+        champion = registry.champion
+        earlier = registry.earlier_champions() if deployments else []
+        return _page(
+            request,
+            principal,
+            "models.html",
+            models=listed,
+            champion=champion.model_id if champion else None,
+            earlier=earlier,
+            base={model for model in earlier if registry.is_base(model)},
+            deployments=deployments,
+            rounds={model: entry.number for model, entry in candidates.items()},
+            main=next((name for entry in listed for name in entry["state"].metrics or ()), None),
+            **_formats(),
+        )
+
+    def _config() -> Config:
+        if site.config is None:
+            raise RequestRejected(404, "this folder has no posttrain.yaml, and so no loop")
+        return site.config.model_copy(update={"task": site.config.task.with_labels_from(workspace.root)})
+
+    def _page(request: Request, principal: Principal, template: str, **content: Any) -> Response:
+        return app_page(request, principal, template, tabs=_TABS, **content)
+
+    return router
+
+
+def _formats() -> dict[str, Any]:
+    """Returns the functions that the tables of these pages format their numbers with."""
+    names = ("metric_text", "metric_name", "duration_text", "bytes_text", "gain_text", "reason_text")
+    return {name: getattr(formatting, name) for name in names} | {"decisions": DECISION_NAMES}
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of a record's table: the last turn of its prompt, or its text."""
+    turns = record_turns(row)
+    text = turns[-1]["content"] if turns else row["text"] or ""
+    why = dict.fromkeys(("step", "reason", "detail"))
+    return {**why, **row, "shown": shorten(text, 400), "turns": len(turns)}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1, default=str)
+
+
+def _translator(request: Request) -> Translator:
+    return Translator(choose_language(request))

@@ -1,0 +1,173 @@
+"""What the pages of the loop show: tiles, alarms, decisions, and training runs compared side by side."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.inspect.status import status
+from posttrain.loop.state import RoundState
+from posttrain.store.errors import shorten, to_line
+from posttrain.store.rows import Run
+from posttrain.store.workspace import Workspace
+from posttrain.web import formatting
+from posttrain.web.charts.chart import Chart
+from posttrain.web.charts.curve import CurveStyle, compared_curves
+from posttrain.web.page import Tile
+from posttrain.web.report_data import Report
+from posttrain.web.training_reader import TrainingCurves, read_round_training
+from posttrain.web.training_view import MEASURES
+from posttrain.web.translations import Translator
+
+MOST_COMPARED = 8
+"""Training runs side by side, at most: as many colours as can be told apart."""
+
+_COMPARED = ("loss", "grad_norm", "lr", "tokens_per_second")
+
+
+def loop_tiles(report: Report, state: Mapping[str, Any], translate: Translator) -> list[Tile]:
+    """Builds the headline numbers: value, name and remark."""
+    tiles = []
+    if report.champion and report.metric in report.champion.metrics:
+        value = formatting.metric_text(report.metric, report.champion.metrics[report.metric])
+        name = translate("loop.champion_metric", metric=formatting.metric_name(report.metric))
+        tiles.append((value, name, translate("loop.since_round", round=report.champion.round)))
+    done = max(len(report.rounds) - 1, 0)
+    tiles.append((f"{done} / {state['rounds_wanted']}", translate("loop.rounds"), ""))
+    tiles.append((f"{sum(row.labels_new for row in report.rounds):,}", translate("loop.labels"), ""))
+    deployed, refused = (sum(row.decision == kind for row in report.rounds) for kind in ("deploy", "refuse"))
+    tiles.append((str(deployed), translate("loop.deployed"), translate("loop.refused", count=refused)))
+    return tiles
+
+
+def loop_alarms(
+    workspace: Workspace, report: Report, quality: Mapping[str, Any] | None, translate: Translator
+) -> list[str]:
+    """Returns a sentence for each thing that needs somebody: damage, a failed stage, and faults of the labelling."""
+    alarms = list(report.damage)
+    runs = workspace.metadata.runs()
+    # An earlier failure was overcome.
+    if runs and runs[-1].status == "failed" and runs[-1].error != "interrupted":
+        error = shorten(to_line(runs[-1].error or ""), 300)
+        alarms.append(translate("loop.failed", stage=runs[-1].stage, error=error))
+    if report.rounds and report.rounds[-1].decision == "rollback":
+        alarms.append(translate("loop.rolled_back", round=report.rounds[-1].number))
+    alarms += [finding["sentence"] for finding in (quality or {}).get("alarms", [])]
+    return alarms
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training of the loop: its run, the round whose candidate it made, and that round's results."""
+
+    run: Run
+    name: str
+    round: int | None
+    metrics: Mapping[str, float]
+    decision: str | None
+
+
+def training_runs(workspace: Workspace) -> list[TrainingRun]:
+    """Returns the trainings, newest first; of several attempts under one key the last."""
+    candidates = {entry.candidate: entry for entry in workspace.metadata.rounds() if entry.candidate}
+    attempts: dict[str, Run] = {}
+    for run in workspace.metadata.runs(stage="train"):
+        attempts.pop(run.key, None)
+        attempts[run.key] = run
+    listed = []
+    for run in reversed(attempts.values()):
+        entry = candidates.get(run.output) if run.output else None
+        state = RoundState.from_row(entry) if entry else RoundState()
+        number = entry.number if entry else run.round
+        listed.append(TrainingRun(run, f"round {number}", number, state.metrics or {}, state.action))
+    return listed
+
+
+def live_training(workspace: Workspace) -> tuple[TrainingRun, TrainingCurves] | None:
+    """Returns the training in progress, or the last one, as far as it is recorded."""
+    for training in training_runs(workspace)[:1]:
+        curves = read_round_training(workspace, training.run, training.name)
+        if curves is not None and len(curves.steps):
+            return training, curves
+    return None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Trainings side by side.
+
+    Attributes:
+        names: Names of the trainings, unique.
+        charts: Their curves, one chart for each measure.
+        settings: Rows of the settings that differ: name, and the value of each.
+        results: Rows of the results: name, and the value of each.
+        missing: Names of the trainings whose curves were not kept.
+    """
+
+    names: tuple[str, ...]
+    charts: tuple[Chart, ...]
+    settings: tuple[tuple[str, ...], ...]
+    results: tuple[tuple[str, ...], ...]
+    missing: tuple[str, ...]
+
+
+def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> Comparison:
+    """Compares trainings: curves over each other, settings that differ, results."""
+    names = _unique([training.name for training in trainings])
+    curves = [
+        read_round_training(workspace, training.run, name) for training, name in zip(trainings, names, strict=True)
+    ]
+    drawn = [training for training in curves if training is not None and len(training.steps)]
+    styles: dict[str, tuple[str, CurveStyle]] = {key: (title, style) for key, title, style in MEASURES}
+    charts = [
+        compared_curves([(one.name, one.steps, one.values[key]) for one in drawn], *styles[key]) for key in _COMPARED
+    ]
+    for name in dict.fromkeys(name for one in drawn for name in one.objective):
+        measured = [(one.name, one.steps, one.objective[name]) for one in drawn if name in one.objective]
+        charts.append(compared_curves(measured, name, CurveStyle(formatting.number_text, zero=False)))
+    flat = [dict(_settings(training.run)) for training in trainings]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    differing = [(key, *(settings.get(key, "–") for settings in flat)) for key in keys]
+    return Comparison(
+        names=tuple(names),
+        charts=tuple(chart for chart in charts if chart),
+        settings=tuple(row for row in differing if len(set(row[1:])) > 1),
+        results=tuple(_results(trainings)),
+        missing=tuple(name for name, training in zip(names, curves, strict=True) if training is None),
+    )
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    return [name if names.count(name) == 1 else f"{name} ({at})" for at, name in enumerate(names, 1)]
+
+
+def _settings(run: Run) -> Iterator[tuple[str, str]]:
+    """Yields all that decides a training: inputs, settings and seed, with dotted names."""
+    yield from run.inputs.items()
+    yield from _flat("", run.config)
+    yield "seed", str(run.seed)
+    yield "posttrain", run.code_version
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    else:
+        yield prefix, shorten(str(value), 200)
+
+
+def _results(trainings: Sequence[TrainingRun]) -> Iterator[tuple[str, ...]]:
+    for name in dict.fromkeys(name for training in trainings for name in training.metrics):
+        values = [training.metrics.get(name) for training in trainings]
+        shown = ("–" if value is None else formatting.metric_text(name, value) for value in values)
+        yield formatting.metric_name(name), *shown
+    seconds = [training.run.seconds for training in trainings]
+    yield "training time", *("–" if value is None else formatting.duration_text(value) for value in seconds)
+
+
+def read_state(workspace: Workspace, config: Any) -> dict[str, Any]:
+    """Returns the loop's state, with the seconds of its stages as texts."""
+    state = status(workspace, config)
+    for stage in state["stages"]:
+        stage["time"] = formatting.duration_text(stage["seconds"]) if stage["seconds"] else ""
+    return state
