@@ -1,6 +1,7 @@
 """``posttrain run``: run the loop."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -19,11 +20,32 @@ def run(
     baseline: Annotated[
         str | None, typer.Option(help="random: also run the same loop with randomly drawn records, to compare.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Where the loop waits, watch for answers, files and feedback, and go on.")
+    ] = False,
 ) -> None:
     """Run the loop; resume where it stopped."""
+    from posttrain.loop.config import load_config
+    from posttrain.loop.watch import wait_for_change
+
+    while True:
+        waiting, before = _run_once(workspace, rounds, until, urgent, baseline)
+        if waiting:
+            print_line(f"waiting for {waiting}")
+        if not (watch and waiting):
+            return
+        wait_for_change(workspace, load_config(workspace), before)
+        urgent = False  # one round is requested, not all that follow
+
+
+def _run_once(
+    workspace: Path, rounds: int | None, until: str | None, urgent: bool, baseline: str | None
+) -> tuple[str | None, dict[str, Any]]:
+    """Runs the loop until it waits; returns what it waits for, and the watched state of before."""
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
     from posttrain.label.webhook import webhook_calls
     from posttrain.loop.loop import Loop
+    from posttrain.loop.watch import watched_state
 
     with (
         open_workspace(workspace, write=True) as (store, config),
@@ -32,11 +54,11 @@ def run(
     ):
         if baseline:
             check_random_loop(config, baseline)
+        before = watched_state(store, config)
         waiting = Loop(store, config).run(rounds, until, urgent)
         # After the loop, in its data of today and for as many rounds as it has done.
         comparison = run_random_loop(store, config) if baseline else None
         print_rounds(store, config)
     if comparison:
         print_line(comparison.conclusion)
-    if waiting:
-        print_line(f"waiting for {waiting}")
+    return waiting, before

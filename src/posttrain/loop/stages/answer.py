@@ -58,6 +58,14 @@ class Answer(Stage):
                 "  %d prompts have no two different answers within task.max_new_tokens, and are left out",
                 answers.meta["unanswered"],
             )
+        if not answers.meta["prompts"]:
+            # Without a batch in the state, or the next run would take it for one that is out.
+            return context.update(
+                nothing_to_label="two different answers to a prompt: raise task.max_new_tokens, or add inputs",
+                queried_pool=None,
+                scores=None,
+                selection=None,
+            )
         return state.with_output(cls.name, answers.id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:

@@ -59,7 +59,7 @@ class BuildDataset(Stage):
         """Builds the training set.
 
         Raises:
-            NothingToLabel: there was no batch, and an earlier round trained on the same records.
+            NothingToLabel: there are no new labels, and an earlier round trained on the same records.
         """
         state, workspace = context.state, context.workspace
         parent = parent_dataset(workspace) if context.number else None
@@ -71,13 +71,13 @@ class BuildDataset(Stage):
         # The loop with random records shares the names of the workspace, which are the main loop's.
         if not workspace.metadata.arm:
             workspace.metadata.name_artifact("train", artifact.id, parent)
-        if state.labelled is None:
-            # Without a batch a round is worth its training only if files were added to the labelled records.
+        new = context.artifact(state.labelled).meta["labels"] if state.labelled else 0
+        if not new:
+            # Without labels a round is worth its training only if files were added to the labelled records.
             if _was_trained_on(context, artifact.id):
-                raise NothingToLabel(str(state.nothing_to_label))
+                raise NothingToLabel(state.nothing_to_label or "new inputs: every record of the batch was dropped")
             save_state(workspace.metadata, context.number, state, status="open")
         log.info("  training set: %d records", records)
-        new = context.artifact(state.labelled).meta["labels"] if state.labelled else 0
         return context.update(dataset=artifact.id, labels=records, labels_new=new)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
