@@ -263,9 +263,7 @@ class ModelAnnotator(Annotator):
         )
         if not rest:
             return answered
-        asked = self.people.annotate(
-            batch.take(pa.array(rest, pa.int64())), replace(request.take(rest), accepted=None)
-        )
+        asked = self.people.annotate(batch.take(pa.array(rest, pa.int64())), replace(request.take(rest), accepted=None))
         together = pa.concat_tables([answered, asked])
         # People may have left records out; the order of the batch is kept.
         order = compute.index_in(batch["id"].combine_chunks(), value_set=together["id"].combine_chunks())

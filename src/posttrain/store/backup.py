@@ -45,8 +45,8 @@ FILE_NAME = "content"
 _FILE_KIND = "file"
 
 # Of `.posttrain`, besides the artifacts: what nothing else holds. Scores, scratch folders and copies of remote
-# artifacts are computed or downloaded again.
-_FOLDERS = ("inbox/segments", "inbox/records", "inbox/rejected", "metrics")
+# artifacts are computed or downloaded again. Replies of endpoints were paid for.
+_FOLDERS = ("inbox/segments", "inbox/records", "inbox/rejected", "metrics", "replies")
 
 _MARKS = "inbox/segments/*.taken"
 

@@ -196,7 +196,7 @@ def cached_scores(
     tables = [_rows_with_keys(chunk, by_key) for chunk in partition.read()]
     cached = {key for table in tables for key in table[KEY].to_pylist()}
     missing = [record for key, record in by_key.items() if key not in cached]
-    if cached:
+    if cached and missing:
         log.info("  %s: %d of %d records were scored before", group.name, len(cached), len(by_key))
     with progress_bar(f"scoring: {group.name.replace('_', ' ')}", len(missing), "records") as advance:
         # Chunks are cut in the order of the records, so a killed pass resumes with the same chunk as an uninterrupted
