@@ -24,13 +24,14 @@ class LoadedPage:
 
     def wait_for_charts(self) -> None:
         """Wait until each visible chart is drawn and stands still."""
-        undrawn = (
-            "[...document.querySelectorAll('figure.chart')].filter(f => f.clientWidth && !posttrainCharts.drawn.has(f))"
-        )
+        undrawn = """[...document.querySelectorAll('figure.chart')]
+            .filter(figure => figure.checkVisibility() && !posttrainCharts.drawn.has(figure)).length"""
         for _ in range(200):
-            if not self.page.evaluate(f"{undrawn}.length"):
+            if not self.page.evaluate(undrawn):
                 break
             self.page.wait_for_timeout(50)
+        else:
+            raise AssertionError(f"charts are not drawn: {self.errors}")
         self.page.wait_for_timeout(350)
 
     def assert_self_contained(self) -> None:
