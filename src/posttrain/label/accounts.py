@@ -16,7 +16,7 @@ from posttrain.label.audit import record_change
 from posttrain.label.tokens import RANKS, Conflict, Tokens, account_row, check_role
 from posttrain.store.database import lock_table, utc_now
 from posttrain.store.errors import UserError
-from posttrain.store.label_tables import accounts, tokens
+from posttrain.store.label_tables import accounts, label_answers, tokens
 from posttrain.store.metadata import Metadata
 
 _NAME = re.compile(r"[^\W_][\w.@+-]{0,79}")
@@ -69,6 +69,14 @@ class Accounts:
         """Returns all accounts by name, closed ones too."""
         with self.metadata.reading() as connection:
             return [_account(row) for row in connection.execute(select(accounts).order_by(accounts.c.name)).mappings()]
+
+    def work(self) -> dict[str, tuple[int, datetime]]:
+        """Returns by name the number of answers that count, and the time of the last one."""
+        counts = label_answers.c.undone_at.is_(None) & (label_answers.c.status == "answered")
+        columns = label_answers.c.annotator, func.count(), func.max(label_answers.c.created_at)
+        with self.metadata.reading() as connection:
+            rows = connection.execute(select(*columns).where(counts).group_by(label_answers.c.annotator)).all()
+        return {name: (count, last) for name, count, last in rows}
 
     def get(self, name: str) -> Account:
         """Returns the account.

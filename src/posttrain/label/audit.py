@@ -49,21 +49,35 @@ def record_change(
 
 
 def list_changes(
-    metadata: Metadata, *, before: int | None = None, count: int = 100, actor: str | None = None
+    metadata: Metadata,
+    *,
+    before: int | None = None,
+    count: int = 100,
+    actor: str | None = None,
+    action: str | None = None,
 ) -> list[Change]:
     """Returns entries of the audit log, newest first.
 
     Args:
         before: Only entries with a lower number, to read on.
         actor: Only changes of this account.
+        action: Only changes of this kind.
     """
     query = select(audit).order_by(audit.c.number.desc()).limit(count)
     if before is not None:
         query = query.where(audit.c.number < before)
     if actor is not None:
         query = query.where(audit.c.actor == actor)
+    if action is not None:
+        query = query.where(audit.c.action == action)
     with metadata.reading() as connection:
         return [Change(**row) for row in connection.execute(query).mappings()]
+
+
+def list_actions(metadata: Metadata) -> list[str]:
+    """Returns the kinds of changes that the log has, sorted."""
+    with metadata.reading() as connection:
+        return sorted(connection.scalars(select(audit.c.action).distinct()))
 
 
 def _shorten(value: Any) -> Any:

@@ -19,6 +19,7 @@ from posttrain.web.loop_pages import loop_pages
 from posttrain.web.request_bodies import RequestRejected, rejection_response
 from posttrain.web.server import SECURITY_HEADERS
 from posttrain.web.sign_in import sign_in_routes
+from posttrain.web.team_pages import team_pages
 from posttrain.web.translations import LANGUAGE_COOKIE, LANGUAGES, Translator, choose_language
 
 _YEAR = 365 * 86_400
@@ -70,6 +71,7 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
         return response
 
     app.include_router(loop_pages(site))
+    app.include_router(team_pages(site))
     app.mount("/static", StaticFiles(directory=STATIC))
     app.mount("/api", api_app(site))
     app.mount("/", feedback)

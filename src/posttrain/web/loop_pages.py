@@ -39,7 +39,7 @@ from posttrain.web.training_reader import read_round_training
 from posttrain.web.training_view import training_view
 from posttrain.web.translations import Translator, add_messages, choose_language
 
-ROWS = 50
+ROWS = 25
 """Rows of a page of records."""
 
 _TABS = ("/dashboard", "/rounds", "/runs", "/records", "/lineage", "/models")
@@ -195,7 +195,7 @@ def loop_pages(site: Site) -> APIRouter:
     def models(request: Request, principal: Viewer) -> Response:
         registry = ModelRegistry(workspace)
         candidates = {entry.candidate: entry for entry in workspace.metadata.rounds() if entry.candidate}
-        listed = []
+        listed: list[dict[str, Any]] = []
         for row in sorted(workspace.metadata.artifacts("model"), key=lambda row: row.created_at, reverse=True):
             entry = candidates.get(row.id)
             state = RoundState.from_row(entry) if entry else RoundState()

@@ -62,7 +62,7 @@ def quality_view(report: Json, translate: Translator) -> QualityView:
         confusions=_confusions(report["annotators"], translate),
         work=_work(report["work"], translate),
         time=_time_chart(report["work"], translate("quality.time_chart")),
-        drift=_drift_chart(behaviour["charts"], translate("quality.drift_chart")),
+        drift=_drift_chart(behaviour["charts"], translate),
         suggestions=_suggestions(behaviour["suggestions"], translate),
         positions=_positions(behaviour["positions"], translate),
         alarms=report["alarms"],
@@ -81,7 +81,7 @@ def _tiles(report: Json, translate: Translator) -> list[Tile]:
     done = outlook["done_at"]
     remark = translate("quality.wanted", count=f"{outlook['wanted']:,}")
     tiles.append(
-        (done[:16].replace("T", " ") if done and outlook["wanted"] else "–", translate("quality.done_at"), remark)
+        (done[5:16].replace("T", " ") if done and outlook["wanted"] else "–", translate("quality.done_at"), remark)
     )
     spent = translate("quality.left", left=_money(outlook["budget_left"])) if outlook["budget_left"] is not None else ""
     tiles.append((_money(outlook["spent"]), translate("quality.spent"), spent))
@@ -90,7 +90,7 @@ def _tiles(report: Json, translate: Translator) -> list[Tile]:
 
 def _overall(agreement: Json, translate: Translator) -> Table:
     names = ("percent", "cohen", "fleiss", "alpha")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (translate(f"quality.{name}"), _value(name, agreement[name]), _interval(agreement[name], _scale(name)))
         for name in names
     ]
@@ -99,7 +99,7 @@ def _overall(agreement: Json, translate: Translator) -> Table:
 
 def _by_class(classes: list[Json], translate: Translator) -> Table:
     columns = tuple(translate(f"quality.{name}") for name in ("class", "answers", "percent", "fleiss", "alpha"))
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             row["label"],
             f"{row['answers']:,}",
@@ -118,7 +118,7 @@ def _class_chart(classes: list[Json], translate: Translator) -> Chart | None:
 
 def _by_pair(pairs: list[Json], translate: Translator) -> Table:
     columns = tuple(translate(f"quality.{name}") for name in ("pair", "items", "percent", "cohen", "alpha"))
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             f"{row['first']} – {row['second']}",
             f"{row['percent']['n']:,}",
@@ -151,7 +151,9 @@ def _intervals(rows: list[tuple[str, Json]], title: str) -> Chart | None:
 
 
 def _rates(rates: Json, translate: Translator, first: str) -> Table:
-    rows = [(name, _percent(rate["value"]), _interval(rate), f"{rate['n']:,}") for name, rate in rates.items()]
+    rows: list[tuple[str, ...]] = [
+        (name, _percent(rate["value"]), _interval(rate), f"{rate['n']:,}") for name, rate in rates.items()
+    ]
     columns = (translate(first), translate("quality.gold"), translate("quality.interval"), translate("quality.items"))
     return columns, rows
 
@@ -159,7 +161,7 @@ def _rates(rates: Json, translate: Translator, first: str) -> Table:
 def _people(report: Json, translate: Translator) -> Table:
     gold = report["gold"]["by_annotator"]
     posterior = (report["consensus"]["posterior"] or {}).get("accuracy", {})
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, entry in report["annotators"].items():
         agreed = f"{_percent(entry['agreed'] / entry['compared'])}" if entry["compared"] else "–"
         rate = gold.get(name)
@@ -209,7 +211,7 @@ def _confusions(annotators: Json, translate: Translator) -> list[tuple[str, Tabl
 
 
 def _work(work: list[Json], translate: Translator) -> Table:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             part["annotator"],
             part["kind"],
@@ -234,7 +236,7 @@ def _time_chart(work: list[Json], title: str) -> Chart | None:
     return bars(rows[:_CLASSES], title)
 
 
-def _drift_chart(charts: Json, title: str) -> Chart | None:
+def _drift_chart(charts: Json, translate: Translator) -> Chart | None:
     """Draws each annotator's chart of errors as a share of the value from which on it alarms."""
     # Those nearest to an alarm: more curves could not be told apart.
     nearest = sorted(charts.items(), key=lambda entry: -max(entry[1]["values"]) / entry[1]["threshold"])[:_CHARTS]
@@ -247,11 +249,11 @@ def _drift_chart(charts: Json, title: str) -> Chart | None:
         for name, chart in nearest
     ]
     style = CurveStyle(lambda value: f"{100 * value:.0f}%", mean=False, unit=(100, "%"))
-    return compared_curves(runs, title, style)
+    return compared_curves(runs, translate("quality.drift_chart"), style, axis=translate("quality.known_item"))
 
 
 def _suggestions(suggestions: Json, translate: Translator) -> Table:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             name,
             f"{_percent(rates['planted']['value'])} ({rates['planted']['count']}/{rates['planted']['n']})",
@@ -266,7 +268,7 @@ def _suggestions(suggestions: Json, translate: Translator) -> Table:
 
 def _positions(positions: Json, translate: Translator) -> Table:
     width = min(max((len(counts) for counts in positions.values()), default=0), 10)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, counts in positions.items():
         total = sum(counts) or 1
         rows.append((name, *(_percent((counts[at] if at < len(counts) else 0) / total) for at in range(width))))

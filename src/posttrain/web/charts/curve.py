@@ -101,13 +101,19 @@ def curve(
 
 
 def compared_curves(
-    runs: Sequence[tuple[str, FloatArray, FloatArray]], name: str, style: CurveStyle, *, buckets: int = 160
+    runs: Sequence[tuple[str, FloatArray, FloatArray]],
+    name: str,
+    style: CurveStyle,
+    *,
+    axis: str = "step",
+    buckets: int = 160,
 ) -> Chart | None:
     """Draws one measure of several trainings over each other; returns None if none has it.
 
     Args:
         runs: name, steps float64 [N] and values float64 [N] of each; NaN where nothing was measured.
         name: name of the measure.
+        axis: name of the steps.
         buckets: stretches that a long training is thinned to.
     """
     measured = [(run, steps, values) for run, steps, values in runs if not np.isnan(values).all()]
@@ -123,7 +129,7 @@ def compared_curves(
         colour = series_colour(number)
         series.append(line | {"lineStyle": {"color": colour, "width": 2}, "itemStyle": {"color": colour}})
     last = max(float(steps[-1]) for _, steps, _ in measured)
-    step_axis = {"type": "value", "min": 0, "max": last or 1.0, "minInterval": 1, "name": "step"}
+    step_axis = {"type": "value", "min": 0, "max": last or 1.0, "minInterval": 1, "name": axis}
     option: Option = {
         "grid": {"top": 10, "bottom": 0},
         "xAxis": {**step_axis, "splitLine": {"show": False}, "nameLocation": "middle", "splitNumber": 4},
@@ -137,8 +143,8 @@ def compared_curves(
     for run, _, values in measured:
         finite = values[~np.isnan(values)]
         rows.append((run, *(style.show(float(value)) for value in (finite[0], finite.min(), finite.max(), finite[-1]))))
-    title = f"{name} by step of {len(measured)} trainings"
-    columns = ("training", "first", "lowest", "highest", "last")
+    title = f"{name} by {axis}: {', '.join(run for run, _, _ in measured)}"
+    columns = ("", "first", "lowest", "highest", "last")
     return Chart(title, option, 240, columns, rows, heading=name, unit=style.unit)
 
 

@@ -73,6 +73,10 @@ for (const button of document.querySelectorAll("[data-close]")) {
   button.addEventListener("click", () => button.closest("dialog").close());
 }
 
+for (const place of document.querySelectorAll("[data-reload]")) {
+  setTimeout(() => location.reload(), 1000 * Number(place.dataset.reload));
+}
+
 // What was done is said after the page has been read anew.
 const message = document.getElementById("message");
 const text = sessionStorage.getItem("posttrain-message");
