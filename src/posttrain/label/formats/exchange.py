@@ -40,6 +40,7 @@ from posttrain.store.files import check_new_file, disk_errors, set_default_mode,
 from posttrain.store.hashing import digest
 from posttrain.store.label_tables import label_answers, label_batches, label_items
 from posttrain.store.progress import Advance, progress_bar
+from posttrain.store.rows import ITEM_STATUSES
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (LabelStudio(), Argilla(), Doccano(), DoccanoCsv(), Csv())}
 """File formats by the name that ``--format`` takes."""
@@ -256,7 +257,28 @@ def _checked(item: PortableItem, shape: Shape, where: str) -> PortableItem:
     for name, value in (("record", record), *(("annotator", answer.annotator) for answer in answers)):
         if not isinstance(value, str) or not 0 < len(value) <= _LONGEST[name]:
             raise UserError(f"the {name} `{shorten(str(value))}` has no 1 to {_LONGEST[name]} characters", where=where)
+    _check_details(item.details, where)
     return replace(item, record=record, answers=answers, expected=expected)
+
+
+def _check_details(details: Mapping[str, Any], where: str) -> None:
+    """Checks what an extension says of an item, which somebody may have edited.
+
+    Raises:
+        UserError: a value is none that an item can have.
+    """
+    resolution = details.get("resolution")
+    checks = {
+        "priority": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+        "reason": lambda value: isinstance(value, str),
+        "checked": lambda value: isinstance(value, bool),
+        "status": lambda value: (
+            value in ITEM_STATUSES and isinstance(details.get("wanted"), int) and (value != "done" or resolution)
+        ),
+        "resolution": lambda value: isinstance(value, Mapping) and {"answer", "how", "by"} <= set(value),
+    }
+    if wrong := next((name for name, check in checks.items() if name in details and not check(details[name])), None):
+        raise UserError(f"the part `{EXTENSION}` is damaged: `{wrong}`", where=where, fix="remove it")
 
 
 def _add_batch(
@@ -271,10 +293,7 @@ def _add_batch(
             if record in seen:
                 raise UserError(f"the record `{shorten(record)}` is in {seen[record]} already", where=where)
             seen[record] = where.rpartition("/")[2]
-            try:
-                rows.append(_item_row(batch, item, number))
-            except (TypeError, ValueError, KeyError, AttributeError):
-                raise UserError(f"the part `{EXTENSION}` is damaged", where=where, fix="remove it") from None
+            rows.append(_item_row(batch, item, number))
         keys = queue.metadata.insert_rows(label_items, rows)
         given = [
             _answer_row(key["id"], answer, where)
@@ -369,10 +388,7 @@ def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
     if item.expected is not None:
         return row | {"wanted": 0, "status": "open", "resolution": None}
     if "status" in details:
-        decided = {name: details.get(name) for name in ("status", "wanted", "resolution")}
-        if decided["status"] not in ("open", "review", "done", "dropped") or not isinstance(decided["wanted"], int):
-            raise ValueError("status")
-        return row | decided
+        return row | {name: details.get(name) for name in ("status", "wanted", "resolution")}
     outcome = settle(given, KINDS[batch.kind], base=settings["overlap"] + checked, skips=settings["skips"])
     return row | {"wanted": outcome.wanted, "status": outcome.status, "resolution": outcome.resolution}
 
@@ -390,8 +406,14 @@ def _answer_row(item: int, answer: PortableAnswer, where: str) -> dict[str, Any]
 
 
 def _given(answer: PortableAnswer) -> GivenAnswer:
-    now = utc_now()
-    return GivenAnswer(0, answer.annotator, answer.status, answer.answer, None, None, None, None, 0, now)
+    """Returns an answer as `settle` reads it."""
+    return GivenAnswer(
+        **{name: getattr(answer, name) for name in ("annotator", "status", "answer")},
+        **dict.fromkeys(("note", "seconds", "suggestion", "confidence")),
+        id=0,
+        guideline=0,
+        created_at=utc_now(),
+    )
 
 
 def _read_items(queue: Queue, batch: str) -> Iterator[PortableItem]:
