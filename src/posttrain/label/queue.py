@@ -15,9 +15,9 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, select
 
 from posttrain.label.answer_kinds import KINDS, Question
-from posttrain.label.queue_batches import COUNTS, newest_guideline
-from posttrain.label.queue_leases import LeaseQueries, lease_of, shown_suggestion
-from posttrain.label.queue_rows import Receipt, Task
+from posttrain.label.queue_batches import COUNTS
+from posttrain.label.queue_leases import LeaseQueries, lease_of, shown_suggestion, task_of
+from posttrain.label.queue_rows import GivenAnswer, Receipt, Task
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import UserError
 from posttrain.store.label_tables import label_answers, label_batches, label_items, label_leases
@@ -102,17 +102,21 @@ class Queue(LeaseQueries):
         with self.metadata.transaction() as connection:
             last = self._last_answer(connection, annotator)
             if item is not None and (last is None or last["item"] != item):
-                row = self._locked_item(connection, item)
-                if self._was_undone(connection, item, annotator) and self._holds(connection, row, annotator):
-                    return self._task(connection, row, annotator)  # the same request came twice
+                row = self._item_row(connection, item, locked=True)
+                lease, _ = self._leases(connection, item, annotator)
+                if (
+                    lease is not None
+                    and lease["ends_at"] > self.now()
+                    and self._was_undone(connection, item, annotator)
+                ):
+                    return task_of(row, annotator, lease["ends_at"])  # the same request came twice
                 raise Conflict("this is not your last answer", fix="undo later ones first")
             if last is None:
                 raise NotFound("there is no answer of yours to undo")
             row = self._withdraw(connection, last["item"], last["id"], annotator)
-            if not self._is_free(connection, row, annotator):
+            if row["status"] != "open" or not self._is_free(connection, row, annotator):
                 return None
-            self._lease(connection, row["id"], annotator, started=True)
-            return self._task(connection, row, annotator)
+            return task_of(row, annotator, self._lease(connection, row["id"], annotator))
 
     def set_answer(self, item: int, annotator: str, answer: Any) -> bool:
         """Makes this the annotator's answer, in place of another one or of none; None takes his answer back.
@@ -155,7 +159,8 @@ class Queue(LeaseQueries):
             label_answers, (label_answers.c.id == answer_id) & COUNTS, {"undone_at": self.now()}
         ):
             raise Conflict("this answer was undone already")
-        self._settle(connection, row, self._given(connection, item), annotator)
+        _, others = self._leases(connection, item, annotator)
+        self._settle(connection, row, self._given(connection, item), others_hold=others > 0)
         return self._locked_item(connection, item)
 
     def _submit(self, item: int, annotator: str, values: Mapping[str, Any]) -> Receipt:
@@ -176,53 +181,38 @@ class Queue(LeaseQueries):
                     if (before.status, before.answer) != (values["status"], values.get("answer")):
                         raise Conflict("you have answered this item already", fix="undo that answer first")
                     return Receipt(before.id, True, row["status"])
-            lease = connection.execute(select(label_leases).where(lease_of(item, annotator))).mappings().first()
-            self._require_answerable(connection, row, annotator, lease)
-            id = self._insert_answer(connection, row, annotator, values, lease)
-            connection.execute(delete(label_leases).where(lease_of(item, annotator)))
-            status = self._settle(connection, row, self._given(connection, item), annotator)
+            lease, others = self._leases(connection, item, annotator)
+            _require_answerable(row, others, holds=lease is not None and lease["ends_at"] > self.now())
+            answer = self._insert_answer(row, annotator, values, lease)
+            if lease is not None:
+                connection.execute(delete(label_leases).where(lease_of(item, annotator)))
+            status = self._settle(connection, row, [*given, answer], others_hold=others > 0)
             paused = None
             if row["expected"] is not None and values["status"] == "answered":
                 paused = self._pause_for_gold(connection, annotator, row["settings"])
-            return Receipt(id, False, status, paused)
-
-    def _require_answerable(
-        self, connection: Connection, row: Mapping[str, Any], annotator: str, lease: RowMapping | None
-    ) -> None:
-        if row["batch_status"] != "open" or row["status"] in ("done", "dropped"):
-            raise Conflict("this item was decided meanwhile", fix="go on with the next one")
-        if row["expected"] is not None or (lease is not None and lease["ends_at"] > self.now()):
-            return
-        if row["answered"] + self._others(connection, row, annotator) >= row["wanted"]:
-            raise Conflict("others are answering this item", fix="go on with the next one")
+            return Receipt(answer.id, False, status, paused)
 
     def _insert_answer(
-        self,
-        connection: Connection,
-        row: Mapping[str, Any],
-        annotator: str,
-        values: Mapping[str, Any],
-        lease: RowMapping | None,
-    ) -> int:
+        self, row: Mapping[str, Any], annotator: str, values: Mapping[str, Any], lease: Mapping[str, Any] | None
+    ) -> GivenAnswer:
         seconds, now, confidence = values.get("seconds"), self.now(), values.get("confidence")
         if seconds is None and lease is not None:
             seconds = max(0.0, (now - lease["started_at"]).total_seconds())
         # Without a lease it was answered in a file, which shows the suggestion as it is; a model is shown none.
         shown = shown_suggestion(row, annotator) if lease is not None else row["suggestion"]
         answer = {
-            "item": row["id"],
             "annotator": annotator,
             "status": values["status"],
             "answer": values.get("answer"),
             "note": values.get("note"),
             "seconds": seconds,
             "suggestion": None if shown is None or confidence is not None else dict(shown),
-            "position": values.get("position"),
             "confidence": confidence,
-            "guideline": connection.scalar(newest_guideline()) or 0,
+            "guideline": row["guideline"],
             "created_at": now,
         }
-        return int(self.metadata.insert_row(label_answers, answer)["id"])
+        rest = {"item": row["id"], "position": values.get("position")}
+        return GivenAnswer(id=self.metadata.insert_row(label_answers, answer | rest)["id"], **answer)
 
     def _was_undone(self, connection: Connection, item: int, annotator: str) -> bool:
         undone = label_answers.c.undone_at.is_not(None)
@@ -239,6 +229,13 @@ class Queue(LeaseQueries):
             .limit(1)
         )
         return connection.execute(query).mappings().first()
+
+
+def _require_answerable(row: Mapping[str, Any], others: int, *, holds: bool) -> None:
+    if row["batch_status"] != "open" or row["status"] in ("done", "dropped"):
+        raise Conflict("this item was decided meanwhile", fix="go on with the next one")
+    if row["expected"] is None and not holds and row["answered"] + others >= row["wanted"]:
+        raise Conflict("others are answering this item", fix="go on with the next one")
 
 
 def _check_value(name: str, value: Any) -> None:

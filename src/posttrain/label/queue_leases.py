@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from posttrain.label.queue_batches import COUNTS, IS_GOLD, newest_guideline
 from posttrain.label.queue_review import ReviewQueries
 from posttrain.label.queue_rows import Batch, PausedError, QueueConfig, Task, hash_fraction
 from posttrain.label.tokens import Conflict
 from posttrain.store.commit_group import CommitGroup
-from posttrain.store.database import utc_now
-from posttrain.store.label_tables import accounts, label_answers, label_batches, label_items, label_leases
+from posttrain.store.database import insert_or_update, utc_now
+from posttrain.store.label_tables import accounts, label_answers, label_items, label_leases
 from posttrain.store.metadata import Metadata
 
 
@@ -54,10 +54,11 @@ class LeaseQueries(ReviewQueries):
 
         def work() -> datetime:
             with self.metadata.transaction() as connection:
-                row = self._locked_item(connection, item)
-                if not self._holds(connection, row, annotator):
+                self._item_row(connection, item, locked=True)
+                lease, _ = self._leases(connection, item, annotator)
+                if lease is None or lease["ends_at"] <= self.now():
                     raise Conflict("your time for this item has ended", fix="ask for the next one")
-                return self._lease(connection, item, annotator)
+                return self._renew(connection, item, annotator)
 
         return self._commits.run(work, order=item)
 
@@ -68,45 +69,47 @@ class LeaseQueries(ReviewQueries):
 
     def _next(self, annotator: str, batch: str | None, besides: Sequence[int]) -> Task | None:
         with self.metadata.transaction() as connection:
-            paused = connection.scalar(select(accounts.c.paused).where(accounts.c.name == annotator))
-            if paused is not None:
-                raise PausedError(paused)
-            held = self._held_item(connection, annotator, batch, besides)
-            if held is not None:
-                self._lease(connection, held, annotator)
-                return self._task(connection, self._item_row(connection, held), annotator)
+            paused = select(accounts.c.paused).where(accounts.c.name == annotator).scalar_subquery()
+            sentence, guideline = connection.execute(select(paused, newest_guideline().scalar_subquery())).one()
+            if sentence is not None:
+                raise PausedError(sentence)
+            row = self._held_item(connection, annotator, batch, besides)
+            if row is not None:
+                return task_of(row, annotator, self._renew(connection, row["id"], annotator))
             for each in self.batches("open"):
                 if batch not in (None, each.name):
                     continue
-                id = self._free_item(connection, each, annotator, besides)
-                if id is not None:
-                    id = self._gold_item(connection, each, annotator, besides) or id
-                    self._lease(connection, id, annotator, started=True)
-                    return self._task(connection, self._locked_item(connection, id), annotator)
+                row = self._free_item(connection, each, annotator, besides)
+                if row is not None:
+                    row = self._gold_item(connection, each, annotator, besides) or row
+                    of_batch = {"kind": each.kind, "labels": each.labels, "settings": each.settings}
+                    row = {**row, **of_batch, "guideline": guideline}
+                    return task_of(row, annotator, self._lease(connection, row["id"], annotator))
         return None
 
     def _held_item(
         self, connection: Connection, annotator: str, batch: str | None, besides: Sequence[int]
-    ) -> int | None:
+    ) -> Mapping[str, Any] | None:
         """Returns the item, none of ``besides``, that the annotator has a lease of and may still answer."""
-        query = (
-            select(label_items.c.id)
-            .join(label_leases, label_leases.c.item == label_items.c.id)
-            .join(label_batches, label_items.c.batch == label_batches.c.name)
-            .where(label_leases.c.annotator == annotator, label_leases.c.ends_at > self.now())
-            .where(label_items.c.status == "open", label_batches.c.status == "open", label_items.c.id.not_in(besides))
-            .order_by(label_leases.c.started_at, label_items.c.id)
-            .limit(1)
-        )
-        return connection.scalar(query if batch is None else query.where(label_items.c.batch == batch))
+        lease = label_leases.c
+        query = select(lease.item).where(lease.annotator == annotator, lease.ends_at > self.now())
+        # Not joined with the items: a database without statistics would read all of them.
+        for id in connection.scalars(query.order_by(lease.started_at, lease.item)).all():
+            if id not in besides:
+                row = self._item_row(connection, id)
+                if row["status"] == row["batch_status"] == "open" and batch in (None, row["batch"]):
+                    return row
+        return None
 
-    def _free_item(self, connection: Connection, batch: Batch, annotator: str, besides: Sequence[int]) -> int | None:
+    def _free_item(
+        self, connection: Connection, batch: Batch, annotator: str, besides: Sequence[int]
+    ) -> Mapping[str, Any] | None:
         """Locks and returns the item of the highest priority that is free for the annotator."""
         item, lease = label_items.c, label_leases.c
         others = (lease.item == item.id) & (lease.annotator != annotator) & (lease.ends_at > self.now())
         held = select(func.count()).select_from(label_leases).where(others).scalar_subquery()
         query = (
-            select(item.id)
+            select(label_items)
             .where(item.status == "open", item.batch == batch.name, ~IS_GOLD, item.answered + held < item.wanted)
             .where(~_has_answered(item.id, annotator))
             .order_by(item.priority.desc(), item.id)
@@ -115,27 +118,28 @@ class LeaseQueries(ReviewQueries):
         )
         taken = list(besides)
         while True:
-            id: int | None = connection.scalar(query.where(item.id.not_in(taken)) if taken else query)
+            row = connection.execute(query.where(item.id.not_in(taken)) if taken else query).mappings().first()
             # PostgreSQL locks the row that the query saw: another transaction may have leased it since, and ended.
-            if id is None or self._is_free(connection, self._locked_item(connection, id), annotator):
-                return id
-            taken.append(id)
+            if row is None or connection.dialect.name == "sqlite" or self._is_free(connection, row, annotator):
+                return row
+            taken.append(row["id"])
 
     def _is_free(self, connection: Connection, row: Mapping[str, Any], annotator: str) -> bool:
-        """Returns whether a locked item may be leased to the annotator."""
-        if row["status"] != "open" or row["batch_status"] != "open":
-            return False
-        if connection.scalar(select(_has_answered(row["id"], annotator))):
-            return False
-        return row["expected"] is not None or row["answered"] + self._others(connection, row, annotator) < row["wanted"]
+        """Returns whether an open item that is locked may be leased to the annotator."""
+        _, others = self._leases(connection, row["id"], annotator)
+        is_wanted = row["expected"] is not None or row["answered"] + others < row["wanted"]
+        return is_wanted and not connection.scalar(select(_has_answered(row["id"], annotator)))
 
-    def _others(self, connection: Connection, row: Mapping[str, Any], annotator: str) -> int:
-        """Counts the leases that others have of an item."""
-        lease = label_leases.c
-        live = (lease.item == row["id"]) & (lease.annotator != annotator) & (lease.ends_at > self.now())
-        return connection.scalar(select(func.count()).select_from(label_leases).where(live)) or 0
+    def _leases(self, connection: Connection, item: int, annotator: str) -> tuple[Mapping[str, Any] | None, int]:
+        """Returns the annotator's lease of an item, ended or not, and the number of those of others that have not."""
+        query = select(label_leases).where(label_leases.c.item == item)
+        rows = {row["annotator"]: row for row in connection.execute(query).mappings()}
+        own = rows.pop(annotator, None)
+        return own, sum(row["ends_at"] > self.now() for row in rows.values())
 
-    def _gold_item(self, connection: Connection, batch: Batch, annotator: str, besides: Sequence[int]) -> int | None:
+    def _gold_item(
+        self, connection: Connection, batch: Batch, annotator: str, besides: Sequence[int]
+    ) -> Mapping[str, Any] | None:
         """Returns a gold item that the annotator has never seen, if it is time for one."""
         if not batch.settings["gold"]:
             return None
@@ -157,39 +161,38 @@ class LeaseQueries(ReviewQueries):
         ids = list(connection.scalars(select(item.id).where(unseen).order_by(item.id)))
         # Not in one order for everybody, so that nobody can tell others which ones they are.
         draw = hash_fraction(batch.settings["seed"], "which gold", annotator, count)
-        return ids[int(draw * len(ids))] if ids else None
+        return self._item_row(connection, ids[int(draw * len(ids))]) if ids else None
 
-    def _lease(self, connection: Connection, item: int, annotator: str, *, started: bool = False) -> datetime:
-        """Begins a lease, or renews it; returns its end."""
+    def _lease(self, connection: Connection, item: int, annotator: str) -> datetime:
+        """Begins a lease; returns its end."""
         now = self.now()
         end = now + timedelta(minutes=self.config.lease_minutes)
         # Not journaled: after a loss of the database people are given items afresh.
-        if started:
-            connection.execute(delete(label_leases).where(lease_of(item, annotator)))
-            row = {"item": item, "annotator": annotator, "started_at": now, "ends_at": end}
-            connection.execute(insert(label_leases).values(row))
-        else:
-            connection.execute(update(label_leases).where(lease_of(item, annotator)).values(ends_at=end))
+        row = {"item": item, "annotator": annotator, "started_at": now, "ends_at": end}
+        insert_or_update(connection, label_leases, row)
         return end
 
-    def _holds(self, connection: Connection, row: Mapping[str, Any], annotator: str) -> bool:
-        """Returns whether the annotator's lease of an item has not ended."""
-        ends_at = connection.scalar(select(label_leases.c.ends_at).where(lease_of(row["id"], annotator)))
-        return ends_at is not None and ends_at > self.now()
+    def _renew(self, connection: Connection, item: int, annotator: str) -> datetime:
+        """Extends a lease; returns its end."""
+        end = self.now() + timedelta(minutes=self.config.lease_minutes)
+        connection.execute(update(label_leases).where(lease_of(item, annotator)).values(ends_at=end))
+        return end
 
-    def _task(self, connection: Connection, row: Mapping[str, Any], annotator: str) -> Task:
-        shown = shown_suggestion(row, annotator)
-        return Task(
-            content=row["content"],
-            labels=row["labels"],
-            item=row["id"],
-            batch=row["batch"],
-            kind=row["kind"],
-            suggestion=None if shown is None else {name: shown[name] for name in shown if name != "planted"},
-            reason=row["reason"],
-            guideline=connection.scalar(newest_guideline()) or 0,
-            ends_at=connection.scalar(select(label_leases.c.ends_at).where(lease_of(row["id"], annotator))),
-        )
+
+def task_of(row: Mapping[str, Any], annotator: str, ends_at: datetime) -> Task:
+    """Returns an item, by a row as `ReviewQueries` reads it, as its annotator sees it."""
+    shown = shown_suggestion(row, annotator)
+    return Task(
+        content=row["content"],
+        labels=row["labels"],
+        item=row["id"],
+        batch=row["batch"],
+        kind=row["kind"],
+        suggestion=None if shown is None else {name: shown[name] for name in shown if name != "planted"},
+        reason=row["reason"],
+        guideline=row["guideline"],
+        ends_at=ends_at,
+    )
 
 
 def lease_of(item: int, annotator: str) -> ColumnElement[bool]:

@@ -9,7 +9,14 @@ from sqlalchemy import Connection, func, select
 
 from posttrain.label.answer_kinds import KINDS, AnswerKind, Question
 from posttrain.label.audit import record_change
-from posttrain.label.queue_batches import COUNTS, IS_GOLD, LABELLERS, BatchQueries, given_answer
+from posttrain.label.queue_batches import (
+    COUNTS,
+    IS_GOLD,
+    LABELLERS,
+    BatchQueries,
+    given_answer,
+    newest_guideline,
+)
 from posttrain.label.queue_rows import GivenAnswer, Item
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import UserError
@@ -34,7 +41,7 @@ def settle(
     *,
     base: int,
     skips: int,
-    others_hold: bool = False,
+    at_least: int = 0,
     nobody_left: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Decides an item by its answers.
@@ -44,7 +51,7 @@ def settle(
         kind: Their kind.
         base: Answers wanted before there is a disagreement.
         skips: So many skips send an item to review.
-        others_hold: True if others are answering it right now.
+        at_least: Answers wanted at least, as others are answering the item right now.
         nobody_left: Returns True if every person with an account has answered or skipped it.
     """
     answers = [answer for answer in given if answer.status == "answered"]
@@ -66,8 +73,8 @@ def settle(
         return Outcome("review", count)
     if skipped >= skips or (skipped and nobody_left()):
         return Outcome("review", base)
-    # After an undo: who was asked because of the disagreement may go on.
-    return Outcome("open", more if others_hold and count else base)
+    # More than the base after an undo: those who were asked because of a disagreement may go on.
+    return Outcome("open", max(base, at_least))
 
 
 class ReviewQueries(BatchQueries):
@@ -178,7 +185,7 @@ class ReviewQueries(BatchQueries):
         return sentence
 
     def _item_row(self, connection: Connection, id: int, *, locked: bool = False) -> Mapping[str, Any]:
-        """Returns an item's row with its batch's ``kind``, ``labels``, ``settings`` and ``batch_status``.
+        """Returns an item's row, its batch's ``kind, labels, settings`` and ``batch_status``, and the ``guideline``.
 
         Args:
             connection: A transaction's.
@@ -193,6 +200,7 @@ class ReviewQueries(BatchQueries):
                 label_items,
                 *(label_batches.c.kind, label_batches.c.labels, label_batches.c.settings),
                 label_batches.c.status.label("batch_status"),
+                newest_guideline().scalar_subquery().label("guideline"),
             )
             .join(label_batches)
             .where(label_items.c.id == id)
@@ -205,22 +213,21 @@ class ReviewQueries(BatchQueries):
     def _locked_item(self, connection: Connection, id: int) -> Mapping[str, Any]:
         return self._item_row(connection, id, locked=True)
 
-    def _settle(self, connection: Connection, row: Mapping[str, Any], given: Sequence[GivenAnswer], actor: str) -> str:
+    def _settle(
+        self, connection: Connection, row: Mapping[str, Any], given: Sequence[GivenAnswer], *, others_hold: bool
+    ) -> str:
         """Brings a locked item in line with its answers; returns its status."""
         id, answered = row["id"], sum(answer.status == "answered" for answer in given)
         if row["expected"] is not None:
             self.metadata.update_rows(label_items, label_items.c.id == id, {"answered": answered})
             return str(row["status"])
         settings = row["settings"]
-        held = select(func.count()).where(
-            label_leases.c.item == id, label_leases.c.annotator != actor, label_leases.c.ends_at > self.now()
-        )
         outcome = settle(
             given,
             KINDS[row["kind"]],
             base=settings["overlap"] + row["checked"],
             skips=settings["skips"],
-            others_hold=bool(connection.scalar(held)),
+            at_least=row["wanted"] if others_hold else 0,
             nobody_left=lambda: _nobody_left(connection, [answer.annotator for answer in given]),
         )
         values = {

@@ -4,16 +4,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
-
-from posttrain.store.errors import WorkError
+from posttrain.store.errors import UserError, is_user_mistake
 from posttrain.store.journaled_database import JournaledDatabase
 
 T = TypeVar("T")
 
 
 class CommitGroup:
-    """Runs writes that arrive at the same time in one transaction, each in a savepoint of its own.
+    """Runs writes that arrive at the same time in one transaction.
 
     Args:
         database: The database; a thread that is in a transaction of it already runs its write there.
@@ -29,11 +27,12 @@ class CommitGroup:
         """Runs ``function`` in a transaction; returns its result once it is committed.
 
         Args:
-            function: Writes to the database, and to nothing else: it may be run a second time, by another thread.
+            function: Writes to the database, and to nothing else: it may be run a second time, by another thread. It
+                raises `UserError` before it has changed a row.
             order: Within a transaction writes are run by this number, so that two processes lock rows in one order.
 
         Raises:
-            Exception: whatever ``function`` raised; its changes alone are undone.
+            Exception: whatever ``function`` raised; nothing of it is stored.
         """
         if self.database.in_transaction():
             return function()
@@ -53,17 +52,16 @@ class CommitGroup:
         with self._guard:
             writes, self._waiting = self._waiting[: self.largest], self._waiting[self.largest :]
         writes.sort(key=lambda write: write.order)
-        refused: list[_Write] = []
+        failed: list[_Write] = []
         try:
             with self.database.transaction():
                 for write in writes:
-                    refused = [write]
+                    failed = [write]
                     write.run(self.database)
-                refused = []
+                failed = []
         except BaseException as error:
-            # A write that the database refused, as in a deadlock with another process, undid the others with it.
-            # Alone, each holds few locks.
-            again = bool(refused) and len(writes) > 1 and isinstance(error, WorkError)
+            # A write that failed, as in a deadlock with another process, undid the others with it.
+            again = bool(failed) and len(writes) > 1 and isinstance(error, Exception)
             for write in writes:
                 write.error = None if again else error
                 if again:
@@ -83,20 +81,18 @@ class _Write:
         self.finished = False
 
     def run(self, database: JournaledDatabase) -> None:
-        self.error = None
+        changes, self.error = database.count_changes(), None
         try:
-            with database.savepoint():
-                self.result = self.function()
-        except IntegrityError as error:
-            self.error = error
-        except DBAPIError:
-            raise  # translated at the transaction's end
-        except Exception as error:  # noqa: BLE001 - raised by `run` in the thread that asked for it
+            self.result = self.function()
+        except UserError as error:
+            # The transaction can go on only without a trace of this write.
+            if not is_user_mistake(error) or database.count_changes() > changes:
+                raise
             self.error = error
 
     def run_alone(self, database: JournaledDatabase) -> None:
         try:
             with database.transaction():
-                self.run(database)
+                self.result = self.function()
         except Exception as error:  # noqa: BLE001 - raised by `run` in the thread that asked for it
             self.error = error

@@ -237,17 +237,27 @@ def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> 
     Returns:
         True if the row is new.
     """
-    statement: Any
+    statement = _insert(connection, table).values(values)
+    statement = statement.on_conflict_do_nothing().returning(*table.primary_key.columns)
+    return connection.execute(statement).first() is not None
+
+
+def insert_or_update(connection: Connection, table: Table, values: dict[str, Any]) -> None:
+    """Inserts a row, or replaces the columns of the one with the same key."""
+    statement = _insert(connection, table).values(values)
+    keys = [column.name for column in table.primary_key.columns]
+    changed = {name: value for name, value in values.items() if name not in keys}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed))
+
+
+def _insert(connection: Connection, table: Table) -> Any:
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
-        statement = postgresql_insert(table)
-    else:
-        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+        return postgresql_insert(table)
+    from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-        statement = sqlite_insert(table)
-    statement = statement.values(values).on_conflict_do_nothing().returning(*table.primary_key.columns)
-    return connection.execute(statement).first() is not None
+    return sqlite_insert(table)
 
 
 def lock_table(connection: Connection, table: Table) -> None:

@@ -79,6 +79,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._end: int | None = None  # of the file, after what this object appended last
 
     def append(self, number: int, changes: Sequence[Change], *, snapshot: bool = False) -> None:
         """Adds a transaction's changes and returns once they are on the disk.
@@ -96,11 +97,17 @@ class Journal:
         with disk_errors(self.path):
             is_new = not self.path.exists()
             with self.path.open("ab+") as file:
-                # A line that a kill or a power cut left unfinished would swallow this one, or count as damage.
-                file.truncate(_whole_bytes(file))
+                # A line that a kill or a power cut left unfinished would swallow this one, or count as damage. What
+                # this object wrote itself, and nobody since, is whole: the last line may have megabytes to read.
+                size = file.seek(0, os.SEEK_END)
+                if size != self._end:
+                    size = _whole_bytes(file)
+                    file.truncate(size)
+                self._end = None
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
+                self._end = size + len(line)
             if is_new:
                 sync_folder(self.path.parent)
 

@@ -167,9 +167,9 @@ label_leases = Table(
     "label_leases",
     schema,
     Column("item", ForeignKey("label_items.id", ondelete="CASCADE"), primary_key=True),
-    Column("annotator", String(80), primary_key=True),
+    Column("annotator", String(80), primary_key=True, index=True),
     Column("started_at", UtcDateTime, nullable=False),
-    Column("ends_at", UtcDateTime, nullable=False, index=True),
+    Column("ends_at", UtcDateTime, nullable=False),
 )
 
 # Calls of `label.webhook`, each made until it succeeds. Not journaled: after a loss, old events are of no use.

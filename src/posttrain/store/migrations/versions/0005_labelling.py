@@ -137,4 +137,4 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("item", "annotator", name="pk_label_leases"),
         sa.ForeignKeyConstraint(["item"], ["label_items.id"], name="fk_label_leases_item", ondelete="CASCADE"),
     )
-    op.create_index("ix_label_leases_ends_at", "label_leases", ["ends_at"])
+    op.create_index("ix_label_leases_annotator", "label_leases", ["annotator"])
