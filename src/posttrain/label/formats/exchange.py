@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -268,7 +268,7 @@ def _check_details(details: Mapping[str, Any], where: str) -> None:
         UserError: a value is none that an item can have.
     """
     resolution = details.get("resolution")
-    checks = {
+    checks: dict[str, Callable[[Any], Any]] = {
         "priority": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
         "reason": lambda value: isinstance(value, str),
         "checked": lambda value: isinstance(value, bool),
@@ -408,9 +408,14 @@ def _answer_row(item: int, answer: PortableAnswer, where: str) -> dict[str, Any]
 def _given(answer: PortableAnswer) -> GivenAnswer:
     """Returns an answer as `settle` reads it."""
     return GivenAnswer(
-        **{name: getattr(answer, name) for name in ("annotator", "status", "answer")},
-        **dict.fromkeys(("note", "seconds", "suggestion", "confidence")),
         id=0,
+        annotator=answer.annotator,
+        status=answer.status,
+        answer=answer.answer,
+        note=None,
+        seconds=None,
+        suggestion=None,
+        confidence=None,
         guideline=0,
         created_at=utc_now(),
     )
