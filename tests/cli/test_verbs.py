@@ -63,9 +63,12 @@ def test_labels_are_exported_and_imported(small: Any, posttrain: Call, tmp_path:
     batch.write_text("\n".join([lines[0], *filled_lines]))
     assert posttrain("label", "import", batch, "-w", root).out == "12 of 12 labels are in; now: posttrain run\n"
     assert posttrain("run", "-w", root).code == 0
-    (report,) = posttrain("label", "report", "-w", root, "--json").json
-    assert (report["round"], report["labels"]) == (1, 12)
-    assert "file" in posttrain("label", "report", "-w", root).out
+    reports = posttrain("label", "report", "-w", root, "--json").json
+    assert [(report["round"], report["labels"]) for report in reports["rounds"]] == [(1, 12)]
+    assert reports["quality"]["counts"]["answers"] == 12
+    shown = posttrain("label", "report", "-w", root).out
+    assert "answers: 12, annotators: 1, items: 12" in shown
+    assert shown.endswith("no alarms\n")
 
 
 def test_status_prints_rounds_and_champion(root: Path, posttrain: Call) -> None:

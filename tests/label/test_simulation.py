@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from posttrain.label.answers import ANSWERS
-from posttrain.label.quality.annotators import Price, QualityConfig
+from posttrain.label.quality.config import Price, QualityConfig
 from posttrain.label.simulation import (
     SimulatedAnnotator,
     SimulatedItem,

@@ -72,6 +72,26 @@ def test_a_round_resumes_once_its_label_file_is_filled(waiting_loop: Any, fill: 
     assert (report["round"], report["labels"], report["annotators"]) == (1, 12, {"file": 12})
 
 
+def test_rules_of_gate_and_triggers_use_the_quality_of_labels(
+    small: Any, waiting_loop: Any, fill: Callable[..., Path]
+) -> None:
+    loop, root = waiting_loop, waiting_loop.root
+    fill(root / "labels" / "round-1.csv")
+    # One person's answers agree with nobody's: alpha is undefined, and no rule about it holds.
+    rules = ["label.answers >= 12", "label.alarms == 0", "label.alpha > 0.5"]
+    label = {"annotator": "file"}
+    small.configure(root, rounds=2, label=label, gate={"deploy": rules}, triggers={"all": ["label.answers > 12"]})
+    assert loop.run() == "a trigger for round 2: label.answers > 12 (label.answers = 12)"
+    decision = loop.metadata.rounds()[1].decision
+    assert [(rule["values"], rule["holds"]) for rule in decision["rules"][:3]] == [
+        ("label.answers = 12", True),
+        ("label.alarms = 0", True),
+        ("label.alpha = nan", False),
+    ]
+    small.configure(root, rounds=2, label=label, gate={"deploy": rules}, triggers={"any": ["label.answers == 12"]})
+    assert "labels for round 2" in loop.run()
+
+
 def test_a_batch_is_exported_and_its_labels_are_imported(
     small: Any, waiting_loop: Any, fill: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
+from posttrain.cli.serve import serve_labelling
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.stages.label import export_batch, import_batch, label_reports, waiting_round
 from posttrain.store.errors import UserError, suggest
@@ -22,6 +23,9 @@ _FORMATS = ("csv", "label-studio", "argilla", "doccano", "doccano-csv")
 _SHOWN_PARTS = 6
 
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")]
+
+
+app.command(name="serve")(serve_labelling)
 
 
 @app.command()
@@ -137,11 +141,14 @@ def _default_batch(queue: "Queue") -> str:
 
 @app.command()
 def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """Show label counts, annotators and agreement with the model, by round."""
-    with open_workspace(workspace, checked=False) as (store, _):
+    """Show labels by round, and of the queue's answers agreement, gold accuracy, work and alarms."""
+    from posttrain.label.quality.queue_report import report_on_queue
+
+    with open_workspace(workspace, checked=False) as (store, config):
         reports = label_reports(store)
+        quality = report_on_queue(_queue(store, config), config.label.quality) if _batches(store, config) else None
     if json:
-        print_json(reports)
+        print_json({"rounds": reports, "quality": quality})
         return
     columns = ["round", "labels", "classes", "annotators", "champion right", "on the pool"]
     rows = [
@@ -149,6 +156,62 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
         for r in reports
     ]
     print_table("", columns, rows)
+    for entry in reports:
+        for line in _models_lines(entry):
+            print_line(line)
+    if quality is not None and quality["counts"]["answers"]:
+        _print_quality(quality)
+
+
+def _print_quality(quality: dict[str, Any]) -> None:
+    counts, agreement, outlook = quality["counts"], quality["agreement"], quality["outlook"]
+    print_line(f"\nanswers: {counts['answers']}, annotators: {counts['annotators']}, items: {counts['items']}")
+    names = {
+        "percent": "equal pairs",
+        "cohen": "Cohen's kappa",
+        "fleiss": "Fleiss' kappa",
+        "alpha": "Krippendorff's alpha",
+    }
+    if agreement["pairs"]:
+        rows = [
+            [title, *(agreement[name][end] for end in ("value", "low", "high", "n"))] for name, title in names.items()
+        ]
+        print_table("", ["agreement", "value", "low", "high", "items"], rows)
+    work, gold = quality["work"], quality["gold"]["by_annotator"]
+    rows = [
+        [part["annotator"], part["kind"], part["labels"], part["median_seconds"], part["cost"]]
+        + [gold.get(part["annotator"], {}).get(key) for key in ("value", "low", "high", "n")]
+        for part in work
+    ]
+    print_table("", ["annotator", "kind", "labels", "seconds", "cost", "gold right", "low", "high", "gold items"], rows)
+    if outlook["wanted"]:
+        end = f"done about {outlook['done_at'][:16].replace('T', ' ')} UTC" if outlook["done_at"] else "no pace yet"
+        print_line(f"{outlook['wanted']} answers are wanted, {outlook['per_day']:.0f} come a day: {end}")
+    if outlook["budget_left"] is not None:
+        print_line(f"{outlook['budget_left']:.2f} of the budget are left")
+    for alarm in quality["alarms"]:
+        print_line(f"alarm: {alarm['sentence']} ({alarm['kind']}, p = {alarm['p_value']:.2g})")
+    if not quality["alarms"]:
+        print_line("no alarms")
+
+
+def _models_lines(report: dict[str, Any]) -> list[str]:
+    """Says what a model labelled in a round, on which ground, and what people's checks of it say."""
+    models = report["models"]
+    if models is None:
+        return []
+    start = f"round {report['round']}, {models['teacher']}:"
+    lines = [f"{start} {models['unanswered']} records without a usable answer"] if models["unanswered"] else []
+    if models["acceptance"] is None:
+        return lines
+    lines.append(f"{start} {models['accepted']} accepted; {models['acceptance']['why']}")
+    if models["checked"]:
+        interval = f"{models['low']:.1%} to {models['high']:.1%}"
+        lines.append(
+            f"{start} people found {models['wrong']} of {models['checked']} checked ones wrong: an error of"
+            f" {models['error']:.1%} ({interval}), and {models['acceptance']['bound']:.1%} is allowed"
+        )
+    return lines
 
 
 def _on_pool(report: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from posttrain.label.model_annotators import (
 )
 from posttrain.label.oracle import Oracle
 from posttrain.label.people import PeopleAnnotator
+from posttrain.label.quality.config import QualityConfig
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.models.endpoint import EndpointConfig
@@ -36,6 +37,7 @@ class LabelConfig(Section):
         "a model: `champion`, `linear`, `endpoint` or `vote`; what a model cannot answer goes to people.",
     )
     queue: QueueConfig = Field(default=QueueConfig(), description="How items are given to people.")
+    quality: QualityConfig = Field(default=QualityConfig(), description="Prices of labels, and alarms.")
     suggest: TeacherName = Field(
         default="champion",
         description="The model whose answers people are shown: champion, linear, endpoint or vote.",

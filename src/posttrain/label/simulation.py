@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.label.answers import ANSWERS, Floats
-from posttrain.label.quality.annotators import QualityConfig, measure_work
+from posttrain.label.quality.annotators import measure_work
+from posttrain.label.quality.config import QualityConfig
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from posttrain.label.quality.config import VALUE_NAMES
 from posttrain.loop.expression import Rule, Values, parse
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -44,13 +45,22 @@ class GateConfig(Section):
                 raise ValueError(error.what) from None
         return rules
 
+    @property
+    def names(self) -> set[str]:
+        """The values that the rules need."""
+        return {name for section in _RULES for text in getattr(self, section) for name in parse(text, "gate").names}
+
     def with_default(self, gain: str) -> "GateConfig":
         """Returns the gate, with the default rule for deployment if it has none: ``gain.low > 0``."""
         # The lower end, since the gain itself is above 0 about every second time where nothing was learned.
         return self if self.deploy else self.model_copy(update={"deploy": [f"{gain}.low > 0"]})
 
     def check(self, metrics: Collection[str]) -> None:
-        """Raises a UserError if a rule names no metric, or one that is not measured."""
+        """Raises a UserError if a rule names no metric, or one that is not measured.
+
+        The values of the quality of labels may be used besides ``metrics``.
+        """
+        metrics = (*metrics, *VALUE_NAMES)
         for section in _RULES:
             for text in getattr(self, section):
                 rule = parse(text, f"gate.{section}")
@@ -102,7 +112,8 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
         candidate: The candidate's metrics by bare name.
         champion: The champion's metrics.
         baseline: The base model's metrics.
-        gains: Intervals of candidate minus champion by their full names (``gain.accuracy.low``).
+        gains: Intervals of candidate minus champion by their full names (``gain.accuracy.low``), and the quality of
+            labels (``label.alpha``).
 
     A metric that a model was not measured by counts as not a number, so that a rule with it does not hold.
     """

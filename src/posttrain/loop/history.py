@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 import numpy as np
 
 from posttrain.evaluate.suite import read_evaluation
+from posttrain.label.quality.config import VALUE_NAMES
+from posttrain.label.queue import Queue
+from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
 from posttrain.store.rows import Round
 from posttrain.store.workspace import Workspace
@@ -32,6 +35,26 @@ def days_since_training(workspace: Workspace) -> float:
     if not ends:
         return float("inf")
     return (datetime.now(UTC) - max(ends)).total_seconds() / 86400
+
+
+def label_values(workspace: Workspace, config: Config, names: set[str]) -> dict[str, float]:
+    """Computes the quality of the labels in the queue for rules that use it.
+
+    Args:
+        workspace: The workspace.
+        config: Its config.
+        names: The values that the rules need.
+
+    Returns:
+        The values of `posttrain.label.quality.config.VALUE_NAMES`, NaN where nothing is measured; empty if ``names``
+        has none of them.
+    """
+    if names.isdisjoint(VALUE_NAMES):
+        return {}
+    # Only here: it imports scipy's statistics, which no other rule needs.
+    from posttrain.label.quality.report import quality_values
+
+    return quality_values(Queue(workspace.metadata, config.label.queue).answers(), config.label.quality)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from posttrain.loop.config import Config, config_lines
 from posttrain.loop.context import RoundContext, input_ids
-from posttrain.loop.history import days_since_training, finished_rounds, finished_states
+from posttrain.loop.history import days_since_training, finished_rounds, finished_states, label_values
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import RoundRunner, Stopped, round_steps
 from posttrain.loop.stages.collect import collect
@@ -168,7 +168,7 @@ def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[s
     Returns:
         ``new_records``: pool records that the last round's pool does not hold; ``new_labels``: labelled records that
         the training set does not hold; ``days_since_training``; ``degradation``: the fall of the champion's main metric
-        since its round, on the present test set; ``urgent``: 1 or 0.
+        since its round, on the present test set; ``urgent``: 1 or 0; the quality of labels, if a rule needs it.
     """
     workspace = context.workspace
     collected = collect(context)
@@ -185,4 +185,5 @@ def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[s
         "days_since_training": days_since_training(workspace),
         "degradation": then.get(main, math.nan) - now.get(main, math.nan),
         "urgent": float(urgent),
+        **label_values(workspace, context.config, context.config.triggers.names),
     }

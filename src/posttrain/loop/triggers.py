@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, model_validator
 
+from posttrain.label.quality.config import VALUE_NAMES
 from posttrain.loop.expression import Values, parse
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -14,14 +15,20 @@ NAMES = {
     "days_since_training": "days since the last training ended",
     "degradation": "the fall of the champion's main metric since it was deployed",
     "urgent": "1 when `posttrain run --urgent` asks for a round",
+    **VALUE_NAMES,
 }
 
 
 class TriggerConfig(Section):
-    """Rules over new_records, new_labels, days_since_training, degradation and urgent."""
+    """Rules over new_records, new_labels, days_since_training, degradation, urgent and the quality of labels."""
 
     any: list[str] = Field([], description="A round starts when one of these holds.")
     all: list[str] = Field([], description="A round starts only when all of these hold.")
+
+    @property
+    def names(self) -> set[str]:
+        """The values that the rules need."""
+        return {name for text in (*self.any, *self.all) for name in parse(text, "triggers").names}
 
     @model_validator(mode="after")
     def _rules_are_known(self) -> "TriggerConfig":

@@ -8,14 +8,13 @@ from vote_tables import START, answer_table, votes_of
 
 from posttrain.label.quality.annotators import (
     IDLE_SECONDS,
-    Price,
-    QualityConfig,
     confusions,
     forecast,
     gold_accuracy,
     known_outcomes,
     measure_work,
 )
+from posttrain.label.quality.config import Price, QualityConfig
 from posttrain.label.quality.consensus import gold_labels, reference_labels
 from posttrain.label.quality.findings import Finding, holm, wilson
 

@@ -9,8 +9,8 @@ from vote_tables import START, answer_table
 
 from posttrain.label.answers import encode_votes
 from posttrain.label.quality.agreement import krippendorff_alpha
-from posttrain.label.quality.annotators import Price, QualityConfig
-from posttrain.label.quality.report import VALUE_NAMES, QualityInputs, quality_report, quality_values
+from posttrain.label.quality.config import VALUE_NAMES, Price, QualityConfig
+from posttrain.label.quality.report import QualityInputs, quality_report, quality_values
 from posttrain.label.simulation import SimulatedAnnotator, TeamSettings, simulate_answers
 
 TEAM = [SimulatedAnnotator(name, accuracy=share) for name, share in (("anna", 0.95), ("ben", 0.9), ("cleo", 0.85))]

@@ -8,40 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from posttrain.label.answers import Integers, Votes
+from posttrain.label.quality.config import QualityConfig
 from posttrain.label.quality.findings import Rate, wilson
-from posttrain.store.section import Section
 
 IDLE_SECONDS = 600.0
 """Longer than this, an item's time is a break and counts as this much."""
-
-
-class Price(Section):
-    """The price of an annotator's work."""
-
-    per_hour: float = Field(0.0, ge=0, description="Price of an hour.")
-    per_label: float = Field(0.0, ge=0, description="Price of a label, on top of the hours.")
-
-
-class QualityConfig(Section):
-    """Prices, the budget in money, and how often honest annotators may raise a false alarm."""
-
-    price: Price = Field(Price(), description="Price of the work of annotators without one of their own.")
-    prices: dict[str, Price] = Field({}, description="Prices by annotator.")
-    budget: float | None = Field(None, ge=0, description="Budget for labels, in the unit of the prices; null: none.")
-    false_alarms: float = Field(
-        0.05, gt=0, lt=1, description="Chance that a report on honest annotators has any alarm."
-    )
-    run_length: int = Field(
-        1000, ge=100, description="Known outcomes between two false alarms of the chart of an annotator's errors."
-    )
-    draws: int = Field(1000, ge=0, description="Bootstrap samples of the intervals of agreement; 0: no intervals.")
-
-    def price_of(self, annotator: str) -> Price:
-        """Returns the price of an annotator's work."""
-        return self.prices.get(annotator, self.price)
 
 
 @dataclass(frozen=True)

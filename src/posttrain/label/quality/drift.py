@@ -29,6 +29,7 @@ SMALL_SHIFT, LARGE_SHIFT = 0.1, 0.25
 
 _LEAST_ERROR = 0.02  # usual error rate, at least: one error of somebody who never erred is no drift
 _PERMUTATIONS = 10_000
+_ENOUGH = 20  # permutations with as many late errors, after which no more are drawn
 _LEAST_ANSWERS = 60  # answers in a half of an annotator's or a guideline's, before mixes of labels are compared
 
 
@@ -112,6 +113,9 @@ def _order_p_value(wrong: np.ndarray, seed: int, annotators: np.ndarray | None) 
         for group in groups:
             rows[:, group] = generator.permuted(rows[:, group], axis=1)
         as_high += int((-np.cumsum(rows, axis=1).min(axis=1) >= observed).sum())
+        # Enough to know that it is chance (J. Besag and P. Clifford, Biometrika 78, 1991).
+        if as_high >= _ENOUGH:
+            return as_high / (start + len(rows))
     return (1 + as_high) / (1 + _PERMUTATIONS)
 
 

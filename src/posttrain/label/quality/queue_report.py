@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.label.answers import answers_of_people
-from posttrain.label.quality.annotators import QualityConfig, known_outcomes
+from posttrain.label.quality.annotators import known_outcomes
+from posttrain.label.quality.config import QualityConfig
 from posttrain.label.quality.drift import error_chart
 from posttrain.label.quality.findings import wilson
 from posttrain.label.quality.report import QualityInputs, quality_report
@@ -82,7 +83,7 @@ class QueueReports:
         begun = time.monotonic()
         try:
             with self._one:
-                report = self._compute(batch)
+                report = report_on_queue(self.queue, self.config, batch)
         except BaseException as error:  # noqa: BLE001 - raised by all who wait for it
             with self._lock:
                 del self._running[batch]
@@ -93,16 +94,18 @@ class QueueReports:
             del self._running[batch]
         future.set_result(report)
 
-    def _compute(self, batch: str | None) -> dict[str, Any]:
-        batches = [each for each in self.queue.batches() if batch in (None, each.name)]
-        inputs = QualityInputs(
-            kinds={each.name: each.kind for each in batches},
-            wanted=sum(self.queue.progress(each.name).left for each in batches if each.status == "open"),
-        )
-        answers = self.queue.answers(batch)
-        draws = min(self.config.draws, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
-        report = quality_report(answers, self.config.model_copy(update={"draws": draws}), inputs)
-        return {**report, "behaviour": measure_behaviour(answers, self.config)}
+
+def report_on_queue(queue: Queue, config: QualityConfig, batch: str | None = None) -> dict[str, Any]:
+    """Computes `quality_report` on a batch of the queue, or on all, with ``behaviour`` of `measure_behaviour`."""
+    batches = [each for each in queue.batches() if batch in (None, each.name)]
+    inputs = QualityInputs(
+        kinds={each.name: each.kind for each in batches},
+        wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
+    )
+    answers = queue.answers(batch)
+    draws = min(config.draws, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
+    report = quality_report(answers, config.model_copy(update={"draws": draws}), inputs)
+    return {**report, "behaviour": measure_behaviour(answers, config)}
 
 
 def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from posttrain.label.answers import Votes, answers_of_people, encode_votes
 from posttrain.label.quality.agreement import Level, krippendorff_alpha, measure_agreement
 from posttrain.label.quality.annotators import (
-    QualityConfig,
     confusions,
     forecast,
     gold_accuracy,
@@ -28,21 +27,13 @@ from posttrain.label.quality.behaviour import (
     repeated_answers,
     suggestion_bias,
 )
+from posttrain.label.quality.config import VALUE_NAMES, QualityConfig
 from posttrain.label.quality.consensus import dawid_skene, gold_labels, majority, reference_labels
 from posttrain.label.quality.drift import error_drift, guideline_drift, label_drift, sampling_bias
 from posttrain.label.quality.findings import Finding
 
 FAMILIES = 11
 """Families of tests in `alarms`, which share the rate of false alarms."""
-
-VALUE_NAMES = {
-    "label.answers": "answers of people",
-    "label.agreement": "share of equal pairs of answers to one item",
-    "label.alpha": "Krippendorff's alpha, nominal",
-    "label.gold_accuracy": "share of gold items that people answered right",
-    "label.alarms": "alarms of the quality report",
-}
-"""Values of `quality_values` by name; NaN where nothing is measured."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from posttrain.evaluate.metric_names import flat_gains, paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.gate import decide
-from posttrain.loop.history import finished_states
+from posttrain.loop.history import finished_states, label_values
 from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
@@ -40,12 +41,14 @@ class Decide(Stage):
         champion: Measurement of the champion.
         baseline: Measurement of the base model.
         latency: Id of the timing that the metrics come from.
+        label_quality: Values of the quality of labels that the rules need and that are measured.
     """
 
     candidate: Measurement
     champion: Measurement
     baseline: Measurement
     latency: str | None
+    label_quality: Mapping[str, float] = field(default_factory=dict)
     name = "decide"
     kind = "decision"
 
@@ -71,11 +74,14 @@ class Decide(Stage):
         first = finished_states(context.workspace)[0].metrics or {}
         # The base model is not timed again: its latency is that of round 0.
         base_metrics = {**first, **metrics_of(context, base, None, "")}
+        names = context.config.gate.names
+        quality = label_values(context.workspace, context.config, names)
         return cls(
             Measurement(candidate, state.metrics or {}),
             Measurement(champion, metrics_of(context, champion, state.latency, "champion")),
             Measurement(base, base_metrics),
             state.latency,
+            {name: value for name, value in quality.items() if name in names and not math.isnan(value)},
         )
 
     @property
@@ -90,7 +96,9 @@ class Decide(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the gate, the bootstrap and the metrics."""
-        return {
+        # Only where rules use it, so that finished decisions stay valid.
+        quality = {"label_quality": dict(self.label_quality)} if self.label_quality else {}
+        return quality | {
             "gate": context.config.gate.model_dump(mode="json"),
             "bootstrap": context.config.evaluate.bootstrap.model_dump(mode="json"),
             # Not only the evaluations' ids: latencies come from another measurement.
@@ -106,7 +114,7 @@ class Decide(Stage):
             self.candidate.metrics,
             self.champion.metrics,
             self.baseline.metrics,
-            flat_gains(intervals),
+            {**flat_gains(intervals), **self.label_quality},
         )
         record = {
             "action": decision.action,
