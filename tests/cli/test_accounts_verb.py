@@ -126,6 +126,12 @@ def test_on_this_machine_a_link_signs_its_user_in_as_owner(
             assert accounts.tokens.use(link[1], "link").account == "maria"
 
 
+def test_label_serve_leads_to_the_page_for_labelling(posttrain: Any, tmp_path: Path, announced: list[Any]) -> None:
+    outcome = posttrain("label", "serve", "--port", "8602", "-w", tmp_path)
+    assert outcome.out == "listening on http://127.0.0.1:8602\n"
+    assert re.search(r"^sign in: http://127\.0\.0\.1:8602/sign-in\?token=\S+&next=/label$", outcome.err, re.M)
+
+
 def test_elsewhere_it_starts_only_with_accounts(
     posttrain: Any, accounts: Any, tmp_path: Path, announced: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,13 +44,25 @@ def serve(
     trusted_proxy: TrustedProxyOption = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Serve the pages for labelling and the API under /api, and collect feedback at POST /v1/feedback.
+    """Serve the pages for labelling and the API, and collect feedback at POST /v1/feedback.
 
     On this machine alone, a link in the terminal signs you in; bound to another address, it needs accounts with
     passwords (posttrain accounts). With POSTTRAIN_TOKEN set, feedback is taken only from clients that send it. A right
     answer outside the closed label set of posttrain.yaml, as it is at the start, is refused.
     """
     run_server(host, port, allowed_host or (), plain_http, trusted_proxy or (), workspace)
+
+
+def serve_labelling(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8600,
+    allowed_host: AllowedHostOption = None,
+    plain_http: PlainHttpOption = False,
+    trusted_proxy: TrustedProxyOption = None,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+) -> None:
+    """Serve as `posttrain serve` does, with a link to the page for labelling."""
+    run_server(host, port, allowed_host or (), plain_http, trusted_proxy or (), workspace, page="/label")
 
 
 def run_server(
