@@ -49,7 +49,7 @@ class _Verbs(LazyGroup):
         "restore": LazyVerb("posttrain.cli.backup:restore", "Restore a workspace from a backup."),
         "serve": LazyVerb(
             "posttrain.cli.serve:serve",
-            "Serve the pages for labelling and the API, and collect feedback at POST /v1/feedback.",
+            "Serve the pages and the API, and collect feedback at POST /v1/feedback.",
         ),
         "accounts": LazyVerb(
             "posttrain.cli.accounts:app", "Add people who may sign in, and issue invitations and tokens."

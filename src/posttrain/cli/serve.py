@@ -44,7 +44,7 @@ def serve(
     trusted_proxy: TrustedProxyOption = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Serve the pages for labelling and the API, and collect feedback at POST /v1/feedback.
+    """Serve the pages and the API, and collect feedback at POST /v1/feedback.
 
     On this machine alone, a link in the terminal signs you in; bound to another address, it needs accounts with
     passwords (posttrain accounts). With POSTTRAIN_TOKEN set, feedback is taken only from clients that send it. A right
