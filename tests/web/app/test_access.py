@@ -112,12 +112,16 @@ def test_a_form_of_another_site_is_no_body(server: Any) -> None:
         assert answer.status_code == 415
 
 
-def test_a_token_cannot_become_a_password_or_another_token(server: Any) -> None:
+def test_a_token_cannot_become_a_password_an_owner_or_another_token(server: Any) -> None:
     program = server.program("owner")
     for method, path, body in (
         ("POST", "/tokens", {}),
         ("PUT", "/password", {"new": "another long password"}),
         ("DELETE", "/session", None),
+        ("POST", "/people/{name}/link", None),
+        ("POST", "/people", {"name": "new", "role": "owner"}),
+        ("PUT", "/people/{name}/role", {"role": "owner"}),
+        ("POST", "/invitations", {"role": "owner"}),
     ):
         assert send(program, method, path, body).status_code == 409
 

@@ -50,6 +50,8 @@ def test_a_paused_account_is_told_why_and_given_nothing(server: Any, batch: Any)
     assert annotator.post("/api/items/next", json={}).json() == {"task": None, "paused": sentence}
     assert annotator.get("/api/session").json()["paused"] == sentence
     reviewer.put("/api/people/annotator/pause", json={"reason": None})
+    assert reviewer.put("/api/people/reviewer/pause", json={"reason": sentence}).status_code == 200
+    assert reviewer.put("/api/people/reviewer/pause", json={"reason": None}).status_code == 409
     assert annotator.post("/api/items/next", json={}).json()["task"] is not None
 
 

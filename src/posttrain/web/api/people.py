@@ -161,21 +161,27 @@ def people_routes(site: Site) -> APIRouter:
     @router.post("/people", status_code=201, **least("owner"))
     def add_person(body: NewAccount, sender: Sender) -> Person:
         """Adds an account without a password, which signs in by a one-time link."""
+        _require_session_for(body.role, sender)
         return Person(**vars(accounts.add(body.name, body.role, sender.name)))
 
     @router.put("/people/{name}/role", **least("owner"))
     def set_role(name: AccountName, body: NewRole, sender: Sender) -> Person:
         """Changes what an account may do."""
+        _require_session_for(body.role, sender)
         return Person(**vars(accounts.set_role(name, body.role, sender.name)))
 
     @router.put("/people/{name}/pause", **least("reviewer"))
     def pause(name: AccountName, body: Pause, sender: Sender) -> Person:
         """Gives an account no more items, or items again."""
+        # Who was paused for low accuracy talks to somebody else first.
+        if name == sender.name and body.reason is None and not sender.may("owner"):
+            raise Conflict("somebody else resumes your account", fix="ask an owner or another reviewer")
         return Person(**vars(accounts.pause(name, body.reason, sender.name)))
 
     @router.post("/people/{name}/link", status_code=201, **least("owner"))
     def link(name: AccountName, sender: Sender) -> Secret:
         """Makes a one-time link's secret for somebody who has lost the password: `/sign-in?token=SECRET`."""
+        _require_session(sender)
         return _secret(tokens.issue_link(name, sender.name), LINK_LIFETIME)
 
     @router.delete("/people/{name}", **least("owner"))
@@ -191,6 +197,7 @@ def people_routes(site: Site) -> APIRouter:
     @router.post("/invitations", status_code=201, **least("owner"))
     def invite(body: NewInvitation, sender: Sender) -> Secret:
         """Makes an invitation's secret: `/invitation?token=SECRET`."""
+        _require_session_for(body.role, sender)
         lifetime = timedelta(days=body.days)
         return _secret(tokens.invite(body.role, body.note, sender.name, lifetime), lifetime)
 
@@ -217,6 +224,12 @@ def _require_session(sender: Sender) -> None:
     # A token that leaks must not become a password or another token.
     if sender.kind != "session":
         raise Conflict("this needs a session of a browser, not a token")
+
+
+def _require_session_for(role: str, sender: Sender) -> None:
+    """Lets no token make an owner, who could do more than the token."""
+    if role == "owner":
+        _require_session(sender)
 
 
 def _secret(secret: str, lifetime: timedelta) -> Secret:
