@@ -11,9 +11,12 @@ import pyarrow.parquet as parquet
 import pytest
 from word_embeddings import embed_words
 
+from posttrain.inspect.status import status
+from posttrain.loop.config import load_config
 from posttrain.loop.stages.label import label_reports
 from posttrain.loop.stages.select import batch_size
 from posttrain.loop.stages.suggest import SUGGESTIONS
+from posttrain.web.report_reader import read_report
 
 OpenLoop = Any
 
@@ -66,6 +69,14 @@ def test_what_is_sure_is_accepted_and_a_part_of_it_checked(small: Any, open_loop
     assert (models["accepted"], models["checked"]) == (len(accepted), len(checked))
     assert models["wrong"] == sum(labels[row["id"]][0] != row["answer"] for row in checked)
     assert models["low"] <= models["error"] <= models["high"]
+    [reason, found] = models["sentences"]
+    assert reason == f"{len(accepted)} answers of linear were accepted; {models['acceptance']['why']}"
+    assert found.startswith(f"people found {models['wrong']} of {len(checked)} checked ones wrong: an error of ")
+    # The same stands in status and the report.
+    assert status(loop.store, load_config(loop.root))["rounds"][2]["models"] == models
+    notes = [row.note for row in read_report(loop.store, load_config(loop.root)).rounds]
+    assert "People found" in notes[2]
+    assert "nothing is accepted: " in notes[1]
     # People were asked for fewer, and the budget counts only them.
     assert second["annotators"] == {
         "model:linear": len(accepted) - len(checked),
@@ -74,7 +85,6 @@ def test_what_is_sure_is_accepted_and_a_part_of_it_checked(small: Any, open_loop
 
 
 def test_labels_of_models_cost_no_budget_and_teach_no_head(small: Any, open_loop: Callable[[Path], OpenLoop]) -> None:
-    from posttrain.loop.config import load_config
     from posttrain.loop.context import RoundContext
     from posttrain.loop.linear_head import fit_head
 

@@ -47,8 +47,8 @@ def test_transient_faults_are_retried(endpoint: Any, tmp_path: Path, faults: lis
 def test_a_permanent_fault_raises_and_earlier_replies_are_cached(
     endpoint: Any, tmp_path: Path, fault: Any, message: str
 ) -> None:
+    open_endpoint(endpoint, tmp_path)([turns("paid for")])
     generate = open_endpoint(endpoint, tmp_path, retries=1, timeout=0.2, concurrency=1)
-    generate([turns("paid for")])
     endpoint.faults = [fault, fault]
     with pytest.raises(WorkError, match=f"failed 2 times, the last time with: {message}"):
         generate([turns("a"), turns("b")])

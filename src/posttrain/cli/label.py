@@ -157,8 +157,8 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
     ]
     print_table("", columns, rows)
     for entry in reports:
-        for line in _models_lines(entry):
-            print_line(line)
+        for sentence in (entry["models"] or {}).get("sentences", ()):
+            print_line(f"round {entry['round']}: {sentence}")
     if quality is not None and quality["counts"]["answers"]:
         _print_quality(quality)
 
@@ -193,25 +193,6 @@ def _print_quality(quality: dict[str, Any]) -> None:
         print_line(f"alarm: {alarm['sentence']} ({alarm['kind']}, p = {alarm['p_value']:.2g})")
     if not quality["alarms"]:
         print_line("no alarms")
-
-
-def _models_lines(report: dict[str, Any]) -> list[str]:
-    """Says what a model labelled in a round, on which ground, and what people's checks of it say."""
-    models = report["models"]
-    if models is None:
-        return []
-    start = f"round {report['round']}, {models['teacher']}:"
-    lines = [f"{start} {models['unanswered']} records without a usable answer"] if models["unanswered"] else []
-    if models["acceptance"] is None:
-        return lines
-    lines.append(f"{start} {models['accepted']} accepted; {models['acceptance']['why']}")
-    if models["checked"]:
-        interval = f"{models['low']:.1%} to {models['high']:.1%}"
-        lines.append(
-            f"{start} people found {models['wrong']} of {models['checked']} checked ones wrong: an error of"
-            f" {models['error']:.1%} ({interval}), and {models['acceptance']['bound']:.1%} is allowed"
-        )
-    return lines
 
 
 def _on_pool(report: dict[str, Any]) -> str:

@@ -96,6 +96,8 @@ def _round(entry: dict[str, Any]) -> None:
         )
     if entry["pseudo_labels"]:
         print_line(f"  {entry['pseudo_labels']} pseudo-labels joined training")
+    for sentence in (entry["models"] or {}).get("sentences", ()):
+        print_line(f"  {sentence}")
     if entry["head"]:
         print_line(f"  {entry['head']['sentence']}")
     rows = [[run["stage"], run["status"], run["seconds"], run["output"], run["id"]] for run in entry["runs"]]

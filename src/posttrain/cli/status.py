@@ -52,6 +52,9 @@ def print_rounds(store: Workspace, config: Config) -> None:
             f"{name} {state['final']['metrics'][name]:.3f}" for name in metrics if name in state["final"]["metrics"]
         )
         print_line(f"champion on all test records: {figures}")
+    for entry in rounds:
+        for sentence in (entry["models"] or {}).get("sentences", ()):
+            print_line(f"round {entry['round']}: {sentence}")
     heads = [entry["head"] for entry in rounds if entry["head"]]
     if heads:
         print_line(heads[-1]["sentence"])

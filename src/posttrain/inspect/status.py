@@ -1,6 +1,7 @@
 """Reports the state of the loop, for people and programs."""
 
 import json
+import logging
 import os
 import platform
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,13 @@ from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.stages.pseudo import PSEUDO, PseudoLabel
+from posttrain.loop.stages.suggest import Suggest, check_report, suggestions_of
 from posttrain.loop.state import RoundState
-from posttrain.store.errors import UserError
+from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.rows import Round, Run
 from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
 
 
 def status(workspace: Workspace, config: Config) -> dict[str, Any]:
@@ -28,8 +32,9 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         damage (a line for each file that is missing or has another size), or None; ``waiting``: what the loop waits
         for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
         stage), model_seconds, pseudo_labels (number that joined its training) and head (what a linear head reaches
-        with its labels: accuracy, low, high, n, labels and a sentence, or None); ``final``: the champion and its
-        metrics on all test records, or None; ``rounds_wanted``; ``stages``: of the round in progress, or of the last
+        with its labels: accuracy, low, high, n, labels and a sentence, or None) and models (what models labelled, see
+        `posttrain.loop.stages.suggest.check_report`, or None); ``final``: the champion and its metrics on all test
+        records, or None; ``rounds_wanted``; ``stages``: of the round in progress, or of the last
         one, each stage's name, state (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one
         that had nothing to do) and seconds; ``working``: whether a process works on the loop.
     """
@@ -156,9 +161,24 @@ def _round(workspace: Workspace, entry: Round, runs: Sequence[Run]) -> dict[str,
 
 
 def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
-    """Reports what models beside the candidate did in a round: ``pseudo_labels`` and ``head``, as in `status`."""
+    """Reports what models beside the candidate did in a round: ``pseudo_labels``, ``head``, ``models`` of `status`."""
     pseudo = workspace.metadata.artifact(state.outputs[PseudoLabel.name]) if PseudoLabel.name in state.outputs else None
     head = head_result(workspace, state)
     if head is not None:
         head["sentence"] = head_sentence(head, (state.metrics or {}).get("accuracy"))
-    return {"pseudo_labels": pseudo.meta[PSEUDO]["records"] if pseudo else 0, "head": head}
+    return {
+        "pseudo_labels": pseudo.meta[PSEUDO]["records"] if pseudo else 0,
+        "head": head,
+        "models": _labels_by_models(workspace, state),
+    }
+
+
+def _labels_by_models(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
+    suggestions = state.outputs.get(Suggest.name)
+    if suggestions is None or state.labelled is None or suggestions_of(workspace, state) is None:
+        return None
+    try:
+        return check_report(workspace, suggestions, state.labelled)
+    except DamagedArtifactError as error:
+        log.warning("%s; what models labelled is unknown", error)
+        return None

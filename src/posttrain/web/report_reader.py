@@ -175,7 +175,9 @@ def _note(workspace: Workspace, state: RoundState) -> str:
             f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records"
             f"{embedded_only}."
         )
-    if count := models_beside(workspace, state)["pseudo_labels"]:
+    beside = models_beside(workspace, state)
+    notes += [f"{text[0].upper()}{text[1:]}." for text in (beside["models"] or {}).get("sentences", ())]
+    if count := beside["pseudo_labels"]:
         notes.append(f"{count} pseudo-labels of a model joined its training.")
     if state.discards_labels:
         notes.append("Its model was refused, and its labels are set aside.")

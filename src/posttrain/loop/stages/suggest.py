@@ -202,14 +202,39 @@ def checked_answers(workspace: Workspace, suggestions: str, labels: str) -> tupl
 
 
 def check_report(workspace: Workspace, suggestions: str, labels: str) -> dict[str, Any]:
-    """Reports what a round accepted without people, and the error that checks of it found, with its interval."""
+    """Reports what a round accepted without people, and the error that checks of it found, with its interval.
+
+    Returns:
+        ``teacher``, ``accepted``, ``unanswered``, ``acceptance`` (fields of `Acceptance`, None without a bound),
+        ``checked``, ``wrong``, ``error`` with ``low`` and ``high``, and ``sentences`` for people.
+
+    Raises:
+        DamagedArtifactError: an artifact is damaged or lost.
+    """
     meta = workspace.artifacts.get(suggestions).meta
     _, right = checked_answers(workspace, suggestions, labels)
     wrong = int((~right).sum())
     low, high = clopper_pearson(wrong, len(right))
     report = {name: meta[name] for name in ("teacher", "accepted", "unanswered", "acceptance")}
     error = wrong / len(right) if len(right) else None
-    return {**report, "checked": len(right), "wrong": wrong, "error": error, "low": low, "high": high}
+    report |= {"checked": len(right), "wrong": wrong, "error": error, "low": low, "high": high}
+    return {**report, "sentences": _sentences(report)}
+
+
+def _sentences(report: dict[str, Any]) -> list[str]:
+    """Says what a model labelled in a round, on which ground, and what people's checks of it say."""
+    teacher, acceptance = report["teacher"], report["acceptance"]
+    sentences = [f"{report['unanswered']} records have no usable answer of {teacher}"] if report["unanswered"] else []
+    if acceptance is None:
+        return sentences
+    sentences.append(f"{report['accepted']} answers of {teacher} were accepted; {acceptance['why']}")
+    if report["checked"]:
+        interval = f"{report['low']:.1%} to {report['high']:.1%}"
+        sentences.append(
+            f"people found {report['wrong']} of {report['checked']} checked ones wrong: an error of"
+            f" {report['error']:.1%} ({interval}), and {acceptance['bound']:.1%} is allowed"
+        )
+    return sentences
 
 
 def _earlier_checks(context: RoundContext, teacher: str) -> dict[str, str]:
