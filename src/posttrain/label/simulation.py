@@ -1,5 +1,6 @@
 """Simulated annotators with planted faults, the answers that a team of them gives, and a plan for a day's labels."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,9 @@ from posttrain.label.answers import ANSWERS, Floats
 from posttrain.label.quality.annotators import measure_work
 from posttrain.label.quality.config import QualityConfig
 
+_MISLED = 0.4
+"""Probability that a misleading item misleads: such errors are shared, as real ones are."""
+
 
 @dataclass(frozen=True)
 class SimulatedItem:
@@ -23,6 +27,7 @@ class SimulatedItem:
         labels: The labels in the order shown.
         suggestion: The suggested label; None for none.
         planted: True if the suggestion is a planted wrong one.
+        misleading: A wrong label that the item's text suggests; None for none.
     """
 
     id: int
@@ -30,6 +35,7 @@ class SimulatedItem:
     labels: Sequence[str]
     suggestion: str | None = None
     planted: bool = False
+    misleading: str | None = None
 
 
 class Reply(NamedTuple):
@@ -99,6 +105,8 @@ class SimulatedAnnotator:
             # Every habit draws, so that adding one to an annotator changes no draw of the others.
             if rng.random() < probability and label is not None and label in item.labels:
                 return label
+        if item.misleading is not None and rng.random() < _MISLED:
+            return item.misleading
         if rng.random() < self._accuracy(item.truth):
             return item.truth
         others = [label for label in item.labels if label != item.truth]
@@ -117,13 +125,14 @@ class TeamSettings:
     """How items are handed out.
 
     Attributes:
-        overlap: Annotators an item.
+        overlap: Annotators an item; one more answers where they differ, and a reviewer where no answer has a majority.
         gold_rate: Gold items as a share of the items; each is answered by everybody.
         check_rate: Share of the other items that one more annotator answers.
         suggestion_rate: Share of the answers that are given with a suggestion.
         suggestion_accuracy: Share of right ones among the suggestions that are not planted.
         planted_rate: Share of the suggestions that are planted wrong ones.
         shuffled: True if the labels are shown in another order each time.
+        misleading_rate: Share of the items that mislead everybody to the same wrong label.
     """
 
     overlap: int = 3
@@ -133,6 +142,7 @@ class TeamSettings:
     suggestion_accuracy: float = 0.8
     planted_rate: float = 0.1
     shuffled: bool = False
+    misleading_rate: float = 0.0
 
 
 def simulate_answers(
@@ -145,7 +155,7 @@ def simulate_answers(
     started_at: datetime = datetime(2026, 1, 5, 9, tzinfo=UTC),
     guideline_after: int | None = None,
 ) -> pa.Table:
-    """Has a team answer items, and resolves them by majority.
+    """Has a team answer items, and resolves them by majority, or by a reviewer who knows the right label.
 
     Args:
         team: The annotators; what they remember of earlier items is used and grows.
@@ -169,10 +179,13 @@ def simulate_answers(
         wanted = len(team) if gold else min(len(team), settings.overlap + checked)
         # In the order of the team, so that who copies comes after whom they copy.
         chosen = sorted(rng.choice(len(team), wanted, replace=False))
-        given = []
+        wrong = [name for name in names if name != right]
+        misleads = bool(wrong) and rng.random() < settings.misleading_rate
+        misleading = wrong[int(rng.integers(len(wrong)))] if misleads else None
+        given: list[str] = []
         for member in chosen:
             annotator = team[member]
-            shown = _shown_item(item, right, names, settings, rng)
+            shown = replace(_shown_item(item, right, names, settings, rng), misleading=misleading)
             answer, seconds = annotator.answer(shown, rng)
             clock[annotator.name] += seconds
             given.append(answer)
@@ -186,14 +199,21 @@ def simulate_answers(
                     "created_at": started_at + timedelta(seconds=clock[annotator.name]),
                 }
             )
-        counts = sorted(((given.count(answer), answer) for answer in set(given)), reverse=True)
-        tied = len(counts) > 1 and counts[0][0] == counts[1][0]
+            # As the queue does: one more where they differ.
+            if len(given) == wanted and not gold and len(set(given)) > 1:
+                chosen += list(rng.permutation([at for at in range(len(team)) if at not in chosen]))[:1]
+        winner, tied = _winner(given), _winner(given) is None
         for row in rows[-len(given) :]:
-            # A reviewer decides ties, and knows the right answer.
-            row["resolution"] = right if gold or tied else counts[0][1]
+            row["resolution"] = right if gold or tied else winner
             row["resolved_by"] = "review" if tied else "majority" if len(given) > 1 else "single"
     rows.sort(key=lambda row: (row["created_at"], row["item"]))
     return pa.Table.from_pylist(rows, schema=ANSWERS)
+
+
+def _winner(answers: Sequence[str]) -> str | None:
+    """Returns the answer of more than half; None if there is none."""
+    (answer, votes), *_ = Counter(answers).most_common(1)
+    return answer if 2 * votes > len(answers) else None
 
 
 def _shown_item(
@@ -218,7 +238,8 @@ class Plan:
         answers: Answers a day.
         cost: Price of a day.
         cost_per_label: Price of one resolved record.
-        error: Share of wrong resolutions.
+        reviews: Records a day without a majority, which a reviewer decides; their time is not in the hours.
+        error: Share of wrong resolutions, if reviewers make none.
         error_interval: Standard error of ``error`` times 1.96, either way.
         hours: Hours of work of one annotator in a day.
     """
@@ -227,6 +248,7 @@ class Plan:
     answers: float
     cost: float
     cost_per_label: float
+    reviews: float
     error: float
     error_interval: float
     hours: float
@@ -261,13 +283,12 @@ def plan_labels(
         if annotator.copies is not None:
             annotator.copies = fresh[annotator.copies.name]
     answers = simulate_answers(list(fresh.values()), truth, settings, seed=seed, labels=labels)
-    resolved = {
-        row["item"]: row["resolution"] == truth[row["item"]] for row in answers.to_pylist() if row["expected"] is None
-    }
-    right: Floats = np.array(list(resolved.values()), np.float64)
+    resolved = {row["item"]: row for row in answers.to_pylist() if row["expected"] is None}
+    right: Floats = np.array([row["resolution"] == truth[item] for item, row in resolved.items()], np.float64)
+    reviews = sum(row["resolved_by"] == "review" for row in resolved.values())
     work = measure_work(answers, {}, prices or QualityConfig())
     days = sum(part.seconds for part in work) / 3600 / (hours * len(team))
     cost, error = sum(part.cost for part in work) / days, 1 - float(right.mean())
     half = 1.96 * float(np.sqrt(error * (1 - error) / len(right)))
     per_day = len(right) / days
-    return Plan(per_day, answers.num_rows / days, cost, cost / per_day, error, half, hours)
+    return Plan(per_day, answers.num_rows / days, cost, cost / per_day, reviews / days, error, half, hours)

@@ -170,7 +170,9 @@ def reference_labels(votes: Votes, expected: Integers) -> Integers:
 def pair_reference(votes: Votes, expected: Integers, items: Integers, left: Integers, right: Integers) -> Integers:
     """Returns the reference of the items that two annotators share: gold, else what at least two others agree on.
 
-    A single third annotator is no reference: where that one errs, the two agree on an answer that only looks wrong.
+    A single third annotator is no reference: where that one errs, the two agree on an answer that only looks wrong. But
+    if all agree the item counts as answered right, since a queue asks one more, and so makes two others, only where
+    annotators differ: without these items the two would seem to err far more than they do.
 
     Args:
         votes: The answers.
@@ -179,8 +181,9 @@ def pair_reference(votes: Votes, expected: Integers, items: Integers, left: Inte
         left: int64 [S], the first annotator's labels.
         right: int64 [S], the second's.
     """
-    others = _majority_without(votes, items, left, right, least=2)
-    return np.where(expected[items] >= 0, expected[items], others)
+    others, third = (_majority_without(votes, items, left, right, least=least) for least in (2, 1))
+    agreed = np.where((third == left) & (left == right), third, -1)
+    return np.where(expected[items] >= 0, expected[items], np.where(others >= 0, others, agreed))
 
 
 def _majority_without(votes: Votes, items: Integers, *own: Integers, least: int = 1) -> Integers:

@@ -1,0 +1,170 @@
+"""Measures simulated teams of annotators: a day's labels, faults found, false alarms, and the speed of the measures.
+
+    python benchmarks/label_team.py [--teams 1000] [--part plan|faults|honest|speed]
+
+- *plan*: labels a day, cost and error of teams by overlap, with gold items and checks (`plan_labels`).
+- *faults*: of teams with one planted fault, the share in which it is found by name, and in which anyone else is named.
+- *honest*: of honest teams of several sizes, the share in which a report has any alarm.
+- *speed*: Dawid and Skene on 100,000 labels beside crowd-kit, agreement with 1,000 bootstrap samples of 10,000 answers,
+  and the whole report.
+
+Simulated people are easier than real ones: their errors are independent of each other and of the item.
+"""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from crowdkit.aggregation import DawidSkene
+
+from posttrain.label.answers import encode_votes
+from posttrain.label.quality.agreement import measure_agreement
+from posttrain.label.quality.config import Price, QualityConfig
+from posttrain.label.quality.consensus import dawid_skene
+from posttrain.label.quality.report import alarms, quality_report
+from posttrain.label.simulation import SimulatedAnnotator, TeamSettings, plan_labels, simulate_answers
+
+LABELS = [f"label {number:02}" for number in range(10)]
+FAULTS: dict[str, tuple[str, Callable[[list[SimulatedAnnotator]], None]]] = {
+    "accepts 60% of suggestions unread": ("suggestion_bias", lambda team: setattr(team[2], "suggestion_bias", 0.6)),
+    "40% the first place": ("position_bias", lambda team: setattr(team[2], "position_bias", 0.4)),
+    "1.2 s an item": ("speed", lambda team: setattr(team[2], "seconds", 1.2)),
+    "30% one label": (
+        "one_answer",
+        lambda team: (setattr(team[2], "constant", LABELS[3]), setattr(team[2], "constant_share", 0.3))[0],
+    ),
+    "95% at random": ("random_answers", lambda team: setattr(team[2], "guesses", 0.95)),
+    "40% the last answer again": ("repeats", lambda team: setattr(team[2], "repeats", 0.4)),
+    "93%, and 50% after 180 items": (
+        "gold_drift",
+        lambda team: (setattr(team[2], "accuracy", 0.93), setattr(team[2], "drift_after", 180))[0],
+    ),
+    "copies 90% from a colleague": (
+        "collusion",
+        lambda team: (setattr(team[1], "accuracy", 0.75), setattr(team[4], "copies", team[1]))[0],
+    ),
+}
+SHOWN = TeamSettings(overlap=3, suggestion_rate=0.5, planted_rate=0.15, shuffled=True, misleading_rate=0.1)
+
+
+def random_team(seed: int, size: int) -> list[SimulatedAnnotator]:
+    """Draw a team whose accuracies are 75% to 97% and whose median times are 5 to 11 s."""
+    rng = np.random.default_rng(seed)
+    return [
+        SimulatedAnnotator(f"p{at}", accuracy=float(rng.uniform(0.75, 0.97)), seconds=float(rng.uniform(5, 11)))
+        for at in range(size)
+    ]
+
+
+def random_truth(seed: int, items: int) -> list[str]:
+    """Draw right labels, some of which are four times as frequent as others."""
+    shares = np.linspace(4, 1, len(LABELS))
+    return [LABELS[at] for at in np.random.default_rng(seed).choice(len(LABELS), items, p=shares / shares.sum())]
+
+
+def show_plans() -> None:
+    """Print a day of six hours of teams of 85%, 90% and 95% at 8 s an answer and 20 an hour."""
+    prices = QualityConfig(price=Price(per_hour=20))
+    print("accuracy people overlap checks labels/day reviews/day answers/day  cost/day cost/label  error")
+    for accuracy in (0.85, 0.9, 0.95):
+        for overlap, checks in ((1, 0.0), (1, 0.1), (2, 0.0), (3, 0.0)):
+            team = [SimulatedAnnotator(f"p{at}", accuracy=accuracy, seconds=8.0) for at in range(3)]
+            settings = TeamSettings(overlap=overlap, gold_rate=0.05, check_rate=checks, misleading_rate=0.1)
+            plan = plan_labels(team, settings, LABELS, hours=6, prices=prices, items=4000)
+            print(
+                f"{accuracy:8.0%} {len(team):6} {overlap:7} {checks:6.0%} {plan.labels:10,.0f} {plan.reviews:11,.0f} "
+                f"{plan.answers:11,.0f} {plan.cost:9.2f} {plan.cost_per_label:10.3f}  {plan.error:.1%} ± "
+                f"{plan.error_interval:.1%}"
+            )
+
+
+def show_faults(teams: int) -> None:
+    """Print by fault how often it is found by name, in teams of 6 with 600 items."""
+    for name, (kind, plant) in FAULTS.items():
+        hits, others = 0, Counter[str]()
+        for seed in range(teams):
+            team = random_team(seed, 6)
+            plant(team)
+            expected = ("p1", "p4") if kind == "collusion" else ("p2",)
+            findings = alarms(simulate_answers(team, random_truth(seed, 600), SHOWN, seed=seed, labels=LABELS))
+            hits += any((finding.kind, finding.annotators) == (kind, expected) for finding in findings)
+            others.update({finding.kind for finding in findings if not set(finding.annotators) <= set(expected)})
+        print(f"{name:36} {kind:16} found in {hits} of {teams} teams; others named: {dict(others) or 'none'}")
+
+
+def show_honest(teams: int) -> None:
+    """Print how often honest teams raise an alarm, by size, overlap and number of items."""
+    for size, overlap, items in ((3, 1, 400), (6, 3, 600), (12, 2, 1500)):
+        settings = replace(SHOWN, overlap=overlap)
+        alarmed, kinds = 0, Counter[str]()
+        for seed in range(10_000, 10_000 + teams):
+            truth = random_truth(seed, items)
+            table = simulate_answers(random_team(seed, size), truth, settings, seed=seed, labels=LABELS)
+            findings = alarms(table)
+            alarmed += bool(findings)
+            kinds.update(finding.kind for finding in findings)
+        print(
+            f"{size:2} people, overlap {overlap}, {items:5} items: {alarmed} of {teams} teams, {dict(kinds)}",
+            flush=True,
+        )
+
+
+def show_speed() -> None:
+    """Print seconds of the measures, the second of two runs."""
+    for classes, people, overlap in ((10, 50, 5), (77, 50, 5), (77, 200, 2)):
+        rng = np.random.default_rng(0)
+        labels = [f"{at:02}" for at in range(classes)]
+        team = [SimulatedAnnotator(f"p{at}", accuracy=float(rng.uniform(0.55, 0.97))) for at in range(people)]
+        truth = [labels[at] for at in rng.integers(classes, size=100_000 // overlap)]
+        settings = TeamSettings(overlap=overlap, gold_rate=0, check_rate=0)
+        votes = encode_votes(simulate_answers(team, truth, settings, labels=labels), labels)
+        right = np.array([labels.index(label) for label in truth])
+        start = time.perf_counter()
+        ours = dawid_skene(votes)
+        seconds = time.perf_counter() - start
+        frame = pd.DataFrame({"task": votes.item, "worker": votes.annotator, "label": votes.label})
+        start = time.perf_counter()
+        theirs = DawidSkene(100).fit(frame)
+        peer_seconds = time.perf_counter() - start
+        print(
+            f"Dawid and Skene, {len(votes.item):,} labels, {classes} classes, {people} people, overlap {overlap}: "
+            f"{seconds:.1f} s, {(ours.label == right).mean():.2%} right; "
+            f"crowd-kit {peer_seconds:.1f} s, {(theirs.labels_.sort_index().to_numpy() == right).mean():.2%}",
+            flush=True,
+        )
+    table = simulate_answers(
+        random_team(0, 10), random_truth(0, 5000), TeamSettings(overlap=2, gold_rate=0, check_rate=0), labels=LABELS
+    )
+    votes = encode_votes(table)
+    start = time.perf_counter()
+    measure_agreement(votes)
+    print(f"agreement of {len(votes.item):,} answers, 1,000 bootstrap samples: {time.perf_counter() - start:.1f} s")
+    start = time.perf_counter()
+    quality_report(table)
+    print(f"the whole report: {time.perf_counter() - start:.1f} s")
+
+
+def main() -> None:
+    """Print the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teams", type=int, default=1000)
+    parser.add_argument("--part", choices=["plan", "faults", "honest", "speed"])
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], None]] = {
+        "plan": show_plans,
+        "faults": lambda: show_faults(max(1, options.teams // 10)),
+        "honest": lambda: show_honest(options.teams),
+        "speed": show_speed,
+    }
+    for name, show in parts.items():
+        if options.part in (None, name):
+            print(f"\n{name}")
+            show()
+
+
+if __name__ == "__main__":
+    main()
