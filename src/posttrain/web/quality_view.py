@@ -145,7 +145,6 @@ def _intervals(rows: list[tuple[str, Json]], title: str) -> Chart | None:
     chart = expectations(drawn, title, lambda value: f"{100 * value:.0f}%")
     if chart is not None:
         # There is nothing that was achieved later.
-        chart.option["legend"]["data"] = []
         del chart.option["legend"]
     return chart
 
