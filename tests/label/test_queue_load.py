@@ -1,0 +1,157 @@
+"""Many people at once, in threads and processes, and a process that is killed: no label is lost or counted twice."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from queues import LABELS, Clock, answer_all, new_items
+
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import QueueConfig
+from posttrain.store.journal import Journal
+from posttrain.store.metadata import Metadata
+from posttrain.store.verify import verify_database
+
+Acknowledged = list[tuple[int, str, str]]
+
+SUBMIT = """
+import json, sys, threading
+from pathlib import Path
+from posttrain.label.queue import Queue
+from posttrain.store.journal import Journal
+from posttrain.store.metadata import Metadata
+
+url, journal, names = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+queue = Queue(Metadata(url, journal=Journal(journal)))
+
+def work(name):
+    while (task := queue.next(name)) is not None:
+        queue.answer(task.item, name, task.labels[hash((name, task.item)) % 2])
+        answer = task.labels[hash((name, task.item)) % 2]
+        sys.stdout.write(json.dumps([task.item, name, answer]) + "\\n")
+        sys.stdout.flush()
+
+threads = [threading.Thread(target=work, args=(name,)) for name in names]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def start_process(url: str, journal: Path, names: list[str]) -> subprocess.Popen[str]:
+    """A process that answers as these people until there is nothing left, and prints what was acknowledged."""
+    command = [sys.executable, "-c", SUBMIT, url, str(journal), json.dumps(names)]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+class LoadContract:
+    @pytest.fixture
+    def journal(self, tmp_path: Path) -> Path:
+        return tmp_path / "journal.jsonl"
+
+    @pytest.fixture
+    def queue(self, url: str, journal: Path) -> Iterator[Queue]:
+        metadata = Metadata(url, create=True, journal=Journal(journal))
+        yield Queue(metadata, QueueConfig(overlap=2))
+        metadata.close()
+
+    def check(self, queue: Queue, acknowledged: Acknowledged, journal: Path) -> None:
+        table = queue.answers()
+        stored = list(zip(*(table[name].to_pylist() for name in ("item", "annotator", "answer")), strict=True))
+        assert set(acknowledged) <= set(stored)
+        assert max(Counter((item, name) for item, name, _ in stored).values()) == 1
+        for item in queue.items("b"):
+            assert item.answered == len(item.answers) <= item.wanted <= 3
+        assert verify_database(queue.metadata, Journal(journal)) == []
+
+    def test_threads_of_two_servers(self, url: str, queue: Queue, journal: Path) -> None:
+        queue.add_batch("b", "choice", new_items(30), labels=LABELS)
+        other = Queue(Metadata(url, journal=Journal(journal)), queue.config)
+        acknowledged: Acknowledged = []
+        errors: list[BaseException] = []
+
+        def work(queue: Queue, name: str) -> None:
+            draws = random.Random(name)
+            try:
+                while (task := queue.next(name)) is not None:
+                    answer = draws.choice(LABELS)
+                    queue.answer(task.item, name, answer)
+                    acknowledged.append((task.item, name, answer))
+            except BaseException as error:  # noqa: BLE001 - the test reports it
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=((queue, other)[n % 2], f"a{n}")) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        other.metadata.close()
+        assert errors == []
+        self.check(queue, acknowledged, journal)
+        assert len(acknowledged) == queue.progress("b").answers
+        # The last items may have been somebody's when the others asked.
+        for name in ("yan", "zoe"):
+            answer_all(queue, name)
+        assert queue.progress("b").open == 0
+
+    def test_processes(self, url: str, queue: Queue, journal: Path) -> None:
+        queue.add_batch("b", "choice", new_items(40), labels=LABELS)
+        processes = [start_process(url, journal, [f"{n} {m}" for m in range(2)]) for n in range(3)]
+        lines = [line for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
+        assert [process.returncode for process in processes] == [0, 0, 0]
+        acknowledged = [tuple(json.loads(line)) for line in lines]
+        self.check(queue, acknowledged, journal)
+        assert len(acknowledged) == queue.progress("b").answers
+        # The last items may have been somebody's when the others asked.
+        for name in ("yan", "zoe"):
+            answer_all(queue, name)
+        assert queue.progress("b").open == 0
+
+    def test_a_killed_process_loses_no_acknowledged_label(self, url: str, queue: Queue, journal: Path) -> None:
+        queue.add_batch("b", "choice", new_items(5000), labels=LABELS)
+        acknowledged: Acknowledged = []
+        for number in range(2):
+            process = start_process(url, journal, [f"{number} {m}" for m in range(4)])
+            assert process.stdout is not None
+            for _ in range(40):
+                acknowledged.append(tuple(json.loads(process.stdout.readline())))
+            os.kill(process.pid, signal.SIGKILL)
+            # What was on its way through the pipe was acknowledged too; a line that the kill cut off was not.
+            rest = process.stdout.read().splitlines(keepends=True)
+            acknowledged += [tuple(json.loads(line)) for line in rest if line.endswith("\n")]
+            process.wait()
+        # As the next start does.
+        metadata = Metadata(url, journal=Journal(journal))
+        # The leases of the dead end, and the items are there for others.
+        clock = Clock()
+        clock.forward(11)
+        again = Queue(metadata, queue.config, clock)
+        self.check(again, acknowledged, journal)
+        first = again.next("zoe")
+        assert first is not None
+        assert first.item == min(item.id for item in again.items("b", "open"))
+        metadata.close()
+
+
+@pytest.mark.slow
+class TestSQLiteLoad(LoadContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.mark.slow
+class TestPostgreSQLLoad(LoadContract):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> str:
+        return postgres_url
