@@ -69,16 +69,17 @@ def random_truth(seed: int, items: int) -> list[str]:
 def show_plans() -> None:
     """Print a day of six hours of teams of 85%, 90% and 95% at 8 s an answer and 20 an hour."""
     prices = QualityConfig(price=Price(per_hour=20))
-    print("accuracy people overlap checks labels/day reviews/day answers/day  cost/day cost/label  error")
+    print("accuracy people overlap checks labels/day | of 1,000 labels: answers  hours reviews   cost  wrong")
     for accuracy in (0.85, 0.9, 0.95):
         for overlap, checks in ((1, 0.0), (1, 0.1), (2, 0.0), (3, 0.0)):
             team = [SimulatedAnnotator(f"p{at}", accuracy=accuracy, seconds=8.0) for at in range(3)]
             settings = TeamSettings(overlap=overlap, gold_rate=0.05, check_rate=checks, misleading_rate=0.1)
             plan = plan_labels(team, settings, LABELS, hours=6, prices=prices, items=4000)
             print(
-                f"{accuracy:8.0%} {len(team):6} {overlap:7} {checks:6.0%} {plan.labels:10,.0f} {plan.reviews:11,.0f} "
-                f"{plan.answers:11,.0f} {plan.cost:9.2f} {plan.cost_per_label:10.3f}  {plan.error:.1%} ± "
-                f"{plan.error_interval:.1%}"
+                f"{accuracy:8.0%} {len(team):6} {overlap:7} {checks:6.0%} {plan.labels:10,.0f} | "
+                f"{1000 * plan.answers / plan.labels:24,.0f} {1000 * len(team) * plan.hours / plan.labels:6.1f} "
+                f"{1000 * plan.reviews / plan.labels:7.0f} {1000 * plan.cost_per_label:6.0f}  "
+                f"{1000 * plan.error:.0f} ± {1000 * plan.error_interval:.0f}"
             )
 
 

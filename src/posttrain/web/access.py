@@ -44,7 +44,9 @@ class Site:
     quality: QueueReports = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "quality", QueueReports(self.queue))
+        object.__setattr__(
+            self, "quality", QueueReports(self.queue, self.config.label.quality if self.config else None)
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""Simulated annotators answer a real queue, and the report on it names who is careless."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from queues import LABELS, Clock, add_accounts
+
+from posttrain.label.quality.config import Price, QualityConfig
+from posttrain.label.quality.queue_report import report_on_queue
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import NewItem, QueueConfig
+from posttrain.label.simulation import SimulatedAnnotator, SimulatedItem
+from posttrain.store.metadata import Metadata
+
+
+@pytest.mark.slow
+def test_a_careless_annotator_of_a_queue_is_named_and_the_work_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rng, clock = np.random.default_rng(0), Clock()
+    truth = {f"r{at}": LABELS[int(rng.integers(3))] for at in range(80)}
+    known = {f"gold{at}": LABELS[int(rng.integers(3))] for at in range(12)}
+    team = [SimulatedAnnotator(name, accuracy=0.95) for name in ("anna", "ben", "cleo")]
+    team.append(SimulatedAnnotator("dan", accuracy=0.95, constant="loan", constant_share=0.6))
+    metadata = Metadata(f"sqlite:///{tmp_path}/m.db", create=True)
+    add_accounts(metadata, *(annotator.name for annotator in team))
+    queue = Queue(metadata, QueueConfig(overlap=2, gold_rate=0.1, gold_threshold=0.0), clock)
+    items = [NewItem(record, {"text": record}) for record in truth]
+    gold = [NewItem(record, {"text": record}, expected=answer) for record, answer in known.items()]
+    queue.add_batch("b", "choice", items, labels=LABELS, gold=gold)
+    working = list(team)
+    while working:
+        annotator = working[int(rng.integers(len(working)))]
+        task = queue.next(annotator.name)
+        if task is None:
+            working.remove(annotator)
+            continue
+        record = task.content["text"]
+        shown = SimulatedItem(task.item, {**truth, **known}[record], LABELS)
+        answer, seconds = annotator.answer(shown, rng)
+        clock.forward(seconds / 60)
+        queue.answer(task.item, annotator.name, answer, seconds=seconds)
+    report = report_on_queue(queue, QualityConfig(price=Price(per_hour=30), draws=50))
+    assert report["counts"]["answers"] == queue.answers().num_rows > 160
+    assert {tuple(alarm["annotators"]) for alarm in report["alarms"]} == {("dan",)}
+    assert any(alarm["kind"] == "one_answer" and "`loan`" in alarm["sentence"] for alarm in report["alarms"])
+    rates = report["gold"]["by_annotator"]
+    assert rates["dan"]["value"] < min(rates[name]["value"] for name in ("anna", "ben", "cleo"))
+    assert report["outlook"]["spent"] == pytest.approx(sum(part["seconds"] for part in report["work"]) / 120, rel=1e-6)
+    metadata.close()
