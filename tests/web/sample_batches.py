@@ -93,8 +93,24 @@ def add_kind(queue: Queue, kind: str, name: str | None = None) -> None:
 
 def many_labels() -> list[str]:
     """77 labels, as many as Banking77 has."""
-    topics = ["card", "cash", "transfer", "top_up", "exchange", "refund", "pin", "account", "fee", "identity", "direct_debit"]
-    return [f"{topic}_{matter}" for topic in topics for matter in ("lost", "late", "limit", "failed", "charge", "change", "help")]
+    topics = [
+        "card",
+        "cash",
+        "transfer",
+        "top_up",
+        "exchange",
+        "refund",
+        "pin",
+        "account",
+        "fee",
+        "identity",
+        "direct_debit",
+    ]
+    return [
+        f"{topic}_{matter}"
+        for topic in topics
+        for matter in ("lost", "late", "limit", "failed", "charge", "change", "help")
+    ]
 
 
 def fill(store: Workspace) -> Queue:

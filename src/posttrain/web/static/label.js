@@ -30,10 +30,11 @@ const outbox = new Outbox(page.dataset.account, (state, unsent) => {
   const banner = part("connection");
   if (problem) {
     const line = text(problem, { count: unsent, name: page.dataset.account });
-    if (banner.hidden || banner.dataset.problem !== problem) {
+    // Only what has changed is read again.
+    if (banner.hidden || banner.dataset.line !== line) {
       const link = problem === "connection" ? null : h("a", { href: "/sign-in", target: "_blank", rel: "noopener" }, text("sign_in"));
       banner.replaceChildren(line, " ", link ?? "");
-      banner.dataset.problem = problem;
+      banner.dataset.line = line;
       banner.hidden = false;
     }
   } else if (state === "sent") banner.hidden = true;
@@ -82,7 +83,9 @@ function receive(task, paused) {
     later.push(task);
   }
   if (!current) show();
-  else if (!later.length && !isExhausted) fill();
+  part("item").dataset.ahead = later.length;
+  // The item after the one that is shown, so that it is there when a key asks for it.
+  if (current && !later.length && !isExhausted) fill();
 }
 
 function fill() {
@@ -100,6 +103,7 @@ function show() {
   current = later.shift() ?? null;
   editor = null;
   part("item").dataset.item = current?.item ?? "";
+  part("item").dataset.ahead = later.length;
   part("work").hidden = !current;
   part("empty").hidden = Boolean(current);
   part("undo").disabled = false;

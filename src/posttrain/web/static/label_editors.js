@@ -29,11 +29,11 @@ function labelEditor(task, options, several) {
   const list = h("ul", isSearched
     ? { role: "listbox", id: "labels", class: "options searched", "aria-label": text("labels"), "aria-multiselectable": several ? "true" : null }
     : { class: "options", "aria-label": text("labels") });
-  const input = isSearched && h("input", {
+  const input = isSearched ? h("input", {
     role: "combobox", id: "search", type: "text", autocomplete: "off", spellcheck: "false", autocapitalize: "none",
     "aria-expanded": "true", "aria-controls": "labels", "aria-autocomplete": "list", "aria-keyshortcuts": "/",
     input: () => { active = 0; filter(); },
-  });
+  }) : null;
 
   function take(label) {
     if (several) {
@@ -78,7 +78,7 @@ function labelEditor(task, options, several) {
   draw();
   return {
     element: h("div", { class: "labels" },
-      isSearched ? h("label", { for: "search" }, text("search"), " ", keyCap("/")) : null, input || null, list),
+      isSearched ? h("label", { for: "search" }, text("search"), " ", keyCap("/")) : null, input, list),
     value: () => (several ? labels.filter((label) => chosen.has(label)) : [...chosen][0]),
     position: () => (several ? null : labels.indexOf([...chosen][0])),
     set: (answer) => {
@@ -138,8 +138,8 @@ function spansEditor(task, options) {
   }
   let spans = [];
   let range = null;  // {start, end} in code points
-  let anchor = 0;
-  let head = 0;
+  let anchor = -1;  // words, by their index
+  let head = -1;
   const field = h("div", { class: "words markable", tabindex: "0", role: "group", dir: "auto", "aria-label": text("spans_text"),
     "aria-describedby": "spans-help", pointerup: readSelection, keyup: () => {} });
   const list = h("ul", { class: "span-list", "aria-label": text("spans_list") });
@@ -190,8 +190,8 @@ function spansEditor(task, options) {
       const end = Math.min(characters.length, Math.max((range?.start ?? 0) + 1, (range?.end ?? 1) + by));
       range = { start: range?.start ?? 0, end };
     } else {
-      head = Math.min(tokens.length - 1, Math.max(0, range || extend ? head + by : head));
-      if (!extend) anchor = head;
+      head = Math.min(tokens.length - 1, Math.max(0, head + by));
+      if (!extend || anchor < 0) anchor = head;
       const [first, last] = anchor <= head ? [anchor, head] : [head, anchor];
       range = { start: tokens[first].start, end: tokens[last].end };
     }
