@@ -1,0 +1,203 @@
+"""A round's batch is one queue for the pages and the CSV file; its labels are what both decide."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from queues import LABELS
+
+from posttrain.data.reading.reader import read
+from posttrain.label.annotator import AnnotationRequest, label_summary
+from posttrain.label.config import LabelConfig, build_annotator
+from posttrain.label.people import PeopleAnnotator
+from posttrain.store.errors import UserError, Waiting
+from posttrain.store.metadata import Metadata
+
+Batch = Callable[..., pa.Table]
+Build = Callable[..., PeopleAnnotator]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Build]:
+    """``build(overlap=2)``: people with these settings of the queue, in the folder `tmp_path`."""
+    metadata = Metadata(f"sqlite:///{tmp_path}/store.db", create=True)
+
+    def build(**queue: object) -> PeopleAnnotator:
+        config = LabelConfig.read({"queue": queue}, "posttrain.yaml")
+        annotator = build_annotator(config, tmp_path, read, {"prompt": "text", "completion": "label"}, metadata)
+        assert isinstance(annotator, PeopleAnnotator)
+        return annotator
+
+    yield build
+    metadata.close()
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> AnnotationRequest:
+    return AnnotationRequest(1, 0, tmp_path, LABELS)
+
+
+def file_of(folder: Path) -> Path:
+    return folder / "labels" / "round-1.csv"
+
+
+def fill(path: Path, labels: list[str]) -> None:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**row, "label": label} for row, label in zip(rows, labels, strict=True))
+
+
+def waiting(people: PeopleAnnotator, records: pa.Table, request: AnnotationRequest) -> str:
+    with pytest.raises(Waiting) as caught:
+        people.annotate(records, request)
+    return str(caught.value).removeprefix("labels for round 1: ")
+
+
+def sources(labelled: pa.Table) -> list[tuple[str, str, float | None]]:
+    marks = [json.loads(meta)["labelled_by"] for meta in labelled["meta"].to_pylist()]
+    return [
+        (answer, mark["annotator"], mark["seconds"])
+        for answer, mark in zip(labelled["completion"].to_pylist(), marks, strict=True)
+    ]
+
+
+def test_pages_and_file_answer_one_batch(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(), batch("one", "two", "three")
+    request = replace(request_of, suggestions=["card", "cash", "loan"], reasons=["a", "b", "c"], selection="s-1")
+    assert waiting(people, records, request).startswith("fill the label column of labels/round-1.csv (3 records)")
+    task = people.queue.next("anna")
+    assert task is not None
+    assert (task.content["prompt"], task.content["meta"], task.reason) == (
+        records["prompt"][0].as_py(),
+        {"channel": "web"},
+        "a",
+    )
+    assert task.suggestion == {"answer": "card", "confidence": None, "annotator": None}
+    people.queue.answer(task.item, "anna", "cash", seconds=4)
+    fill(file_of(tmp_path), ["", "card", ""])
+    text = waiting(people, records, request)
+    assert text == (
+        "2 of 3 are decided, 1 answer is wanted; answer on the pages (posttrain serve) or in labels/round-1.csv, "
+        "then run again"
+    )
+    fill(file_of(tmp_path), ["loan", "card", "loan"])
+    labelled = people.annotate(records, request)
+    # What was answered on the page stands; the file comes too late.
+    assert sources(labelled) == [("cash", "anna", 4.0), ("card", "file", None), ("loan", "file", None)]
+    assert labelled["id"].equals(records["id"])
+    (batch_row,) = people.queue.batches("done")
+    assert (batch_row.name, batch_row.round, batch_row.selection) == ("round-1", 1, "s-1")
+    # Killed before the stage was committed: the same labels again, whatever the file says now.
+    fill(file_of(tmp_path), ["card", "cash", "card"])
+    assert people.annotate(records, request).equals(labelled)
+
+
+def test_the_file_may_be_edited_until_it_is_taken_up(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(), batch("one", "two")
+    waiting(people, records, request_of)
+    for labels in (["card", ""], ["cash", ""], ["", ""], ["", "loan"]):
+        fill(file_of(tmp_path), labels)
+        filled = sum(map(bool, labels))
+        assert waiting(people, records, request_of).startswith(f"{filled} of 2 are filled in labels/round-1.csv; fill")
+        stored = people.queue.answers()
+        assert stored["answer"].to_pylist() == [label for label in labels if label]
+    fill(file_of(tmp_path), ["card", "cash"])
+    assert sources(people.annotate(records, request_of)) == [("card", "file", None), ("cash", "file", None)]
+
+
+def test_overlap_asks_others_beside_the_file(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(overlap=2), batch("one", "two")
+    waiting(people, records, request_of)
+    fill(file_of(tmp_path), ["card", "cash"])
+    assert waiting(people, records, request_of).startswith("0 of 2 are decided, 2 answers are wanted; answer on")
+    for name, answer in (("anna", "card"), ("anna", "loan"), ("ben", "card")):
+        task = people.queue.next(name)
+        assert task is not None
+        people.queue.answer(task.item, name, answer, seconds=1)
+    assert waiting(people, records, request_of).startswith("1 of 2 are decided, 1 item is in review; answer on")
+    (item,) = people.queue.review_list()
+    people.queue.resolve(item.id, "root", "loan")
+    assert sources(people.annotate(records, request_of)) == [("card", "anna, file", 1.0), ("loan", "root", 2.0)]
+
+
+def test_dropped_records_are_left_out_and_counted(build: Build, batch: Batch, request_of: AnnotationRequest) -> None:
+    people, records = build(), batch("one", "two", "three")
+    waiting(people, records, request_of)
+    people.queue.drop(2, "root", "no sense")
+    for _ in range(2):
+        people.queue.answer(people.queue.next("anna").item, "anna", "card")  # type: ignore[union-attr]
+    labelled = people.annotate(records, request_of)
+    assert labelled["id"].to_pylist() == [records["id"][row].as_py() for row in (0, 2)]
+    assert label_summary(labelled, dropped=1)["dropped"] == 1
+    assert "dropped" not in label_summary(labelled)
+
+
+def test_a_round_of_which_all_was_dropped_has_no_labels(
+    build: Build, batch: Batch, request_of: AnnotationRequest
+) -> None:
+    people, records = build(), batch("one")
+    waiting(people, records, request_of)
+    people.queue.drop(1, "root")
+    labelled = people.annotate(records, request_of)
+    assert labelled.num_rows == 0
+    assert labelled.schema == records.schema
+
+
+def test_gold_items_come_from_their_file(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    (tmp_path / "gold.csv").write_text("text,label\none,card\nknown,cash\n")
+    people, records = build(gold_file="gold.csv"), batch("one", "two")
+    waiting(people, records, request_of)
+    # `one` is in the batch itself.
+    (gold,) = people.queue.items("round-1", gold=True)
+    assert (gold.content["prompt"][0]["content"], gold.expected) == ("known", "cash")
+    with pytest.raises(UserError, match=r"label\.queue\.gold_file: no such file"):
+        build(gold_file="none.csv").annotate(batch("other"), replace(request_of, round=2))
+
+
+def test_preferences_become_pairs(build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path) -> None:
+    people, records = build(), batch("one", "two", "three")
+    request = replace(request_of, labels=None, candidates=[("left", "right")] * 3)
+    waiting(people, records, request)
+    with file_of(tmp_path).open(newline="") as file:
+        assert [(row["a"], row["b"]) for row in csv.DictReader(file)] == [("left", "right")] * 3
+    fill(file_of(tmp_path), ["b", "tie", "c"])
+    with pytest.raises(UserError, match=r"round-1\.csv:4: label `c` is not in the label set"):
+        people.annotate(records, request)
+    fill(file_of(tmp_path), ["b", "tie", ""])
+    waiting(people, records, request)
+    task = people.queue.next("anna")
+    assert task is not None
+    assert (task.kind, task.content["candidates"]) == ("preference", ["left", "right"])
+    people.queue.answer(task.item, "anna", 0)
+    labelled = people.annotate(records, request)
+    # Nothing is learnt from a tie.
+    assert [labelled[name].to_pylist() for name in ("completion", "rejected")] == [
+        *(["right", "left"], ["left", "right"])
+    ]
+
+
+def test_a_changed_batch_of_a_round_is_another_batch(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people = build()
+    waiting(people, batch("one"), request_of)
+    file_of(tmp_path).unlink()
+    waiting(people, batch("two"), request_of)
+    assert [each.name for each in people.queue.batches()] == ["round-1", "round-1-2"]
+    fill(file_of(tmp_path), ["card"])
+    assert people.annotate(batch("two"), request_of)["completion"].to_pylist() == ["card"]
