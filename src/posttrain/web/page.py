@@ -34,7 +34,7 @@ def render_page(template: str, styles: Sequence[str] = (), **content: object) ->
         content: everything that it names; a name that is not given is an error.
     """
     environment = template_environment()
-    sheets = ("templates/page.css", "static/charts.css", *(f"templates/{name}" for name in styles))
+    sheets = ("static/theme.css", "templates/page.css", "static/charts.css", *(f"templates/{name}" for name in styles))
     style = "".join(map(_package_file, sheets))
     scripts = [_package_file(name) for name in SCRIPTS]
     # Hashes instead of 'unsafe-inline': a script that a record smuggles in does not run.

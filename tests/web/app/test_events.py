@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from posttrain.web.request_bodies import RequestRejected
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events_module, "POLL_SECONDS", 0.01)
+
+
+def run(listen: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a test in a thread of its own: in this one Playwright may have a loop."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(listen())).result(120)
 
 
 async def take(stream: AsyncIterator[str], kind: str) -> tuple[int, Any]:
@@ -52,7 +59,7 @@ def test_state_rows_and_lines_come_as_they_are_written(server: Any) -> None:
         _, line = await take(stream, "log")
         assert line == {"line": "hook: curl -H 'Authorization: Bearer ***'"}
 
-    asyncio.run(listen())
+    run(listen)
 
 
 def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_twice(server: Any) -> None:
@@ -73,7 +80,7 @@ def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_twice(server: 
         assert [(await take(stranger, "log"))[1]["line"] for _ in range(4)] == ["zero", "one", "two", "three"]
         assert (await take(stranger, "status"))[1]["round"] is None
 
-    asyncio.run(listen())
+    run(listen)
 
 
 def test_streams_are_few_and_end_with_the_server(server: Any) -> None:
@@ -98,7 +105,7 @@ def test_streams_are_few_and_end_with_the_server(server: Any) -> None:
                     pass
         assert feed._streams.total() == 0
 
-    asyncio.run(listen())
+    run(listen)
 
 
 def test_a_reader_starts_near_the_end_and_follows_a_file_that_is_begun_anew(tmp_path: Path) -> None:
