@@ -1,0 +1,110 @@
+"""Every page for every role, in workspaces of every state."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.web.app_page import NAVIGATION
+
+ROLES = ("viewer", "annotator", "reviewer", "owner")
+PAGES = {
+    "/": "viewer",
+    "/dashboard": "viewer",
+    "/rounds": "viewer",
+    "/runs": "viewer",
+    "/records": "viewer",
+    "/lineage": "viewer",
+    "/models": "viewer",
+    "/account": "viewer",
+    "/guidelines": "viewer",
+    "/label": "annotator",
+    "/review": "reviewer",
+    "/quality": "reviewer",
+    "/people": "reviewer",
+    "/people/audit": "owner",
+}
+HTML = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def finished_server(finished_copy: Path, make_server: Any) -> Any:
+    return make_server(finished_copy)
+
+
+@pytest.fixture
+def bare_server(tmp_path: Path, make_server: Any) -> Any:
+    return make_server(tmp_path / "bare")
+
+
+def test_a_page_is_shown_from_its_least_role_on_and_only_there(server: Any) -> None:
+    for role in ROLES:
+        client = server.browser(role)
+        for path, least in PAGES.items():
+            answer = client.get(path, headers=HTML)
+            allowed = ROLES.index(role) >= ROLES.index(least)
+            assert answer.status_code == (200 if allowed else 403), (role, path, answer.text[-500:])
+            assert answer.headers["cache-control"] == "no-store"
+            assert "'unsafe" not in answer.headers["content-security-policy"]
+        shown = client.get("/", headers=HTML).text
+        for path, least in NAVIGATION.values():
+            assert (f'href="{path}"' in shown) == (ROLES.index(role) >= ROLES.index(least)), (role, path)
+    stranger = server.client()
+    for path in PAGES:
+        answer = stranger.get(path, headers=HTML)
+        assert answer.status_code == 303
+        assert answer.headers["location"] == f"/sign-in?next={path}"
+
+
+def test_only_owners_see_what_only_owners_may_do(server: Any) -> None:
+    reviewer, owner = (server.browser(role).get("/people", headers=HTML).text for role in ("reviewer", "owner"))
+    for text in ('id="invite"', "/role", "/link", "DELETE"):
+        assert text in owner
+        assert text not in reviewer
+    assert "/pause" in reviewer
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/records?version=pool%40v9", 404),
+        ("/records?split=nowhere", 422),
+        ("/records?start=-1", 422),
+        ("/records?start=99999999999999999999", 422),
+        ("/records/zzzzzzzzzzzz", 422),
+        ("/records/..%2f..%2fetc%2fpasswd", 404),
+        ("/lineage?id=nothing", 200),
+        ("/lineage?id=%00", 200),
+        ("/runs?run=nothing", 200),
+        ("/runs?" + "&".join(f"run={number}" for number in range(9)), 422),
+        ("/quality?batch=nothing", 404),
+        ("/quality?batch=%27%20OR%201", 404),
+        ("/people/audit?before=0", 422),
+        ("/people/audit?actor=%27%20OR%201", 200),
+    ],
+)
+def test_a_wrong_address_is_answered_in_words(finished_server: Any, path: str, status: int) -> None:
+    answer = finished_server.browser("owner").get(path, headers=HTML)
+    assert answer.status_code == status, answer.text[-300:]
+    assert "Traceback" not in answer.text
+
+
+def test_the_pages_of_a_finished_loop(finished_server: Any) -> None:
+    client, metadata = finished_server.browser("viewer"), finished_server.site.workspace.metadata
+    model = metadata.deployments()[-1].model_id
+    runs = "&".join(f"run={run.id}" for run in metadata.runs(stage="train"))
+    texts = {path: client.get(path, headers=HTML).text for path in (*PAGES, f"/runs?{runs}", f"/lineage?id={model}")}
+    assert model in texts["/models"]
+    assert "Promote" not in texts["/models"], "a viewer is offered nothing that would be refused"
+    assert "accuracy &gt;= 0" in texts["/rounds"]
+    assert texts["/dashboard"].count('class="done"') > 5
+    assert texts[f"/runs?{runs}"].count('<figure class="chart">') >= 3
+    assert "pool@v1" in texts["/records"]
+
+
+def test_a_folder_without_a_loop_still_has_people(bare_server: Any) -> None:
+    client = bare_server.browser("owner")
+    for path in ("/dashboard", "/rounds"):
+        assert client.get(path, headers=HTML).status_code == 404
+    for path in ("/runs", "/records", "/lineage", "/models", "/quality", "/people", "/account"):
+        assert client.get(path, headers=HTML).status_code == 200, path
