@@ -318,6 +318,10 @@ def _difference(item: PortableItem, read: PortableItem, whole: bool) -> dict[str
         extension["all_answers"] = [_as_dict(answer) for answer in item.answers]
     elif any(changes := [_answer_difference(*pair) for pair in zip(item.answers, read.answers, strict=True)]):
         extension["answers"] = changes
+        # Such as the name of a user whom the tool knows by a number.
+        pairs = [(before.annotator, after.annotator) for after, before in zip(item.answers, read.answers, strict=True)]
+        if names := {before: after for before, after in pairs if before not in ("", after)}:
+            extension["names"] = names
     return extension if extension != {"seen": []} else {}
 
 
@@ -332,7 +336,11 @@ def _overlay(read: PortableItem, extension: Mapping[str, Any]) -> PortableItem:
     seen = extension.get("seen", [])
     given = [_fingerprint(answer) for answer in read.answers]
     changes = dict(zip(seen, extension.get("answers", ()), strict=False))
-    answers = [replace(answer, **changes.get(mark, {})) for answer, mark in zip(read.answers, given, strict=True)]
+    names = extension.get("names", {})
+    answers = [
+        replace(answer, **changes.get(mark, {"annotator": names.get(answer.annotator, answer.annotator)}))
+        for answer, mark in zip(read.answers, given, strict=True)
+    ]
     if "all_answers" in extension:
         of_annotator = {answer["annotator"]: PortableAnswer(**answer) for answer in extension["all_answers"]}
         new = (answer for answer, mark in zip(answers, given, strict=True) if mark not in seen)

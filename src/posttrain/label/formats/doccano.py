@@ -1,6 +1,7 @@
 """doccano's JSONL and CSV, and the CSV of posttrain: one record a line, with its answer but not who gave it."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from posttrain.label.formats.files import to_json
 _LABEL_KEYS = ("label", "labels", "entities", "cats")
 _FOREIGN_KEYS = ("Comments", "relations")
 _NO_TEXT = (*_LABEL_KEYS, "id", "answer", EXTENSION, "suggestion", "annotator", "gold")
+_COLUMN = re.compile(r"\w(?:[\w .:-]{0,58}\w)?")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -142,6 +144,7 @@ class DoccanoCsv(Doccano):
     """CSV of doccano: ``id,text,label``; several labels are joined by ``#``."""
 
     name = "doccano-csv"
+    columns: ClassVar[tuple[str, ...]] = ("id", "answer")
     kinds: ClassVar[tuple[str, ...]] = ("choice", "choices", "text", "rewrite", "rating")
 
     def survey(self, record: Mapping[str, Any], survey: Survey) -> None:
@@ -156,8 +159,8 @@ class DoccanoCsv(Doccano):
 
     def write(self, item: PortableItem, shape: Shape) -> dict[str, Any]:
         record = super().write(item, shape)
-        # A cell is a text, and one that is empty cannot be told from none.
-        return {name: value for name, value in record.items() if name == "label" or (value and isinstance(value, str))}
+        columns = {*self.columns, "label", foreign_parts(item.content, self.key).get("text_key", self.text_name)}
+        return {name: value for name, value in record.items() if name in columns or _fits_cell(name, value)}
 
     def extension(self, record: Mapping[str, Any]) -> Any:
         extension = _parsed(record.get(EXTENSION))
@@ -258,6 +261,12 @@ def _plain_row(row: Mapping[str, Any]) -> dict[str, str]:
     extension = _parsed(row.get(EXTENSION))
     escaped = extension.get("escaped", ()) if isinstance(extension, dict) else ()
     return {name: cell[1:] if name in escaped and cell.startswith("'") else cell for name, cell in row.items()}
+
+
+def _fits_cell(name: str, value: Any) -> bool:
+    # A cell is a text, and one that is empty cannot be told from none. A name that a reader would cut, or take for a
+    # delimiter, stays in the extension.
+    return isinstance(value, str) and value != "" and _COLUMN.fullmatch(name) is not None
 
 
 def _cell(value: Any) -> str:

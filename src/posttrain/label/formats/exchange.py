@@ -481,7 +481,8 @@ def _write_rows(file: IO[str], records: Iterable[Mapping[str, Any]]) -> int:
             spool.write(to_json(record) + "\n")
         spool.seek(0)
         names = [name for name in columns if name != EXTENSION]
-        writer, count = csv.writer(file, lineterminator="\n"), 0
+        # With CRLF between rows, the default: only then is each kind of line end in a text quoted.
+        writer, count = csv.writer(file), 0
         for line in spool:
             if not count:
                 writer.writerow([*names, EXTENSION])
