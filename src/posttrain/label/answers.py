@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
-from scipy import sparse
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -102,6 +101,9 @@ class SharedItems:
 
 def shared_items(votes: Votes, least: int = 1) -> Iterator[SharedItems]:
     """Yields every pair of annotators that shares at least ``least`` items."""
+    # Here, as every verb reads the config and with it this module.
+    from scipy import sparse
+
     shape = (len(votes.annotators), len(votes.items))
     given = sparse.csr_array((np.ones(len(votes.item)), (votes.annotator, votes.item)), shape=shape)
     # Counted first: of a large team most pairs share nothing.
