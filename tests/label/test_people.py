@@ -141,6 +141,9 @@ def test_dropped_records_are_left_out_and_counted(build: Build, batch: Batch, re
         people.queue.answer(people.queue.next("anna").item, "anna", "card")  # type: ignore[union-attr]
     labelled = people.annotate(records, request_of)
     assert labelled["id"].to_pylist() == [records["id"][row].as_py() for row in (0, 2)]
+    # Not selected again, in later rounds.
+    dropped = [records["id"][1].as_py()]
+    assert [people.queue.dropped_records(number) for number in (1, 2, 3)] == [[], dropped, dropped]
     assert label_summary(labelled, dropped=1)["dropped"] == 1
     assert "dropped" not in label_summary(labelled)
 

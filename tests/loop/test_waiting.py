@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.label.queue import Queue
 from posttrain.loop.config import load_config
 from posttrain.loop.stages.label import export_batch, import_batch, label_reports
 from posttrain.store.errors import UserError
@@ -299,3 +300,34 @@ def test_a_candidate_of_an_open_round_may_be_promoted_by_hand(small: Any, open_l
     assert "degradation = 0)" in loop.run()
     assert loop.status["champion"]["id"] == orphan
     assert loop.status["champion"]["metrics"] == {}
+
+
+def test_a_round_takes_up_what_people_answered_on_the_pages(waiting_loop: Any, small: Any) -> None:
+    """Ten items answered through the queue, one dropped and one decided in review."""
+    loop = waiting_loop
+    truth = {row["text"]: row["label"] for row in small.rows()}
+    queue = Queue(loop.store.metadata)
+    task = queue.next("anna")
+    assert task is not None
+    assert (task.batch, task.labels, task.suggestion) == ("round-1", list(small.labels), None)
+    assert task.reason
+    queue.drop(task.item, "root")
+    flagged = queue.next("anna")
+    assert flagged is not None
+    queue.flag(flagged.item, "anna", "no sense")
+    while (task := queue.next("anna")) is not None:
+        queue.answer(task.item, "anna", truth[task.content["prompt"][-1]["content"]])
+    assert "11 of 12 are decided, 1 item is in review" in loop.run()
+    queue.resolve(flagged.item, "root", truth[flagged.content["prompt"][-1]["content"]])
+    small.configure(loop.root, rounds=2, label={"annotator": "people", "per_round": 12})
+    assert "round 2" in loop.run()
+    # The dropped record is not selected again.
+    second = {item.record for item in queue.items("round-2")}
+    assert len(second) == 12
+    assert not second & {item.record for item in queue.items("round-1")}
+    scores = [run for run in loop.store.metadata.runs(stage="score") if run.round == 2]
+    assert scores[-1].config["dropped"] == [item.record for item in queue.items("round-1", "dropped")]
+    (report,) = label_reports(loop.store)
+    assert (report["labels"], report["dropped"], report["annotators"]) == (11, 1, {"anna": 10, "root": 1})
+    assert queue.batches("done")[0].name == "round-1"
+    assert len(loop.labelled_inputs(1)) == 11

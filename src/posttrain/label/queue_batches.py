@@ -176,6 +176,18 @@ class BatchQueries:
         of_batch = (label_items.c.batch == batch) & (IS_GOLD if gold else ~IS_GOLD)
         return self._items(of_batch if status is None else of_batch & (label_items.c.status == status))
 
+    def dropped_records(self, before_round: int) -> list[str]:
+        """Returns the ids of the records that people took out of the batches of earlier rounds, sorted."""
+        query = (
+            select(label_items.c.record)
+            .join(label_batches)
+            .where(label_items.c.status == "dropped", label_batches.c.status == "done")
+            .where(label_batches.c.round < before_round)
+            .order_by(label_items.c.record)
+        )
+        with self.metadata.reading() as connection:
+            return sorted(set(connection.scalars(query)))
+
     def answers(self, batch: str | None = None) -> pa.Table:
         """Returns the answers of a batch, or of all, by the schema `posttrain.label.answers.ANSWERS`."""
         answer, item = label_answers.c, label_items.c

@@ -26,7 +26,7 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.linear_head import people_labels
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.dataset import training_set_settings
-from posttrain.loop.stages.score import free_records
+from posttrain.loop.stages.score import dropped_records, free_records
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on, suite_inputs
 from posttrain.loop.teachers import build_teacher, calibrated
@@ -81,7 +81,8 @@ class PseudoLabel(Stage):
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the section of pseudo-labels, the teacher's settings, and the steps that clean training records."""
         own = {"pseudo": _config(context).model_dump(mode="json"), "options": dict(self.teacher.settings())}
-        return own | training_set_settings(context)
+        dropped = dropped_records(context)
+        return own | training_set_settings(context) | ({"dropped": dropped} if dropped else {})
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the training set with the pseudo-labels; the labels of people come first, as they are."""
@@ -92,7 +93,7 @@ class PseudoLabel(Stage):
         wanted = math.ceil(config.per_label * labelled.num_rows)
         # Each answer of an endpoint has a price; the others are nearly free.
         factor = 1 if "endpoint" in context.config.label.teachers else _CANDIDATES
-        free = free_records(context.dataset(self.pool).records, parent.records)
+        free = free_records(context, context.dataset(self.pool).records, parent.records)
         candidates = sample_pool(free, factor * wanted, seed)
         predictions = self.teacher.predict(candidates)
         confidence = calibrated(self.teacher, predictions, labelled)

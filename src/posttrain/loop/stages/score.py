@@ -12,6 +12,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
+from posttrain.label.queue import Queue
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
@@ -33,10 +34,17 @@ from posttrain.store.errors import DamagedArtifactError
 log = logging.getLogger("posttrain")
 
 
-def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
-    """Returns the pool's records whose inputs the training set does not hold yet."""
+def free_records(context: RoundContext, pool: pa.Table, train: pa.Table) -> pa.Table:
+    """Returns the pool's records that people did not drop, and whose inputs the training set does not hold yet."""
     inputs = pa.array(train["input_id"].to_pylist(), pa.string())
-    return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=inputs)))
+    taken = compute.is_in(pool["input_id"], value_set=inputs)
+    dropped = compute.is_in(pool["id"], value_set=pa.array(dropped_records(context), pa.string()))
+    return pool.filter(compute.invert(compute.or_(taken, dropped)))
+
+
+def dropped_records(context: RoundContext) -> list[str]:
+    """Returns the ids of the records that people dropped in earlier rounds: they would drop them again."""
+    return Queue(context.workspace.metadata).dropped_records(context.number)
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,8 @@ class Score(Stage):
             "cold": self.cold,
         }
         settings |= {"cost": select.cost} if select.cost else {}
+        # Only where there are any, as keys are older.
+        settings |= {"dropped": dropped} if (dropped := dropped_records(context)) else {}
         settings |= {} if self.cold else {"hard_cases": select.hard_cases}
         return settings | scoring_settings(context, cold=self.cold) | model_key(context)
 
@@ -120,7 +130,7 @@ class Score(Stage):
         """Writes the score tables, the embeddings of labelled records and the hard test cases."""
         select, scoring = context.config.select, self.scoring
         labelled, test = context.dataset(self.train).records, context.dataset(self.test).records
-        free = free_records(context.dataset(self.pool).records, labelled)
+        free = free_records(context, context.dataset(self.pool).records, labelled)
         if context.in_round:  # a preview with another config must not remove the loop's cached scores
             remove_unused_scores(context, scoring)
         calibration = {} if self.cold else fit_calibration(context, scoring, test, self.evaluation)
