@@ -26,8 +26,8 @@ LOOP_TEXTS: dict[str, dict[str, str]] = {
         ("loop.new", "No round has begun: posttrain run starts the loop.", "尚未开始:posttrain run 启动循环。"),
         (
             "loop.again",
-            "After the last stage the next round begins with the first.",
-            "最后一个阶段之后,下一轮从头开始。",
+            "After the last stage the next round begins.",
+            "最后一个阶段之后,下一轮开始。",
         ),
         ("loop.champion_metric", "{metric} of the champion", "冠军模型的 {metric}"),
         ("loop.since_round", "since round {round}", "自第 {round} 轮起"),

@@ -25,6 +25,7 @@ from posttrain.web.api.labelling import BatchName, columns
 from posttrain.web.guideline_text import render_markdown
 
 _FIT_SECONDS = 10.0  # between fits of one batch, as each reviewer's page asks for them
+_LEAST_ITEMS = 30
 _LIKELIEST = 5
 _LEAST_PROBABILITY = 0.01
 
@@ -64,7 +65,8 @@ class ReviewItem(BaseModel):
     resolution: dict[str, Any] | None
     answers: list[GivenAnswer]
     posterior: list[Probability] = Field(
-        default=[], description="The likeliest answers by the model of Dawid and Skene; empty for free texts."
+        default=[],
+        description="The likeliest answers by the model of Dawid and Skene; empty for free texts and below 30 items.",
     )
 
 
@@ -203,6 +205,9 @@ class _Posteriors:
     def _fit(self, batch: str, kind: str) -> dict[int, list[Probability]]:
         answers = self.site.queue.answers(batch)
         votes = encode_votes(answers)
+        # With few items the model is sure of what nobody can know.
+        if len(votes.items) < _LEAST_ITEMS:
+            return {}
         try:
             fitted = dawid_skene(votes, expected=gold_labels(votes, answers["expected"].to_pylist()))
         except UserError:

@@ -73,6 +73,8 @@ for (const button of document.querySelectorAll("[data-close]")) {
   button.addEventListener("click", () => button.closest("dialog").close());
 }
 
+// On a phone the tabs scroll sideways.
+document.querySelector(".tabs [aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
 for (const place of document.querySelectorAll("[data-reload]")) {
   setTimeout(() => location.reload(), 1000 * Number(place.dataset.reload));
 }

@@ -3,7 +3,7 @@
 import { call } from "./app.js";
 import { createEditor } from "./label_editors.js";
 import { Outbox } from "./label_outbox.js";
-import { announce, ask, h, hasShortcuts, page, percent, showAnswer, showContent, spoken, takesText, text, wireHelp } from "./label_parts.js";
+import { announce, ask, h, hasShortcuts, meter, page, percent, showAnswer, showContent, spoken, takesText, text, wireHelp } from "./label_parts.js";
 
 const POLL = 10_000;
 const PROGRESS = 3_000;
@@ -148,7 +148,7 @@ function drawSuggestion() {
   part("accept").hidden = !suggestion || !isImmediate(current);
   if (!suggestion) return;
   const confidence = typeof suggestion.confidence === "number"
-    ? h("span", { class: "confidence" }, h("meter", { min: "0", max: "1", value: String(suggestion.confidence), "aria-label": text("confidence") }), ` ${text("sure", { percent: percent(suggestion.confidence) })}`)
+    ? h("span", { class: "confidence" }, meter(suggestion.confidence, text("confidence")), ` ${text("sure", { percent: percent(suggestion.confidence) })}`)
     : "";
   box.replaceChildren(h("b", {}, text("suggested")), h("span", { class: "suggested" }, showAnswer(current, suggestion.answer)), confidence);
 }

@@ -56,15 +56,15 @@ function labelEditor(task, options, several) {
 
   function draw() {
     list.replaceChildren(...shown.map((label, index) => {
-      const suggested = label === task.suggestion?.answer && options.immediate ? text("suggested") : null;
+      const suggested = label === task.suggestion?.answer && options.immediate;
       const cap = index < KEYS ? keyCap(String(index + 1)) : h("span", { class: "no-key" });
       const isChosen = chosen.has(label);
       const mark = several ? h("span", { class: "box", "aria-hidden": "true" }, isChosen ? "✓" : "") : null;
       if (isSearched) {
         return h("li", { role: "option", id: `label-${index}`, "aria-selected": String(isChosen), dir: "auto",
-          class: `${index === active ? "active" : ""} ${suggested ? "is-suggested" : ""}`, "data-suggested": suggested, click: () => { active = index; take(label); } }, cap, mark, h("span", {}, label));
+          class: `${index === active ? "active" : ""} ${suggested ? "is-suggested" : ""}`, click: () => { active = index; take(label); } }, cap, mark, h("span", {}, label));
       }
-      return h("li", {}, h("button", { type: "button", class: `option ${suggested ? "is-suggested" : ""}`, "data-suggested": suggested, "aria-pressed": several || !options.immediate ? String(isChosen) : null,
+      return h("li", {}, h("button", { type: "button", class: `option ${suggested ? "is-suggested" : ""}`, "aria-pressed": several || !options.immediate ? String(isChosen) : null,
         "aria-keyshortcuts": String(index + 1), dir: "auto", click: () => take(label) }, cap, mark, h("span", {}, label)));
     }));
     if (!isSearched) return;

@@ -39,6 +39,14 @@ export function percent(share) {
   return typeof share === "number" ? `${Math.round(100 * share)}%` : "";
 }
 
+/** Shows a share as a bar. */
+export function meter(share, label) {
+  const bar = h("span", {});
+  bar.style.width = percent(share);
+  return h("span", { class: "meter", role: "meter", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100",
+    "aria-valuenow": String(Math.round(100 * share)), "aria-valuetext": percent(share) }, bar);
+}
+
 /** Shows a key as on a keyboard; hidden from screen readers, which read `aria-keyshortcuts`. */
 export function keyCap(name) {
   return h("kbd", { "aria-hidden": "true" }, name);

@@ -2,7 +2,7 @@
 
 import { call } from "./app.js";
 import { createEditor } from "./label_editors.js";
-import { announce, ask, h, hasShortcuts, keyCap, page, percent, showAnswer, showContent, spoken, takesText, text, wireHelp } from "./label_parts.js";
+import { announce, ask, h, hasShortcuts, keyCap, meter, page, percent, showAnswer, showContent, spoken, takesText, text, wireHelp } from "./label_parts.js";
 
 const POLL = 15_000;
 const part = (id) => document.getElementById(id);
@@ -97,7 +97,7 @@ function drawPosterior(item) {
   part("posterior").hidden = !rows.length;
   part("posterior").replaceChildren(h("h3", {}, text("posterior")), h("ul", {}, rows.map(({ answer, probability }) => h("li", {},
     h("span", { class: "given" }, showAnswer(item, answer)),
-    h("meter", { min: "0", max: "1", value: String(probability), "aria-label": percent(probability) }), h("span", {}, percent(probability))))),
+    meter(probability, text("posterior")), h("span", {}, percent(probability))))),
     h("p", { class: "hint" }, text("posterior_note")));
 }
 
