@@ -16,7 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from posttrain.label.formats.exchange import ImportOptions, export_queue, import_queue
+from posttrain.label.formats.exporter import export_queue
+from posttrain.label.formats.importer import ImportOptions, import_queue
 from posttrain.label.queue import Queue
 from posttrain.store.journal import Journal
 from posttrain.store.metadata import Metadata

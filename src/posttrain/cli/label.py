@@ -13,7 +13,7 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
-    from posttrain.label.formats.exchange import ImportResult
+    from posttrain.label.formats.importer import ImportResult
     from posttrain.label.queue import Queue
     from posttrain.loop.config import Config
 
@@ -38,7 +38,7 @@ def export(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write the pending batch to a CSV file, to be filled in elsewhere, or any batch in the format of another tool."""
-    from posttrain.label.formats.exchange import DATASETS, export_queue
+    from posttrain.label.formats.exporter import DATASETS, export_queue
 
     _check_format(format, (*_FORMATS, DATASETS))
     with open_workspace(workspace) as (store, config):
@@ -76,7 +76,7 @@ def import_(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Import a filled batch, so that the next `posttrain run` resumes with it, or a file of another tool."""
-    from posttrain.label.formats.exchange import ImportOptions, import_queue
+    from posttrain.label.formats.importer import ImportOptions, import_queue
     from posttrain.label.webhook import webhook_calls
 
     _check_format(format, _FORMATS)

@@ -11,7 +11,8 @@ from format_batches import KINDS, SUFFIXES, answers_of, fill, read_records
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from posttrain.label.formats.exchange import CODECS, ImportOptions, export_queue, import_queue
+from posttrain.label.formats.exporter import CODECS, export_queue
+from posttrain.label.formats.importer import ImportOptions, import_queue
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
 from posttrain.store.errors import UserError

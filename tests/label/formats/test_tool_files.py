@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from format_batches import answers_of, read_records
 
-from posttrain.label.formats.exchange import ImportOptions, ImportResult, export_queue, import_queue
+from posttrain.label.formats.exporter import export_queue
+from posttrain.label.formats.importer import ImportOptions, ImportResult, import_queue
 from posttrain.label.queue import Queue
 
 NewQueue = Callable[..., Queue]

@@ -13,7 +13,9 @@ from posttrain.label.formats.codec import (
     PortableItem,
     Shape,
     Survey,
+    are_strings,
     foreign_parts,
+    is_dialogue,
     is_simple,
     own_meta,
     shown_text,
@@ -221,7 +223,7 @@ def _read_fields(
     strings = [name for name, value in fields.items() if isinstance(value, str)]
     parts: dict[str, Any] = {}
     used: set[str] = set()
-    chats = [name for name, value in fields.items() if _is_chat(value)]
+    chats = [name for name, value in fields.items() if is_dialogue(value)]
     if chats:
         content["prompt"] = [{"role": turn["role"], "content": turn["content"]} for turn in fields[chats[0]]]
         used.add(chats[0])
@@ -291,7 +293,7 @@ def _read_value(value: Any, shape: Shape, options: list[str]) -> Any:
         case "choice" | "text" | "rewrite":
             return value if isinstance(value, str) else None
         case "choices":
-            return list(value) if _are_strings(value) else None
+            return list(value) if are_strings(value) else None
         case "rating":
             return value if isinstance(value, int) and not isinstance(value, bool) else None
         case "preference":
@@ -307,7 +309,7 @@ def _read_value(value: Any, shape: Shape, options: list[str]) -> Any:
                 turns = json.loads(value) if isinstance(value, str) else None
             except (ValueError, RecursionError):
                 return None
-            return turns if _is_chat(turns) else None
+            return turns if is_dialogue(turns) else None
     if not isinstance(value, list) or not all({"start", "end", "label"} <= set(_mapping(span)) for span in value):
         return None
     spans = [{name: span[name] for name in ("start", "end", "label")} for span in value]
@@ -329,7 +331,7 @@ def _survey_value(question: str, value: Any, fields: set[str], survey: Survey) -
         names = [_mapping(each).get("value", each) for each in value]
         if len(names) > 1 and set(map(str, names)) <= fields:
             survey.add(question, "ranking")
-        elif _are_strings(value):
+        elif are_strings(value):
             survey.add(question, "choices", tuple(value))
 
 
@@ -342,18 +344,6 @@ def _user_id(annotator: str) -> str:
         return annotator if str(uuid.UUID(annotator)) == annotator else str(uuid.uuid5(_USERS, annotator))
     except ValueError:
         return str(uuid.uuid5(_USERS, annotator))
-
-
-def _is_chat(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(_are_strings([_mapping(turn).get("role"), _mapping(turn).get("content")]) for turn in value)
-    )
-
-
-def _are_strings(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

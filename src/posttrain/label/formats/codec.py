@@ -21,6 +21,9 @@ EXTENSION = "posttrain"
 TEXT_KEYS = ("text", "prompt", "question", "content", "message", "instruction", "body")
 """Names under which tools and people keep the text to label, best first."""
 
+ANSWER_COLUMNS = ("note", "seconds", "suggestion", "position", "confidence", "guideline")
+"""Columns of `label_answers` in the details of an answer, beside ``created_at``."""
+
 _MISSING = object()
 _LONGEST_LABEL = 80
 
@@ -284,6 +287,20 @@ def text_key(names: Sequence[str], shape: Shape, part: str, where: str) -> str:
     if known is None:
         raise UserError(f"no text in `{part}`", where=where, fix=f"--field: {', '.join(names)}" if names else None)
     return known
+
+
+def is_dialogue(turns: Any) -> bool:
+    """Returns True for a list of turns, each with a role and a content."""
+    return (
+        isinstance(turns, list)
+        and bool(turns)
+        and all(isinstance(t, Mapping) and are_strings([t.get("role"), t.get("content")]) for t in turns)
+    )
+
+
+def are_strings(values: Any) -> bool:
+    """Returns True for a list of nothing but texts."""
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _meta(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,7 @@
 """Label Studio's JSON of tasks: ``data``, ``annotations`` and ``predictions``, and its labelling interface."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -15,6 +14,7 @@ from posttrain.label.formats.codec import (
     Shape,
     Survey,
     foreign_parts,
+    is_dialogue,
     is_simple,
     own_meta,
     shown_text,
@@ -22,20 +22,20 @@ from posttrain.label.formats.codec import (
     user_prompt,
     with_foreign,
 )
+from posttrain.label.formats.label_studio_results import (
+    KEY,
+    candidate_list,
+    control_of,
+    number,
+    objects,
+    read_answer,
+    region_difference,
+    span_key,
+    survey_regions,
+    time_text,
+    write_regions,
+)
 from posttrain.store.errors import UserError
-
-# Control's name, name of the object that it is for, and type of its results, by kind of answers.
-_CONTROLS = {
-    "choice": ("label", "text", "choices"),
-    "choices": ("labels", "text", "choices"),
-    "text": ("answer", "text", "textarea"),
-    "spans": ("spans", "text", "labels"),
-    "rewrite": ("rewrite", "answer", "textarea"),
-    "rating": ("rating", "answer", "rating"),
-    "preference": ("preference", "left", "pairwise"),
-    "ranking": ("ranking", "candidates", "ranker"),
-    "conversation": ("conversation", "conversation", "chatmessage"),
-}
 
 _OWN_KEYS = ("dialogue", "answer", "left", "right", "candidates")
 _ANNOTATION_KEYS = ("completed_by", "result", "was_cancelled", "ground_truth", "lead_time", "created_at")
@@ -65,16 +65,16 @@ class LabelStudio(Codec):
     """A JSON array of tasks, as *Export → JSON* and *Import* have it."""
 
     name = "label-studio"
-    key = "label_studio"
+    key = KEY
 
     def survey(self, record: Mapping[str, Any], survey: Survey) -> None:
         for part in ("annotations", "predictions"):
-            for labelled in _objects(record.get(part)):
+            for labelled in objects(record.get(part)):
                 questions: dict[str, list[Mapping[str, Any]]] = {}
-                for region in _objects(labelled.get("result")):
+                for region in objects(labelled.get("result")):
                     questions.setdefault(str(region.get("from_name")), []).append(region)
                 for question, regions in questions.items():
-                    _survey_regions(question, regions, survey)
+                    survey_regions(question, regions, survey)
 
     def read(self, record: Mapping[str, Any], shape: Shape, where: str, foreign: Counter[str]) -> PortableItem:
         data = record.get("data")
@@ -107,7 +107,7 @@ class LabelStudio(Codec):
     def write(self, item: PortableItem, shape: Shape) -> dict[str, Any]:
         parts = foreign_parts(item.content, self.key)
         task: dict[str, Any] = {"data": _write_data(item.content, shape, parts, own_meta(item.content, self.key))}
-        control, of_annotator = _control(shape), dict(parts.get("annotations", {}))
+        control, of_annotator = control_of(shape), dict(parts.get("annotations", {}))
         annotations = []
         if item.expected is not None:
             annotations.append(
@@ -128,7 +128,7 @@ class LabelStudio(Codec):
         task["predictions"] = list(parts.get("other_predictions", []))
         if item.suggestion is not None:
             kept = parts.get("prediction", {})
-            regions = _write_regions(item.suggestion.get("answer"), item.content, control, shape, kept)
+            regions = write_regions(item.suggestion.get("answer"), item.content, control, shape, kept)
             prediction = {**kept.get("keys", {}), "result": regions}
             for name, value in (("annotator", "model_version"), ("confidence", "score")):
                 if item.suggestion.get(name) is not None:
@@ -147,7 +147,7 @@ class LabelStudio(Codec):
 
 def labelling_interface(shape: Shape) -> str:
     """Returns the labelling interface (XML) of a project for the tasks that are written for ``shape``."""
-    name, _, _ = _control(shape)
+    name, _, _ = control_of(shape)
     text, answer = '<Text name="text" value="$text"/>', '<Text name="answer" value="$answer"/>'
     tag = "Label" if shape.kind == "spans" else "Choice"
     labels = "".join(f"\n    <{tag} value={quoteattr(label)}/>" for label in shape.labels or ())
@@ -171,7 +171,7 @@ class _TaskReader:
     """Reads the annotations and predictions of tasks."""
 
     def __init__(self, shape: Shape, foreign: Counter[str]) -> None:
-        self.shape, self.foreign, self.control = shape, foreign, _control(shape)
+        self.shape, self.foreign, self.control = shape, foreign, control_of(shape)
 
     def annotations(
         self, record: Mapping[str, Any], content: Mapping[str, Any]
@@ -224,7 +224,7 @@ class _TaskReader:
             }
             suggestion = {
                 "answer": answer,
-                "confidence": _number(prediction.get("score")),
+                "confidence": number(prediction.get("score")),
                 "annotator": prediction.get("model_version"),
             }
             _count(self.foreign, "predictions.", keys)
@@ -247,10 +247,10 @@ class _TaskReader:
         if by != {"email": annotator}:
             keys["completed_by"] = by
         details: dict[str, Any] = {}
-        if (seconds := _number(annotation.get("lead_time"))) is not None:
+        if (seconds := number(annotation.get("lead_time"))) is not None:
             details["seconds"] = seconds
         if (created := annotation.get("created_at")) is not None:
-            time = _time(created)
+            time = time_text(created)
             if time is not None:
                 details["created_at"] = time
             if time is None or time.replace("+00:00", "Z") != created:
@@ -267,17 +267,17 @@ class _TaskReader:
         name, _, kind = self.control
         own = [region for region in raw if isinstance(region, Mapping) and region.get("from_name") == name]
         own = [region for region in own if region.get("type") in (kind, "taxonomy" if kind == "choices" else kind)]
-        answer = _read_answer(own, self.shape, content)
+        answer = read_answer(own, self.shape, content)
         others = [region for region in raw if region not in own] if answer is not None else []
         if answer is None:
             return None, {}
-        written = _write_regions(answer, content, self.control, self.shape, {})
+        written = write_regions(answer, content, self.control, self.shape, {})
         if self.shape.kind == "spans":
-            own = sorted(own, key=_span_key)
+            own = sorted(own, key=span_key)
         same = len(written) == len(own)
         if not same:
             self.foreign["annotations.result.id"] += len(own)
-        regions = [_region_difference(*pair) for pair in zip(own, written, strict=True)] if same else []
+        regions = [region_difference(*pair) for pair in zip(own, written, strict=True)] if same else []
         return answer, {"regions": regions if any(regions) else [], "others": others}
 
 
@@ -301,9 +301,9 @@ def _read_data(data: Mapping[str, Any], shape: Shape, where: str) -> tuple[dict[
         if listed is not None:
             content["candidates"] = [candidate["body"] for candidate in data[listed]]
             used.add(listed)
-            if data[listed] != _candidate_list(content["candidates"]) or listed != "candidates":
+            if data[listed] != candidate_list(content["candidates"]) or listed != "candidates":
                 parts["list"] = {"key": listed, "candidates": [dict(candidate) for candidate in data[listed]]}
-    if _is_dialogue(dialogue):
+    if is_dialogue(dialogue):
         content["prompt"] = [dict(turn) for turn in dialogue]  # type: ignore[union-attr]
         used.add("dialogue")
         if data.get("text") == shown_text(content, last_turn=shape.kind == "spans"):
@@ -340,7 +340,7 @@ def _write_data(
         if shape.kind == "preference" and len(candidates) == 2 and not listed:
             data.update(zip(parts.get("pair", ("left", "right")), candidates, strict=True))
         else:
-            data[listed.get("key", "candidates")] = listed.get("candidates", _candidate_list(candidates))
+            data[listed.get("key", "candidates")] = listed.get("candidates", candidate_list(candidates))
     if content.get("answer") is not None:
         data["answer"] = content["answer"]
     # A key that has a meaning here stays in the extension.
@@ -355,151 +355,12 @@ def _write_annotation(
     shape: Shape,
     kept: Mapping[str, Any],
 ) -> dict[str, Any]:
-    regions = _write_regions(answer, item.content, control, shape, kept)
+    regions = write_regions(answer, item.content, control, shape, kept)
     return {"completed_by": {"email": annotator}, "result": regions, "ground_truth": False, **kept.get("keys", {})}
-
-
-def _write_regions(
-    answer: Any, content: Mapping[str, Any], control: tuple[str, str, str], shape: Shape, kept: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Returns an answer's regions, with what ``kept`` has of the regions that they were read from."""
-    name, target, kind = control
-    values = [] if answer is None else _region_values(answer, content, shape)
-    regions: list[dict[str, Any]] = [
-        {"id": f"{name}-{number}", "from_name": name, "to_name": target, "type": kind, "value": value}
-        for number, value in enumerate(values, 1)
-    ]
-    before = kept.get("regions", [])
-    if len(before) == len(regions):
-        for region, parts in zip(regions, before, strict=True):
-            merged = {**region, **{key: value for key, value in parts.items() if value is not None}}
-            # Another answer since then: what was kept of the old one's value is wrong now.
-            if _read_answer([merged], shape, content) != _read_answer([region], shape, content):
-                merged["value"] = region["value"]
-            for absent in (key for key, value in parts.items() if value is None):
-                del merged[absent]
-            region.clear()
-            region.update(merged)
-    return regions + list(kept.get("others", []))
-
-
-def _region_values(answer: Any, content: Mapping[str, Any], shape: Shape) -> list[dict[str, Any]]:
-    match shape.kind:
-        case "choice":
-            return [{"choices": [answer]}]
-        case "choices":
-            return [{"choices": list(answer)}]
-        case "text" | "rewrite":
-            return [{"text": [answer]}]
-        case "rating":
-            return [{"rating": answer}]
-        case "preference":
-            # Label Studio has no tie: it stays in the extension.
-            return [{"selected": ("left", "right")[answer]}] if answer in (0, 1) else []
-        case "ranking":
-            ids = [candidate["id"] for candidate in _ranked_candidates(content)]
-            return [{"ranker": {_control(shape)[0]: [ids[rank] for rank in answer]}}]
-        case "conversation":
-            return [{"chatmessage": dict(turn)} for turn in answer]
-    text = shown_text(content, last_turn=True)
-    return [
-        {
-            "start": span["start"],
-            "end": span["end"],
-            "text": text[span["start"] : span["end"]],
-            "labels": [span["label"]],
-        }
-        for span in answer
-    ]
-
-
-def _read_answer(regions: Sequence[Mapping[str, Any]], shape: Shape, content: Mapping[str, Any]) -> Any:
-    """Returns the answer of the control's regions; None if there is none that this kind can hold."""
-    values = [region["value"] for region in regions if isinstance(region.get("value"), Mapping)]
-    if shape.kind == "spans":
-        return _read_spans(values)
-    if shape.kind == "conversation":
-        turns = [value.get("chatmessage") for value in values]
-        return [{"role": t["role"], "content": t["content"]} for t in turns] if _is_dialogue(turns) else None
-    if len(values) != 1:
-        return None
-    value = values[0]
-    match shape.kind:
-        case "choice" | "choices":
-            # A taxonomy's choice is a path of labels.
-            chosen = value.get("choices", value.get("taxonomy"))
-            labels = [label if isinstance(label, str) else _path(label) for label in _strings_or_paths(chosen)]
-            if shape.kind == "choices":
-                return labels if isinstance(chosen, list) else None
-            return labels[0] if len(labels) == 1 else None
-        case "text" | "rewrite":
-            text = value.get("text")
-            texts = [text] if isinstance(text, str) else text
-            return "\n".join(texts) if _are_strings(texts) and texts else None
-        case "rating":
-            rating = value.get("rating")
-            return rating if isinstance(rating, int) and not isinstance(rating, bool) else None
-        case "preference":
-            return {"left": 0, "right": 1}.get(str(value.get("selected")))
-    ranked = value.get("ranker")
-    order = (
-        next((each for each in ranked.values() if isinstance(each, list)), []) if isinstance(ranked, Mapping) else []
-    )
-    ids = [candidate["id"] for candidate in _ranked_candidates(content)]
-    return [ids.index(id) for id in order] if order and set(map(str, order)) <= set(ids) else None
-
-
-def _ranked_candidates(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    listed = foreign_parts(content, LabelStudio.key).get("list", {})
-    return listed.get("candidates") or _candidate_list(content.get("candidates") or [])
-
-
-def _read_spans(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    spans = []
-    for value in values:
-        labels, start, end = value.get("labels"), value.get("start"), value.get("end")
-        if not _are_strings(labels) or type(start) is not int or type(end) is not int:
-            return None
-        spans += [{"start": start, "end": end, "label": label} for label in labels or ()]
-    return sorted(spans, key=lambda span: (span["start"], span["end"], span["label"]))
-
-
-def _survey_regions(question: str, regions: Sequence[Mapping[str, Any]], survey: Survey) -> None:
-    kind = regions[0].get("type")
-    values = [region["value"] for region in regions if isinstance(region.get("value"), Mapping)]
-    if kind in ("choices", "taxonomy") and values:
-        labels = [
-            label if isinstance(label, str) else _path(label)
-            for value in values
-            for label in _strings_or_paths(value.get("choices", value.get("taxonomy")))
-        ]
-        survey.add(question, "choice" if len(labels) == 1 else "choices", tuple(labels))
-    elif kind == "labels":
-        survey.add(question, "spans", tuple(label for value in values for label in value.get("labels") or ()))
-    else:
-        kinds = {of_type: name for name, (_, _, of_type) in _CONTROLS.items() if name != "rewrite"}
-        if kind in kinds:
-            survey.add(question, kinds[str(kind)])
 
 
 def _count(foreign: Counter[str], part: str, names: Iterable[str]) -> None:
     foreign.update("bookkeeping of the server" if name in _BOOKKEEPING else f"{part}{name}" for name in names)
-
-
-def _control(shape: Shape) -> tuple[str, str, str]:
-    name, target, kind = _CONTROLS[shape.kind]
-    return (shape.question or name), target, kind
-
-
-def _region_difference(region: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a region has other than ours; None for what it lacks."""
-    other = {name: value for name, value in region.items() if written.get(name) != value}
-    return other | {name: None for name in written if name not in region}
-
-
-def _span_key(region: Mapping[str, Any]) -> tuple[Any, ...]:
-    value = region.get("value", {})
-    return value.get("start", 0), value.get("end", 0), str((value.get("labels") or [""])[0])
 
 
 def _candidate_key(data: Mapping[str, Any], shape: Shape) -> str | None:
@@ -514,44 +375,3 @@ def _candidate_key(data: Mapping[str, Any], shape: Shape) -> str | None:
 
 def _is_candidate(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("body"), str) and isinstance(value.get("id"), str)
-
-
-def _candidate_list(candidates: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"id": str(number), "title": "", "body": candidate} for number, candidate in enumerate(candidates)]
-
-
-def _is_dialogue(turns: Any) -> bool:
-    return (
-        isinstance(turns, list)
-        and bool(turns)
-        and all(isinstance(t, Mapping) and _are_strings([t.get("role"), t.get("content")]) for t in turns)
-    )
-
-
-def _are_strings(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _strings_or_paths(values: Any) -> list[Any]:
-    return values if isinstance(values, list) and all(isinstance(v, str) or _are_strings(v) for v in values) else []
-
-
-def _path(labels: Sequence[str]) -> str:
-    return " / ".join(labels)
-
-
-def _objects(values: Any) -> list[Mapping[str, Any]]:
-    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _time(value: Any) -> str | None:
-    """Returns a time of the tool in UTC and ISO format; None if it is none."""
-    try:
-        time = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()

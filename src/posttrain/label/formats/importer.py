@@ -1,56 +1,38 @@
-"""Exports a batch of the queue to a file of another tool, and imports such a file as a batch or into one."""
+"""Imports a file of another tool as a batch of the queue, or its answers into one."""
 
-import csv
-import json
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sqlalchemy import select
 
-from posttrain.label.answer_kinds import KINDS, Question
-from posttrain.label.formats.argilla import Argilla, argilla_settings
+from posttrain.label.answer_kinds import KINDS
+from posttrain.label.formats.checks import checked_item
 from posttrain.label.formats.codec import (
-    EXTENSION,
+    ANSWER_COLUMNS,
     Codec,
     PortableAnswer,
     PortableItem,
     Shape,
     Survey,
-    export_record,
     import_record,
 )
-from posttrain.label.formats.datasets import export_datasets
-from posttrain.label.formats.doccano import Csv, Doccano, DoccanoCsv, escape_row
-from posttrain.label.formats.files import FileRecord, read_csv_header, read_csv_records, read_json_records, to_json
-from posttrain.label.formats.label_studio import LabelStudio, labelling_interface
+from posttrain.label.formats.doccano import DoccanoCsv
+from posttrain.label.formats.exporter import CODECS
+from posttrain.label.formats.files import FileRecord, read_csv_header, read_csv_records, read_json_records
 from posttrain.label.queue import Queue
 from posttrain.label.queue_batches import COUNTS, given_answer
 from posttrain.label.queue_review import settle
 from posttrain.label.queue_rows import Batch, GivenAnswer, hash_fraction
 from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError, shorten
-from posttrain.store.files import check_new_file, disk_errors, set_default_mode, sync_folder
-from posttrain.store.hashing import digest
 from posttrain.store.label_tables import label_answers, label_batches, label_items
 from posttrain.store.progress import Advance, progress_bar
-from posttrain.store.rows import ITEM_STATUSES
-
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (LabelStudio(), Argilla(), Doccano(), DoccanoCsv(), Csv())}
-"""File formats by the name that ``--format`` takes."""
-
-DATASETS = "datasets"
-"""The format of a folder that Hugging Face's ``datasets`` reads; it is only written."""
 
 _CHUNK = 1000
-_ANSWER_COLUMNS = ("note", "seconds", "suggestion", "position", "confidence", "guideline")
-_LONGEST = {"annotator": 80, "record": 100}
 
 
 @dataclass
@@ -97,45 +79,6 @@ class ImportOptions:
     field: str | None = None
     gold: bool = False
     labels: tuple[str, ...] | None = None
-
-
-def export_queue(queue: Queue, batch: str, path: Path, format: str) -> int:
-    """Writes a batch to a new file; returns the number of items.
-
-    With the format `DATASETS` the path is a folder, and counted are its training records.
-
-    Label Studio's labelling interface and Argilla's settings are written beside it, with ``.xml`` or
-    ``.settings.json`` in place of the suffix.
-
-    Raises:
-        UserError: there is no such batch, the file exists, or the format cannot hold this kind of answers.
-    """
-    row = queue.batch(batch)
-    if row is None:
-        raise UserError(f"there is no batch `{shorten(batch)}`", where="--batch")
-    if format == DATASETS:
-        return sum(export_datasets(path, row, _read_items(queue, row.name)).values())
-    codec = CODECS[format]
-    if row.kind not in codec.kinds:
-        raise UserError(f"{format} has no place for answers of the kind {row.kind}", fix="--format label-studio")
-    check_new_file(path)
-    beside = {"label-studio": path.with_suffix(".xml"), "argilla": path.with_suffix(".settings.json")}.get(format)
-    if beside is not None:
-        check_new_file(beside)
-    asked = row.settings.get("question") or {}
-    question = asked.get("name") if asked.get("format") == codec.name else None
-    shape = Shape(row.kind, None if row.labels is None else tuple(row.labels), question)
-    with _new_file(path) as file:
-        records = (
-            export_record(codec, item, shape, first=number == 0)
-            for number, item in enumerate(_read_items(queue, row.name))
-        )
-        count, longest = _write_records(file, codec, records)
-    if beside is not None:
-        text = labelling_interface(shape) if format == "label-studio" else to_json(argilla_settings(shape, longest))
-        with _new_file(beside) as file:
-            file.write(text)
-    return count
 
 
 def import_queue(queue: Queue, path: Path, options: ImportOptions) -> ImportResult:
@@ -209,7 +152,7 @@ def _read_file(
     """Yields the items of a file, checked, each with its place in errors."""
     for record in _records(codec, path, str(path)):
         item = _read_item(codec, record, shape, options, result)
-        yield record.where, _checked(item, shape, record.where)
+        yield record.where, checked_item(item, shape, record.where)
         advance(1)
 
 
@@ -227,60 +170,6 @@ def _read_item(
     return item
 
 
-def _checked(item: PortableItem, shape: Shape, where: str) -> PortableItem:
-    """Returns an item with answers as they are stored.
-
-    Raises:
-        UserError: an answer or a name does not fit.
-    """
-    kind, question = KINDS[shape.kind], Question(item.content, shape.labels)
-    candidates = len(item.content.get("candidates") or ())
-    if (shape.kind == "preference" and candidates != 2) or (shape.kind == "ranking" and candidates < 2):
-        raise UserError(
-            f"{candidates} candidates, where a {shape.kind} compares {2 if candidates else 'some'}", where=where
-        )
-    if shape.kind in ("rewrite", "rating") and not item.content.get("answer"):
-        raise UserError(f"no `answer` for a {shape.kind}", where=where)
-    try:
-        answers = tuple(
-            replace(each, answer=kind.check(each.answer, question)) if each.status == "answered" else each
-            for each in item.answers
-        )
-        expected = None if item.expected is None else kind.check(item.expected, question)
-        if item.suggestion is not None:
-            kind.check(item.suggestion["answer"], question)
-    except (UserError, KeyError) as error:
-        what, fix = (error.what, error.fix) if isinstance(error, UserError) else ("a suggestion has no `answer`", None)
-        raise UserError(what, where=where, fix=fix) from None
-    # Equal inputs have equal ids, so that the same file imported again finds its items.
-    record = item.record or digest([item.content.get(name) for name in ("prompt", "text", "candidates")])[:24]
-    for name, value in (("record", record), *(("annotator", answer.annotator) for answer in answers)):
-        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST[name]:
-            raise UserError(f"the {name} `{shorten(str(value))}` has no 1 to {_LONGEST[name]} characters", where=where)
-    _check_details(item.details, where)
-    return replace(item, record=record, answers=answers, expected=expected)
-
-
-def _check_details(details: Mapping[str, Any], where: str) -> None:
-    """Checks what an extension says of an item, which somebody may have edited.
-
-    Raises:
-        UserError: a value is none that an item can have.
-    """
-    resolution = details.get("resolution")
-    checks: dict[str, Callable[[Any], Any]] = {
-        "priority": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-        "reason": lambda value: isinstance(value, str),
-        "checked": lambda value: isinstance(value, bool),
-        "status": lambda value: (
-            value in ITEM_STATUSES and isinstance(details.get("wanted"), int) and (value != "done" or resolution)
-        ),
-        "resolution": lambda value: isinstance(value, Mapping) and {"answer", "how", "by"} <= set(value),
-    }
-    if wrong := next((name for name, check in checks.items() if name in details and not check(details[name])), None):
-        raise UserError(f"the part `{EXTENSION}` is damaged: `{wrong}`", where=where, fix="remove it")
-
-
 def _add_batch(
     queue: Queue, name: str, shape: Shape, items: Iterable[tuple[str, PortableItem]], result: ImportResult
 ) -> None:
@@ -296,7 +185,7 @@ def _add_batch(
             rows.append(_item_row(batch, item, number))
         keys = queue.metadata.insert_rows(label_items, rows)
         given = [
-            _answer_row(key["id"], answer, where)
+            _answer_row(key["id"], answer)
             for key, (where, item) in zip(keys, chunk, strict=True)
             for answer in item.answers
         ]
@@ -342,7 +231,7 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
             for answer in item.answers:
                 before = next((each for each in given if each.annotator == answer.annotator), None)
                 if before is None:
-                    new.append(_answer_row(found["id"], answer, where))
+                    new.append(_answer_row(found["id"], answer))
                 elif (before.status, before.answer) == (answer.status, answer.answer):
                     result.repeated += 1
                 else:
@@ -393,16 +282,12 @@ def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
     return row | {"wanted": outcome.wanted, "status": outcome.status, "resolution": outcome.resolution}
 
 
-def _answer_row(item: int, answer: PortableAnswer, where: str) -> dict[str, Any]:
-    try:
-        created = datetime.fromisoformat(answer.details["created_at"]) if "created_at" in answer.details else utc_now()
-        if answer.status not in ("answered", "skipped", "flagged"):
-            raise ValueError(answer.status)
-    except (ValueError, TypeError):
-        raise UserError(f"an answer of `{answer.annotator}` has no valid time or status", where=where) from None
-    row = {name: answer.details.get(name) for name in _ANSWER_COLUMNS}
+def _answer_row(item: int, answer: PortableAnswer) -> dict[str, Any]:
+    created = answer.details.get("created_at")
+    row = {name: answer.details.get(name) for name in ANSWER_COLUMNS}
     stored = {"item": item, "annotator": answer.annotator, "status": answer.status, "answer": answer.answer}
-    return {**stored, **row, "guideline": answer.details.get("guideline", 0), "created_at": created}
+    time = utc_now() if created is None else datetime.fromisoformat(created)
+    return {**stored, **row, "guideline": answer.details.get("guideline", 0), "created_at": time}
 
 
 def _given(answer: PortableAnswer) -> GivenAnswer:
@@ -419,94 +304,6 @@ def _given(answer: PortableAnswer) -> GivenAnswer:
         guideline=0,
         created_at=utc_now(),
     )
-
-
-def _read_items(queue: Queue, batch: str) -> Iterator[PortableItem]:
-    """Yields the items of a batch in the order of their ids, gold items too, a chunk in memory at a time."""
-    of_batch, last = label_items.c.batch == batch, 0
-    with queue.metadata.reading() as connection:
-        while True:
-            query = select(label_items).where(of_batch, label_items.c.id > last).order_by(label_items.c.id)
-            rows = connection.execute(query.limit(_CHUNK)).mappings().all()
-            if not rows:
-                return
-            last = rows[-1]["id"]
-            of_item: dict[int, list[PortableAnswer]] = {row["id"]: [] for row in rows}
-            answers = (
-                select(label_answers).where(label_answers.c.item.in_(of_item), COUNTS).order_by(label_answers.c.id)
-            )
-            for row in connection.execute(answers).mappings():
-                details = {name: row[name] for name in _ANSWER_COLUMNS if row[name] is not None}
-                details["created_at"] = row["created_at"].isoformat()
-                of_item[row["item"]].append(PortableAnswer(row["annotator"], row["answer"], row["status"], details))
-            for row in rows:
-                details = {
-                    name: row[name] for name in ("priority", "reason", "wanted", "checked", "status", "resolution")
-                }
-                yield PortableItem(
-                    record=row["record"],
-                    content=row["content"],
-                    suggestion=row["suggestion"],
-                    expected=row["expected"],
-                    answers=tuple(of_item[row["id"]]),
-                    details={
-                        name: value for name, value in details.items() if value is not None and value is not False
-                    },
-                )
-
-
-def _write_records(file: IO[str], codec: Codec, records: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Writes records; returns their number, and the largest number of candidates of one."""
-    count = longest = 0
-    if isinstance(codec, DoccanoCsv):
-        return _write_rows(file, records), 2
-    lines = isinstance(codec, Doccano)
-    for record in records:
-        if not lines:
-            file.write(",\n" if count else "[\n")
-        file.write(to_json(record) + ("\n" if lines else ""))
-        fields = record.get("fields", ())
-        longest, count = max(longest, sum(name.startswith("candidate_") for name in fields)), count + 1
-    if not lines:
-        file.write("\n]\n" if count else "[]\n")
-    return count, max(longest, 2)
-
-
-def _write_rows(file: IO[str], records: Iterable[Mapping[str, Any]]) -> int:
-    columns: dict[str, None] = {}
-    # The header has the columns of all rows, and comes first.
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as spool:
-        for record in records:
-            columns.update(dict.fromkeys(record))
-            spool.write(to_json(record) + "\n")
-        spool.seek(0)
-        names = [name for name in columns if name != EXTENSION]
-        # With CRLF between rows, the default: only then is each kind of line end in a text quoted.
-        writer, count = csv.writer(file), 0
-        for line in spool:
-            if not count:
-                writer.writerow([*names, EXTENSION])
-            writer.writerow(escape_row(json.loads(line), [*names, EXTENSION]))
-            count += 1
-    return count
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[str]]:
-    """Opens a file that appears under its name once it is whole."""
-    with disk_errors(path):
-        descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        set_default_mode(path)
-        sync_folder(path.absolute().parent)
 
 
 def _chunks(items: Iterable[tuple[str, PortableItem]]) -> Iterator[list[tuple[str, PortableItem]]]:

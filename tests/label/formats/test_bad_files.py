@@ -1,0 +1,193 @@
+"""Files that cannot be read end in one line with their place, and leave the workspace as it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from format_batches import fill, read_records
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.label.formats import files
+from posttrain.label.formats.exporter import export_queue
+from posttrain.label.formats.files import read_json_records
+from posttrain.label.formats.importer import ImportOptions, import_queue
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import NewItem
+from posttrain.store.errors import UserError
+
+NewQueue = Callable[..., Queue]
+
+
+def task(**values: Any) -> dict[str, Any]:
+    region = {"from_name": "label", "to_name": "text", "type": "choices", "value": {"choices": ["a"]}}
+    annotation = {"completed_by": 1, "result": [region]}
+    return {"data": {"text": "x"}, "annotations": [annotation], "predictions": []} | values
+
+
+def tasks(*changed: dict[str, Any]) -> str:
+    return json.dumps([task(id=1), *changed])
+
+
+EXTENSIONS: list[Any] = [
+    *(1, [], {"seen": 1}, {"answers": 3}, {"all_answers": [{"who": 1}]}, {"details": {"reason": 1}}, {"record": 5}),
+    *({"content": []}, {"details": {"priority": "high"}}, {"details": {"checked": 1}}, {"suggestion": {"model": 1}}),
+    {"all_answers": [{"annotator": "a", "answer": "a", "details": {"created_at": "never"}}]},
+    {"all_answers": [{"annotator": "a", "answer": "a", "status": "liked"}]},
+]
+
+MISTAKES = [
+    ("f.json", "", "f.json: the file is empty"),
+    ("f.json", "[]", "f.json: the file has no records"),
+    ("f.json", "[1]", "f.json, record 1: a record must be a JSON object"),
+    ("f.json", tasks({"data": 1}), "f.json, record 2: a task has an object `data`"),
+    ("f.json", tasks(task(data={"a": "x", "b": "y"})), "f.json, record 2: no text in `data`; --field: a, b"),
+    ("f.json", tasks()[:-1], "f.json, record 2: broken JSON: the array never closes"),
+    ("f.json", tasks() + "]", "f.json: something follows the end of the array"),
+    ("f.json", tasks(task(id=1)), "f.json, record 2: the record `1` is in f.json, record 1 already"),
+    ("f.json", tasks(task(id="x" * 101)), "f.json, record 2: the record `"),
+    ("f.json", json.dumps([task(data={"text": "a\0"})]), "f.json, record 1: holds a NUL character"),
+    ("f.json", json.dumps([task(data={"text": "\ud800"})]), "f.json, record 1: holds half a surrogate pair"),
+    ("f.json", '[{"data": {"text": NaN}}]', "f.json, record 1: broken JSON: `NaN` is not JSON"),
+    ("f.json", '[{"data": {"text": "a", "text": "b"}}]', "the key `text` occurs twice in one object"),
+    ("f.json", "[" * 5000, "f.json, record 1: nested too deeply"),
+    ("f.json", json.dumps([task(annotations=[], predictions=[])]), "no answers to see their kind from; --kind: choice"),
+    *(("f.json", tasks(task(meta={"posttrain": each})), "f.json, record 2: ") for each in EXTENSIONS),
+    ("f.jsonl", '{"text": "a", "label": ["x"]}\n{"label": []}', "f.jsonl:2: no text in `the record`"),
+    ("f.jsonl", '{"text": "a", "label": ["x"]}\n{', "f.jsonl:2: broken JSON: "),
+    ("f.jsonl", '{"text": "abc", "label": [[0, 9, "X"]]}', "f.jsonl:1: the span from 0 to 9 is not within the 3"),
+    ("f.jsonl", '{"n": 1}', "is a file of no known tool"),
+    ("f.csv", "", "f.csv: the file is empty"),
+    ("f.csv", "text,label\na\n", "f.csv:2: 1 fields where the header names 2"),
+    ("f.csv", 'text,label\n"a,b\n', "f.csv:2: broken CSV: a quoted field never closes"),
+    ("f.csv", "text,text\na,b\n", "f.csv:1: the column `text` occurs twice"),
+    ("f.csv", "text,label\n\0,b\n", "f.csv:2: holds a NUL character"),
+    ("f.csv", "text,label,posttrain\na,b,{\n", "f.csv:2: the part `posttrain` is damaged"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_mistakes_are_one_line_and_change_nothing(
+    name: str, text: str, message: str, new_queue: NewQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    queue = new_queue()
+    before = queue.metadata.count_rows()
+    Path(name).write_text(text)
+    with pytest.raises(UserError) as error:
+        import_queue(queue, Path(name), ImportOptions())
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert queue.metadata.count_rows() == before
+
+
+def test_bytes_that_are_no_text(new_queue: NewQueue, tmp_path: Path) -> None:
+    for name in ("f.json", "f.jsonl", "f.csv"):
+        (tmp_path / name).write_bytes(b'{"text": "\xff"}\n')
+        with pytest.raises(UserError, match="not UTF-8"):
+            import_queue(new_queue(), tmp_path / name, ImportOptions())
+    with pytest.raises(UserError, match="no such file"):
+        import_queue(new_queue(), tmp_path / "none.json", ImportOptions())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "mood"}, "`mood` is no kind of answers"),
+        ({"question": "mood"}, "no answers to `mood`; there are: label"),
+        ({"field": "title"}, "no text in `data`; --field: text"),
+        ({"kind": "preference"}, "0 candidates"),
+        ({"kind": "rating"}, "no `answer` for a rating"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, str], message: str, new_queue: NewQueue, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(tasks())
+    with pytest.raises(UserError) as error:
+        import_queue(new_queue(), tmp_path / "f.json", ImportOptions(**options))
+    assert message in str(error.value)
+
+
+def test_a_label_outside_the_batchs_set(new_queue: NewQueue, tmp_path: Path) -> None:
+    queue = new_queue()
+    queue.add_batch("batch", "choice", [NewItem("1", {"text": "x"})], labels=["b", "c"])
+    (tmp_path / "f.json").write_text(tasks())
+    with pytest.raises(UserError, match=r"f\.json, record 1: label `a` is not in the label set"):
+        import_queue(queue, tmp_path / "f.json", ImportOptions(batch="batch"))
+    assert queue.items("batch")[0].answers == ()
+
+
+def test_a_record_that_the_batch_lacks_undoes_the_answers_before_it(new_queue: NewQueue, tmp_path: Path) -> None:
+    queue = new_queue()
+    queue.add_batch("batch", "choice", [NewItem("1", {"text": "x"})], labels=["a"])
+    (tmp_path / "f.json").write_text(tasks(task(id=2)))
+    with pytest.raises(UserError, match="record 2: no record of the batch `batch` has the id `2`"):
+        import_queue(queue, tmp_path / "f.json", ImportOptions(batch="batch"))
+    assert queue.items("batch")[0].answers == ()
+
+
+def test_another_answer_of_the_same_annotator(new_queue: NewQueue, tmp_path: Path) -> None:
+    queue = new_queue()
+    queue.add_batch("batch", "choice", [NewItem("1", {"text": "x"})], labels=["a", "b"])
+    queue.answer(queue.items("batch")[0].id, "1", "b")
+    (tmp_path / "f.json").write_text(tasks())
+    with pytest.raises(UserError, match="`1` has answered this item otherwise already"):
+        import_queue(queue, tmp_path / "f.json", ImportOptions(batch="batch"))
+
+
+@pytest.mark.parametrize("format", ["label-studio", "argilla", "doccano"])
+def test_extensions_of_another_hand_never_end_in_a_defect(format: str, new_queue: NewQueue, tmp_path: Path) -> None:
+    source = new_queue()
+    fill(source, "choice")
+    path = tmp_path / "batch.json"
+    export_queue(source, "batch", path, format)
+    if format == "label-studio":
+        records = read_records(path)
+        extensions = [record["meta"]["posttrain"] for record in records]
+    elif format == "argilla":
+        records = read_records(path)
+        extensions = [json.loads(record["metadata"]["posttrain"]) for record in records]
+    else:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        extensions = [record["posttrain"] for record in records]
+    names = {name for extension in extensions for name in extension}
+    for name in sorted(names):
+        for value in (None, 1, "x", [1], {"x": 1}, [None], [{}], {"status": "done"}, {"status": "x", "wanted": 1}):
+            record = json.loads(json.dumps(records[0]))
+            extension = {**extensions[0], name: value}
+            if format == "label-studio":
+                record["meta"]["posttrain"] = extension
+            elif format == "argilla":
+                record["metadata"]["posttrain"] = json.dumps(extension)
+            else:
+                record["posttrain"] = extension
+            bad = tmp_path / "bad.json"
+            bad.write_text(json.dumps([record]))
+            queue = new_queue()
+            try:
+                import_queue(queue, bad, ImportOptions(kind="choice"))
+            except UserError:
+                assert queue.batches() == []
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+
+
+@given(
+    rows=st.lists(st.dictionaries(_TEXT, st.none() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT)),
+    indent=st.sampled_from([None, 1, "\t"]),
+    ascii=st.booleans(),
+    window=st.integers(1, 40),
+)
+def test_arrays_are_read_in_windows_of_any_size(
+    rows: list[dict[str, Any]], indent: Any, ascii: bool, window: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "window.json"
+    path.write_text(json.dumps(rows, indent=indent, ensure_ascii=ascii), encoding="utf-8")
+    whole = files._CHUNK
+    files._CHUNK = window
+    try:
+        assert [record.value for record in read_json_records(path, "f")] == rows
+    finally:
+        files._CHUNK = whole
