@@ -28,8 +28,6 @@ from posttrain.train.training_set import read_training_set
 
 log = logging.getLogger("posttrain")
 
-VERSION = 5
-
 _TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
 

@@ -19,7 +19,6 @@ from posttrain.loop.suites import measured_on
 from posttrain.store.artifacts import Artifact
 from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.sinks import open_sinks
-from posttrain.train.stage import VERSION, train
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Train(Stage):
     weights: np.ndarray | None = None
     name = "train"
     kind = "model"
-    version = VERSION
+    version = 5
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
@@ -81,6 +80,9 @@ class Train(Stage):
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Trains; a killed training resumes from the checkpoints in ``scratch``."""
+        # Here, as `status` lists the stages without torch.
+        from posttrain.train.stage import train
+
         # The key is in the name, so that a tracker shows a resumed round as the same run.
         run = f"{context.workspace.root.resolve().name}-round-{context.number}-{scratch.name[:8]}"
         # Not in the artifact, which must be the same bytes whenever it is built: speed and memory are not.
