@@ -1,5 +1,6 @@
 """The pages of the loop, of quality and of people, in a real browser on the real server."""
 
+import csv
 import json
 import os
 import subprocess
@@ -231,8 +232,10 @@ def test_pages_in_chinese(live_loop: Any) -> None:
 
 def test_markup_in_records_names_and_notes_stays_text(live_new: Any) -> None:
     root: Path = live_new.root
-    rows = [json.dumps({"text": f"{MARKUP} {number}"}) for number in range(60)]
-    (root / "evil.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    texts = [f"{MARKUP} {number}" for number in range(60)]
+    (root / "evil.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    with (root / "answers.csv").open("a", encoding="utf-8", newline="") as answers:
+        csv.writer(answers).writerows((text, "card") for text in texts)
     config = (root / "posttrain.yaml").read_text().replace("- pool.csv", "- pool.csv\n  - evil.jsonl", 1)
     (root / "posttrain.yaml").write_text(config.replace("rounds: 2", "rounds: 1"))
     command = [sys.executable, "-m", "posttrain", "run", "-w", str(root)]
@@ -242,10 +245,7 @@ def test_markup_in_records_names_and_notes_stays_text(live_new: Any) -> None:
     accounts.tokens.invite("viewer", MARKUP, "olga")
     accounts.tokens.issue_api_token("olga", MARKUP, "olga")
     live_new.queue.add_batch(MARKUP[:60], "choice", [NewItem("r1", {"text": MARKUP})], labels=[MARKUP, "card"])
-    for name in ("anna", "chloe"):
-        task = live_new.queue.next(name)
-        live_new.queue.answer(task.item, name, MARKUP)
-        break
+    live_new.queue.answer(live_new.queue.next("anna").item, "anna", MARKUP)
     with (live_new.store.home / "run.log").open("a") as log:
         log.write(f"{MARKUP}\n")
     visit = live_new.visit("olga")
