@@ -113,7 +113,9 @@ def _print_import(result: "ImportResult") -> None:
     if result.foreign:
         parts = [f"{name} ({count})" for name, count in result.foreign.most_common()]
         more = f" and {len(parts) - _SHOWN_PARTS} more" if len(parts) > _SHOWN_PARTS else ""
-        print_line(f"without a meaning here, kept for an export: {', '.join(parts[:_SHOWN_PARTS])}{more}")
+        # The items of a batch that was there stay as they are.
+        what = "kept for an export" if result.created else "left out"
+        print_line(f"without a meaning here, {what}: {', '.join(parts[:_SHOWN_PARTS])}{more}")
 
 
 def _check_format(format: str | None, formats: tuple[str, ...]) -> None:

@@ -87,7 +87,7 @@ def _is_content(content: Any) -> bool:
 
 def _is_resolution(resolution: Any, status: Any) -> bool:
     if resolution is None:
-        return status != "done"
+        return bool(status != "done")
     return (
         isinstance(resolution, Mapping)
         and {"answer", "how", "by"} <= set(resolution)

@@ -55,7 +55,7 @@ _BOOKKEEPING = frozenset(
         *("cancelled_annotations", "comment_count", "unresolved_comment_count", "last_comment_updated_at", "project"),
         *("updated_by", "comment_authors", "draft_created_at", "prediction", "result_count", "unique_id", "import_id"),
         *("last_action", "bulk_created", "task", "parent_prediction", "parent_annotation", "last_created_by"),
-        *("completed_by", "created_ago", "cluster", "neighbors", "mislabeling", "model", "model_run"),
+        *("created_ago", "cluster", "neighbors", "mislabeling", "model", "model_run"),
     )
 )
 _GOLD, _GOLD_KEY = "gold", "ground truth"
@@ -360,7 +360,10 @@ def _write_annotation(
 
 
 def _count(foreign: Counter[str], part: str, names: Iterable[str]) -> None:
-    foreign.update("bookkeeping of the server" if name in _BOOKKEEPING else f"{part}{name}" for name in names)
+    for name in names:
+        # Who answered is taken; only the rest of the account is not.
+        if name != "completed_by":
+            foreign["bookkeeping of the server" if name in _BOOKKEEPING else f"{part}{name}"] += 1
 
 
 def _candidate_key(data: Mapping[str, Any], shape: Shape) -> str | None:

@@ -1,0 +1,112 @@
+"""``posttrain label export`` and ``import`` with files of other tools, without a round and beside one that waits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+
+TASKS = [
+    {
+        "id": number,
+        "data": {"text": f"message {number}"},
+        "annotations": [{"completed_by": {"email": "ana"}, "result": [], "extra": 1}],
+    }
+    for number in range(3)
+]
+
+
+def write_tasks(path: Path, labels: list[str]) -> Path:
+    for task, label in zip(TASKS, labels, strict=True):
+        region = {"from_name": "mood", "to_name": "text", "type": "choices", "value": {"choices": [label]}}
+        task["annotations"][0]["result"] = [region]  # type: ignore[index]
+    path.write_text(json.dumps(TASKS))
+    return path
+
+
+@pytest.mark.slow
+def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    root = small(label={"annotator": "file"})
+    tasks = write_tasks(tmp_path / "moods.json", ["happy", "sad", "sad"])
+    first = posttrain("label", "import", tasks, "-w", root)
+    assert first.code == 0
+    assert first.out.splitlines() == [
+        "read 3 items, 3 answers into the new batch moods (label-studio, choice)",
+        "without a meaning here, kept for an export: annotations.extra (3), bookkeeping of the server (3)",
+    ]
+    out = tmp_path / "out.jsonl"
+    exported = posttrain("label", "export", out, "--format", "doccano", "-w", root)
+    assert exported.out == f"wrote 3 items of the batch moods to {out}\n"
+    assert [json.loads(line)["label"] for line in out.read_text().splitlines()] == [["happy"], ["sad"], ["sad"]]
+    again = posttrain("label", "import", tasks, "--batch", "moods", "-w", root)
+    assert again.out.startswith("read 3 items, 0 answers, 3 answers were there already into the batch moods ")
+    missing = posttrain("label", "export", out, "--batch", "none", "-w", root)
+    assert (missing.code, missing.err) == (2, "posttrain: --batch: there is no batch `none`\n")
+    folder = tmp_path / "set"
+    assert posttrain("label", "export", folder, "--format", "datasets", "-w", root).out == (
+        f"wrote 3 records of the batch moods to {folder}\n"
+    )
+    assert posttrain("label", "import", tasks, "--batch", "gold", "--gold", "-w", root).out.startswith(
+        "read 3 items, 0 answers, 3 gold items into the new batch gold"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("import", "moods.json", "--format", "label-studo"),
+            "`label-studo` is no format; did you mean `label-studio`?",
+        ),
+        (("import", "moods.json", "--kind", "mood"), "--kind: `mood` is no kind of answers"),
+        (("import", "moods.json", "--format", "argilla"), "moods.json, record 1: a record has an object `fields`"),
+        (("import", "none.json"), "none.json: there is no such file"),
+        (("export", "x.json", "--format", "argilla"), "nothing has run here yet"),
+        (("export", "x.csv"), "nothing has run here yet"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_with_2(
+    arguments: tuple[str, ...],
+    message: str,
+    small: Any,
+    posttrain: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = small(label={"annotator": "file"})
+    monkeypatch.chdir(tmp_path)
+    write_tasks(tmp_path / "moods.json", ["happy", "sad", "sad"])
+    outcome = posttrain("label", *arguments, "-w", root)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.slow
+def test_a_round_that_waits_is_answered_by_another_tool(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    root = small(rounds=1, label={"annotator": "file"})
+    posttrain("run", "-w", root)
+    truth = {row["text"]: row["label"] for row in small.rows()}
+    path = tmp_path / "tasks.json"
+    assert posttrain("label", "export", path, "--format", "label-studio", "-w", root).code == 0
+    assert "<Choices" in path.with_suffix(".xml").read_text()
+    tasks = json.loads(path.read_text())
+    assert len(tasks) == 12
+    for task in tasks:
+        region = {"from_name": "label", "to_name": "text", "type": "choices"}
+        region["value"] = {"choices": [truth[task["data"]["text"]]]}  # type: ignore[assignment]
+        task["annotations"] = [{"completed_by": 7, "result": [region], "lead_time": 3.5}]
+    path.write_text(json.dumps(tasks))
+    outcome = posttrain("label", "import", path, "-w", root)
+    assert outcome.out.splitlines() == [
+        "read 12 items, 12 answers into the batch round-1 (label-studio, choice)",
+        "all items are decided; now: posttrain run",
+    ]
+    assert posttrain("run", "-w", root).code == 0
+    reports = posttrain("label", "report", "-w", root, "--json").json
+    assert reports["rounds"][0]["annotators"] == {"7": 12}
