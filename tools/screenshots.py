@@ -24,7 +24,7 @@ VIEWS = {"light": (1180, 820, "light"), "dark": (1180, 820, "dark"), "phone": (3
 LONGEST = 1500
 """Pixels of a picture's height; a longer page is cut."""
 PATIENCE_MS = 120_000
-COLOURS = 64
+COLOURS = 128
 """Colours of a picture: pages have few, and a palette makes the file a third."""
 
 
@@ -38,6 +38,27 @@ def open_promotion(page: Page) -> None:
     page.get_by_role("button", name="Promote").first.click()
 
 
+def wait_for_item(page: Page) -> None:
+    """Waits until an item and the progress are shown."""
+    page.wait_for_selector("#work:not([hidden])")
+    if page.locator("#progress").count():
+        page.wait_for_selector("#progress progress")
+
+
+def mark_parts(page: Page) -> None:
+    """Marks a name and a city in the text, as a person does by keys."""
+    wait_for_item(page)
+    page.focus(".markable")
+    for key in ("ArrowRight", "ArrowRight", "Shift+ArrowRight", "1", *["ArrowRight"] * 5, "2", "Shift+ArrowLeft"):
+        page.keyboard.press(key)
+
+
+def take_answer(page: Page) -> None:
+    """Takes the second annotator's answer, and does not decide yet."""
+    wait_for_item(page)
+    page.keyboard.press("2")
+
+
 PAGES: dict[str, tuple[str, str, Callable[[Page], object] | None]] = {
     "dashboard": ("olga", "/dashboard", None),
     "rounds": ("olga", "/rounds", None),
@@ -46,6 +67,11 @@ PAGES: dict[str, tuple[str, str, Callable[[Page], object] | None]] = {
     "lineage": ("olga", "/lineage", None),
     "models": ("olga", "/models", None),
     "promote": ("olga", "/models", open_promotion),
+    "label": ("anna", "/label?batch=round-4", wait_for_item),
+    "label-spans": ("anna", "/label?batch=spans", mark_parts),
+    "label-preference": ("anna", "/label?batch=preference", wait_for_item),
+    "review": ("rosa", "/review?batch=round-3", take_answer),
+    "guidelines": ("rosa", "/guidelines", None),
     "quality": ("rosa", "/quality", lambda page: page.wait_for_selector("#agreement", timeout=120_000)),
     "people": ("olga", "/people", None),
     "audit": ("olga", "/people/audit", None),
@@ -56,7 +82,7 @@ PAGES: dict[str, tuple[str, str, Callable[[Page], object] | None]] = {
 
 def build_workspace(root: Path) -> str:
     """Builds the workspace; returns the query that names its trainings."""
-    from sample_batches import add_team
+    from sample_batches import add_batches, add_team
     from sample_team import add_answers
 
     from posttrain.demo.workspace import prepare_workspace
@@ -70,6 +96,7 @@ def build_workspace(root: Path) -> str:
         if not Accounts(store.metadata).all():
             add_team(store)
             add_answers(store, 400)
+            add_batches(store)
         return "&".join(f"run={run.id}" for run in store.metadata.runs(stage="train"))
 
 

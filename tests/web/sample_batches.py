@@ -113,23 +113,26 @@ def many_labels() -> list[str]:
     ]
 
 
-def fill(store: Workspace) -> Queue:
-    """Fills a workspace: two versions of the guideline, an open batch that is half done, and one with disagreements."""
-    add_team(store)
+def add_batches(store: Workspace) -> Queue:
+    """Adds two versions of the guideline, an open batch, one with disagreements, and items of two more kinds."""
     queue = Queue(store.metadata, QueueConfig(overlap=2, check=0.0))
     queue.add_guideline(GUIDELINE.replace("2. Two wishes: the first one counts.\n", ""), "rosa", "first version")
-    queue.add_batch("round-2", "choice", messages(6), labels=INTENTS, round=2)
+    queue.add_batch("round-3", "choice", messages(42), labels=INTENTS, round=3)
     for name, offset in (("anna", 0), ("ben", 1), ("chloe", 2)):
-        while (task := queue.next(name, "round-2")) is not None:
+        while (task := queue.next(name, "round-3")) is not None:
             right = task.suggestion["answer"] if task.suggestion else INTENTS[0]
-            is_hard = task.item % 3 == 1
-            answer = INTENTS[(INTENTS.index(right) + offset) % len(INTENTS)] if is_hard else right
+            is_hard = task.item % 9 == 1
+            answer = (
+                INTENTS[(INTENTS.index(right) + offset * (1 + task.item // 9 % 3)) % len(INTENTS)] if is_hard else right
+            )
             note = "could be both" if is_hard and name == "ben" else None
             queue.answer(task.item, name, answer, note=note, seconds=3.0 + offset + task.item % 4)
     queue.add_guideline(GUIDELINE, "rosa", "says what counts where there are two wishes")
-    queue.add_batch("round-3", "choice", messages(24), labels=INTENTS, round=3)
+    queue.add_batch("round-4", "choice", messages(24), labels=INTENTS, round=4)
     for _ in range(9):
-        task = queue.next("ben", "round-3")
+        task = queue.next("ben", "round-4")
         assert task is not None
         queue.answer(task.item, "ben", task.suggestion["answer"] if task.suggestion else INTENTS[0], seconds=4.0)
+    for kind in ("spans", "preference"):
+        add_kind(queue, kind)
     return queue

@@ -61,8 +61,8 @@ def label_pages(site: Site) -> APIRouter:
         versions = queue.guidelines()
         texts = {row["version"]: row["text"] for row in versions}
         latest = max(texts, default=0)
-        shown = new if new in texts else latest
-        before = old if old in texts else max(0, shown - 1)
+        shown = new if new is not None and new in texts else latest
+        before = old if old is not None and old in texts else max(0, shown - 1)
         outdated = queue.outdated_answers() if principal.may("reviewer") else []
         return app_page(
             request,

@@ -86,3 +86,36 @@ def test_a_new_guideline_lists_the_answers_under_earlier_ones(server: Any, batch
     assert [row["version"] for row in annotator.get("/api/guidelines").json()] == [1, 2]
     report = reviewer.get("/api/quality").json()
     assert report["counts"]["answers"] == 1
+
+
+def test_reviewers_see_how_likely_each_answer_is_once_there_are_enough(server: Any) -> None:
+    from posttrain.label.queue import Queue
+    from posttrain.label.queue_rows import NewItem, QueueConfig
+
+    queue = Queue(server.site.workspace.metadata, QueueConfig(overlap=3, check=0.0))
+    labels = ["card", "cash", "loan"]
+    for batch, count in (("few", 20), ("enough", 40)):
+        items = [NewItem(f"r{number}", {"text": f"message {number}"}) for number in range(count)]
+        queue.add_batch(batch, "choice", items, labels=labels)
+        for name in ("annotator", "reviewer", "owner"):
+            for number in range(count):
+                task = queue.next(name, batch)
+                assert task is not None
+                # The owner is mostly wrong: two who are mostly right, and disagree once, count for more than he.
+                answers = {
+                    "annotator": 0,
+                    "reviewer": 0 if number else 1,
+                    "owner": 2 if number % 2 or not number else 0,
+                }
+                queue.answer(task.item, name, labels[(number + answers[name]) % 3])
+    reviewer = server.browser("reviewer")
+    first = {name: queue.items(name)[0].id for name in ("few", "enough")}
+    (item,) = reviewer.get("/api/review", params={"item": first["few"]}).json()
+    assert item["posterior"] == []
+    (item,) = reviewer.get("/api/review", params={"item": first["enough"]}).json()
+    likely = {row["answer"]: row["probability"] for row in item["posterior"]}
+    assert 0.98 < sum(likely.values()) <= 1.001
+    assert likely.get("loan", 0) < max(likely.values())
+    (state,) = reviewer.get("/api/batches", params={"name": "few"}).json()
+    assert (state["mine"], state["answers"]) == (20, 60)
+    assert reviewer.get("/api/guidelines/1").status_code == 404
