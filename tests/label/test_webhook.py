@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from posttrain.label import webhook
-from posttrain.label.webhook import deliver_due, note_alarm, note_batches, webhook_calls
+from posttrain.label.queue import Queue
+from posttrain.label.queue_rows import NewItem
+from posttrain.label.webhook import deliver_due, note_alarms, note_batches, webhook_calls
 from posttrain.store.database import utc_now
 from posttrain.store.label_tables import label_batches, label_events
 from posttrain.store.metadata import Metadata
+
+ALARM = {"kind": "speed", "annotators": ["ana"], "sentence": "ana is fast"}
 
 
 class Receiver:
@@ -87,13 +91,13 @@ def test_each_event_is_called_once(metadata: Metadata, receiver: Receiver) -> No
         note_batches(metadata)
         deliver_due(metadata, receiver.url)
     finish(metadata, "round-1")
-    assert note_alarm(metadata, "drift of ana", {"name": "drift", "annotator": "ana"})
-    assert not note_alarm(metadata, "drift of ana", {"name": "drift", "annotator": "ana"})
+    alarm = {"kind": "gold_drift", "annotators": ["ana"], "sentence": "ana drifts"}
+    note_alarms(metadata, [alarm, alarm])
     for _ in range(2):
         note_batches(metadata)
         deliver_due(metadata, receiver.url)
     assert [body["event"] for body in receiver.bodies] == ["batch ready", "alarm", "batch done"]
-    assert receiver.bodies[1]["alarm"] == {"name": "drift", "annotator": "ana"}
+    assert receiver.bodies[1]["alarm"] == alarm
     batch = receiver.bodies[2]["batch"]
     assert (batch["name"], batch["items"], batch["open"]) == ("round-1", 0, 0)
     assert batch["finished_at"] is not None
@@ -129,7 +133,7 @@ def test_a_failed_call_is_made_again_later(metadata: Metadata, receiver: Receive
 def test_calls_end_after_many_failures(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(webhook, "post_json", lambda url, body, timeout: calls.append(url) or "refused")
-    note_alarm(metadata, "a", {})
+    note_alarms(metadata, [ALARM])
     for _ in range(20):
         deliver_due(metadata, "http://127.0.0.1:9")
         make_due(metadata)
@@ -145,7 +149,7 @@ def test_a_call_in_progress_is_not_made_by_another_process(metadata: Metadata, m
         assert deliver_due(metadata, "second") == 0
 
     monkeypatch.setattr(webhook, "post_json", post)
-    note_alarm(metadata, "a", {})
+    note_alarms(metadata, [ALARM])
     assert deliver_due(metadata, "first") == 1
     assert calls == ["first"]
 
@@ -167,6 +171,27 @@ def test_the_last_step_of_the_work_is_sent_before_it_ends(metadata: Metadata, re
     with webhook_calls(metadata, receiver.url):
         add_batch(metadata, "b")
     assert [body["event"] for body in receiver.bodies] == ["batch ready"]
+
+
+def test_a_batch_is_done_when_nothing_in_it_is_undecided(metadata: Metadata) -> None:
+    queue = Queue(metadata)
+    items = [NewItem(name, {"text": name}) for name in ("r1", "r2")]
+    queue.add_batch("b", "choice", items, labels=["a"], gold=[NewItem("g", {"text": "g"}, expected="a")])
+    first, second = (item.id for item in queue.items("b"))
+    queue.answer(first, "ana", "a")
+    note_batches(metadata)
+    assert [event[:2] for event in events(metadata)] == [("batch ready", "b")]
+    queue.drop(second, "rita")
+    note_batches(metadata)
+    queue.finish_batch("b")
+    note_batches(metadata)
+    assert [event[:2] for event in events(metadata)] == [("batch ready", "b"), ("batch done", "b")]
+
+
+def test_alarms_are_looked_for_at_the_end_of_the_work(metadata: Metadata, receiver: Receiver) -> None:
+    with webhook_calls(metadata, receiver.url, lambda: [ALARM]):
+        pass
+    assert [body["alarm"]["kind"] for body in receiver.bodies] == ["speed"]
 
 
 def test_an_error_of_the_database_is_only_logged(

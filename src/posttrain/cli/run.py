@@ -1,13 +1,18 @@
 """``posttrain run``: run the loop."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posttrain.cli.output import log_to_file, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.store.workspace import Workspace
+
+if TYPE_CHECKING:
+    from posttrain.loop.config import Config
 
 
 def run(
@@ -50,7 +55,7 @@ def _run_once(
     with (
         open_workspace(workspace, write=True) as (store, config),
         log_to_file(store.home / "run.log"),
-        webhook_calls(store.metadata, config.label.webhook),
+        webhook_calls(store.metadata, config.label.webhook, partial(_alarms, store, config)),
     ):
         if baseline:
             check_random_loop(config, baseline)
@@ -62,3 +67,10 @@ def _run_once(
     if comparison:
         print_line(comparison.conclusion)
     return waiting, before
+
+
+def _alarms(store: Workspace, config: "Config") -> list[dict[str, Any]]:
+    from posttrain.label.quality.queue_report import queue_alarms
+    from posttrain.label.queue import Queue
+
+    return queue_alarms(Queue(store.metadata, config.label.queue), config.label.quality)

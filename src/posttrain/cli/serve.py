@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -103,6 +104,7 @@ def run_server(
         raise UserError(what, fix="pip install 'posttrain[serve]'") from None
     from posttrain.data.feedback.inbox import Inbox
     from posttrain.label.accounts import Accounts
+    from posttrain.label.quality.queue_report import queue_alarms
     from posttrain.label.queue import Queue
     from posttrain.label.webhook import webhook_calls
 
@@ -131,9 +133,10 @@ def run_server(
                 error_console.print(f"sign in: {link}", markup=False, highlight=False, soft_wrap=True)
 
         webhook = config.label.webhook if config else None
-        with Inbox(store.home / "inbox") as inbox, webhook_calls(store.metadata, webhook):
-            queue = Queue(store.metadata, config.label.queue if config else None)
-            site = Site(store, config, accounts, queue, plain_http)
+        queue = Queue(store.metadata, config.label.queue if config else None)
+        site = Site(store, config, accounts, queue, plain_http)
+        alarms = partial(queue_alarms, queue, config.label.quality) if config else None
+        with Inbox(store.home / "inbox") as inbox, webhook_calls(store.metadata, webhook, alarms):
             app = labelling_app(site, feedback_app(inbox, token=token, labels=labels))
             run(
                 app,

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +18,9 @@ from posttrain.store.webhook import post_json
 
 log = logging.getLogger("posttrain")
 
+Alarms = Callable[[], Iterable[Mapping[str, Any]]]
+"""Returns the alarms of a quality report."""
+
 BATCH_READY, BATCH_DONE, ALARM = "batch ready", "batch done", "alarm"
 
 TIMEOUT = 10.0
@@ -25,18 +29,20 @@ TIMEOUT = 10.0
 _MAX_ATTEMPTS = 12  # the last one about six hours after the first
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 7200.0  # seconds
 _POLL_SECONDS = 1.0
+_ALARM_SECONDS = 300.0  # a report on many answers takes seconds of a processor
 # Batches of the time before there was a webhook, or a database was rebuilt, are no news.
 _NEWS = timedelta(days=1)
 
 
-def note_alarm(metadata: Metadata, name: str, detail: Mapping[str, Any]) -> bool:
-    """Notes an alarm to be sent; returns False if an alarm of this name was noted before.
+def note_alarms(metadata: Metadata, alarms: Iterable[Mapping[str, Any]]) -> None:
+    """Notes alarms of a quality report to be sent, each at most once a day.
 
     Args:
-        name: Tells this alarm from others, such as ``round-3: drift of ana``.
-        detail: The alarm in the call's ``alarm``: JSON values.
+        alarms: As `posttrain.label.quality.findings.Finding.as_dict` has them.
     """
-    return _note(metadata, ALARM, name[:300], {"alarm": dict(detail)})
+    for alarm in alarms:
+        name = f"{utc_now():%Y-%m-%d} {alarm['kind']}: {', '.join(alarm['annotators'])}"
+        _note(metadata, ALARM, name[:300], {"alarm": dict(alarm)})
 
 
 def note_batches(metadata: Metadata) -> None:
@@ -88,18 +94,21 @@ def deliver_due(metadata: Metadata, url: str, stop: threading.Event | None = Non
 
 
 @contextmanager
-def webhook_calls(metadata: Metadata, url: str | None, last_seconds: float = 5.0) -> Iterator[None]:
+def webhook_calls(
+    metadata: Metadata, url: str | None, alarms: Alarms | None = None, last_seconds: float = 5.0
+) -> Iterator[None]:
     """Calls the webhook from a thread of its own while the body works; errors are logged and never raised.
 
     Args:
         url: The webhook; None for none.
+        alarms: Returns the alarms that there are now; called at the end, and before every few minutes.
         last_seconds: Longest time to wait at the end for calls in progress; the next command makes what is left.
     """
     if url is None:
         yield
         return
     stop = threading.Event()
-    thread = threading.Thread(target=_work, args=(metadata, url, stop), name="label.webhook", daemon=True)
+    thread = threading.Thread(target=_work, args=(metadata, url, alarms, stop), name="label.webhook", daemon=True)
     thread.start()
     try:
         yield
@@ -108,14 +117,18 @@ def webhook_calls(metadata: Metadata, url: str | None, last_seconds: float = 5.0
         thread.join(last_seconds)
 
 
-def _work(metadata: Metadata, url: str, stop: threading.Event) -> None:
-    ended = False
+def _work(metadata: Metadata, url: str, alarms: Alarms | None, stop: threading.Event) -> None:
+    ended, looked = False, time.monotonic()
     while not ended:
         # Once more after the end of the work, whose last step may have been the news.
         ended = stop.wait(_POLL_SECONDS)
         try:
             note_batches(metadata)
             deliver_due(metadata, url)
+            if alarms is not None and (ended or time.monotonic() - looked > _ALARM_SECONDS):
+                looked = time.monotonic()
+                note_alarms(metadata, alarms())
+                deliver_due(metadata, url)
         except (UserError, StorageError, WorkError) as error:
             log.warning("label.webhook: %s", error)
         except Exception:
@@ -170,5 +183,5 @@ def _batch_detail(metadata: Metadata, batch: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _text(time: datetime | None) -> str | None:
-    return time.isoformat(timespec="seconds") if time else None
+def _text(at: datetime | None) -> str | None:
+    return at.isoformat(timespec="seconds") if at else None

@@ -14,7 +14,7 @@ from posttrain.label.quality.annotators import known_outcomes
 from posttrain.label.quality.config import QualityConfig
 from posttrain.label.quality.drift import error_chart
 from posttrain.label.quality.findings import wilson
-from posttrain.label.quality.report import QualityInputs, quality_report
+from posttrain.label.quality.report import QualityInputs, alarms, quality_report
 from posttrain.label.queue import Queue
 from posttrain.label.tokens import NotFound
 
@@ -97,15 +97,24 @@ class QueueReports:
 
 def report_on_queue(queue: Queue, config: QualityConfig, batch: str | None = None) -> dict[str, Any]:
     """Computes `quality_report` on a batch of the queue, or on all, with ``behaviour`` of `measure_behaviour`."""
-    batches = [each for each in queue.batches() if batch in (None, each.name)]
-    inputs = QualityInputs(
-        kinds={each.name: each.kind for each in batches},
-        wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
-    )
-    answers = queue.answers(batch)
+    inputs, answers = _inputs(queue, batch), queue.answers(batch)
     draws = min(config.draws, max(_LEAST_DRAWS, _DRAWN_ANSWERS // max(answers.num_rows, 1)))
     report = quality_report(answers, config.model_copy(update={"draws": draws}), inputs)
     return {**report, "behaviour": measure_behaviour(answers, config)}
+
+
+def queue_alarms(queue: Queue, config: QualityConfig) -> list[dict[str, Any]]:
+    """Returns the alarms about the answers of all batches, as the report on them has them."""
+    answers = queue.answers()
+    return [finding.as_dict() for finding in alarms(answers, config, _inputs(queue))] if answers.num_rows else []
+
+
+def _inputs(queue: Queue, batch: str | None = None) -> QualityInputs:
+    batches = [each for each in queue.batches() if batch in (None, each.name)]
+    return QualityInputs(
+        kinds={each.name: each.kind for each in batches},
+        wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
+    )
 
 
 def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any]:
