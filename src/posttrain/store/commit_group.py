@@ -20,8 +20,9 @@ class CommitGroup:
 
     def __init__(self, database: JournaledDatabase, largest: int = 64) -> None:
         self.database, self.largest = database, largest
-        self._turn, self._guard = threading.Lock(), threading.Lock()
+        self._guard = threading.Lock()
         self._waiting: list[_Write] = []
+        self._is_busy = False  # whether a thread is committing, for all that wait
 
     def run(self, function: Callable[[], T], order: int = 0) -> T:
         """Runs ``function`` in a transaction; returns its result once it is committed.
@@ -39,14 +40,28 @@ class CommitGroup:
         write = _Write(function, order)
         with self._guard:
             self._waiting.append(write)
-        # Whoever has the turn commits for all that wait behind; most find their write committed when it is theirs.
-        with self._turn:
-            while not write.finished:
-                self._commit()
+            commits, self._is_busy = not self._is_busy, True
+        if not commits:
+            # Woken when it is committed, or when it is this thread's turn to commit. Not a lock: a thread whose write
+            # is done would queue for it behind those that are still to commit.
+            write.woken.wait()
+        if not write.finished:
+            self._commit_until(write)
         if write.error is not None:
             raise write.error
         result: T = write.result
         return result
+
+    def _commit_until(self, write: "_Write") -> None:
+        """Commits until a write is finished, and passes the turn on."""
+        try:
+            while not write.finished:
+                self._commit()
+        finally:
+            with self._guard:
+                self._is_busy = bool(self._waiting)
+                if self._waiting:
+                    self._waiting[0].woken.set()
 
     def _commit(self) -> None:
         with self._guard:
@@ -71,6 +86,7 @@ class CommitGroup:
         finally:
             for write in writes:
                 write.finished = True
+                write.woken.set()
 
 
 class _Write:
@@ -78,7 +94,7 @@ class _Write:
         self.function, self.order = function, order
         self.result: Any = None
         self.error: BaseException | None = None
-        self.finished = False
+        self.finished, self.woken = False, threading.Event()
 
     def run(self, database: JournaledDatabase) -> None:
         changes, self.error = database.count_changes(), None
