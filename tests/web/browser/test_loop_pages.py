@@ -205,7 +205,8 @@ def test_each_page_is_accessible_and_fits(live_loop: Any, width: int, scheme: st
     runs = [f"run={run.id}" for run in live_loop.store.metadata.runs(stage="train")]
     model = champion(live_loop)
     visit.open("/quality").wait_for_selector("#agreement", timeout=60_000)
-    for path in (*PAGES, f"/runs?{'&'.join(runs)}", f"/runs?{runs[0]}", f"/lineage?id={model}", "/records/x"):
+    record = visit.open("/records").locator("#browse tbody a").first.get_attribute("href")
+    for path in (*PAGES, record, f"/runs?{'&'.join(runs)}", f"/runs?{runs[0]}", f"/lineage?id={model}", "/records/x"):
         page = visit.open(path)
         page.wait_for_load_state("networkidle") if path != "/dashboard" else page.wait_for_selector("#stream.on")
         visit.assert_fits()
@@ -262,6 +263,6 @@ def test_markup_in_records_names_and_notes_stays_text(live_new: Any) -> None:
     page = visit.open("/records?version=pool%40v1&q=script")
     assert MARKUP in page.locator("#browse tbody").inner_text()
     page.locator("#browse tbody a").first.click()
-    assert MARKUP in page.locator("#content").inner_text()
+    assert MARKUP in page.locator("#text").inner_text()
     visit.assert_quiet()
     assert PASSWORD not in page.content()
