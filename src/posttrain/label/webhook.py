@@ -26,7 +26,7 @@ BATCH_READY, BATCH_DONE, ALARM = "batch ready", "batch done", "alarm"
 TIMEOUT = 10.0
 """Seconds that the server may take to answer a call."""
 
-_MAX_ATTEMPTS = 12  # the last one about six hours after the first
+_MAX_ATTEMPTS = 12  # the last one about five hours after the first
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 7200.0  # seconds
 _POLL_SECONDS = 1.0
 _ALARM_SECONDS = 300.0  # a report on many answers takes seconds of a processor

@@ -223,15 +223,15 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
                 of_item[row["item"]].append(given_answer(row))
         for where, item in chunk:
             result.items += 1
-            if (found := rows.get(str(item.record))) is None:
+            if (stored := rows.get(str(item.record))) is None:
                 what = f"no record of the batch `{batch.name}` has the id `{shorten(str(item.record))}`"
                 raise UserError(what, where=where)
-            given = of_item[found["id"]]
+            given = of_item[stored["id"]]
             new = []
             for answer in item.answers:
                 before = next((each for each in given if each.annotator == answer.annotator), None)
                 if before is None:
-                    new.append(_answer_row(found["id"], answer))
+                    new.append(_answer_row(stored["id"], answer))
                 elif (before.status, before.answer) == (answer.status, answer.answer):
                     result.repeated += 1
                 else:
@@ -246,11 +246,11 @@ def _add_answers(queue: Queue, batch: Batch, items: Iterable[tuple[str, Portable
                 for key, row in zip(keys, new, strict=True)
             ]
             values: dict[str, Any] = {"answered": sum(each.status == "answered" for each in given)}
-            if found["expected"] is None and found["status"] in ("open", "review"):
-                base = batch.settings["overlap"] + found["checked"]
+            if stored["expected"] is None and stored["status"] in ("open", "review"):
+                base = batch.settings["overlap"] + stored["checked"]
                 outcome = settle(given, kind, base=base, skips=batch.settings["skips"])
                 values |= {"status": outcome.status, "wanted": outcome.wanted, "resolution": outcome.resolution}
-            queue.metadata.update_rows(label_items, label_items.c.id == found["id"], values)
+            queue.metadata.update_rows(label_items, label_items.c.id == stored["id"], values)
 
 
 def _item_row(batch: Batch, item: PortableItem, number: int) -> dict[str, Any]:
