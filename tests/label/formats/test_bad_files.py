@@ -136,6 +136,7 @@ def test_another_answer_of_the_same_annotator(new_queue: NewQueue, tmp_path: Pat
         import_queue(queue, tmp_path / "f.json", ImportOptions(batch="batch"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["label-studio", "argilla", "doccano"])
 def test_extensions_of_another_hand_never_end_in_a_defect(format: str, new_queue: NewQueue, tmp_path: Path) -> None:
     source = new_queue()

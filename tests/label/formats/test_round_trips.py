@@ -16,6 +16,7 @@ from posttrain.label.formats.importer import ImportOptions, import_queue
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
 from posttrain.store.errors import UserError
+from posttrain.store.metadata import Metadata
 
 NewQueue = Callable[..., Queue]
 
@@ -66,6 +67,7 @@ TEXTS = _HOSTILE | st.sampled_from(
 WORDS = TEXTS.filter(lambda text: text.strip() != "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", CODECS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -194,3 +196,20 @@ def test_every_kind_is_tested() -> None:
     from posttrain.label.answer_kinds import KINDS as ALL
 
     assert set(KINDS) == set(ALL)
+
+
+@pytest.mark.slow
+def test_postgresql_gives_the_same_bytes(postgres_url: str, new_queue: NewQueue, tmp_path: Path) -> None:
+    source = new_queue()
+    fill(source, "spans")
+    metadata = Metadata(postgres_url, create=True)
+    try:
+        target = Queue(metadata)
+        export_queue(source, "batch", tmp_path / "batch.json", "label-studio")
+        import_queue(target, tmp_path / "batch.json", ImportOptions())
+        result = import_queue(target, tmp_path / "batch.json", ImportOptions(batch="batch"))
+        assert (result.answers, result.repeated) == (0, 5)
+        export_queue(target, "batch", tmp_path / "second.json", "label-studio")
+    finally:
+        metadata.close()
+    assert (tmp_path / "batch.json").read_bytes() == (tmp_path / "second.json").read_bytes()
