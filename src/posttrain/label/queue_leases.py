@@ -118,7 +118,8 @@ class LeaseQueries(ReviewQueries):
         )
         taken = list(besides)
         while True:
-            row = connection.execute(query.where(item.id.not_in(taken)) if taken else query).mappings().first()
+            first = connection.execute(query.where(item.id.not_in(taken)) if taken else query).mappings().first()
+            row = None if first is None else dict(first)
             # PostgreSQL locks the row that the query saw: another transaction may have leased it since, and ended.
             if row is None or connection.dialect.name == "sqlite" or self._is_free(connection, row, annotator):
                 return row
@@ -133,7 +134,7 @@ class LeaseQueries(ReviewQueries):
     def _leases(self, connection: Connection, item: int, annotator: str) -> tuple[Mapping[str, Any] | None, int]:
         """Returns the annotator's lease of an item, ended or not, and the number of those of others that have not."""
         query = select(label_leases).where(label_leases.c.item == item)
-        rows = {row["annotator"]: row for row in connection.execute(query).mappings()}
+        rows: dict[str, dict[str, Any]] = {row["annotator"]: dict(row) for row in connection.execute(query).mappings()}
         own = rows.pop(annotator, None)
         return own, sum(row["ends_at"] > self.now() for row in rows.values())
 
