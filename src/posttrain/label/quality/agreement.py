@@ -64,16 +64,12 @@ class ClassAgreement:
 
 @dataclass(frozen=True)
 class PairAgreement:
-    """Agreement of two annotators on the items that both answered.
+    """Agreement of two annotators on the items that both answered; Fleiss' kappa of two is Scott's pi.
 
     Attributes:
         first: Name.
         second: Name.
-        agreed: Items with the same answer.
-        percent: Share of them.
-        cohen: Cohen's kappa.
-        fleiss: Fleiss' kappa of the two, which is Scott's pi.
-        alpha: Krippendorff's alpha of the two, nominal.
+        agreed: Items with the same answer; ``percent`` is their share.
     """
 
     first: str
