@@ -34,6 +34,23 @@ class BatchContract(QueueFixtures):
         assert not set(shown) & set(answer_all(q, "anna"))
         assert set(answer_all(q, "ben", "cash")) == set()
 
+    def test_a_gold_item_looks_like_the_others(self, queue: Open) -> None:
+        """Neither ids, reasons, suggestions nor files tell which items are gold."""
+        q = queue(gold_rate=0.5)
+        suggestion = {"answer": "card", "confidence": 0.75, "annotator": "model"}
+        items = new_items(40, suggestion=suggestion, reason="uncertain")
+        q.add_batch("b", "choice", items, labels=LABELS, gold=gold_items(["cash"] * 40), seed=1)
+        gold = q.items("b", gold=True)
+        assert min(item.id for item in q.items("b")) < sorted(item.id for item in gold)[20]
+        assert max(item.id for item in q.items("b")) > sorted(item.id for item in gold)[20]
+        assert {item.reason for item in gold} == {"uncertain"}
+        # As often right as the model says, so that accepting without reading is no way to pass.
+        right = sum(item.suggestion["answer"] == "cash" for item in gold if item.suggestion)
+        assert 20 < right < 39
+        assert all(item.suggestion and item.suggestion["confidence"] == 0.75 for item in gold)
+        shown = [q.next("anna", besides=[])]
+        assert all(task and "source" not in task.content for task in shown)
+
     def test_too_many_wrong_gold_answers_pause_an_account(self, queue: Open, metadata: Metadata, clock: Clock) -> None:
         add_accounts(metadata, "anna", "root")
         q = queue(gold_rate=0.5, gold_minimum=4, gold_threshold=0.75, check=0)

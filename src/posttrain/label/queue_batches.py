@@ -1,6 +1,7 @@
 """The queue's batches: adding items, progress, the answers as a table, and the versions of the guideline."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -285,8 +286,13 @@ class BatchQueries:
             rows.append(row | {"checked": checked, "expected": None})
         for item in gold:
             expected = checker.check(item.expected, Question(item.content, labels))
-            rows.append(_item_row(batch, item, 0.0, 0) | {"checked": False, "expected": expected})
-        return rows
+            like = items[int(hash_fraction(seed, "like", item.record) * len(items))] if items else item
+            row = _item_row(batch, _like(item, expected, like, labels, seed), 0.0, 0)
+            rows.append(row | {"checked": False, "expected": expected})
+        # Between the others, as annotators see ids: behind all others, they would tell which items are gold.
+        places = [number / max(len(items), 1) for number in range(len(items))]
+        places += [hash_fraction(seed, "place", item.record) for item in gold]
+        return [rows[at] for at in sorted(range(len(rows)), key=places.__getitem__)]
 
     def _rate(self, connection: Connection, batch: str) -> float | None:
         at = label_answers.c.created_at
@@ -350,6 +356,21 @@ def _item_row(batch: str, item: NewItem, priority: float, wanted: int) -> dict[s
         "answered": 0,
         "status": "open",
     }
+
+
+def _like(gold: NewItem, expected: Any, other: NewItem, labels: Sequence[str] | None, seed: int) -> NewItem:
+    """Returns a gold item with a reason and a suggestion like those of another item, or their absence would show it."""
+    suggestion = gold.suggestion
+    if suggestion is None and other.suggestion is not None and labels is not None and expected in labels:
+        # As often right as the model says that it is: a suggestion that is always right would teach people to accept.
+        confidence = other.suggestion.get("confidence")
+        is_right = hash_fraction(seed, "right", gold.record) < (0.5 if confidence is None else confidence)
+        wrong = [label for label in labels if label != expected]
+        answer = (
+            expected if is_right or not wrong else wrong[int(hash_fraction(seed, "wrong", gold.record) * len(wrong))]
+        )
+        suggestion = {**other.suggestion, "answer": answer}
+    return replace(gold, suggestion=suggestion, reason=gold.reason or other.reason)
 
 
 def _answer_row(row: RowMapping) -> dict[str, Any]:

@@ -184,7 +184,8 @@ def task_of(row: Mapping[str, Any], annotator: str, ends_at: datetime) -> Task:
     """Returns an item, by a row as `ReviewQueries` reads it, as its annotator sees it."""
     shown = shown_suggestion(row, annotator)
     return Task(
-        content=row["content"],
+        # The file that a record is from would tell which items are gold.
+        content={name: value for name, value in row["content"].items() if name != "source"},
         labels=row["labels"],
         item=row["id"],
         batch=row["batch"],
