@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from posttrain.data.records.record import RECORD, REJECTED
 from posttrain.data.versions.version import Version, write_dataset
-from posttrain.inspect.record_search import REJECTED as REJECTED_SPLIT
-from posttrain.inspect.record_search import search_records
+from posttrain.inspect.show import REJECTED as REJECTED_SPLIT
+from posttrain.inspect.show import search_records
 from posttrain.store.errors import UserError
 
 TEXTS = st.text(alphabet="abAB %_.*é中", max_size=6)

@@ -31,7 +31,7 @@ def run(
 ) -> None:
     """Run the loop; resume where it stopped."""
     from posttrain.loop.config import load_config
-    from posttrain.loop.watch import wait_for_change
+    from posttrain.loop.loop import wait_for_change
 
     while True:
         waiting, before = _run_once(workspace, rounds, until, urgent, baseline)
@@ -49,8 +49,7 @@ def _run_once(
     """Runs the loop until it waits; returns what it waits for, and the watched state of before."""
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
     from posttrain.label.webhook import webhook_calls
-    from posttrain.loop.loop import Loop
-    from posttrain.loop.watch import watched_state
+    from posttrain.loop.loop import Loop, watched_state
 
     with (
         open_workspace(workspace, write=True) as (store, config),

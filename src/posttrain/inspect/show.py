@@ -1,12 +1,13 @@
-"""Looks up an id: an artifact, run, round, record or dataset version, with its lineage."""
+"""Looks up an id (artifact, run, round, record, dataset version) with its lineage, and searches records by text."""
 
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 
@@ -239,3 +240,77 @@ def _breadth_first(metadata: Metadata, id: str, step: Callable[[str], Iterable[s
                     following.append(other)
         level, depth = following, depth + 1
     return relatives
+
+
+REJECTED = "rejected"
+"""Stands for the rejected records in place of a split."""
+
+_COLUMNS = ["id", "prompt", "completion", "rejected", "text", "source", "line", "meta"]
+_SEARCHED = ("id", "completion", "rejected", "text", "source", "reason", "detail")
+
+
+@dataclass(frozen=True)
+class RecordPage:
+    """A page of records.
+
+    Attributes:
+        rows: Rows as dicts with at least ``id, prompt, completion, rejected, text, source, line, meta``; rejected
+            records also have ``step, reason, detail``.
+        total: Number of all records that match.
+        start: Number of records before this page.
+    """
+
+    rows: list[dict[str, Any]]
+    total: int
+    start: int
+
+
+def search_records(
+    version: Version, query: str = "", split: str | None = None, *, start: int = 0, count: int = 50
+) -> RecordPage:
+    """Returns the records whose texts, answer, file or id contain a text, in reading order.
+
+    Args:
+        version: The version.
+        query: Text to find, whatever its letter case; "" for all records.
+        split: A split of the version, `REJECTED`, or None for all that are kept.
+        start: Number of matches to leave out.
+        count: Most rows of the page.
+
+    Raises:
+        UserError: there is no such split.
+    """
+    if split not in (None, REJECTED, *version.splits):
+        raise UserError(f"the version has no split `{split}`", fix=f"one of {', '.join(version.splits)}")
+    rows: list[dict[str, Any]] = []
+    total = 0
+    for table in _tables(version, split):
+        matches = table.filter(_matches(table, query)) if query else table
+        if (wanted := count - len(rows)) > 0 and total + matches.num_rows > start:
+            rows += matches.slice(max(start - total, 0), wanted).to_pylist()
+        total += matches.num_rows
+    return RecordPage(rows, total, start)
+
+
+def _tables(version: Version, split: str | None) -> Iterator[pa.Table]:
+    if split == REJECTED:
+        yield from version.rejected()
+    else:
+        yield from version.tables(split, _COLUMNS)
+
+
+def _matches(table: pa.Table, query: str) -> pa.Array:
+    """Returns bool [N]: which rows contain the query in a column or in a turn of their prompt."""
+    matches = np.zeros(table.num_rows, bool)
+    for name in _SEARCHED:
+        if name in table.column_names:
+            contained = compute.match_substring(table[name], query, ignore_case=True)
+            matches |= compute.fill_null(contained, False).to_numpy()
+    start = 0
+    for chunk in table["prompt"].chunks:
+        content = compute.struct_field(compute.list_flatten(chunk), "content")
+        contained = compute.fill_null(compute.match_substring(content, query, ignore_case=True), False)
+        rows = compute.list_parent_indices(chunk).to_numpy()
+        matches[start + np.unique(rows[contained.to_numpy(zero_copy_only=False)])] = True
+        start += len(chunk)
+    return pa.array(matches)

@@ -9,12 +9,9 @@ from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
 from posttrain.web.guideline_text import compare, render_markdown
-from posttrain.web.label_texts import LABEL_TEXTS
-from posttrain.web.translations import MESSAGES, Translator, add_messages, choose_language
+from posttrain.web.translations import Translator, choose_language
 
 _OUTDATED = 200  # answers that are listed; their number is always shown
-
-add_messages(LABEL_TEXTS)
 
 
 def label_pages(site: Site) -> APIRouter:
@@ -93,5 +90,4 @@ def label_pages(site: Site) -> APIRouter:
 
 def _script_texts(request: Request, prefix: str) -> dict[str, str]:
     """Returns the texts that a page's scripts show, by their ids without the prefix."""
-    translate = Translator(choose_language(request))
-    return {key.removeprefix(prefix): translate(key) for key in MESSAGES if key.startswith(prefix)}
+    return Translator(choose_language(request)).with_prefix(prefix)

@@ -8,9 +8,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from posttrain.data.versions.version import Version
-from posttrain.inspect.record_search import REJECTED, search_records
-from posttrain.inspect.show import show
-from posttrain.inspect.system_use import SystemMonitor
+from posttrain.inspect.show import REJECTED, search_records, show
+from posttrain.inspect.status import SystemMonitor
 from posttrain.loop.config import Config
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
@@ -21,7 +20,6 @@ from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
 from posttrain.web.charts.lineage import lineage
 from posttrain.web.charts.rounds import DECISION_NAMES
-from posttrain.web.loop_texts import LOOP_TEXTS
 from posttrain.web.loop_view import (
     MOST_COMPARED,
     compare_runs,
@@ -37,7 +35,7 @@ from posttrain.web.report_reader import read_funnel, read_lineage, read_loop
 from posttrain.web.request_bodies import RequestRejected
 from posttrain.web.training_reader import read_round_training
 from posttrain.web.training_view import training_view
-from posttrain.web.translations import Translator, add_messages, choose_language
+from posttrain.web.translations import Translator, choose_language
 
 ROWS = 25
 """Rows of a page of records."""
@@ -52,7 +50,6 @@ Text = Annotated[str, Query(max_length=200)]
 
 def loop_pages(site: Site) -> APIRouter:
     """Builds the routes; everyone who can sign in may read them."""
-    add_messages(LOOP_TEXTS)
     add_to_navigation("nav.dashboard", "/dashboard", "viewer")
     router = APIRouter(include_in_schema=False)
     workspace = site.workspace

@@ -15,10 +15,8 @@ from posttrain.loop.stages.label import label_reports
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
-from posttrain.web.loop_texts import LOOP_TEXTS
 from posttrain.web.quality_view import quality_view
-from posttrain.web.team_texts import TEAM_TEXTS
-from posttrain.web.translations import Translator, add_messages, choose_language
+from posttrain.web.translations import Translator, choose_language
 
 _WAIT_SECONDS = 2.0
 _CHANGES = 50
@@ -55,8 +53,6 @@ class PersonRow:
 
 def team_pages(site: Site) -> APIRouter:
     """Builds the routes."""
-    # The templates share parts with the pages of the loop.
-    add_messages(LOOP_TEXTS | TEAM_TEXTS)
     add_to_navigation("nav.quality", "/quality", "reviewer")
     add_to_navigation("nav.people", "/people", "reviewer")
     router = APIRouter(include_in_schema=False)

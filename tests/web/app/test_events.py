@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.web.api import events as events_module
-from posttrain.web.api.events import MAX_STREAMS, MAX_STREAMS_OF_ACCOUNT, EventFeed, LineReader
+from posttrain.web.api import loop as events_module
+from posttrain.web.api.loop import MAX_STREAMS, MAX_STREAMS_OF_ACCOUNT, EventFeed, LineReader
 from posttrain.web.request_bodies import RequestRejected
 
 

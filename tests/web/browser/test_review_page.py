@@ -14,7 +14,7 @@ from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.web.app_page import STATIC
 from posttrain.web.guideline_text import compare, render_markdown
-from posttrain.web.label_texts import LABEL_TEXTS
+from posttrain.web.translations import TEXTS
 
 LINES = strategies.lists(strategies.sampled_from(["a", "b", "c", ""]), max_size=12)
 
@@ -56,7 +56,7 @@ def test_scripts_name_texts_that_there_are() -> None:
         with open(f"{STATIC}/{script}", encoding="utf-8") as file:
             keys = set(re.findall(r'\btext\("([\w.]+)"[,)]', file.read()))
         assert keys
-        assert not {key for key in keys if not any(prefix + key in LABEL_TEXTS for prefix in prefixes)}
+        assert not {key for key in keys if not any(prefix + key in TEXTS["en"] for prefix in prefixes)}
 
 
 # What each kind is answered by ben and by chloe, who disagree.
