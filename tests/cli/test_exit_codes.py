@@ -53,7 +53,7 @@ def test_unknown_verbs_and_options_are_refused(posttrain: Call, arguments: list[
         (["report", "nowhere/x.svg"], "nowhere: there is no such folder; make it first"),
         (["report", "."], ".: is a folder; name a file, such as report.html"),
         (["label", "export", "x.csv"], "no round waits for labels; posttrain status"),
-        (["label", "import", "x.csv"], "no round waits for labels; posttrain status"),
+        (["label", "import", "x.csv"], "x.csv: there is no such file"),
     ],
 )
 def test_unusable_arguments_are_refused(

@@ -12,8 +12,8 @@ import pytest
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.difficulty import difficulties
-from posttrain.loop.stages import train as training
 from posttrain.store.errors import UserError
+from posttrain.train import stage as training
 
 pytestmark = pytest.mark.slow
 

@@ -111,7 +111,7 @@ def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
     test = small.rows()[60:64]
     leaked = table_of(*({"prompt": row["text"], "source": "leak", "line": 1} for row in test))
     free = pseudo.free_records
-    monkeypatch.setattr(pseudo, "free_records", lambda pool, train: pa.concat_tables([free(pool, train), leaked]))
+    monkeypatch.setattr(pseudo, "free_records", lambda *given: pa.concat_tables([free(*given), leaked]))
     loop.run(1, until="pseudo")
     detail = loop.metadata.rounds()[1].detail
     assert "leak" not in table_at(loop, detail["output pseudo"])["source"].to_pylist()
@@ -133,7 +133,7 @@ def test_the_weights_reach_the_loss(
     small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training with weights is one with a column of the same weights."""
-    from posttrain.loop.stages import train as train_stage
+    from posttrain.train import stage as train_stage
 
     seen: list[tuple[pa.Table, Any]] = []
     train = train_stage.train

@@ -199,7 +199,7 @@ def test_records_are_searched_and_lead_to_their_models(live_loop: Any) -> None:
     visit.assert_quiet()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_each_page_is_accessible_and_fits(live_loop: Any, width: int, scheme: str) -> None:
     visit = live_loop.visit("olga", width, scheme)
     runs = [f"run={run.id}" for run in live_loop.store.metadata.runs(stage="train")]
