@@ -41,7 +41,7 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         with its labels: accuracy, low, high, n, labels and a sentence, or None) and models (what models labelled, see
         `posttrain.loop.stages.suggest.check_report`, or None); ``final``: the champion and its metrics on all test
         records, or None; ``rounds_wanted``; ``stages``: of the round in progress, or of the last
-        one, each stage's name, state (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one
+        round, each stage's name, state (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one
         that had nothing to do) and seconds; ``working``: whether a process works on the loop.
     """
     rounds = workspace.metadata.rounds()

@@ -53,18 +53,18 @@ class AnnotationRequest:
         return "text" if self.labels is None else "choice"
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Returns the request for some records of the batch."""
+        """Returns the request for a subset of the batch, by row."""
 
-        def some(values: Sequence[Any] | None) -> list[Any] | None:
+        def take(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[row] for row in rows]
 
         return replace(
             self,
-            suggestions=some(self.suggestions),
-            confidences=some(self.confidences),
-            accepted=some(self.accepted),
-            reasons=some(self.reasons),
-            candidates=some(self.candidates),
+            suggestions=take(self.suggestions),
+            confidences=take(self.confidences),
+            accepted=take(self.accepted),
+            reasons=take(self.reasons),
+            candidates=take(self.candidates),
         )
 
 

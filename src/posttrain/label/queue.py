@@ -216,8 +216,8 @@ class Queue(LeaseQueries):
 
     def _was_undone(self, connection: Connection, item: int, annotator: str) -> bool:
         undone = label_answers.c.undone_at.is_not(None)
-        mine = (label_answers.c.item == item) & (label_answers.c.annotator == annotator) & undone
-        return bool(connection.scalar(select(select(label_answers.c.id).where(mine).exists())))
+        by_annotator = (label_answers.c.item == item) & (label_answers.c.annotator == annotator) & undone
+        return bool(connection.scalar(select(select(label_answers.c.id).where(by_annotator).exists())))
 
     def _last_answer(self, connection: Connection, annotator: str) -> RowMapping | None:
         query = (

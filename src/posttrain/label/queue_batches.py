@@ -152,9 +152,9 @@ class BatchQueries:
     def count_answers(self, batch: str, annotator: str) -> int:
         """Counts the answers of an annotator in a batch, those to gold items among them."""
         query = select(func.count()).select_from(label_answers).join(label_items)
-        mine = (label_items.c.batch == batch) & (label_answers.c.annotator == annotator)
+        by_annotator = (label_items.c.batch == batch) & (label_answers.c.annotator == annotator)
         with self.metadata.reading() as connection:
-            return connection.scalar(query.where(mine, COUNTS, label_answers.c.status == "answered")) or 0
+            return connection.scalar(query.where(by_annotator, COUNTS, label_answers.c.status == "answered")) or 0
 
     def item(self, id: int) -> Item:
         """Returns an item with its answers.
@@ -290,9 +290,9 @@ class BatchQueries:
             row = _item_row(batch, _like(item, expected, like, labels, seed), 0.0, 0)
             rows.append(row | {"checked": False, "expected": expected})
         # Between the others, as annotators see ids: behind all others, they would tell which items are gold.
-        places = [number / max(len(items), 1) for number in range(len(items))]
-        places += [hash_fraction(seed, "place", item.record) for item in gold]
-        return [rows[at] for at in sorted(range(len(rows)), key=places.__getitem__)]
+        positions = [number / max(len(items), 1) for number in range(len(items))]
+        positions += [hash_fraction(seed, "place", item.record) for item in gold]
+        return [rows[at] for at in sorted(range(len(rows)), key=positions.__getitem__)]
 
     def _rate(self, connection: Connection, batch: str) -> float | None:
         at = label_answers.c.created_at

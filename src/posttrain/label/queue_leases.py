@@ -203,8 +203,8 @@ def lease_of(item: int, annotator: str) -> ColumnElement[bool]:
 
 
 def _has_answered(item: Any, annotator: str) -> ColumnElement[bool]:
-    mine = (label_answers.c.item == item) & (label_answers.c.annotator == annotator) & COUNTS
-    return select(label_answers.c.id).where(mine).exists()
+    by_annotator = (label_answers.c.item == item) & (label_answers.c.annotator == annotator) & COUNTS
+    return select(label_answers.c.id).where(by_annotator).exists()
 
 
 def shown_suggestion(row: Mapping[str, Any], annotator: str) -> dict[str, Any] | None:

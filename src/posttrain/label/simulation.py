@@ -231,7 +231,7 @@ def _shown_item(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a team does in a day, by simulation.
+    """The work of a team in a day, by simulation.
 
     Attributes:
         labels: Resolved records a day, gold items not counted.

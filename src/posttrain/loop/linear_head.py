@@ -24,7 +24,7 @@ from posttrain.store.workspace import Workspace
 log = logging.getLogger("posttrain")
 
 OUT_OF_FOLD, HEAD_SCORES = "out_of_fold.parquet", "scores.json"
-"""What heads that did not learn from a labelled record predict for it; whether the head is right, by test record."""
+"""Predictions of heads that did not learn from the record, and for each test record True if the head is right."""
 
 HEAD_RESULT = "linear head"
 """Name under which a round's state holds the evaluation of the head."""

@@ -65,12 +65,12 @@ class PortableItem:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the answers of a file are.
+    """The kind and the labels of the answers in a file.
 
     Attributes:
         kind: One of `posttrain.label.answer_kinds.KINDS`.
         labels: The closed label set; None for open-ended answers.
-        question: The tool's name for the question that is answered; None: ours.
+        question: The tool's name for the question that is answered; None: no name of the tool's.
         annotator: Who answered, in a file that does not say so.
         field: The tool's name for the text to label; None: one of `TEXT_KEYS`.
     """

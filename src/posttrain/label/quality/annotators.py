@@ -77,15 +77,15 @@ def confusions(votes: Votes, reference: Integers) -> dict[str, dict[str, Any]]:
     """
     result: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(votes.annotators):
-        mine = (votes.annotator == index) & (reference >= 0)
-        pairs = Counter(zip(reference[mine].tolist(), votes.label[mine].tolist(), strict=True))
+        by_annotator = (votes.annotator == index) & (reference >= 0)
+        pairs = Counter(zip(reference[by_annotator].tolist(), votes.label[by_annotator].tolist(), strict=True))
         wrong = [
             {"right": votes.labels[right], "answer": votes.labels[answer], "count": count}
             for (right, answer), count in sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))
             if right != answer
         ]
         agreed = sum(count for (right, answer), count in pairs.items() if right == answer)
-        result[name] = {"compared": int(mine.sum()), "agreed": agreed, "confusions": wrong}
+        result[name] = {"compared": int(by_annotator.sum()), "agreed": agreed, "confusions": wrong}
     return result
 
 
@@ -136,7 +136,7 @@ def measure_work(answers: pa.Table, kinds: Mapping[str, str], config: QualityCon
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """The pace of a team, and when the answers that are still wanted will be there.
 
     Attributes:
@@ -158,7 +158,7 @@ class Outlook:
     affordable: int | None
 
 
-def forecast(answers: pa.Table, work: list[Work], wanted: int, now: datetime, budget: float | None) -> Outlook:
+def forecast(answers: pa.Table, work: list[Work], wanted: int, now: datetime, budget: float | None) -> Forecast:
     """Estimates when the batch will be done and what it will have cost, from the pace of the last seven days."""
     times = [time for time in answers["created_at"].to_pylist() if now - timedelta(days=7) <= time <= now]
     # At least an hour, so that the first answers of a batch do not make an absurd pace.
@@ -168,7 +168,7 @@ def forecast(answers: pa.Table, work: list[Work], wanted: int, now: datetime, bu
     spent, labels = sum(part.cost for part in work), sum(part.labels for part in work)
     left = None if budget is None else budget - spent
     price = spent / labels if labels else 0.0
-    return Outlook(
+    return Forecast(
         per_day=per_day,
         per_hour=3600 * timed / seconds if seconds else np.nan,
         wanted=wanted,

@@ -39,12 +39,12 @@ def suggestion_bias(answers: pa.Table, outcomes: Outcomes, rate: float) -> list[
     of_outcomes = names[outcomes.row]
     candidates, tests = [], 0
     for name in sorted(set(names[planted])):
-        mine = names == name
-        share = wilson(int(accepted[mine].sum()), int(planted[mine].sum()))
+        by_annotator = names == name
+        share = wilson(int(accepted[by_annotator].sum()), int(planted[by_annotator].sum()))
         errors = ~outcomes.right[of_outcomes == name]
         own = (int(errors.sum()) + 1) / (len(errors) + 2) if len(errors) else 0.0
         controls = (
-            ("the others accepted", int(accepted[~mine].sum()), int(planted[~mine].sum())),
+            ("the others accepted", int(accepted[~by_annotator].sum()), int(planted[~by_annotator].sum())),
             ("without suggestions the annotator errs on", int(errors.sum()), len(errors)),
         )
         for control, count, n in controls:
@@ -131,15 +131,15 @@ def haste(answers: pa.Table, kinds: Mapping[str, str], words: Mapping[int, int] 
                 # The median of medians: one slow or fast colleague must not move what is usual.
                 limits.append(HASTE * float(np.median(others)))
                 hasty |= (groups == kind) & (seconds < limits[-1])
-        mine = names == name
-        if mine.sum() < LEAST_EVIDENCE or not (limits or words):
+        by_annotator = names == name
+        if by_annotator.sum() < LEAST_EVIDENCE or not (limits or words):
             continue
         tests += 1
-        count, n = int(hasty[mine].sum()), int(mine.sum())
+        count, n = int(hasty[by_annotator].sum()), int(by_annotator.sum())
         if count / n > 0.25:
             sentence = (
                 f"{name} answered {count} of {n} items in less than a third of the others' time, or than reading takes "
-                f"(median {np.median(seconds[mine]):.1f} s)"
+                f"(median {np.median(seconds[by_annotator]):.1f} s)"
             )
             candidates.append(Finding("speed", (name,), count / n, 0.25, n, count_exceeds(count, n, 0.25), sentence))
     return holm(candidates, rate, tests)
@@ -187,11 +187,11 @@ def random_answers(votes: Votes, reference: Integers, rate: float) -> list[Findi
     """
     sizes, agreed, chance = [], [], []
     for index in range(len(votes.annotators)):
-        mine = (votes.annotator == index) & (reference >= 0)
-        n, shape = int(mine.sum()), len(votes.labels)
-        own, right = (np.bincount(part[mine], minlength=shape) / max(n, 1) for part in (votes.label, reference))
+        by_annotator = (votes.annotator == index) & (reference >= 0)
+        n, shape = int(by_annotator.sum()), len(votes.labels)
+        own, right = (np.bincount(part[by_annotator], minlength=shape) / max(n, 1) for part in (votes.label, reference))
         sizes.append(n)
-        agreed.append(int((votes.label[mine] == reference[mine]).sum()))
+        agreed.append(int((votes.label[by_annotator] == reference[by_annotator]).sum()))
         chance.append(float(own @ right))
     enough = [index for index, n in enumerate(sizes) if n >= LEAST_EVIDENCE and chance[index] < 1]
     if not enough:
@@ -225,8 +225,8 @@ def repeated_answers(votes: Votes, reference: Integers, rate: float) -> list[Fin
     given, asked = _wrong_labels(votes, reference)
     repeats, changes, usual = [], [], []
     for index in range(len(votes.annotators)):
-        mine = np.flatnonzero(votes.annotator == index)
-        before, after = mine[:-1], mine[1:]
+        by_annotator = np.flatnonzero(votes.annotator == index)
+        before, after = by_annotator[:-1], by_annotator[1:]
         changed = (reference[after] >= 0) & (votes.label[before] != reference[after])
         last = votes.label[before][changed]
         repeats.append(int((last == votes.label[after][changed]).sum()))

@@ -201,11 +201,11 @@ def label_drift(votes: Votes, rate: float) -> list[Finding]:
     middle = np.median(votes.rows) if len(votes.rows) else 0
     late = votes.rows > middle
     for index, name in enumerate(votes.annotators):
-        mine = votes.annotator == index
-        own = np.flatnonzero(mine)
+        by_annotator = votes.annotator == index
+        own = np.flatnonzero(by_annotator)
         first, second = own[: len(own) // 2], own[len(own) // 2 :]
         since = votes.rows[second[0]] if len(second) else 0
-        others = np.flatnonzero(~mine & (votes.rows >= since))
+        others = np.flatnonzero(~by_annotator & (votes.rows >= since))
         if min(len(first), len(others)) < _LEAST_ANSWERS:
             continue
         tests += 1

@@ -140,15 +140,15 @@ def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any
     of_outcomes = names[outcomes.row]
     suggestions, positions, charts = {}, {}, {}
     for name in map(str, sorted(set(names))):
-        mine = names == name
-        if (mine & shown).any():
-            accepted = mine & shown & (answered == suggested)
+        by_annotator = names == name
+        if (by_annotator & shown).any():
+            accepted = by_annotator & shown & (answered == suggested)
             suggestions[name] = {
-                kind: asdict(wilson(int((accepted & rows).sum()), int((mine & shown & rows).sum())))
+                kind: asdict(wilson(int((accepted & rows).sum()), int((by_annotator & shown & rows).sum())))
                 for kind, rows in (("planted", planted), ("others", ~planted))
             }
-        if (mine & (places >= 0)).any():
-            positions[name] = np.bincount(places[mine & (places >= 0)]).tolist()
+        if (by_annotator & (places >= 0)).any():
+            positions[name] = np.bincount(places[by_annotator & (places >= 0)]).tolist()
         right = outcomes.right[of_outcomes == name][-_CHARTED:]
         if (chart := error_chart(right, config.run_length)) is not None:
             charts[name] = {

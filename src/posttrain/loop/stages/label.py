@@ -262,7 +262,7 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def _models_part(workspace: Workspace, run: Run) -> dict[str, Any] | None:
-    """Returns what a model labelled in a round, and what checks of it found; None where none did."""
+    """Returns the counts of a model's labels in a round and of their checks by people; None where there are none."""
     if "suggestions" not in run.inputs:
         return None
     try:
