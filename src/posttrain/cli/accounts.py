@@ -9,7 +9,7 @@ import typer
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.label.accounts import Accounts
-from posttrain.label.tokens import API_TOKEN_LIFETIME, INVITATION_LIFETIME, LINK_LIFETIME
+from posttrain.label.tokens import API_TOKEN_LIFETIME, INVITATION_LIFETIME, LINK_LIFETIME, check_role
 from posttrain.store.errors import UserError
 
 app = typer.Typer(
@@ -52,6 +52,8 @@ def add(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Add an account; the password is read from the terminal, or is the first line of standard input."""
+    # Before a password is typed.
+    check_role(role)
     with open_store(workspace, write=True) as store:
         account = Accounts(store.metadata).add(name, role, _ACTOR, None if link_only else _read_password())
     print_line(f"{account.name} is {account.role}")
