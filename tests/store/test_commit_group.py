@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from posttrain.store.commit_group import CommitGroup
 from posttrain.store.database import utc_now
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.journal import Journal
-from posttrain.store.journaled_database import CommitGroup
 from posttrain.store.label_tables import guidelines
 from posttrain.store.metadata import Metadata
 from posttrain.store.verify import verify_database

@@ -15,8 +15,8 @@ from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.database import utc_now
 from posttrain.store.errors import LostDatabaseError, StorageError
 from posttrain.store.hashing import decode_line, encode_line
-from posttrain.store.journal import Journal, JournalEnd
-from posttrain.store.journaled_database import JOURNALED, read_rows
+from posttrain.store.journal import JOURNALED, Journal, JournalEnd, read_rows
+from posttrain.store.journal_content import read_journal
 from posttrain.store.label_tables import audit
 from posttrain.store.metadata import Metadata
 from posttrain.store.verify import verify_database
@@ -37,18 +37,18 @@ def journal(tmp_path: Path) -> Journal:
 
 class TestJournal:
     def test_entries_are_read_in_order(self, journal: Journal) -> None:
-        assert (journal.last(), journal.read().entries) == (JournalEnd(), {})
+        assert (journal.last(), read_journal(journal.path).entries) == (JournalEnd(), {})
         for number in (1, 2, 3):
             journal.append(number, change(number))
             assert journal.last() == JournalEnd(number)
-        assert journal.read().rows(2) == {"tags": {("name", "tag"): {"version": 2}}}
-        assert journal.read().missing(5) == [4, 5]
+        assert read_journal(journal.path).rows(2) == {"tags": {("name", "tag"): {"version": 2}}}
+        assert read_journal(journal.path).missing(5) == [4, 5]
 
     def test_an_entry_undoes_those_from_its_number_on(self, journal: Journal) -> None:
         """A transaction that did not commit leaves its entry; the next one has the same number."""
         for number in (1, 2, 3, 2):
             journal.append(number, change(number))
-        content = journal.read()
+        content = read_journal(journal.path)
         assert sorted(content.entries) == [1, 2]
         assert content.last == 2
 
@@ -56,9 +56,9 @@ class TestJournal:
         journal.append(7, change(7), snapshot=True)
         journal.append(8, [("tags", ["name", "tag"], None)])
         assert journal.last() == JournalEnd(8)
-        assert journal.read().missing(8) == []
-        assert journal.read().rows(7) == {"tags": {("name", "tag"): {"version": 7}}}
-        assert journal.read().rows(8) == {"tags": {}}
+        assert read_journal(journal.path).missing(8) == []
+        assert read_journal(journal.path).rows(7) == {"tags": {("name", "tag"): {"version": 7}}}
+        assert read_journal(journal.path).rows(8) == {"tags": {}}
 
     @pytest.mark.parametrize("size", [10, 200_000])
     def test_a_torn_line_is_cut_off_by_the_next(self, journal: Journal, size: int) -> None:
@@ -68,10 +68,10 @@ class TestJournal:
         torn = journal.path.read_bytes()[:-1]
         journal.path.write_bytes(torn)
         assert journal.last() == JournalEnd(1)
-        assert journal.read().damaged == []
+        assert read_journal(journal.path).damaged == []
         journal.append(2, change(2))
         assert journal.path.read_bytes().startswith(whole)
-        assert journal.read().rows(2) == {"tags": {("name", "tag"): {"version": 2}}}
+        assert read_journal(journal.path).rows(2) == {"tags": {("name", "tag"): {"version": 2}}}
 
     @pytest.mark.parametrize("first", [0, 1])
     def test_a_line_without_some_of_its_sectors_is_cut_off_by_the_next(self, journal: Journal, first: int) -> None:
@@ -87,10 +87,10 @@ class TestJournal:
                 continue
             journal.path.write_bytes(raw[:low] + bytes(high - low) + raw[high:])
             assert journal.last() == JournalEnd(1 if first else 0)
-            assert (journal.read().damaged, journal.read().last) == ([], 1 if first else 0)
+            assert (read_journal(journal.path).damaged, read_journal(journal.path).last) == ([], 1 if first else 0)
             Journal(journal.path).append(2, change(2))  # another process, as the power is back
             assert journal.path.read_bytes()[:start] == raw[:start]
-            assert (journal.read().damaged, journal.read().last) == ([], 2)
+            assert (read_journal(journal.path).damaged, read_journal(journal.path).last) == ([], 2)
 
     def test_a_changed_byte_is_detected(self, journal: Journal) -> None:
         for number in (1, 2):
@@ -99,7 +99,7 @@ class TestJournal:
         content[-10] ^= 1
         journal.path.write_bytes(content)
         assert journal.last() is None
-        assert journal.read().damaged == [2]
+        assert read_journal(journal.path).damaged == [2]
 
 
 class JournaledContract:
@@ -149,7 +149,7 @@ class JournaledContract:
         with metadata.reading() as connection:
             rows = {table.name: read_rows(connection, table) for table in JOURNALED}
         assert all(rows.values())
-        assert journal.read().rows(metadata.position()) == rows
+        assert read_journal(journal.path).rows(metadata.position()) == rows
         assert verify_database(metadata, journal) == []
 
     def test_a_savepoint_is_undone_with_its_changes(self, connect: Callable[..., Metadata], journal: Journal) -> None:
@@ -244,7 +244,7 @@ class JournaledContract:
         assert not journal.path.exists()
         metadata = connect()
         assert verify_database(metadata, journal) == []
-        assert journal.read().rows(1)["rounds"]
+        assert read_journal(journal.path).rows(1)["rounds"]
         connect()
         assert journal.last() == JournalEnd(1, snapshot=True)
 

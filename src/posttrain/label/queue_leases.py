@@ -11,7 +11,7 @@ from posttrain.label.queue_review import ReviewQueries
 from posttrain.label.queue_rows import Batch, PausedError, QueueConfig, Task, hash_fraction
 from posttrain.label.tokens import Conflict
 from posttrain.store.database import insert_or_update, utc_now
-from posttrain.store.journaled_database import CommitGroup
+from posttrain.store.commit_group import CommitGroup
 from posttrain.store.label_tables import accounts, label_answers, label_items, label_leases
 from posttrain.store.metadata import Metadata
 

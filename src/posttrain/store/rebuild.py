@@ -22,8 +22,8 @@ from posttrain.store.errors import (
     UserError,
 )
 from posttrain.store.files import disk_errors, hold_lock
-from posttrain.store.journal import Journal, JournalContent, Rows
-from posttrain.store.journaled_database import JOURNALED
+from posttrain.store.journal import JOURNALED, Journal
+from posttrain.store.journal_content import JournalContent, Rows, read_journal
 from posttrain.store.label_tables import label_answers, label_batches, label_items
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import artifacts, names, run_inputs, runs
@@ -69,7 +69,7 @@ def rebuild_database(root: Path, config: StoreConfig) -> RebuiltDatabase | None:
             return None
         if describe_work(journal, store) is None:
             raise UserError("there is neither a journal nor an artifact", where=str(home), fix="restore a backup")
-        content = journal.read()
+        content = read_journal(journal.path)
         replaced = _set_aside(sqlite_file(url))
         rebuilt = fill_database(url, content, store, replaced)
         if content.damaged or content.missing(content.last):

@@ -33,6 +33,7 @@ from posttrain.store.files import (
 )
 from posttrain.store.hashing import file_digest
 from posttrain.store.journal import Journal
+from posttrain.store.journal_content import read_journal
 from posttrain.store.metadata import Metadata
 from posttrain.store.progress import progress_bar
 from posttrain.store.rebuild import fill_database, is_healthy, rows_error
@@ -284,7 +285,7 @@ def _restore_database(
         The number of rows by table, and the database if it held them before.
     """
     url, journal = database_url(home, config), Journal(home / JOURNAL)
-    content = journal.read()
+    content = read_journal(journal.path)
     if not content.entries:
         return {}, None
     # With another number it has changes that the journal lacks.
@@ -304,7 +305,7 @@ def _check_database(home: Path, config: StoreConfig, journal: Journal) -> None:
     """
     url = database_url(home, config)
     position, location = _database_position(url)
-    if not _is_own(url, home) and position not in (None, 0, journal.read().last):
+    if not _is_own(url, home) and position not in (None, 0, read_journal(journal.path).last):
         raise rows_error(location)
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import JSON, Column, Connection, Table, Text, inspect, select, t
 from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.database import RECOVER
 from posttrain.store.errors import DamagedArtifactError, DamagedDatabaseError, LostDatabaseError
-from posttrain.store.journal import Journal, Rows
-from posttrain.store.journaled_database import JOURNALED, JournaledDatabase, read_rows
+from posttrain.store.journal import JOURNALED, Journal, JournaledDatabase, read_rows
+from posttrain.store.journal_content import Rows, read_journal
 from posttrain.store.progress import progress_bar
 from posttrain.store.rows import ArtifactRow
 from posttrain.store.tables import artifacts as artifact_table
@@ -129,7 +129,7 @@ def _file_problems(connection: Connection, *, quick: bool) -> list[str]:
 
 def _compare_with_journal(journal: Journal, rows: Rows, position: int, location: str, *, shared: bool) -> list[Finding]:
     where = str(journal.path)
-    content = journal.read()
+    content = read_journal(journal.path)
     if content.damaged:
         numbers = ", ".join(map(str, content.damaged))
         return [Finding(where, f"line {numbers} does not match its checksum", _DELETE_JOURNAL)]
