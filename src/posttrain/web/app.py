@@ -1,6 +1,7 @@
 """The app of ``posttrain serve``: pages, static files, the API under ``/api``, and the inbox of feedback."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +20,15 @@ from posttrain.web.api.labelling import labelling_routes
 from posttrain.web.api.loop import loop_routes
 from posttrain.web.api.people import people_routes
 from posttrain.web.api.review import review_routes
-from posttrain.web.app_page import STATIC, SignInNeeded, add_to_navigation, app_page, page_access, safe_path
+from posttrain.web.app_page import (
+    STATIC,
+    SignInNeeded,
+    add_to_navigation,
+    app_page,
+    own_address,
+    page_access,
+    safe_path,
+)
 from posttrain.web.label_pages import label_pages
 from posttrain.web.loop_pages import loop_pages
 from posttrain.web.request_bodies import JsonBodies, RequestRejected, rejection_response
@@ -90,7 +99,7 @@ def _handle_page_errors(app: FastAPI) -> None:
 
     @app.exception_handler(SignInNeeded)
     async def sign_in(request: Request, error: SignInNeeded) -> Response:
-        return RedirectResponse(f"/sign-in?next={safe_path(request.url.path)}", 303)
+        return RedirectResponse(f"/sign-in?next={quote(own_address(request), safe='/')}", 303)
 
     @app.exception_handler(RequestRejected)
     async def rejected(request: Request, error: RequestRejected) -> Response:

@@ -3,6 +3,7 @@
 import re
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Depends
 from starlette.requests import Request
@@ -70,12 +71,18 @@ def app_page(
         language=language,
         languages=LANGUAGES,
         path=request.url.path,
-        here=safe_path(request.url.path),
         principal=principal,
         navigation=navigation,
-        **content,
+        **{"here": own_address(request), **content},
     )
     return HTMLResponse(text.encode("utf-8", "replace"), status, {"Content-Language": language})
+
+
+def own_address(request: Request) -> str:
+    """Returns the path and query of a request, to come back to; without the query if that holds odd characters."""
+    path = safe_path(request.url.path)
+    query = quote(request.url.query, safe="=&%+:@/?-._~")
+    return path if not query or safe_path(f"{path}?{query}") == "/" else f"{path}?{query}"
 
 
 def safe_path(path: str) -> str:

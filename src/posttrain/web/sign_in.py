@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -180,7 +180,9 @@ def sign_in_routes(site: Site) -> APIRouter:
 
     def _join_form(request: Request, token: str, role: str, status: int = 200, **values: Any) -> Response:
         content = {"error": "", "problem": "", "name": "", **values}
-        return app_page(request, None, "invitation.html", status, token=token, role=role, **content)
+        # After a mistake the address has no token, and to change the language would lose the invitation.
+        here = f"/invitation?token={quote(token)}"
+        return app_page(request, None, "invitation.html", status, here=here, token=token, role=role, **content)
 
     return router
 

@@ -1,5 +1,7 @@
 """Signing in: by password, by a link, by an invitation; and everything that must not let anyone in."""
 
+import html
+import re
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -191,6 +193,41 @@ def test_a_page_leads_on_to_a_page_of_this_server(server: Any) -> None:
     answer = server.client().get("/", headers=HTML)
     assert answer.headers["location"] == "/sign-in?next=/"
     assert sign_in(server.client(), next="/review?batch=round-1").headers["location"] == "/review?batch=round-1"
+
+
+def test_the_way_through_signing_in_keeps_the_whole_address(server: Any) -> None:
+    client = server.client()
+    location = client.get("/guidelines?old=1&new=2", headers=HTML).headers["location"]
+    assert location == "/sign-in?next=/guidelines%3Fold%3D1%26new%3D2"
+    shown = client.get(location, headers=HTML).text
+    assert '<input type="hidden" name="next" value="/guidelines?old=1&amp;new=2">' in shown
+    odd = client.get("/guidelines?old=//evil.example", headers=HTML).headers["location"]
+    assert odd == "/sign-in?next=/guidelines", "an odd query is left out, and leads nowhere else"
+
+
+def language_link(page: str) -> str:
+    (target,) = re.findall(r'href="(/language/zh\?next=[^"]*)"', page)
+    return html.unescape(target)
+
+
+def test_a_change_of_the_language_loses_neither_query_nor_invitation_nor_link(server: Any) -> None:
+    owner = server.browser("owner")
+    assert owner.get(language_link(owner.get("/guidelines?old=1&new=2").text)).headers["location"] == (
+        "/guidelines?old=1&new=2"
+    )
+    tokens = server.site.accounts.tokens
+    link, invitation = tokens.issue_link("viewer", "owner"), tokens.invite("viewer", "", "owner")
+    client = server.client()
+    values = {"token": invitation, "name": "vera", "password": "short", "repeat": "short"}
+    pages = [
+        client.get(f"/sign-in?token={link}"),
+        client.get(f"/invitation?token={invitation}"),
+        client.post("/invitation", data=values),
+    ]
+    for page, text in zip(pages, ("以 viewer 的身份继续", "创建账户", "创建账户"), strict=True):
+        answer = client.get(client.get(language_link(page.text)).headers["location"])
+        assert (answer.status_code, text in answer.text) == (200, True)
+        client.cookies.clear()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ export async function call(method, path, body, { stay = false, keepalive = false
   });
   if (answer.status === 401 && !stay) {
     // The session ended meanwhile; the page comes back after signing in.
-    location.assign(`/sign-in?next=${encodeURIComponent(location.pathname)}`);
+    location.assign(`/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);
   }
   if (answer.status === 204) return null;
   const content = await answer.json().catch(() => ({ error: answer.statusText }));
