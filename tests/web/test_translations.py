@@ -1,5 +1,6 @@
 """Every text of the pages is there in each language, with the same parts to fill in."""
 
+import re
 import string
 
 from posttrain.web.translations import LANGUAGES, TEXTS
@@ -16,3 +17,8 @@ def test_languages_have_the_same_texts() -> None:
         assert all(TEXTS[language].values())
         for key, text in TEXTS[language].items():
             assert fields(text) == fields(TEXTS["en"][key]), (language, key)
+
+
+def test_chinese_texts_have_chinese_punctuation() -> None:
+    for key, text in TEXTS["zh"].items():
+        assert not re.search(r"[\u3400-\u9fff][,:;?!(]|[,:;?!)][\u3400-\u9fff]", text), (key, text)
