@@ -29,19 +29,19 @@ BATCH, CHECK, NOISE, REVIEWED = 500, 0.1, 0.2, 0.25
 
 @dataclass
 class Outcome:
-    """What one seed accepted.
+    """The answers that one seed accepted.
 
     Attributes:
         accepted: answers that stood without people.
         wrong: of these.
-        checked: accepted answers that people checked; ``found``: those that they call wrong.
+        checked: accepted answers that people checked; ``refuted``: those that they call wrong.
         messages: all that were labelled.
     """
 
     accepted: int = 0
     wrong: int = 0
     checked: int = 0
-    found: int = 0
+    refuted: int = 0
     messages: int = 0
     last_share: float = 0.0
     why: str = ""
@@ -83,7 +83,7 @@ def simulate(x: np.ndarray, truth: np.ndarray, people: str, bound: float, batche
             outcome.accepted += int(alone.sum())
             outcome.wrong += int((answers != truth[own])[alone].sum())
             outcome.checked += int(checked.sum())
-            outcome.found += int((answers != opinion)[checked].sum())
+            outcome.refuted += int((answers != opinion)[checked].sum())
             outcome.last_share, outcome.why = float(accepted.mean()), acceptance.why
         outcome.messages += len(own)
         rows += own[~accepted | checked].tolist()
@@ -114,10 +114,10 @@ def main() -> None:
 def row_of(people: str, bound: float, runs: list[Outcome]) -> str:
     """Returns a row of the table, with the sums over all seeds."""
     accepted, wrong = sum(run.accepted for run in runs), sum(run.wrong for run in runs)
-    checked, found = sum(run.checked for run in runs), sum(run.found for run in runs)
+    checked, refuted = sum(run.checked for run in runs), sum(run.refuted for run in runs)
     messages = sum(run.messages for run in runs)
     over = sum(run.accepted > 0 and run.wrong / run.accepted > bound for run in runs)
-    error, by_checks = interval(wrong, accepted), interval(found, checked)
+    error, by_checks = interval(wrong, accepted), interval(refuted, checked)
     last = np.mean([run.last_share for run in runs])
     return (
         f"| {people} | {bound:.0%} | {accepted / len(runs):.0f} | {last:.0%} | {error} | {by_checks} |"
