@@ -1,7 +1,7 @@
 """Reads everything that the report shows from a workspace."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -265,7 +265,20 @@ def read_lineage(workspace: Workspace) -> tuple[list[LineageNode], list[tuple[st
             nodes[name] = LineageNode(name, deployment.action, "deployment", marked=deployment == deployments[-1])
             edges.append((deployment.model_id, name))
     # A file joins several versions through one increment: its edges appear once.
-    return list(nodes.values()), list(dict.fromkeys(edges))
+    edges = list(dict.fromkeys(edges))
+    marked = _with_ancestors([node.id for node in nodes.values() if node.marked], edges)
+    return [replace(node, marked=node.id in marked) for node in nodes.values()], edges
+
+
+def _with_ancestors(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> set[str]:
+    """Returns nodes and all that they were made from."""
+    reached, waiting = set(ids), list(ids)
+    while waiting:
+        child = waiting.pop()
+        parents = {parent for parent, of in edges if of == child} - reached
+        reached |= parents
+        waiting += parents
+    return reached
 
 
 def _files_of(workspace: Workspace, dataset: str) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from posttrain.web.app_page import NAVIGATION
+from posttrain.web.report_reader import read_lineage
 
 ROLES = ("viewer", "annotator", "reviewer", "owner")
 PAGES = {
@@ -108,3 +109,17 @@ def test_a_folder_without_a_loop_still_has_people(bare_server: Any) -> None:
         assert client.get(path, headers=HTML).status_code == 404
     for path in ("/runs", "/records", "/lineage", "/models", "/quality", "/people", "/account"):
         assert client.get(path, headers=HTML).status_code == 200, path
+
+
+def test_the_lineage_marks_what_the_champion_was_made_from_and_nothing_else(finished_server: Any) -> None:
+    workspace = finished_server.site.workspace
+    nodes, edges = read_lineage(workspace)
+    marked = {node.id for node in nodes if node.marked}
+    champion = workspace.metadata.deployments()[-1].model_id
+    kinds = {node.id: node.kind for node in nodes}
+    assert {kinds[id] for id in marked} == {"file", "dataset", "model", "deployment"}
+    assert [id for id in marked if kinds[id] == "model"] == [champion]
+    assert all(parent in marked for parent, child in edges if child in marked)
+    leaves = {id for id in marked if not any(parent == id and child in marked for parent, child in edges)}
+    assert {kinds[id] for id in leaves} == {"deployment"}
+    assert len(leaves) == 1

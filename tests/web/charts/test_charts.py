@@ -187,6 +187,9 @@ def test_lineage_puts_parents_left_of_their_children(items: Items) -> None:
     links = {(link["source"], link["target"]): link["lineStyle"]["color"] for link in series["links"]}
     assert links == {("f", "d"): "$gray", ("d", "m"): "$blue", ("f", "e"): "$gray"}
     assert ("model", "round 1", "m", "train@v1") in chart.rows
+    # ECharts would stretch the border of a symbol that is wider than high.
+    assert not any("borderWidth" in box["itemStyle"] for box in boxes.values())
+    assert [boxes[id_]["label"]["borderColor"] for id_ in "dm"] == ["$edge", "$blue"]
     with pytest.raises(ValueError, match="no node"):
         lineage(nodes, [("f", "missing")], "lineage")
     with pytest.raises(ValueError, match="no known kind"):

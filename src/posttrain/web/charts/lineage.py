@@ -57,7 +57,7 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
             {
                 **{"type": "graph", "coordinateSystem": "cartesian2d", "symbol": "rect", "data": boxes},
                 "links": [_line(nodes_by_id[parent], nodes_by_id[child]) for parent, child in edges],
-                "label": {"show": True, "fontWeight": 600, "color": "$ink"},
+                "label": {"show": True, "fontWeight": 600, "color": "$ink", "borderRadius": 6},
                 "emphasis": {"focus": "adjacency"},
             }
         ],
@@ -84,8 +84,12 @@ def _sorted_by_parents(
 def _box(node: LineageNode, column: int, row: int) -> Option:
     border = {"borderColor": "$blue", "borderWidth": 2} if node.marked else {"borderColor": "$edge", "borderWidth": 1}
     tip = node.label if node.label == node.id else f"{node.label} ({node.id})"
-    style = {"color": "$track", **border}
-    return {"id": node.id, "name": node.id, "value": (column, row), "text": node.label, "tip": tip, "itemStyle": style}
+    # The box is the label's: ECharts stretches a symbol with its border, which would be thick at the sides.
+    return {
+        **{"id": node.id, "name": node.id, "value": (column, row), "text": node.label, "tip": tip},
+        "itemStyle": {"color": "$track"},
+        "label": {"backgroundColor": "$track", **border},
+    }
 
 
 def _line(parent: LineageNode, child: LineageNode) -> Option:

@@ -181,7 +181,9 @@
   function fitBoxes(series, column) {
     const narrow = column < 130, width = column - (narrow ? 10 : 40);
     series.symbolSize = [width, BOX];
-    Object.assign(series.label, { width: width - (narrow ? 4 : 14), overflow: "truncate", ellipsis: "…" });
+    const padding = [0, narrow ? 2 : 7];
+    const room = { width: width - 2 * padding[1], height: BOX, padding, overflow: "truncate", ellipsis: "…" };
+    Object.assign(series.label, room, { align: "center", verticalAlign: "middle" });
     if (narrow) series.label.fontSize = 11;
   }
 
