@@ -11,7 +11,7 @@ from posttrain.web.charts.bars import bars
 from posttrain.web.charts.chart import Chart
 from posttrain.web.charts.curve import CurveStyle, compared_curves
 from posttrain.web.charts.heat_map import heat_map
-from posttrain.web.charts.rounds import Expectation, expectations
+from posttrain.web.charts.rounds import Expectation, intervals
 from posttrain.web.formatting import number_text
 from posttrain.web.page import Table, Tile
 from posttrain.web.translations import Translator
@@ -55,7 +55,7 @@ def quality_view(report: Json, translate: Translator) -> QualityView:
         by_class=_by_class(agreement["by_class"], translate),
         classes=_class_chart(agreement["by_class"], translate),
         by_pair=_by_pair(agreement["by_pair"], translate),
-        gold=_gold_chart(report["gold"]["by_annotator"], translate("quality.gold_people")),
+        gold=_gold_chart(report["gold"]["by_annotator"], translate),
         gold_classes=_rates(report["gold"]["by_class"], translate, "quality.class"),
         people=_people(report, translate),
         confusion=_confusion_chart(report["annotators"], translate("quality.confusion_chart")),
@@ -113,7 +113,8 @@ def _by_class(classes: list[Json], translate: Translator) -> Table:
 def _class_chart(classes: list[Json], translate: Translator) -> Chart | None:
     rows = [row for row in classes if row["percent"]["value"] is not None]
     worst = sorted(rows, key=lambda row: (row["percent"]["value"], row["label"]))[:_CLASSES]
-    return _intervals([(row["label"], row["percent"]) for row in worst], translate("quality.class_chart"))
+    rates = [(row["label"], row["percent"]) for row in worst]
+    return _intervals(rates, "quality.class", "quality.class_chart", translate)
 
 
 def _by_pair(pairs: list[Json], translate: Translator) -> Table:
@@ -129,12 +130,17 @@ def _by_pair(pairs: list[Json], translate: Translator) -> Table:
     return columns, rows
 
 
-def _gold_chart(rates: Json, title: str) -> Chart | None:
-    return _intervals([(name, rate) for name, rate in rates.items() if rate["n"]], title)
+def _gold_chart(rates: Json, translate: Translator) -> Chart | None:
+    measured = [(name, rate) for name, rate in rates.items() if rate["n"]]
+    return _intervals(measured, "quality.person", "quality.gold_people", translate)
 
 
-def _intervals(rows: list[tuple[str, Json]], title: str) -> Chart | None:
-    """Draws shares with their intervals."""
+def _intervals(rows: list[tuple[str, Json]], first: str, title: str, translate: Translator) -> Chart | None:
+    """Draws shares with their intervals.
+
+    Args:
+        first: Id of the name of the rows.
+    """
     # A pair that shares few items has no interval: the value alone stands there.
     drawn = [
         Expectation(
@@ -142,11 +148,8 @@ def _intervals(rows: list[tuple[str, Json]], title: str) -> Chart | None:
         )
         for name, rate in rows
     ]
-    chart = expectations(drawn, title, lambda value: f"{100 * value:.0f}%")
-    if chart is not None:
-        # There is nothing that was achieved later.
-        del chart.option["legend"]
-    return chart
+    columns = translate(first), translate("quality.value"), translate("quality.interval")
+    return intervals(drawn, translate(title), columns, lambda value: f"{100 * value:.0f}%")
 
 
 def _rates(rates: Json, translate: Translator, first: str) -> Table:

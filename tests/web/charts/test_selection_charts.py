@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.web.charts.bars import bars
 from posttrain.web.charts.histogram import histogram
-from posttrain.web.charts.rounds import Expectation, expectations
+from posttrain.web.charts.rounds import Expectation, expectations, intervals
 from posttrain.web.charts.scatter import ScatterLayer, scatter
 
 Items = Callable[..., list[dict[str, Any]]]
@@ -69,6 +69,18 @@ def test_expectations_are_drawn_with_their_intervals_on_an_axis_with_zero(items:
     assert (axis["min"], axis["max"], axis["interval"]) == (-2, 8, 2)
     assert list(chart.rows) == [("round 1", "+4", "+2 to +6", "+8"), ("round 2", "+1", "-2 to +2", "–")]
     assert expectations([], "gains", str) is None
+
+
+def test_measured_intervals_speak_of_no_expectation(items: Items) -> None:
+    rows = [Expectation("anna", 0.9, 0.8, 0.95), Expectation("ben", 0.5, 0.4, 0.6)]
+    chart = intervals(rows, "gold accuracy", ("person", "value", "interval"), "{:.0%}".format)
+    assert chart is not None
+    assert [item["tip"] for item in items(chart, "value")] == ["anna: 90%, 80% to 95%", "ben: 50%, 40% to 60%"]
+    assert chart.option["yAxis"][1]["data"] == ["90%", "50%"]
+    assert chart.columns == ("person", "value", "interval")
+    assert list(chart.rows) == [("anna", "90%", "80% to 95%"), ("ben", "50%", "40% to 60%")]
+    assert "achieved" not in chart.__html__()
+    assert intervals([], "nothing", ("", "", ""), str) is None
 
 
 def test_expectations_of_zero_can_be_drawn() -> None:

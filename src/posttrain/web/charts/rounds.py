@@ -213,48 +213,85 @@ class Expectation:
 
 
 def expectations(rows: Sequence[Expectation], title: str, show: Formatter) -> Chart | None:
-    """Draws an interval and a mark a row on one scale that includes zero; returns None without rows.
+    """Draws an interval and a mark a row on one scale that includes zero, and what was achieved since.
 
     Args:
         show: formats a value.
+
+    Returns:
+        None without rows.
     """
-    if not rows:
-        return None
+    names = ("expected, with its interval", "achieved")
+    outcomes = ["not achieved yet" if row.achieved is None else f"achieved {show(row.achieved)}" for row in rows]
+    tips = [
+        f"{row.name}: expected {_interval_text(row, show)}; {text}" for row, text in zip(rows, outcomes, strict=True)
+    ]
     labels = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
-    values = [value for row in rows for value in (row.low, row.high, row.expected, row.achieved) if value is not None]
-    levels = ticks(min(0.0, *values), max(0.0, *values), 5)
+    table = [(*_interval_row(row, show), show(row.achieved) if row.achieved is not None else "–") for row in rows]
+    drawn = _interval_series(rows, tips, names[0])
+    achieved = [
+        {"value": (row.achieved, at), "tip": tips[at]} for at, row in enumerate(rows) if row.achieved is not None
+    ]
+    style = {"color": "$blue", "opacity": 1, "borderColor": "$paper", "borderWidth": 2}
+    drawn.append({"type": "scatter", "name": names[1], "data": achieved, "symbol": "circle", "symbolSize": 13})
+    drawn[-1]["itemStyle"] = style
+    values = [row.achieved for row in rows if row.achieved is not None]
+    option = _interval_option(rows, values, drawn, labels, show) | {"legend": {"data": list(names)}}
+    columns = ("", "expected", "interval", "achieved")
+    return Chart(title, option, 34 * len(rows) + 30, columns, table) if rows else None
+
+
+def intervals(rows: Sequence[Expectation], title: str, columns: tuple[str, str, str], show: Formatter) -> Chart | None:
+    """Draws measured values with their intervals on one scale that includes zero.
+
+    Args:
+        columns: names of the table's columns: the row, the value, the interval.
+        show: formats a value.
+
+    Returns:
+        None without rows.
+    """
+    tips = [f"{row.name}: {_interval_text(row, show)}" for row in rows]
+    drawn = _interval_series(rows, tips, columns[1])
+    option = _interval_option(rows, [], drawn, [show(row.expected) for row in rows], show)
+    table = [_interval_row(row, show) for row in rows]
+    return Chart(title, option, 34 * len(rows) + 30, columns, table) if rows else None
+
+
+def _interval_text(row: Expectation, show: Formatter) -> str:
+    return f"{show(row.expected)}, {show(row.low)} to {show(row.high)}"
+
+
+def _interval_row(row: Expectation, show: Formatter) -> tuple[str, str, str]:
+    return row.name, show(row.expected), f"{show(row.low)} to {show(row.high)}"
+
+
+def _interval_series(rows: Sequence[Expectation], tips: Sequence[str], name: str) -> list[Option]:
+    """Builds a bar for each interval, in one line that is broken after each, and a mark for each value."""
     ranges: list[tuple[float | None, int]] = []
-    expected, achieved = [], []
     for at, row in enumerate(rows):
         ranges += [(row.low, at), (row.high, at), (None, at)]
-        outcome = f"achieved {show(row.achieved)}" if row.achieved is not None else "not achieved yet"
-        tip = f"{row.name}: expected {show(row.expected)}, {show(row.low)} to {show(row.high)}; {outcome}"
-        expected.append({"value": (row.expected, at), "tip": tip})
-        achieved += [{"value": (row.achieved, at), "tip": tip}] if row.achieved is not None else []
-    names = ("expected, with its interval", "achieved")
+    values = [{"value": (row.expected, at), "tip": tips[at]} for at, row in enumerate(rows)]
     band: Option = {"color": "$gray", "width": 12, "opacity": 0.35, "cap": "round"}
-    series: list[Option] = [
+    marks: Option = {"type": "scatter", "name": name, "data": values, "symbol": "rect", "symbolSize": [3, 18]}
+    return [
         {"type": "line", "name": "", "data": ranges, "showSymbol": False, "silent": True, "lineStyle": band},
-        {"type": "scatter", "name": names[0], "data": expected, "symbol": "rect", "symbolSize": [3, 18]},
-        {"type": "scatter", "name": names[1], "data": achieved, "symbol": "circle", "symbolSize": 13},
+        marks | {"itemStyle": {"color": "$ink", "opacity": 1}},
     ]
-    series[1]["itemStyle"] = {"color": "$ink", "opacity": 1}
-    series[2]["itemStyle"] = {"color": "$blue", "opacity": 1, "borderColor": "$paper", "borderWidth": 2}
-    option: Option = {
+
+
+def _interval_option(
+    rows: Sequence[Expectation], others: Sequence[float], series: list[Option], labels: list[str], show: Formatter
+) -> Option:
+    """Builds the axes, long enough for the intervals and the ``others``."""
+    values = [0.0, *others, *(value for row in rows for value in (row.low, row.high, row.expected))]
+    return {
         "grid": {"top": 4},
-        "xAxis": value_axis(levels, show),
+        "xAxis": value_axis(ticks(min(values), max(values), 5), show),
         "yAxis": [
             name_axis([row.name for row in rows], axisLine={"onZero": True, "lineStyle": {"color": "$soft"}}),
             side_labels(labels),
         ],
         "tooltip": {"trigger": "item"},
-        "legend": {"data": list(names)},
         "series": series,
     }
-    table = [
-        (row.name, show(row.expected), f"{show(row.low)} to {show(row.high)}", show(row.achieved))
-        if row.achieved is not None
-        else (row.name, show(row.expected), f"{show(row.low)} to {show(row.high)}", "–")
-        for row in rows
-    ]
-    return Chart(title, option, 34 * len(rows) + 30, ("", "expected", "interval", "achieved"), table)
