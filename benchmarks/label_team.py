@@ -1,10 +1,12 @@
 """Measures simulated teams of annotators: a day's labels, faults found, false alarms, and the speed of the measures.
 
-    python benchmarks/label_team.py [--teams 1000] [--part plan|faults|honest|speed]
+    python benchmarks/label_team.py [--teams 1000] [--part plan|faults|honest|posterior|speed]
 
 - *plan*: labels a day, cost and error of teams by overlap, with gold items and checks (`plan_labels`).
 - *faults*: of teams with one planted fault, the share in which it is found by name, and in which anyone else is named.
 - *honest*: of honest teams of several sizes, the share in which a report has any alarm.
+- *posterior*: of items on which annotators differ, how sure Dawid and Skene's model is and how often it is right, as
+  published (crowd-kit) and here.
 - *speed*: Dawid and Skene on 100,000 labels beside crowd-kit, agreement with 1,000 bootstrap samples of 10,000 answers,
   and the whole report.
 
@@ -24,7 +26,7 @@ from crowdkit.aggregation import DawidSkene
 from posttrain.label.answers import encode_votes
 from posttrain.label.quality.agreement import measure_agreement
 from posttrain.label.quality.config import Price, QualityConfig
-from posttrain.label.quality.consensus import dawid_skene
+from posttrain.label.quality.consensus import dawid_skene, majority
 from posttrain.label.quality.report import alarms, quality_report
 from posttrain.label.simulation import SimulatedAnnotator, TeamSettings, plan_labels, simulate_answers
 
@@ -114,6 +116,31 @@ def show_honest(teams: int) -> None:
         )
 
 
+def show_posterior(teams: int) -> None:
+    """Print how sure the posterior is, and how often right, where annotators differ and where no two agree."""
+    for items, overlap, misleading in ((50, 2, 0.0), (300, 2, 0.0), (300, 2, 0.1), (1500, 3, 0.1)):
+        settings = TeamSettings(overlap=overlap, gold_rate=0, check_rate=0, misleading_rate=misleading)
+        sure: dict[tuple[str, str], list[np.ndarray]] = {}
+        for seed in range(teams):
+            truth = random_truth(seed, items)
+            votes = encode_votes(
+                simulate_answers(random_team(seed, 6), truth, settings, seed=seed, labels=LABELS), LABELS
+            )
+            counted = majority(votes)
+            subsets = {"differ": counted.share < 1, "all differ": (counted.share * counted.answers == 1)}
+            frame = pd.DataFrame({"task": votes.item, "worker": votes.annotator, "label": votes.label})
+            theirs = DawidSkene(100).fit(frame).probas_.sort_index().reindex(columns=range(len(LABELS)), fill_value=0)
+            for name, posterior in (("published", theirs.to_numpy()), ("here", dawid_skene(votes).posterior)):
+                right = posterior.argmax(axis=1) == [LABELS.index(label) for label in truth]
+                for subset, rows in subsets.items():
+                    sure.setdefault((subset, name), []).append(np.stack([posterior.max(axis=1), right], axis=1)[rows])
+        print(f"{items} items, {overlap} annotators an item, {misleading:.0%} misleading")
+        for (subset, name), values in sure.items():
+            rows = np.concatenate(values)
+            confidence, right = rows.mean(axis=0)
+            print(f"  {subset:10} {name:9} {confidence:.0%} sure, {right:.0%} right, {len(rows)} items")
+
+
 def show_speed() -> None:
     """Print seconds of the measures, the second of two runs."""
     for classes, people, overlap in ((10, 50, 5), (77, 50, 5), (77, 200, 2)):
@@ -153,12 +180,13 @@ def main() -> None:
     """Print the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teams", type=int, default=1000)
-    parser.add_argument("--part", choices=["plan", "faults", "honest", "speed"])
+    parser.add_argument("--part", choices=["plan", "faults", "honest", "posterior", "speed"])
     options = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "plan": show_plans,
         "faults": lambda: show_faults(max(1, options.teams // 10)),
         "honest": lambda: show_honest(options.teams),
+        "posterior": lambda: show_posterior(max(1, options.teams // 50)),
         "speed": show_speed,
     }
     for name, show in parts.items():

@@ -67,9 +67,33 @@ def test_smoothing_helps_where_annotators_have_few_answers_a_label() -> None:
     for seed in range(4):
         accuracies = np.random.default_rng(seed).uniform(0.4, 0.95, 40).tolist()
         votes, truth = noisy_votes(accuracies, 1500, 30, seed, 3)
-        plain, smooth = (dawid_skene(votes, smoothing=amount).label for amount in (0, 3))
+        plain, smooth = (dawid_skene(votes, smoothing=amount).label for amount in (0, 100))
         gains.append((smooth == truth).mean() - (plain == truth).mean())
     assert np.mean(gains) > 0.004
+
+
+def test_the_posterior_of_disputed_items_in_a_small_batch_is_as_sure_as_it_is_right() -> None:
+    excess: dict[float, list[np.ndarray]] = {0.0: [], 100.0: []}
+    for seed in range(20):
+        accuracies = np.random.default_rng(seed).uniform(0.6, 0.95, 5).tolist()
+        votes, truth = noisy_votes(accuracies, 80, 8, seed, 3)
+        disputed = majority(votes).share < 1
+        for smoothing, values in excess.items():
+            fitted = dawid_skene(votes, smoothing=smoothing)
+            values.append((fitted.posterior.max(axis=1) - (fitted.label == truth))[disputed])
+    published, smoothed = (float(np.concatenate(values).mean()) for values in excess.values())
+    assert abs(smoothed) < 0.06
+    assert published > 0.12
+
+
+def test_nobody_is_sure_where_equal_annotators_all_differ() -> None:
+    votes, _ = noisy_votes([0.85] * 3, 60, 6, 1, 3)
+    label = votes.label.copy()
+    label[:3] = range(3)
+    split = Votes(**{**votes.__dict__, "label": label})
+    assert majority(split).ties[0] == (0, 1, 2)
+    assert dawid_skene(split, smoothing=0).posterior[0].max() > 0.95
+    assert dawid_skene(split).posterior[0].max() < 0.7
 
 
 def test_gold_items_keep_their_label_and_teach_the_confusions() -> None:

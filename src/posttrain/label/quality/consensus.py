@@ -17,6 +17,11 @@ MAX_CELLS = 50_000_000
 
 _TINY = 1e-10  # probabilities are at least this, so that their logarithms are finite
 
+# Of the prior, in answers or items. They matter for the first dozens only.
+_TEAM_ANSWERS, _TEAM_ACCURACY = 2.0, 0.75
+_OWN_ANSWERS = 5.0
+_LABEL_ITEMS = 20.0
+
 
 @dataclass(frozen=True)
 class Majority:
@@ -87,17 +92,21 @@ def dawid_skene(
     votes: Votes,
     *,
     expected: Integers | None = None,
-    smoothing: float = 3.0,
+    smoothing: float = 100.0,
     iterations: int = 200,
     tolerance: float = 1e-3,
 ) -> DawidSkene:
     """Fits each annotator's confusion matrix and each item's posterior by expectation maximisation, in float64.
 
+    Annotators are taken to err independently of each other: of a text that misleads several, the posterior is too sure.
+
     Args:
         votes: The answers.
         expected: int64 [U], the known label of gold items, -1 for the others; their posterior is fixed.
-        smoothing: Answers of a typical annotator that are added to each row of a confusion matrix. With many labels
-            most rows have few answers, and maximum likelihood (0, as published) trusts them too much.
+        smoothing: Answers that the prior adds to each row of a confusion matrix; 0 is maximum likelihood, as published.
+            A matrix has more rows than an annotator has answers to each label. Maximum likelihood fits them to the
+            posterior that it is about to compute: of three annotators with three answers it is 99% sure of one, and
+            right in a third of the cases.
         iterations: Rounds of EM, at most.
         tolerance: EM ends when the mean absolute change of a posterior is below.
 
@@ -121,11 +130,12 @@ def dawid_skene(
     posterior[known] = fixed
     count = 0
     while True:
-        prior = np.maximum(posterior.mean(axis=0), _TINY)
+        items_of = posterior.sum(axis=0)
         given = (by_answer @ posterior).reshape(workers, classes, classes)  # [w, answer k, right c]
         if smoothing:
-            team = given.sum(axis=0) + 1 / classes
-            given = given + smoothing * team / team.sum(axis=0)
+            items_of = items_of + _LABEL_ITEMS / classes
+            given = given + smoothing * _expected_confusion(given, smoothing)
+        prior = np.maximum(items_of / items_of.sum(), _TINY)
         given = np.maximum(given, _TINY)
         given = given / given.sum(axis=1, keepdims=True)
         joint = answers @ np.log(given).reshape(workers * classes, classes) + np.log(prior)
@@ -140,6 +150,23 @@ def dawid_skene(
             break
     likelihood = float((most + np.log(evidence)).sum())
     return DawidSkene(posterior, given.transpose(0, 2, 1), prior, count, likelihood)
+
+
+def _expected_confusion(given: Floats, smoothing: float) -> Floats:
+    """Returns the prior mean of each confusion matrix: equally accurate on all labels, wrong as the team is.
+
+    Args:
+        given: float64 [W, C, C], expected number of answers k (second axis) of each annotator where c is right.
+        smoothing: Answers that spread the team's errors evenly, for each right label.
+    """
+    classes = given.shape[1]
+    same = np.eye(classes)
+    right, count = np.einsum("wcc->w", given), given.sum(axis=(1, 2))
+    team = (right.sum() + _TEAM_ANSWERS * _TEAM_ACCURACY) / (count.sum() + _TEAM_ANSWERS)
+    accuracy = ((right + _OWN_ANSWERS * team) / (count + _OWN_ANSWERS))[:, None, None]
+    wrong = (given.sum(axis=0) + smoothing / max(classes - 1, 1)) * (1 - same)
+    wrong /= np.maximum(wrong.sum(axis=0), _TINY)
+    return np.asarray(accuracy * same + (1 - accuracy) * wrong, np.float64)
 
 
 def gold_labels(votes: Votes, expected: Sequence[str | None]) -> Integers:
