@@ -29,6 +29,10 @@ LABELLERS = ("owner", "reviewer", "annotator")
 
 _TEAM_CHECK = 0.05  # share of checked items where two people have accounts
 
+# Columns of the table of answers that are read as they are.
+_PLAIN_COLUMNS = ("item", "record", "batch", "annotator", "position", "seconds", "confidence", "checked", "guideline")
+_PLAIN_COLUMNS += ("created_at",)
+
 COUNTS = label_answers.c.undone_at.is_(None)
 IS_GOLD = label_items.c.expected.is_not(None)
 
@@ -380,7 +384,7 @@ def _answer_row(row: RowMapping) -> dict[str, Any]:
         return None if answer is None else kind.key(answer)
 
     return {
-        **{name: row[name] for name in ANSWERS.names if name in row},
+        **{name: row[name] for name in _PLAIN_COLUMNS},
         "answer": text(row["answer"]),
         "expected": text(row["expected"]),
         "resolution": text(resolution.get("answer")),

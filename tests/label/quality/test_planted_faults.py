@@ -77,6 +77,13 @@ def test_a_pair_that_copies_is_found(seed: int) -> None:
     assert kinds(alarms(answers_of(seed, plant))) == {("collusion", ("p1", "p4"))}
 
 
+def test_a_pair_that_copies_is_found_among_hundreds_of_pairs() -> None:
+    team = team_of(3, 18)
+    team[15].accuracy, team[17].copies = 0.7, team[15]
+    table = simulate_answers(team, truth_of(3, 1200), SETTINGS, seed=3, labels=LABELS)
+    assert ("collusion", ("p15", "p17")) in kinds(alarms(table))
+
+
 def test_two_faults_in_one_team_are_both_found() -> None:
     def plant(team: list[SimulatedAnnotator]) -> None:
         team[0].seconds, team[5].constant = 1.0, "other"

@@ -327,7 +327,7 @@ def _pair_statistics(units: _Units, pairs: list[_Pair], weights: Floats) -> dict
     for at, pair in enumerate(pairs):
         own = weights[:, pair.items]
         n = own.sum(axis=1)[:, None]
-        left, right, both = (own @ matrix for matrix in _indicators(pair))
+        left, right, both = np.split(own @ _indicators(pair), 3, axis=1)
         agreed = both.sum(axis=1)
         n_, a, b = n[:, 0], left / n, right / n
         chance, pooled = (a * b).sum(axis=1), (left + right) / (2 * n)
@@ -353,12 +353,14 @@ def _pair_statistics(units: _Units, pairs: list[_Pair], weights: Floats) -> dict
     }
 
 
-def _indicators(pair: _Pair) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
-    """Returns sparse [items, labels]: one where the left, the right, and both annotators gave the label."""
-    rows, shape = np.arange(len(pair.items)), (len(pair.items), len(pair.labels))
-    left = sparse.csr_array((np.ones(len(rows)), (rows, pair.left)), shape=shape)
-    right = sparse.csr_array((np.ones(len(rows)), (rows, pair.right)), shape=shape)
-    return left, right, sparse.csr_array(left * right)
+def _indicators(pair: _Pair) -> sparse.csr_array:
+    """Returns sparse [items, 3 * labels]: one where the left, the right, and both annotators gave the label."""
+    count, classes = len(pair.items), len(pair.labels)
+    # By rows, not coordinates: a large team has thousands of pairs with few items each.
+    columns = np.stack([pair.left, classes + pair.right, 2 * classes + pair.left], axis=1)
+    values = np.stack([np.ones(count), np.ones(count), pair.left == pair.right], axis=1)
+    rows = np.arange(0, 3 * count + 1, 3)
+    return sparse.csr_array((values.ravel(), columns.ravel(), rows), shape=(count, 3 * classes))
 
 
 def _alpha(units: _Units, weights: Floats) -> Floats:
@@ -383,8 +385,7 @@ def _alpha(units: _Units, weights: Floats) -> Floats:
 
 def _weights(items: int, draws: int, seed: int) -> Iterator[Floats]:
     """Yields how often each bootstrap sample holds each item, float64 [B, items], in blocks of draws."""
-    generator = np.random.default_rng(seed)
-    size = max(1, _BLOCK // max(items, 1))
+    generator, size = np.random.default_rng(seed), max(1, _BLOCK // max(items, 1))
     for start in range(0, draws if items else 0, size):
         count = min(size, draws - start)
         chosen = generator.integers(0, items, (count, items)) + items * np.arange(count)[:, None]

@@ -6,11 +6,12 @@ is corrected by Holm's method. What an answer is compared with never contains th
 the majority of all others."""
 
 from collections.abc import Mapping
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 
-from posttrain.label.answers import Integers, Votes, shared_items
+from posttrain.label.answers import Integers, SharedItems, Votes, shared_items
 from posttrain.label.quality.annotators import Outcomes
 from posttrain.label.quality.consensus import pair_reference
 from posttrain.label.quality.findings import Finding, count_exceeds, holm, share_exceeds, wilson
@@ -262,20 +263,11 @@ def collusion(votes: Votes, expected: Integers, rate: float) -> list[Finding]:
         expected: int64 [U] of `posttrain.label.quality.consensus.gold_labels`.
         rate: False-alarm rate.
     """
-    pairs = []
-    for shared in shared_items(votes, LEAST_EVIDENCE):
-        left, right = shared.left, shared.right
-        reference = pair_reference(votes, expected, shared.items, left, right)
-        known = reference >= 0
-        wrong_left, wrong_right = (left != reference) & known, (right != reference) & known
-        n = int(known.sum())
-        if n < LEAST_EVIDENCE:
-            continue
-        same = int((wrong_left & wrong_right & (left == right)).sum())
-        # One error more on each side, so that nobody counts as infallible.
-        explained = (wrong_left.sum() + 1) / (n + 1) * (wrong_right.sum() + 1) / (n + 1)
-        either = int((wrong_left | wrong_right).sum())
-        pairs.append((shared.first, shared.second, n, same, float(explained), either))
+    pairs: list[tuple[int, int, int, int, float, int]] = []
+    shared = shared_items(votes, LEAST_EVIDENCE)
+    # A hundred at once: of a large team there are thousands, and each has few items.
+    while block := list(islice(shared, 100)):
+        pairs += _same_errors(votes, expected, block)
     total_same, total_explained = sum(pair[3] for pair in pairs), sum(pair[2] * pair[4] for pair in pairs)
     candidates = []
     for first, second, n, same, explained, either in pairs:
@@ -292,6 +284,35 @@ def collusion(votes: Votes, expected: Integers, rate: float) -> list[Finding]:
             p_value = count_exceeds(same, n, chance)
             candidates.append(Finding("collusion", names, same / n, 2 * chance, n, p_value, sentence))
     return holm(candidates, rate, len(pairs))
+
+
+def _same_errors(
+    votes: Votes, expected: Integers, block: list[SharedItems]
+) -> list[tuple[int, int, int, int, float, int]]:
+    """Counts the errors of pairs on items whose answer is known; pairs with too few such items are left out.
+
+    Returns:
+        Both annotators, the items, same wrong answers, the share that independent errors explain, errors of either.
+    """
+    items, left, right = (
+        np.concatenate([getattr(each, name) for each in block]) for name in ("items", "left", "right")
+    )
+    pair = np.repeat(np.arange(len(block)), [len(each.items) for each in block])
+    reference = pair_reference(votes, expected, items, left, right)
+    known = reference >= 0
+    wrong_left, wrong_right = (left != reference) & known, (right != reference) & known
+
+    def count(rows: np.ndarray) -> list[int]:
+        return [int(number) for number in np.bincount(pair[rows], minlength=len(block))]
+
+    same, either = wrong_left & wrong_right & (left == right), wrong_left | wrong_right
+    counts = zip(block, *map(count, (known, same, wrong_left, wrong_right, either)), strict=True)
+    return [
+        # One error more on each side, so that nobody counts as infallible.
+        (each.first, each.second, n, both, (first + 1) / (n + 1) * (second + 1) / (n + 1), any_wrong)
+        for each, n, both, first, second, any_wrong in counts
+        if n >= LEAST_EVIDENCE
+    ]
 
 
 def _surest(findings: list[Finding]) -> list[Finding]:

@@ -208,9 +208,14 @@ def pair_reference(votes: Votes, expected: Integers, items: Integers, left: Inte
         left: int64 [S], the first annotator's labels.
         right: int64 [S], the second's.
     """
+    reference = expected[items].copy()
+    # Everybody answers gold items: of a large team they would be most of the work.
+    rest = np.flatnonzero(reference < 0)
+    items, left, right = items[rest], left[rest], right[rest]
     others, third = (_majority_without(votes, items, left, right, least=least) for least in (2, 1))
     agreed = np.where((third == left) & (left == right), third, -1)
-    return np.where(expected[items] >= 0, expected[items], np.where(others >= 0, others, agreed))
+    reference[rest] = np.where(others >= 0, others, agreed)
+    return reference
 
 
 def _majority_without(votes: Votes, items: Integers, *own: Integers, least: int = 1) -> Integers:
