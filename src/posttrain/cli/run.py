@@ -1,5 +1,6 @@
 """``posttrain run``: run the loop."""
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,16 +31,13 @@ def run(
     ] = False,
 ) -> None:
     """Run the loop; resume where it stopped."""
-    from posttrain.loop.config import load_config
-    from posttrain.loop.loop import wait_for_change
-
     while True:
         waiting, before = _run_once(workspace, rounds, until, urgent, baseline)
         if waiting:
             print_line(f"waiting for {waiting}")
         if not (watch and waiting):
             return
-        wait_for_change(workspace, load_config(workspace), before)
+        _wait(workspace, before)
         urgent = False  # one round is requested, not all that follow
 
 
@@ -66,6 +64,21 @@ def _run_once(
     if comparison:
         print_line(comparison.conclusion)
     return waiting, before
+
+
+def _wait(workspace: Path, before: dict[str, Any]) -> None:
+    """Waits for a change, and makes the webhook's calls meanwhile: days may pass, and calls fail."""
+    from posttrain.label.webhook import webhook_calls
+    from posttrain.loop.config import load_config
+    from posttrain.loop.loop import wait_for_change
+
+    config = load_config(workspace)
+    with ExitStack() as stack:
+        # Held open only for the webhook: else nothing is held while nothing happens.
+        if (url := config.label.webhook) is not None:
+            store, _ = stack.enter_context(open_workspace(workspace, write=True))
+            stack.enter_context(webhook_calls(store.metadata, url, partial(_alarms, store, config)))
+        wait_for_change(workspace, config, before)
 
 
 def _alarms(store: Workspace, config: "Config") -> list[dict[str, Any]]:
