@@ -30,8 +30,10 @@ LABELLERS = ("owner", "reviewer", "annotator")
 _TEAM_CHECK = 0.05  # share of checked items where two people have accounts
 
 # Columns of the table of answers that are read as they are.
-_PLAIN_COLUMNS = ("item", "record", "batch", "annotator", "position", "seconds", "confidence", "checked", "guideline")
-_PLAIN_COLUMNS += ("created_at",)
+_PLAIN_COLUMNS = (
+    *("item", "record", "batch", "annotator", "position", "seconds", "confidence", "checked", "guideline"),
+    "created_at",
+)
 
 COUNTS = label_answers.c.undone_at.is_(None)
 IS_GOLD = label_items.c.expected.is_not(None)
