@@ -35,7 +35,7 @@ from posttrain.web.request_bodies import JsonBodies, RequestRejected, rejection_
 from posttrain.web.server import SECURITY_HEADERS
 from posttrain.web.sign_in import sign_in_routes
 from posttrain.web.team_pages import team_pages
-from posttrain.web.translations import LANGUAGE_COOKIE, LANGUAGES, Translator, choose_language
+from posttrain.web.translations import LANGUAGE_COOKIE, LANGUAGES, translator_of
 
 _YEAR = 365 * 86_400
 
@@ -112,7 +112,7 @@ def _handle_page_errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     @app.exception_handler(WorkError)
     async def mistaken(request: Request, error: UserError | WorkError) -> Response:
-        answer = problem_response(error)
+        answer = problem_response(request, error)
         if not _shows_pages(request):
             return answer
         return app_page(request, None, "error.html", answer.status_code, problem=str(error))
@@ -121,7 +121,7 @@ def _handle_page_errors(app: FastAPI) -> None:
     async def unknown(request: Request, error: HTTPException) -> Response:
         if not _shows_pages(request):
             return JSONResponse({"error": str(error.detail).lower()}, error.status_code, error.headers)
-        line = Translator(choose_language(request))("error.page") if error.status_code == 404 else error.detail
+        line = translator_of(request)("error.page") if error.status_code == 404 else error.detail
         return app_page(request, None, "error.html", error.status_code, problem=line)
 
 
@@ -133,7 +133,8 @@ _DESCRIPTION = """Labelling and the state of the loop, as the pages use them.
 
 A program sends `Authorization: Bearer TOKEN`; an owner makes tokens on the page of people or by `posttrain accounts
 token`. A page sends its cookie, and with every change the header `x-csrf-token`. Each operation names its least role in
-`x-least-role`; higher roles may call it, too. Errors are `{"error": "one line"}`."""
+`x-least-role`; higher roles may call it, too. Errors are `{"error": "one line"}`, in Chinese where
+`Accept-Language` asks for it."""
 
 _LONGEST_LINE = 500
 
@@ -154,20 +155,21 @@ def api_app(site: Site) -> FastAPI:
 
 def defect_response(request: Request, error: Exception) -> Response:
     """Answers a request that met a defect; the server logs its traceback."""
-    return error_response(500, f"the server has a defect ({type(error).__name__}); its log says more")
+    return error_response(request, 500, f"the server has a defect ({type(error).__name__}); its log says more")
 
 
-def error_response(status: int, line: str, headers: Any = None) -> JSONResponse:
-    """Returns ``{"error": line}``."""
+def error_response(request: Request, status: int, line: str, headers: Any = None) -> JSONResponse:
+    """Returns ``{"error": line}`` in the language of the request."""
+    line = translator_of(request).line(line)
     return JSONResponse({"error": shorten(to_line(line), _LONGEST_LINE)}, status, headers)
 
 
-def problem_response(error: UserError | WorkError) -> JSONResponse:
+def problem_response(request: Request, error: UserError | WorkError) -> JSONResponse:
     """Answers a user's mistake or failed work with the status of its kind."""
     if isinstance(error, WorkError):
-        return error_response(503, str(error))
+        return error_response(request, 503, str(error))
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 422)
-    return error_response(status, str(error))
+    return error_response(request, status, str(error))
 
 
 def _handle_api_errors(app: FastAPI) -> None:
@@ -175,11 +177,11 @@ def _handle_api_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestRejected)
     async def rejected(request: Request, error: RequestRejected) -> Response:
-        return rejection_response(error)
+        return rejection_response(RequestRejected(error.status, translator_of(request).line(error.line), error.headers))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        return error_response(error.status_code, str(error.detail).lower(), error.headers)
+        return error_response(request, error.status_code, str(error.detail).lower(), error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -187,12 +189,12 @@ def _handle_api_errors(app: FastAPI) -> None:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"][1:])
         message = problem["msg"].removeprefix("Value error, ")
-        return error_response(422, f"`{shorten(where)}`: {message}" if where else message)
+        return error_response(request, 422, f"`{shorten(where)}`: {message}" if where else message)
 
     @app.exception_handler(UserError)
     @app.exception_handler(WorkError)
     async def mistaken(request: Request, error: UserError | WorkError) -> Response:
-        return problem_response(error)
+        return problem_response(request, error)
 
 
 _STATUSES: dict[type[UserError], int] = {NotFound: 404, Conflict: 409, StorageError: 507}

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from posttrain.web.access import Principal, find_principal
 from posttrain.web.page import template_environment
 from posttrain.web.request_bodies import RequestRejected
-from posttrain.web.translations import LANGUAGES, Translator, choose_language
+from posttrain.web.translations import LANGUAGES, Translator, choose_language, translator_of
 
 STATIC = str(files("posttrain.web").joinpath("static"))
 
@@ -36,7 +36,7 @@ def page_access(role: str) -> Any:
         if principal is None:
             raise SignInNeeded
         if not principal.may(role):
-            raise RequestRejected(403, Translator(choose_language(request))("error.role"))
+            raise RequestRejected(403, translator_of(request)("error.role"))
         return principal
 
     return Depends(principal_of_page)

@@ -9,7 +9,7 @@ from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
 from posttrain.web.guideline_text import compare, render_markdown
-from posttrain.web.translations import Translator, choose_language
+from posttrain.web.translations import translator_of
 
 _OUTDATED = 200  # answers that are listed; their number is always shown
 
@@ -90,4 +90,4 @@ def label_pages(site: Site) -> APIRouter:
 
 def _script_texts(request: Request, prefix: str) -> dict[str, str]:
     """Returns the texts that a page's scripts show, by their ids without the prefix."""
-    return Translator(choose_language(request)).with_prefix(prefix)
+    return translator_of(request).with_prefix(prefix)

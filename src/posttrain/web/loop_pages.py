@@ -35,7 +35,7 @@ from posttrain.web.report_reader import read_funnel, read_lineage, read_loop
 from posttrain.web.request_bodies import RequestRejected
 from posttrain.web.training_reader import read_round_training
 from posttrain.web.training_view import training_view
-from posttrain.web.translations import Translator, choose_language
+from posttrain.web.translations import translator_of
 
 ROWS = 25
 """Rows of a page of records."""
@@ -58,7 +58,7 @@ def loop_pages(site: Site) -> APIRouter:
     @router.get("/dashboard")
     def dashboard(request: Request, principal: Viewer) -> Response:
         config = _config()
-        translate = _translator(request)
+        translate = translator_of(request)
         report, state = read_loop(workspace, config), read_state(workspace, config)
         # Faults of annotators are for those who may read the quality report; the page does not wait for it.
         quality = site.quality.get(wait=0) if principal.may("reviewer") else None
@@ -97,7 +97,7 @@ def loop_pages(site: Site) -> APIRouter:
         trainings = training_runs(workspace)
         chosen = [training for training in trainings if training.run.id in (run or ())]
         if len(run or ()) > MOST_COMPARED:
-            raise RequestRejected(422, _translator(request)("runs.too_many", most=MOST_COMPARED))
+            raise RequestRejected(422, translator_of(request)("runs.too_many", most=MOST_COMPARED))
         # Oldest first, as their names read.
         compared = compare_runs(workspace, chosen[::-1]) if len(chosen) > 1 else None
         single = chosen[0] if len(chosen) == 1 else None
@@ -156,7 +156,7 @@ def loop_pages(site: Site) -> APIRouter:
     def record(request: Request, principal: Viewer, id: str) -> Response:
         result = show(workspace, id)
         if result["type"] != "record":
-            raise RequestRejected(404, _translator(request)("error.page"))
+            raise RequestRejected(404, translator_of(request)("error.page"))
         return _page(
             request,
             principal,
@@ -180,7 +180,7 @@ def loop_pages(site: Site) -> APIRouter:
             request,
             principal,
             "lineage.html",
-            chart=lineage(nodes, edges, _translator(request)("lineage.chart")),
+            chart=lineage(nodes, edges, translator_of(request)("lineage.chart")),
             id=id,
             shown=shown,
             problem=problem,
@@ -241,7 +241,3 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=1, default=str)
-
-
-def _translator(request: Request) -> Translator:
-    return Translator(choose_language(request))

@@ -1,7 +1,7 @@
 """What the pages of the loop show: tiles, alarms, decisions, and training runs compared side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.inspect.status import status
@@ -29,7 +29,7 @@ def loop_tiles(report: Report, state: Mapping[str, Any], translate: Translator) 
     tiles = []
     if report.champion and report.metric in report.champion.metrics:
         value = formatting.metric_text(report.metric, report.champion.metrics[report.metric])
-        name = translate("loop.champion_metric", metric=formatting.metric_name(report.metric))
+        name = translate("loop.champion_metric", metric=translate.line(formatting.metric_name(report.metric)))
         tiles.append((value, name, translate("loop.since_round", round=report.champion.round)))
     done = max(len(report.rounds) - 1, 0)
     tiles.append((f"{done} / {state['rounds_wanted']}", translate("loop.rounds"), ""))
@@ -51,7 +51,7 @@ def loop_alarms(
         alarms.append(translate("loop.failed", stage=runs[-1].stage, error=error))
     if report.rounds and report.rounds[-1].decision == "rollback":
         alarms.append(translate("loop.rolled_back", round=report.rounds[-1].number))
-    alarms += [finding["sentence"] for finding in (quality or {}).get("alarms", [])]
+    alarms += [translate.line(finding["sentence"]) for finding in (quality or {}).get("alarms", [])]
     return alarms
 
 
@@ -129,7 +129,7 @@ def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> Comp
     differing = [(key, *(settings.get(key, "–") for settings in flat)) for key in keys]
     return Comparison(
         names=tuple(names),
-        charts=tuple(chart for chart in charts if chart),
+        charts=tuple(replace(chart, words=True) for chart in charts if chart),
         settings=tuple(row for row in differing if len(set(row[1:])) > 1),
         results=tuple(_results(trainings)),
         missing=tuple(name for name, training in zip(names, curves, strict=True) if training is None),

@@ -7,12 +7,15 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from posttrain.store.files import write_atomically
 from posttrain.web import formatting
+from posttrain.web.charts.chart import Chart
 
 Tile = tuple[str, str, str]
 """A headline number: value, name and remark."""
@@ -58,6 +61,7 @@ def template_environment() -> Environment:
         lstrip_blocks=True,
         # A misspelt name in a template must fail in the tests instead of leaving a hole in the page.
         undefined=StrictUndefined,
+        finalize=_in_language,
     )
     environment.filters |= {
         "duration": formatting.duration_text,
@@ -66,6 +70,13 @@ def template_environment() -> Environment:
         "words": formatting.reason_text,
     }
     return environment
+
+
+@pass_context
+def _in_language(context: Context, value: Any) -> Any:
+    """Translates a chart to the language of the page, if that has one."""
+    translator = context.get("_")
+    return value.translated(translator.line) if isinstance(value, Chart) and translator else value
 
 
 def _package_file(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def quality_view(report: Json, translate: Translator) -> QualityView:
         drift=_drift_chart(behaviour["charts"], translate),
         suggestions=_suggestions(behaviour["suggestions"], translate),
         positions=_positions(behaviour["positions"], translate),
-        alarms=report["alarms"],
+        alarms=[{**alarm, "sentence": translate.line(alarm["sentence"])} for alarm in report["alarms"]],
     )
 
 
@@ -251,7 +251,8 @@ def _drift_chart(charts: Json, translate: Translator) -> Chart | None:
         for name, chart in nearest
     ]
     style = CurveStyle(lambda value: f"{100 * value:.0f}%", mean=False, unit=(100, "%"))
-    return compared_curves(runs, translate("quality.drift_chart"), style, axis=translate("quality.known_item"))
+    chart = compared_curves(runs, translate("quality.drift_chart"), style, axis=translate("quality.known_item"))
+    return chart and replace(chart, columns=tuple(map(translate.line, chart.columns)))
 
 
 def _suggestions(suggestions: Json, translate: Translator) -> Table:

@@ -16,7 +16,7 @@ from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access
 from posttrain.web.quality_view import quality_view
-from posttrain.web.translations import Translator, choose_language
+from posttrain.web.translations import translator_of
 
 _WAIT_SECONDS = 2.0
 _CHANGES = 50
@@ -71,7 +71,7 @@ def team_pages(site: Site) -> APIRouter:
             batches=[each.name for each in site.queue.batches()][::-1],
             batch=batch,
             report=report,
-            view=quality_view(report, _translator(request)) if report else None,
+            view=quality_view(report, translator_of(request)) if report else None,
             accepted=accepted[::-1],
         )
 
@@ -141,7 +141,3 @@ def _person_row(account: Account, done: tuple[int, datetime] | None, report: dic
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=1, default=str)
-
-
-def _translator(request: Request) -> Translator:
-    return Translator(choose_language(request))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from posttrain.label.queue_rows import NewItem
+
 
 def test_annotators_see_neither_answers_of_others_nor_gold_answers(server: Any, batch: Any) -> None:
     server.site.accounts.add("second", "annotator", "owner", "correct horse battery")
@@ -53,6 +55,39 @@ def test_a_paused_account_is_told_why_and_given_nothing(server: Any, batch: Any)
     assert reviewer.put("/api/people/reviewer/pause", json={"reason": sentence}).status_code == 200
     assert reviewer.put("/api/people/reviewer/pause", json={"reason": None}).status_code == 409
     assert annotator.post("/api/items/next", json={}).json()["task"] is not None
+
+
+def test_people_are_answered_in_their_language_and_programs_in_english(server: Any) -> None:
+    queue = server.site.queue
+    item = NewItem("r1", {"text": "a message"}, reason="drawn at random from the whole pool; stands alone")
+    queue.add_batch("round-1", "choice", [item], labels=["card", "cash"])
+    annotator, reviewer = server.program("annotator"), server.browser("reviewer")
+    shown = annotator.post("/api/items/next", json={}).json()["task"]
+    assert shown["reason"] == "drawn at random from the whole pool; stands alone"
+    answer, sentence = (
+        {"answer": "cards"},
+        "Thank you for your work so far. 3 of your last 9 answers to items that were ",
+    )
+    sentence += "checked before are as we expected, so let us talk the guideline over before you go on; an owner will "
+    sentence += "resume your account."
+    path = f"/api/items/{shown['item']}/answer"
+    assert "is not in the label set" in annotator.post(path, json=answer).json()["error"]
+    chinese = {"Accept-Language": "zh-CN,zh;q=0.9"}
+    assert annotator.post(path, json=answer, headers=chinese).json()["error"] == (
+        "标签 `cards` 不在标签集中；是否为 `card`？"
+    )
+    assert annotator.post("/api/items/next", json={}, headers=chinese).json()["task"]["reason"] == (
+        "从总体中随机抽取；与其他数据都不相近"
+    )
+    (reviewed,) = reviewer.get(f"/api/review?item={shown['item']}", headers=chinese).json()
+    assert reviewed["reason"].startswith("从总体中随机抽取")
+    assert reviewer.get("/api/audit", headers=chinese).json()["error"] == ("此操作需要角色“所有者”，您的角色是“复核员”")
+    queue.pause("annotator", "(queue)", sentence)
+    assert annotator.post("/api/items/next", json={}).json()["paused"] == sentence
+    assert annotator.post("/api/items/next", json={}, headers=chinese).json()["paused"] == (
+        "感谢您到目前为止的工作。在最近 9 个事先核对过的条目中，您有 3 个回答与预期一致，"
+        "所以我们想先和您一起看看标注规范再继续；所有者会恢复您的账户。"
+    )
 
 
 def test_a_reviewers_decision_is_logged_with_both_sides(server: Any, batch: Any) -> None:

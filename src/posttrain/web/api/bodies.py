@@ -4,11 +4,12 @@ import math
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Depends, Path
 from pydantic import BaseModel, ConfigDict, StringConstraints, field_validator
 
 from posttrain.label.tokens import RANKS
 from posttrain.store.section import MAX_INTEGER
+from posttrain.web.translations import Translator, translator_of
 
 
 class Body(BaseModel):
@@ -33,6 +34,8 @@ class Refusal(BaseModel):
 AccountName = Annotated[str, Path(max_length=80, pattern=r"^[^\x00-\x1f]+$", description="Name of an account.")]
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Id of a token, as lists show it.")]
 ItemId = Annotated[int, Path(ge=1, le=MAX_INTEGER, description="Id of an item.")]
+
+Language = Annotated[Translator, Depends(translator_of)]
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=80)]
 Note = Annotated[str, StringConstraints(max_length=2000)]

@@ -12,7 +12,8 @@ from posttrain.label.queue_rows import PausedError, Receipt, Task
 from posttrain.label.tokens import NotFound
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Sender, Site, least
-from posttrain.web.api.bodies import ERRORS, Body, ItemId, Note
+from posttrain.web.api.bodies import ERRORS, Body, ItemId, Language, Note
+from posttrain.web.translations import Translator
 
 Seconds = Annotated[float | None, Field(ge=0, le=1e6, description="Time from showing the item; null: since its lease.")]
 BatchName = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f]+$", description="Only of this batch.")]
@@ -130,36 +131,37 @@ def labelling_routes(site: Site) -> APIRouter:
     queue = site.queue
 
     @router.post("/items/next", **least("annotator"))
-    def next_item(body: NextRequest, sender: Sender) -> NextTask:
+    def next_item(body: NextRequest, sender: Sender, translate: Language) -> NextTask:
         """Leases the sender the next item, or returns the one that the sender has a lease of."""
         if body.batch is not None and queue.batch(body.batch) is None:
             raise NotFound(f"there is no batch `{body.batch}`")
-        return _next(sender, body.batch, body.besides)
+        return _next(sender, translate, body.batch, body.besides)
 
     @router.post("/items/{id}/answer", status_code=201, **least("annotator"))
-    def answer(id: ItemId, body: Answer, sender: Sender) -> Stored:
+    def answer(id: ItemId, body: Answer, sender: Sender, translate: Language) -> Stored:
         """Stores an answer; it is on the disk when the reply comes, and sending it again changes nothing."""
         receipt = queue.answer(
             id, sender.name, body.answer, note=body.note, seconds=body.seconds, position=body.position
         )
-        return _stored(receipt, sender, body)
+        return _stored(receipt, sender, body, translate)
 
     @router.post("/items/{id}/skip", status_code=201, **least("annotator"))
-    def skip(id: ItemId, body: Skip, sender: Sender) -> Stored:
+    def skip(id: ItemId, body: Skip, sender: Sender, translate: Language) -> Stored:
         """Leaves an item to others."""
-        return _stored(queue.skip(id, sender.name, body.reason, seconds=body.seconds), sender, body)
+        receipt = queue.skip(id, sender.name, body.reason, seconds=body.seconds)
+        return _stored(receipt, sender, body, translate)
 
     @router.post("/items/{id}/flag", status_code=201, **least("annotator"))
-    def flag(id: ItemId, body: Flag, sender: Sender) -> Stored:
+    def flag(id: ItemId, body: Flag, sender: Sender, translate: Language) -> Stored:
         """Sends an item to review."""
         receipt = queue.flag(id, sender.name, body.note, body.answer, seconds=body.seconds)
-        return _stored(receipt, sender, body)
+        return _stored(receipt, sender, body, translate)
 
     @router.post("/undo", **least("annotator"))
-    def undo(body: Undo, sender: Sender) -> NextTask:
+    def undo(body: Undo, sender: Sender, translate: Language) -> NextTask:
         """Takes the sender's last answer, skip or flag back, and leases the sender the item again."""
         task = queue.undo(sender.name, body.item)
-        return NextTask(task=None if task is None else _shown(task))
+        return NextTask(task=None if task is None else _shown(task, translate))
 
     @router.put("/items/{id}/lease", **least("annotator"))
     def renew(id: ItemId, sender: Sender) -> Lease:
@@ -189,28 +191,29 @@ def labelling_routes(site: Site) -> APIRouter:
         """Reports agreement, gold accuracy, consensus, confusions, work, cost, outlook and alarms."""
         return site.quality.get(batch) or {}
 
-    def _next(sender: Sender, batch: str | None = None, besides: Sequence[int] = ()) -> NextTask:
+    def _next(sender: Sender, translate: Translator, batch: str | None, besides: Sequence[int]) -> NextTask:
         try:
             task = queue.next(sender.name, batch, besides)
         except PausedError as error:
-            return NextTask(task=None, paused=str(error))
-        return NextTask(task=None if task is None else _shown(task))
+            return NextTask(task=None, paused=translate.line(str(error)))
+        return NextTask(task=None if task is None else _shown(task, translate))
 
-    def _stored(receipt: Receipt, sender: Sender, body: Answer | Skip | Flag) -> Stored:
+    def _stored(receipt: Receipt, sender: Sender, body: Answer | Skip | Flag, translate: Translator) -> Stored:
         # Without the item's status: of a gold item, and of one that is checked, it differs from that of the others.
-        following = _next(sender, body.batch, body.besides) if body.next else NextTask(task=None)
+        following = _next(sender, translate, body.batch, body.besides) if body.next else NextTask(task=None)
         return Stored(
             answer_id=receipt.answer_id,
             repeated=receipt.repeated,
-            paused=receipt.paused or following.paused,
+            paused=translate.line(receipt.paused) if receipt.paused else following.paused,
             next=following.task,
         )
 
     return router
 
 
-def _shown(task: Task) -> ShownTask:
-    return ShownTask(**columns(task, ShownTask))
+def _shown(task: Task, translate: Translator) -> ShownTask:
+    reason = translate.line(task.reason) if task.reason else task.reason
+    return ShownTask(**columns(task, ShownTask) | {"reason": reason})
 
 
 def columns(row: Any, model: type[BaseModel]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from posttrain.label.tokens import NotFound
 from posttrain.store.errors import UserError
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Sender, Site, least
-from posttrain.web.api.bodies import ERRORS, Body, ItemId, Note
+from posttrain.web.api.bodies import ERRORS, Body, ItemId, Language, Note
 from posttrain.web.api.labelling import BatchName, columns
 from posttrain.web.guideline_text import render_markdown
 
@@ -118,6 +118,7 @@ def review_routes(site: Site) -> APIRouter:
 
     @router.get("/review", **least("reviewer"))
     def review(
+        translate: Language,
         batch: BatchName | None = None,
         item: Annotated[
             int | None, Query(ge=1, le=MAX_INTEGER, description="Only this item, in review or not.")
@@ -126,7 +127,10 @@ def review_routes(site: Site) -> APIRouter:
     ) -> list[ReviewItem]:
         """Lists the items in review, each with its answers side by side and how likely each answer is to be right."""
         items = queue.review_list(batch)[:count] if item is None else [queue.item(item)]
-        return [_review_item(each, posteriors.get(each)) for each in items]
+        shown = [_review_item(each, posteriors.get(each)) for each in items]
+        for each in shown:
+            each.reason = each.reason and translate.line(each.reason)
+        return shown
 
     @router.post("/items/{id}/resolve", **least("reviewer"))
     def resolve(id: ItemId, body: Resolution, sender: Sender) -> ReviewItem:

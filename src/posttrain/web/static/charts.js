@@ -245,12 +245,12 @@
       chart.dispatchAction({ type: "dataZoom", dataZoomIndex, start, end }));
   }
 
-  function addSaving(figure) {
+  function addSaving(figure, texts) {
     const details = figure.querySelector("details.data");
     details?.addEventListener("toggle", () => {
       const button = document.createElement("button");
       button.type = "button";
-      button.textContent = "Save the picture as SVG";
+      button.textContent = texts?.save ?? "Save the picture as SVG";
       button.addEventListener("click", () => {
         const link = document.createElement("a");
         const background = getComputedStyle(figure).getPropertyValue("--paper").trim();
@@ -274,14 +274,14 @@
     for (const figure of root.querySelectorAll("figure.chart")) {
       const plot = figure.querySelector(".plot");
       if (!plot || drawn.has(figure)) continue;
-      const { height, option } = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
+      const { height, option, texts } = JSON.parse(figure.querySelector('script[type="application/json"]').textContent);
       plot.style.height = `${height}px`;
       if (option.dataZoom) {
         plot.tabIndex = 0;
-        plot.setAttribute("aria-description", "The keys + and - zoom, arrows move, and 0 shows everything.");
+        plot.setAttribute("aria-description", texts?.zoom ?? "The keys + and - zoom, arrows move, and 0 shows everything.");
         plot.addEventListener("keydown", (event) => zoomByKey(figure, event));
       }
-      addSaving(figure);
+      addSaving(figure, texts);
       sizes.observe(plot);
     }
   }

@@ -1,0 +1,136 @@
+"""Chinese pages say in Chinese what other parts of the program write: errors, findings, reasons and charts."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import posttrain
+from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
+from posttrain.store.errors import UserError
+from posttrain.web.charts.bars import funnel
+from posttrain.web.charts.heat_map import heat_map
+from posttrain.web.charts.rounds import CurvePoint, learning_curve_chart
+from posttrain.web.translations import LINES, Translator
+
+PACKAGE = Path(posttrain.__file__).parent
+CHINESE = Translator("zh")
+ERRORS = {"UserError", "Conflict", "NotFound", "RequestRejected"}
+# What people meet on the pages; errors of programs, such as a body that is no JSON, stay English.
+MODULES = (
+    *(f"label/{name}.py" for name in ("accounts", "tokens", "answer_kinds", "queue", "queue_leases", "queue_review")),
+    *(f"web/{name}.py" for name in ("access", "loop_pages", "api/labelling", "api/loop", "api/people", "api/review")),
+    "loop/model_registry.py",
+    "inspect/show.py",
+)
+COMMANDS = re.compile(r"(pip|posttrain) .*")
+
+
+def has_english(text: str) -> bool:
+    return re.search(r"(?<![`\w])[a-z]{3,} [a-z]{2,}", text) is not None
+
+
+def templates(node: ast.AST) -> str | None:
+    """Returns the text of a literal, with a number for each part that is filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "7" for part in node.values)
+    return None
+
+
+def error_lines() -> Iterator[tuple[str, str]]:
+    for module in MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS:
+                texts = [*node.args, *(word.value for word in node.keywords if word.arg == "fix")]
+                yield from ((module, text) for text in map(templates, texts) if text and not COMMANDS.fullmatch(text))
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Yields the sentences of findings, and of a pause."""
+    for path in (PACKAGE / "label/queue_review.py", *sorted((PACKAGE / "label/quality").glob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "sentence":
+                text = templates(node.value)
+                # The control of a suggestion bias is a part with words of its own.
+                yield from (
+                    (path.name, text.replace("; 7 7 of 7", f"; {control} 7 of 7"))
+                    for control in ("the others accepted", "without suggestions the annotator errs on")
+                    if text
+                )
+
+
+@pytest.mark.parametrize("lines", [error_lines, sentences])
+def test_all_that_the_pages_may_show_is_translated(lines: Any) -> None:
+    collected = list(lines())
+    assert len(collected) > 12
+    left = [(module, line) for module, line in collected if has_english(CHINESE.line(line))]
+    assert not left
+
+
+def test_an_error_is_translated_with_its_remedy_and_its_names_stay() -> None:
+    error = UserError("the name `choose another one` is taken", fix="choose another one")
+    assert CHINESE.line(str(error)) == "用户名 `choose another one` 已被使用；请另选一个"
+    assert Translator("en").line(str(error)) == str(error)
+    assert CHINESE.line("nobody translated this; go on with the next one") == ("nobody translated this；请继续下一条")
+    assert CHINESE.line("no such line") == "no such line"
+
+
+def test_the_reason_of_a_choice_is_translated() -> None:
+    (uncertain,) = uncertainty_reasons("entropy", np.array([1.21]), np.array([0]), np.array([True]))
+    weak = weak_class_reason("card", None, frozenset({"card"}), is_scored=True)
+    reason = join_reasons(weak, uncertain, "nearest chosen record of 3 others")
+    assert CHINESE.line(reason) == "可能属于效果较差的类别 `card`；entropy 1.21，居总体前 100%；代表另外 3 条相近数据"
+
+
+def test_translations_fill_in_the_parts_that_their_lines_have() -> None:
+    for line, translation in LINES["zh"].items():
+        parts = len(re.findall("{#?}", line))
+        assert {int(part) for part in re.findall(r"{(\d)", translation)} <= set(range(parts)), line
+
+
+def test_a_long_line_of_repeated_clauses_takes_no_time() -> None:
+    # Each pattern may fit at many places: the work must not grow with their product.
+    for clause in ("a accepted 1 of ", "`x` was 3% of the answers under version 1 of the guideline, and is ", "; a"):
+        line = (clause * 300)[:999]
+        assert CHINESE.line(line) is not None
+
+
+def test_a_chart_of_our_words_is_translated_and_names_of_records_stay() -> None:
+    points = [
+        CurvePoint("round 1", "48 labels", 0.5, (0.5,), "deploy"),
+        CurvePoint("round 2", "", 0.4, (0.5,), "refuse"),
+    ]
+    chart = learning_curve_chart(points, "accuracy of each round's candidate and of the champion", measure="accuracy")
+    assert chart is not None
+    shown = chart.translated(CHINESE.line)
+    assert shown.option["xAxis"][0]["data"] == ["第 1 轮\n48 个标注", "第 2 轮"]
+    assert [entry["name"] for entry in shown.option["legend"]["data"]] == ["在用的冠军模型", "已部署", "已拒绝"]
+    assert [series["name"] for series in shown.option["series"] if series["name"]] == [
+        "在用的冠军模型",
+        "已部署",
+        "已拒绝",
+    ]
+    page = shown.__html__()
+    for text in (
+        "<summary>数据</summary>",
+        "将图保存为 SVG",
+        "各轮候选模型与冠军模型的准确率",
+        "第 1 轮：50.0%，已部署",
+    ):
+        assert text in page
+    assert "Save the picture" not in chart.__html__(), "the page of a report has its texts in its script"
+    # Labels of a task that are called like words of ours.
+    labels = heat_map({("files", "kept"): 3}, ["files", "kept"], ["files", "kept"], "confusion")
+    assert labels is not None
+    assert labels.translated(CHINESE.line).option["xAxis"]["data"] == ["files", "kept"]
+    assert "<td>files</td>" in labels.translated(CHINESE.line).__html__()
+    kept = funnel(10, [("exact duplicate", 2)], "records of pool: in, rejected by reason, kept").translated(
+        CHINESE.line
+    )
+    assert kept.option["yAxis"][0]["data"] == ["读入", "完全重复", "保留"]
