@@ -20,6 +20,7 @@ from posttrain.label.accounts import Accounts
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
 from posttrain.loop.config import read_config
+from posttrain.store.config import StoreConfig
 from posttrain.store.workspace import Workspace
 from posttrain.web.access import Site
 from posttrain.web.app import labelling_app
@@ -112,9 +113,9 @@ class Server:
         return client
 
 
-def build_server(root: Path, **options: Any) -> Iterator[Server]:
+def build_server(root: Path, store: StoreConfig = StoreConfig(), **options: Any) -> Iterator[Server]:  # noqa: B008
     """Yields the server of a workspace, with an account of each role."""
-    with Workspace.create(root) as workspace, Inbox(workspace.home / "inbox") as inbox:
+    with Workspace.create(root, store) as workspace, Inbox(workspace.home / "inbox") as inbox:
         accounts = Accounts(workspace.metadata)
         for role in ROLES:
             accounts.add(role, role, "terminal", PASSWORD)
@@ -125,10 +126,10 @@ def build_server(root: Path, **options: Any) -> Iterator[Server]:
 
 
 @pytest.fixture
-def make_server() -> Iterator[Callable[[Path], Server]]:
-    """``make_server(root)``: the server of a workspace of the test's own."""
+def make_server() -> Iterator[Callable[..., Server]]:
+    """``make_server(root)``: the server of a workspace of the test's own; ``store`` says where its database is."""
     with contextlib.ExitStack() as stack:
-        yield lambda root: stack.enter_context(contextlib.contextmanager(build_server)(root))
+        yield lambda root, **how: stack.enter_context(contextlib.contextmanager(build_server)(root, **how))
 
 
 @pytest.fixture
