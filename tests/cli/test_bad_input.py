@@ -105,6 +105,24 @@ def answer_outside_the_set(root: Path) -> None:
         file.write("which crad,crad\n")
 
 
+def gold_file(root: Path, text: str | None) -> None:
+    change(root, "label", annotator="people", queue={"gold_file": "gold.csv"})
+    if text is not None:
+        (root / "gold.csv").write_text(text)
+
+
+def missing_gold_file(root: Path) -> None:
+    gold_file(root, None)
+
+
+def gold_answer_outside_the_set(root: Path) -> None:
+    gold_file(root, "text,label\nmy card,card\nwhich crad,crad\n")
+
+
+def gold_without_answers(root: Path) -> None:
+    gold_file(root, "text,label\nmy card,\n")
+
+
 def unknown_key(root: Path) -> None:
     change(root, "train", epoch=3)
 
@@ -197,6 +215,9 @@ MISTAKES: list[tuple[Break, str]] = [
     (unknown_columns, "pool.csv:1: there is no column `text`"),
     (label_outside_the_set, "test.csv:22: label `crad` is not in the label set; did you mean `card`?"),
     (answer_outside_the_set, "answers.csv:170: label `crad` is not in the label set; did you mean `card`?"),
+    (missing_gold_file, "label.queue.gold_file: no such file: gold.csv"),
+    (gold_answer_outside_the_set, "gold.csv:3: label `crad` is not in the label set; did you mean `card`?"),
+    (gold_without_answers, "label.queue.gold_file: no record of gold.csv has an answer; fill them in"),
     (
         unknown_key,
         "unknown key `train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",

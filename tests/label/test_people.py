@@ -172,35 +172,16 @@ def test_gold_items_come_from_their_file(
         build(gold_file="none.csv").annotate(batch("other"), replace(request_of, round=2))
 
 
-def test_preferences_become_pairs(build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path) -> None:
-    people, records = build(), batch("one", "two", "three")
-    request = replace(request_of, labels=None, candidates=[("left", "right")] * 3)
-    waiting(people, records, request)
-    with file_of(tmp_path).open(newline="") as file:
-        assert [(row["a"], row["b"]) for row in csv.DictReader(file)] == [("left", "right")] * 3
-    fill(file_of(tmp_path), ["b", "tie", "c"])
-    with pytest.raises(UserError, match=r"round-1\.csv:4: label `c` is not in the label set"):
-        people.annotate(records, request)
-    fill(file_of(tmp_path), ["b", "tie", ""])
-    waiting(people, records, request)
-    task = people.queue.next("anna")
-    assert task is not None
-    assert (task.kind, task.content["candidates"]) == ("preference", ["left", "right"])
-    people.queue.answer(task.item, "anna", 0)
-    labelled = people.annotate(records, request)
-    # Nothing is learnt from a tie.
-    assert [labelled[name].to_pylist() for name in ("completion", "rejected")] == [
-        *(["right", "left"], ["left", "right"])
-    ]
-
-
-def test_a_changed_batch_of_a_round_is_another_batch(
+def test_columns_of_the_gold_file_do_not_tell_which_items_are_gold(
     build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
 ) -> None:
-    people = build()
-    waiting(people, batch("one"), request_of)
-    file_of(tmp_path).unlink()
-    waiting(people, batch("two"), request_of)
-    assert [each.name for each in people.queue.batches()] == ["round-1", "round-1-2"]
-    fill(file_of(tmp_path), ["card"])
-    assert people.annotate(batch("two"), request_of)["completion"].to_pylist() == ["card"]
+    (tmp_path / "gold.csv").write_text("text,label,difficulty,channel\nknown,cash,hard,phone\nother,card,easy,\n")
+    people, records = build(gold_file="gold.csv"), batch("one", "two")
+    metas = [json.dumps({"channel": "mail", "city": name}) for name in ("Bonn", "Oslo")]
+    records = records.set_column(records.schema.get_field_index("meta"), "meta", pa.array(metas, pa.string()))
+    people.enqueue(records, request_of)
+    items = people.queue.items("round-1") + people.queue.items("round-1", gold=True)
+    assert len(items) == 4
+    assert {tuple(item.content["meta"]) for item in items} == {("channel", "city")}
+    assert {item.content["meta"]["city"] for item in items} == {"Bonn", "Oslo"}
+    assert "phone" in {item.content["meta"]["channel"] for item in items}

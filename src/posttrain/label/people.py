@@ -12,7 +12,7 @@ from posttrain.label.annotator import AnnotationRequest, Annotator, RecordReader
 from posttrain.label.answer_kinds import KINDS
 from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.label.queue import Queue
-from posttrain.label.queue_rows import Item, NewItem, Progress
+from posttrain.label.queue_rows import Item, NewItem, Progress, hash_fraction
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.files import disk_errors, write_atomically
 
@@ -126,13 +126,19 @@ class PeopleAnnotator(Annotator):
         if not self.gold_file.is_file():
             raise UserError(f"no such file: {self.gold_file}", where="label.queue.gold_file")
         inputs = set(batch["input_id"].to_pylist())
-        return [
-            NewItem(row["id"], _content(row), expected=row["completion"])
-            for table in self.read(self.gold_file, self.columns)
-            for row in table.to_pylist()
-            # An item of the batch whose answer is known already would tell its annotator which of the two is gold.
-            if row["completion"] is not None and row["input_id"] not in inputs
-        ]
+        metas = [_meta(meta) for meta in batch["meta"].to_pylist()]
+        items = []
+        for table in self.read(self.gold_file, self.columns):
+            for row in table.to_pylist():
+                # An item of the batch whose answer is known already would tell its annotator which of the two is gold.
+                if row["completion"] is None or row["input_id"] in inputs:
+                    continue
+                content = _content(row)
+                # So would columns that only one of the two files has: those of another item, with its values for these.
+                like = metas[int(hash_fraction(request.seed, "meta", row["id"]) * len(metas))]
+                content["meta"] = {name: content["meta"].get(name, value) for name, value in like.items()}
+                items.append(NewItem(row["id"], content, expected=row["completion"]))
+        return items
 
 
 def labels_in_file(request: AnnotationRequest) -> Sequence[str] | None:
@@ -158,9 +164,12 @@ def _new_items(batch: pa.Table, request: AnnotationRequest) -> Iterator[NewItem]
 
 def _content(record: Mapping[str, Any]) -> dict[str, Any]:
     content = {name: record[name] for name in ("prompt", "text") if record[name] is not None}
+    return content | {"meta": _meta(record["meta"]), "source": f"{record['source']}:{record['line']}"}
+
+
+def _meta(text: str | None) -> dict[str, Any]:
     # PostgreSQL's JSON holds no NaN, which Python reads and writes.
-    meta = json.loads(record["meta"] or "{}", parse_constant=lambda _: None)
-    return content | {"meta": meta, "source": f"{record['source']}:{record['line']}"}
+    return dict(json.loads(text or "{}", parse_constant=lambda _: None))
 
 
 def _describe(progress: Progress, name: str) -> str:

@@ -39,20 +39,34 @@ LABELS = "labels.parquet"
 
 
 def check_answers(config: Config, root: Path) -> None:
-    """Checks that an oracle's file exists and that its answers are in the label set; before any work.
+    """Checks that the file of the oracle or of gold items exists, and that its answers are in the label set.
 
     Raises:
         UserError: if not, with file and line.
     """
-    if config.label.annotator != "oracle":
-        return
-    path = _answers(config, root)
-    name, labels = str(config.label.file), set(config.task.label_set)
-    columns = config.label.columns if config.label.columns is not None else _columns(config)
+    if config.label.annotator == "oracle":
+        columns = config.label.columns if config.label.columns is not None else _columns(config)
+        _check_file(config, _answers(config, root), str(config.label.file), columns)
+    elif (gold := config.label.queue.gold_file) is not None:
+        where = "label.queue.gold_file"
+        path = locate_path(root, gold)
+        if not path.is_file():
+            raise UserError(f"no such file: {gold}", where=where)
+        if not _check_file(config, path, gold, _columns(config)):
+            raise UserError(f"no record of {gold} has an answer", where=where, fix="fill them in")
+
+
+def _check_file(config: Config, path: Path, name: str, columns: dict[str, str] | None) -> int:
+    """Checks the answers of a file; returns their number."""
+    labels, count = set(config.task.label_set), 0
     for table in read(path, columns, name=name):
         for answer, line in zip(table["completion"].to_pylist(), table["line"].to_pylist(), strict=True):
-            if labels and answer is not None and answer not in labels:
+            if answer is None:
+                continue
+            count += 1
+            if labels and answer not in labels:
                 raise unknown_label_problem(answer, config.task.label_set, name, line).error()
+    return count
 
 
 @dataclass(frozen=True)
