@@ -21,6 +21,7 @@ app = typer.Typer(name="label", help="Export batches to label, and import the la
 
 _FORMATS = ("csv", "label-studio", "argilla", "doccano", "doccano-csv")
 _SHOWN_PARTS = 6
+_UNLIKELY = 0.01  # p-value of a difference between batch and pool that is worth a line
 
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")]
 
@@ -159,6 +160,9 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
     ]
     print_table("", columns, rows)
     for entry in reports:
+        if (shift := entry["shift"]) and shift["p_value"] < _UNLIKELY:
+            shares = f"{shift['batch']:.0%} of the batch and to {shift['pool']:.0%} of the pool"
+            print_line(f"round {entry['round']}: the champion gave `{shift['label']}` to {shares}, as it was selected")
         for sentence in (entry["models"] or {}).get("sentences", ()):
             print_line(f"round {entry['round']}: {sentence}")
     if quality is not None and quality["counts"]["answers"]:

@@ -52,9 +52,9 @@ def label_values(workspace: Workspace, config: Config, names: set[str]) -> dict[
     if names.isdisjoint(VALUE_NAMES):
         return {}
     # Only here: it imports scipy's statistics, which no other rule needs.
-    from posttrain.label.quality.report import quality_values
+    from posttrain.label.quality.queue_report import queue_values
 
-    return quality_values(Queue(workspace.metadata, config.label.queue).answers(), config.label.quality)
+    return queue_values(Queue(workspace.metadata, config.label.queue), config.label.quality)
 
 
 @dataclass(frozen=True)

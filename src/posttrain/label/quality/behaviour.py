@@ -5,11 +5,12 @@ matters besides a small p-value, since a long series of answers makes any differ
 is corrected by Holm's method. What an answer is compared with never contains the answer itself: the gold label, else
 the majority of all others."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 
 from posttrain.label.answers import Integers, SharedItems, Votes, shared_items
 from posttrain.label.quality.annotators import Outcomes
@@ -65,19 +66,34 @@ def suggestion_bias(answers: pa.Table, outcomes: Outcomes, rate: float) -> list[
     return _surest(holm(candidates, rate, tests))
 
 
-def position_bias(answers: pa.Table, rate: float) -> list[Finding]:
-    """Finds annotators who choose one place in the list of labels too often.
+def position_bias(answers: pa.Table, rate: float, even: Collection[str] = ()) -> list[Finding]:
+    """Finds annotators who choose one place too often, among labels or among candidates.
 
-    Only where the order is shuffled: each place is then right equally often, however skilled an annotator is. Where
-    each label has its place, a bias to a place is one to a label; see `one_answer`. An annotator must exceed both the
-    even share and the share that all others have at that place.
+    Only where each place is right equally often, however skilled an annotator is: among shuffled labels, and candidates
+    in a random order. Where each label has its place, a bias to a place is one to a label; see `one_answer`. An
+    annotator must exceed both the even share and the share that all others have at that place.
+
+    Args:
+        answers: Table of the schema `posttrain.label.answers.ANSWERS`.
+        rate: False-alarm rate.
+        even: Batches whose candidates are in a random order.
     """
     rows = answers.filter(answers["position"].is_valid())
-    if not _is_shuffled(rows):
-        return []
+    is_even = compute.is_in(rows["batch"], pa.array(list(even), pa.string()))
+    candidates, tests = [], 0
+    for part in (rows.filter(is_even), rows.filter(compute.invert(is_even))):
+        if part.num_rows and (_is_shuffled(part) or part["batch"][0].as_py() in even):
+            findings, number = _preferred_places(part)
+            candidates += findings
+            tests += number
+    return _surest(holm(candidates, rate, tests))
+
+
+def _preferred_places(rows: pa.Table) -> tuple[list[Finding], int]:
+    """Returns the candidates for findings, and the number of tests."""
     names = np.array(rows["annotator"].to_pylist(), object)
     places = rows["position"].to_numpy()
-    number = int(places.max()) + 1
+    number = max(2, int(places.max()) + 1)
     candidates, tests = [], 0
     for name in sorted(set(names)):
         own, others = (np.bincount(places[part], minlength=number) for part in (names == name, names != name))
@@ -89,14 +105,14 @@ def position_bias(answers: pa.Table, rate: float) -> list[Finding]:
         tests += number
         if share >= threshold:
             sentence = (
-                f"{name} chose place {at + 1} of {number} in {share:.0%} of {own.sum()} answers, "
-                f"and the others in {even:.0%}"
+                f"{name} chose place {at + 1} of {number} in {share:.0%} of {own.sum()} answers, where {even:.0%} is "
+                "expected"
             )
             p_value = count_exceeds(int(own[at]), int(own.sum()), even)
             candidates.append(
                 Finding("position_bias", (name,), float(share), threshold, int(own.sum()), p_value, sentence)
             )
-    return holm(candidates, rate, tests)
+    return candidates, tests
 
 
 def _is_shuffled(rows: pa.Table) -> bool:

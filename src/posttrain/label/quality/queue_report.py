@@ -1,6 +1,8 @@
 """The quality report of a queue's answers as the pages and the API show it, computed beside them and kept."""
 
+import re
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from threading import Lock, Thread
@@ -8,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from sqlalchemy import select
 
 from posttrain.label.answers import answers_of_people
 from posttrain.label.quality.annotators import known_outcomes
 from posttrain.label.quality.config import QualityConfig
 from posttrain.label.quality.drift import error_chart
 from posttrain.label.quality.findings import wilson
-from posttrain.label.quality.report import QualityInputs, alarms, quality_report
+from posttrain.label.quality.report import QualityInputs, alarms, quality_report, quality_values
 from posttrain.label.queue import Queue
 from posttrain.label.tokens import NotFound
+from posttrain.store.label_tables import label_items
 
 # Not anew for each answer: a report on many answers takes seconds of a processor.
 _KEPT_SECONDS = 10.0
@@ -24,6 +28,7 @@ _KEPT_SECONDS = 10.0
 # Answers times bootstrap samples: intervals of many answers are narrow, whatever their own error.
 _DRAWN_ANSWERS = 20_000_000
 _LEAST_DRAWS = 100
+_IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 # Outcomes of one annotator in a chart, the latest: its test permutes them a thousand times.
 _CHARTED = 3000
 
@@ -109,12 +114,38 @@ def queue_alarms(queue: Queue, config: QualityConfig) -> list[dict[str, Any]]:
     return [finding.as_dict() for finding in alarms(answers, config, _inputs(queue))] if answers.num_rows else []
 
 
+def queue_values(queue: Queue, config: QualityConfig) -> dict[str, float]:
+    """Returns the values that rules use, of the answers of all batches; the same as in the report on them."""
+    return quality_values(queue.answers(), config, _inputs(queue))
+
+
 def _inputs(queue: Queue, batch: str | None = None) -> QualityInputs:
     batches = [each for each in queue.batches() if batch in (None, each.name)]
     return QualityInputs(
         kinds={each.name: each.kind for each in batches},
+        words=_item_words(queue, batch),
+        # A round's two answers are samples of one model: which is the first is chance.
+        random_order=[each.name for each in batches if each.kind == "preference" and each.round is not None],
         wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
     )
+
+
+def _item_words(queue: Queue, batch: str | None) -> dict[int, int]:
+    """Counts the words that an annotator reads to answer each item: the text, or the last turn, and the candidates."""
+    query = select(label_items.c.id, label_items.c.content)
+    if batch is not None:
+        query = query.where(label_items.c.batch == batch)
+    with queue.metadata.reading() as connection:
+        return {id: _count_words(content) for id, content in connection.execute(query)}
+
+
+def _count_words(content: Mapping[str, Any]) -> int:
+    texts = [content.get("text"), content.get("answer"), *(content.get("candidates") or ())]
+    # Earlier turns are often the same from item to item, and people need not read them again.
+    texts += [turn["content"] for turn in (content.get("prompt") or ())[-1:]]
+    shown = " ".join(text for text in texts if text)
+    # 1.6 Chinese characters are read in the time of a word (M. Brysbaert, 2019).
+    return len(_IDEOGRAPH.sub(" ", shown).split()) + round(len(_IDEOGRAPH.findall(shown)) / 1.6)
 
 
 def measure_behaviour(answers: pa.Table, config: QualityConfig) -> dict[str, Any]:

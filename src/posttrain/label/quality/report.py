@@ -1,7 +1,7 @@
 """The quality report of a table of answers, its alarms, and the values that triggers and gates use."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -43,6 +43,7 @@ class QualityInputs:
     Attributes:
         kinds: Kind of answer of each batch.
         words: Words of the text by item.
+        random_order: Batches whose candidates are in a random order, such as two answers of one model.
         wanted: Answers that are still wanted.
         batch_counts: Records of the batch by category.
         pool_counts: Records of the pool by category; categories of both are compared.
@@ -52,6 +53,7 @@ class QualityInputs:
 
     kinds: Mapping[str, str] | None = None
     words: Mapping[int, int] | None = None
+    random_order: Collection[str] = ()
     wanted: int = 0
     batch_counts: Mapping[str, float] | None = None
     pool_counts: Mapping[str, float] | None = None
@@ -86,7 +88,7 @@ def alarms(
     rate = config.false_alarms / FAMILIES
     findings += [
         *suggestion_bias(people, outcomes, rate),
-        *position_bias(people, rate),
+        *position_bias(people, rate, inputs.random_order),
         *haste(people, inputs.kinds or {}, inputs.words, rate),
         *one_answer(votes, reference, rate),
         *random_answers(votes, reference, rate),
@@ -161,15 +163,17 @@ def quality_report(
     return dict(_json_safe(report))
 
 
-def quality_values(answers: pa.Table, config: QualityConfig | None = None) -> dict[str, float]:
-    """Returns the values of `VALUE_NAMES`; NaN where there is nothing to measure."""
+def quality_values(
+    answers: pa.Table, config: QualityConfig | None = None, inputs: QualityInputs | None = None
+) -> dict[str, float]:
+    """Returns the values of `VALUE_NAMES`, as `quality_report` has them; NaN where there is nothing to measure."""
     people = answers_of_people(answers)
     if not people.num_rows:
         return dict.fromkeys(VALUE_NAMES, math.nan)
     votes = encode_votes(people)
     agreement = measure_agreement(votes, draws=0)
     gold = gold_accuracy(people, known_outcomes(people))[0]
-    count = len(alarms(answers, config))
+    count = len(alarms(answers, config, inputs))
     return _values(people.num_rows, agreement.percent.value, agreement.alpha.value, gold.value, count)
 
 

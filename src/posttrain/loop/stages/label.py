@@ -1,6 +1,7 @@
 """Label: requests the labels of the batch from people or an oracle; exports a waiting batch and imports its labels."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -220,6 +221,32 @@ def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolSha
     return estimate_pool_share(agrees, np.array([row["inclusion"] for row in rows], np.float64))
 
 
+def batch_shift(workspace: Workspace, selection: str) -> dict[str, Any] | None:
+    """Compares the labels that the champion predicts in the batch with those that it predicts in the pool.
+
+    Returns:
+        ``psi``, the population stability index, its ``p_value``, and the ``label`` whose share differs most, with its
+        shares of ``batch`` and ``pool``; None before the champion's first training, and without a closed label set.
+    """
+    # Only here: it imports scipy's statistics.
+    from posttrain.label.quality.findings import compare_counts
+
+    scores = workspace.artifacts.path(workspace.metadata.producers(selection)[-1].inputs["scores"]) / SCORES
+    if "probabilities" not in parquet.read_schema(scores).names:
+        return None
+    chosen = parquet.read_table(workspace.artifacts.path(selection) / BATCH, columns=["predicted"])
+    pool, batch = (
+        Counter(table["predicted"].drop_null().to_pylist())
+        for table in (parquet.read_table(scores, columns=["predicted"]), chosen)
+    )
+    names = sorted({*pool, *batch})
+    shift = compare_counts([pool[name] for name in names], [batch[name] for name in names], names)
+    if shift.largest is None:
+        return None
+    label, before, after = shift.largest
+    return {"psi": shift.psi, "p_value": shift.p_value, "label": label, "batch": after, "pool": before}
+
+
 def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
     """Writes the open round's batch to a new CSV file; returns the number of records.
 
@@ -263,6 +290,7 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
 
     ``pool_agreement`` is the share of the whole pool that the champion labelled right, estimated from the records that
     were drawn at random: value, low, high, drawn; None where there are none, or they cannot be read any more.
+    ``shift`` is how the batch differs from the pool, see `batch_shift`; the selection intends that it does.
     ``models`` is what a model suggested and what was accepted without people, see
     `posttrain.loop.stages.suggest.check_report`.
     """
@@ -271,7 +299,7 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
         row = workspace.metadata.artifact(run.output or "")
         if row is not None:
             report = {"round": run.round, **row.meta, "pool_agreement": _pool_agreement(workspace, run)}
-            reports.append({**report, "models": _models_part(workspace, run)})
+            reports.append({**report, "shift": _shift(workspace, run), "models": _models_part(workspace, run)})
     return sorted(reports, key=lambda report: report["round"])
 
 
@@ -293,6 +321,14 @@ def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
         log.warning("%s; how often the champion was right on the pool is unknown", error)
         return None
     return asdict(share) if share else None
+
+
+def _shift(workspace: Workspace, run: Run) -> dict[str, Any] | None:
+    try:
+        return batch_shift(workspace, run.inputs["selection"])
+    except DamagedArtifactError as error:
+        log.warning("%s; how the batch differs from the pool is unknown", error)
+        return None
 
 
 def waiting_round(workspace: Workspace) -> int | None:
