@@ -76,7 +76,18 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
     @app.get("/")
     def home(request: Request, principal: Annotated[Principal, page_access("viewer")]) -> Response:
         waiting = status(site.workspace, site.config)["waiting"] if site.config is not None else None
-        return app_page(request, principal, "home.html", waiting=waiting)
+        batches = [site.queue.progress(batch.name) for batch in site.queue.batches("open")]
+        people = [account for account in site.accounts.all() if account.role != "model" and account.closed_at is None]
+        return app_page(
+            request,
+            principal,
+            "home.html",
+            waiting=waiting,
+            paused=site.accounts.get(principal.name).paused,
+            batches=[batch for batch in batches if batch.resolved < batch.items],
+            mine={batch.batch: site.queue.count_answers(batch.batch, principal.name) for batch in batches},
+            is_alone=len(people) < 2,
+        )
 
     @app.get("/language/{language}")
     def language(language: str, next: str = "") -> Response:

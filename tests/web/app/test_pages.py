@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.label.queue_rows import NewItem
 from posttrain.web.app_page import NAVIGATION
 from posttrain.web.report_reader import read_lineage
 
@@ -123,3 +124,32 @@ def test_the_lineage_marks_what_the_champion_was_made_from_and_nothing_else(fini
     leaves = {id for id in marked if not any(parent == id and child in marked for parent, child in edges)}
     assert {kinds[id] for id in leaves} == {"deployment"}
     assert len(leaves) == 1
+
+
+def test_the_first_page_leads_to_the_work_that_a_role_may_do(server: Any, batch: Any) -> None:
+    queue = server.site.queue
+    queue.add_batch("a & b", "choice", [NewItem("r1", {"text": "one"})], labels=["card", "cash"])
+    task = queue.next("annotator", "a & b")
+    queue.flag(task.item, "annotator", "unclear")
+    pages = {role: server.browser(role).get("/", headers=HTML).text for role in ROLES}
+    label, review = 'href="/label?batch=round-1"', 'href="/review?batch=a%20%26%20b"'
+    assert {role: (label in page, review in page) for role, page in pages.items()} == {
+        "viewer": (False, False),
+        "annotator": (True, False),
+        "reviewer": (True, True),
+        "owner": (True, True),
+    }
+    assert 'href="/label?batch=a' not in pages["owner"], "nothing is left to label there"
+    assert "3 answers left, yours: 0" in pages["annotator"]
+    assert "You are alone here" not in pages["owner"]
+    queue.pause("annotator", "owner", "Let us talk.")
+    assert "Let us talk." in server.browser("annotator").get("/", headers=HTML).text
+
+
+def test_an_owner_without_a_team_is_led_to_invitations(tmp_path: Path, make_server: Any) -> None:
+    server = make_server(tmp_path / "alone")
+    owner = server.browser("owner")
+    assert "You are alone here" not in owner.get("/", headers=HTML).text
+    for name in ("viewer", "annotator", "reviewer"):
+        server.site.accounts.close(name, "owner")
+    assert "You are alone here" in owner.get("/", headers=HTML).text
