@@ -39,7 +39,7 @@ def templates(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else "7" for part in node.values)
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
     return None
 
 
@@ -71,6 +71,21 @@ def test_all_that_the_pages_may_show_is_translated(lines: Any) -> None:
     assert len(collected) > 12
     left = [(module, line) for module, line in collected if has_english(CHINESE.line(line))]
     assert not left
+
+
+def test_the_actions_of_the_log_are_translated() -> None:
+    actions = {
+        str(action.value)
+        for path in (*(PACKAGE / "label").glob("*.py"), *(PACKAGE / "web" / "api").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        for name, place in (("record_change", 2), ("_record", 1))
+        if name in (getattr(node.func, "id", ""), getattr(node.func, "attr", ""))
+        for action in node.args[place : place + 1]
+        if isinstance(action, ast.Constant)
+    }
+    assert {"sign in", "promote", "drop item"} <= actions
+    assert not {action for action in actions if action not in LINES["zh"]}
 
 
 def test_an_error_is_translated_with_its_remedy_and_its_names_stay() -> None:
