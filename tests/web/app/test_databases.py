@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -69,10 +70,10 @@ def test_a_person_is_invited_labels_is_paused_and_leaves(server: Any) -> None:
 def test_secrets_that_are_used_at_once_are_used_once(server: Any) -> None:
     accounts = server.site.accounts
     link = accounts.tokens.issue_link("viewer", "owner")
-    used = at_once([lambda: accounts.tokens.use(link, "link")] * 6)
+    used = at_once([partial(accounts.tokens.use, link, "link")] * 6)
     assert [each.account for each in used if not isinstance(each, NotFound)] == ["viewer"]
     invitation = accounts.tokens.invite("viewer", "", "owner")
-    joined = at_once([lambda name=f"guest{at}": accounts.accept(invitation, name, PASSWORD) for at in range(4)])
+    joined = at_once([partial(accounts.accept, invitation, f"guest{at}", PASSWORD) for at in range(4)])
     assert sum(not isinstance(each, NotFound) for each in joined) == 1
     assert sum(account.name.startswith("guest") for account in accounts.all()) == 1
 
@@ -80,7 +81,7 @@ def test_secrets_that_are_used_at_once_are_used_once(server: Any) -> None:
 def test_names_that_differ_in_letter_case_alone_are_one_name(server: Any) -> None:
     accounts = server.site.accounts
     names = ["Dana", "dana", "DANA", "dAnA"]
-    added = at_once([lambda name=name: accounts.add(name, "viewer", "owner") for name in names])
+    added = at_once([partial(accounts.add, name, "viewer", "owner") for name in names])
     assert sum(isinstance(each, Conflict) for each in added) == len(names) - 1
 
 
@@ -88,8 +89,8 @@ def test_owners_who_leave_at_once_leave_one(server: Any) -> None:
     accounts = server.site.accounts
     for name in ("first", "second", "third"):
         accounts.add(name, "owner", "owner")
-    calls: list[Callable[[], Any]] = [lambda name=name: accounts.close(name, "owner") for name in ("owner", "first")]
-    calls += [lambda name=name: accounts.set_role(name, "viewer", "owner") for name in ("second", "third")]
+    calls: list[Callable[[], Any]] = [partial(accounts.close, name, "owner") for name in ("owner", "first")]
+    calls += [partial(accounts.set_role, name, "viewer", "owner") for name in ("second", "third")]
     left = at_once(calls)
     assert sum(isinstance(each, Conflict) for each in left) == 1
     owners = [each for each in accounts.all() if each.role == "owner" and each.closed_at is None]
