@@ -52,7 +52,7 @@ def export(
             print_line(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}")
             return
         queue = _queue(store, config)
-        name = batch or _default_batch(queue)
+        name = batch or _pending_batch(queue, waiting_round(store)) or _newest_batch(queue)
         count = export_queue(queue, name, file, format or "csv")
     print_line(f"wrote {count} {'records' if format == DATASETS else 'items'} of the batch {name} to {file}")
 
@@ -94,14 +94,15 @@ def import_(
             print_line(f"{filled} of {total} labels are in" + ("; now: posttrain run" if filled == total else ""))
             return
         queue = _queue(store, config)
-        if batch is None and waiting is not None and not gold:
-            batch = next((each.name for each in reversed(queue.batches("open")) if each.round == waiting), None)
+        pending = _pending_batch(queue, waiting)
+        if batch is None and not gold:
+            batch = pending
         labels = tuple(config.task.label_set) or None
         options = ImportOptions(format, batch, kind, question, annotator, field, gold, labels)
         result = import_queue(queue, file, options)
         progress = queue.progress(result.batch)
     _print_import(result)
-    if waiting is not None and batch is not None and progress.resolved == progress.items:
+    if result.batch == pending and progress.resolved == progress.items:
         print_line("all items are decided; now: posttrain run")
 
 
@@ -134,7 +135,14 @@ def _batches(store: Workspace, config: "Config") -> bool:
     return bool(_queue(store, config).batches())
 
 
-def _default_batch(queue: "Queue") -> str:
+def _pending_batch(queue: "Queue", waiting: int | None) -> str | None:
+    """Returns the batch of the round that waits for labels, or None."""
+    if waiting is None:
+        return None
+    return next((each.name for each in reversed(queue.batches("open")) if each.round == waiting), None)
+
+
+def _newest_batch(queue: "Queue") -> str:
     """Returns the newest batch that is open, or else the newest one."""
     batches = queue.batches("open") or queue.batches()
     if not batches:
