@@ -229,6 +229,17 @@ def test_axe_finds_nothing_on_any_kind(live: Any, width: int, scheme: str) -> No
     visit.errors.clear()  # the batch is unknown, which the console says too
 
 
+def test_what_else_is_known_of_a_record_is_shown_where_it_is_opened(live: Any) -> None:
+    live.queue.add_batch("meta", "choice", messages(1), labels=INTENTS)
+    visit = live.visit("anna")
+    page = open_item(visit, "meta")
+    page.get_by_text("More about this record").click()
+    facts = page.locator("#item-content dl")
+    assert facts.locator("dt").all_inner_texts() == ["channel", "order"]
+    assert facts.locator("dd").all_inner_texts() == ["mail", "5500"]
+    visit.assert_accessible()
+
+
 def test_the_page_is_chinese_for_who_reads_chinese(live: Any) -> None:
     live.queue.add_batch("zh", "choice", messages(1), labels=INTENTS)
     visit = live.visit("anna", language="zh")
