@@ -40,6 +40,10 @@ LABELS = ["card_lost", "Cash", "cash", "top up"]
         ("card lost", None),
         ("- card_lost", None),
         ("", None),
+        ("<think>\nIs it cash?\n</think>\n\ncard_lost", "card_lost"),
+        ("Is it cash?</think>top up", "top up"),
+        ("<think>cash</think>", None),
+        ("<think>cash", None),
     ],
 )
 def test_a_reply_is_a_label_or_nothing(reply: str, label: str | None) -> None:

@@ -66,6 +66,24 @@ def test_a_refusal_raises_without_a_retry(endpoint: Any, tmp_path: Path, status:
     assert endpoint.requests == []
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_single_prompt_that_is_refused_has_no_reply(endpoint: Any, tmp_path: Path, status: int) -> None:
+    endpoint.faults = [status]
+    generate = open_endpoint(endpoint, tmp_path, concurrency=1)
+    assert generate([turns("too long"), turns("b"), turns("c")]) == [None, "echo b", "echo c"]
+    assert generate.usage.requests == 2
+    # It is asked again: the server's limits may be others then; meanwhile replies that are kept show that it works.
+    endpoint.faults = [status]
+    assert open_endpoint(endpoint, tmp_path)([turns("b"), turns("too long")]) == ["echo b", None]
+
+
+def test_a_server_that_refuses_everything_is_not_asked_thousands_of_times(endpoint: Any, tmp_path: Path) -> None:
+    endpoint.faults = [400] * 1000
+    with pytest.raises(UserError, match="refused with 400"):
+        open_endpoint(endpoint, tmp_path, concurrency=2)([turns(str(number)) for number in range(1000)])
+    assert len(endpoint.faults) > 900
+
+
 def test_an_unreachable_endpoint_raises(tmp_path: Path) -> None:
     config = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", retries=1, wait=0)
     with pytest.raises(WorkError, match="ConnectError"):

@@ -154,7 +154,7 @@ class EndpointTeacher(Teacher):
         prompts = [label_prompt(row, self._task) for row in records.select(["prompt", "text"]).to_pylist()]
         labels = self._task.label_set
         answers = [
-            None if reply is None else parse_label(reply, labels) if labels else reply.strip()
+            None if reply is None else parse_label(reply, labels) if labels else _without_thoughts(reply) or None
             for reply in (self._generate(prompts) if prompts else [])
         ]
         return Predictions(answers, np.array([float(answer is not None) for answer in answers]))
@@ -226,14 +226,22 @@ def label_prompt(record: Mapping[str, Any], task: TaskConfig) -> list[dict[str, 
 
 
 def parse_label(reply: str, labels: Sequence[str]) -> str | None:
-    """Returns the label that a reply consists of, alone, in quotes or with a full stop; None for anything else."""
-    text = reply.strip()
+    """Returns the label that a reply consists of, alone, in quotes or with a full stop; None for anything else.
+
+    Thoughts before it, as reasoning models write them, are left out.
+    """
+    text = _without_thoughts(reply)
     if text in labels:
         return text
     bare = text.removesuffix(".").strip(_QUOTES).strip().removesuffix(".").casefold()
     matches = [label for label in labels if label.casefold() == bare]
     # Labels that differ in case alone cannot be told apart so.
     return matches[0] if len(matches) == 1 else None
+
+
+def _without_thoughts(reply: str) -> str:
+    # Some chat templates open the thoughts in the prompt, so that the reply has their end alone.
+    return reply.rpartition("</think>")[2].strip()
 
 
 class ModelAnnotator(Annotator):

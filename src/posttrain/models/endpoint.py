@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,6 +20,11 @@ from posttrain.store.section import Section
 log = logging.getLogger("posttrain")
 
 _TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+
+# Statuses of one prompt that is too long or against the server's rules; or of a wrong setting, which concerns all.
+_REFUSALS = (400, 413, 422)
+
+_LONE_REFUSALS = 20  # first prompts refused, after which it is a wrong setting
 
 _MAX_WAIT = 60.0  # seconds
 
@@ -84,10 +89,15 @@ class Usage:
     cost: float = 0.0
 
 
+class RefusedPromptError(UserError):
+    """The server refused one request, and may answer others."""
+
+
 class Endpoint:
     """Implements `posttrain.models.reply_cache.Generate` over HTTP; ``usage`` counts the cost.
 
-    A reply that was cut off at ``max_tokens``, or holds no text, is None.
+    A reply that was cut off at ``max_tokens``, or holds no text, is None; so is that to a prompt which the server
+    refuses, where it answers others.
 
     Args:
         replies: cache of every reply.
@@ -153,9 +163,7 @@ class Endpoint:
             ):
                 futures = [pool.submit(self._ask, client, names[at], bodies[at]) for at in new]
                 try:
-                    # Results are read in order, so usage and errors do not depend on which reply comes first.
-                    for future in futures:
-                        self._count(*future.result())
+                    self._count_all(futures, others=len(names) - len(new))
                 finally:
                     pool.shutdown(cancel_futures=True)
         return [_text(reply["response"]) if (reply := self._replies.get(name)) else None for name in names]
@@ -197,7 +205,8 @@ class Endpoint:
                 reply_text = " ".join(answer.text[:200].split())
                 if answer.status_code != 200 and answer.status_code not in _TRANSIENT:
                     fix = "check address, model and key"
-                    raise UserError(f"the endpoint refused with {answer.status_code}: {reply_text}", where=url, fix=fix)
+                    kind = RefusedPromptError if answer.status_code in _REFUSALS else UserError
+                    raise kind(f"the endpoint refused with {answer.status_code}: {reply_text}", where=url, fix=fix)
                 problem = (
                     f"{answer.status_code} {reply_text}"
                     if answer.status_code != 200
@@ -210,6 +219,24 @@ class Endpoint:
                 time.sleep(min(_MAX_WAIT, max(wait, retry_after)))
         tries = self._config.retries + 1
         raise WorkError(f"{url}: failed {tries} times, the last time with: {problem}; the replies so far are kept")
+
+    def _count_all(self, futures: Sequence[Future[tuple[dict[str, Any], float]]], others: int) -> None:
+        """Counts the replies; raises the first refusal if no prompt is answered, of this call's ``others`` neither."""
+        refused: list[RefusedPromptError] = []
+        # In order, so that usage and errors do not depend on which reply comes first.
+        for future in futures:
+            try:
+                self._count(*future.result())
+            except RefusedPromptError as error:
+                refused.append(error)
+                if not others and len(refused) >= _LONE_REFUSALS:
+                    break
+            else:
+                others += 1
+        if refused and not others:
+            raise refused[0]
+        if refused:
+            log.warning("%d prompts were refused and have no reply; the first: %s", len(refused), refused[0])
 
     def _count(self, response: dict[str, Any], price: float) -> None:
         self.usage.requests += 1
