@@ -45,7 +45,10 @@ def test_a_run_that_waits_exits_with_0_and_one_line(small: Any, posttrain: Call)
     root = small(label={"annotator": "file"})
     outcome = posttrain("run", "-w", root)
     assert outcome.code == 0
-    line = "waiting for labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
+    line = (
+        "waiting for labels for round 1: fill the label column of labels/round-1.csv (12 records) or answer on the "
+        "pages (posttrain label serve), then run again"
+    )
     assert outcome.out.splitlines()[-1] == line
     assert posttrain("status", "-w", root).out.splitlines()[-1] == line
 

@@ -48,7 +48,8 @@ def test_a_batch_is_written_waits_and_is_read_back(tmp_path: Path, batch: Batch,
     with pytest.raises(Waiting) as waiting:
         file_annotator.annotate(records, request)
     assert str(waiting.value) == (
-        "labels for round 2: fill the label column of labels/round-2.csv (2 records), then run again"
+        "labels for round 2: fill the label column of labels/round-2.csv (2 records) or answer on the "
+        "pages (posttrain label serve), then run again"
     )
     assert rows_of(path) == [
         {"id": records["id"][0].as_py(), "prompt": "one, please", "suggestion": "card", "label": ""},

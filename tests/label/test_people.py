@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from queues import LABELS
+from queues import LABELS, add_accounts
 
 from posttrain.data.reading.reader import read
 from posttrain.label.annotator import AnnotationRequest, label_summary
@@ -120,7 +120,11 @@ def test_overlap_asks_others_beside_the_file(
     build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
 ) -> None:
     people, records = build(overlap=2), batch("one", "two")
-    waiting(people, records, request_of)
+    lonely = "; items want the answers of 2 people, and 1 can answer: posttrain accounts add"
+    add_accounts(people.queue.metadata, "anna")
+    assert waiting(people, records, request_of).endswith(lonely)
+    add_accounts(people.queue.metadata, "ben")
+    assert not waiting(people, records, request_of).endswith(lonely)
     fill(file_of(tmp_path), ["card", "cash"])
     assert waiting(people, records, request_of).startswith("0 of 2 are decided, 2 answers are wanted; answer on")
     for name, answer in (("anna", "card"), ("anna", "loan"), ("ben", "card")):

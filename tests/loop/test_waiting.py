@@ -17,7 +17,10 @@ from posttrain.store.errors import UserError
 pytestmark = pytest.mark.slow
 
 Open = Callable[[Path], Any]
-WAITS = "labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
+WAITS = (
+    "labels for round 1: fill the label column of labels/round-1.csv (12 records) or answer on the pages "
+    "(posttrain label serve), then run again"
+)
 SAMPLED = {"suites": {"test": {"sample": 10}}, "latency": {"prompts": 0}}
 
 

@@ -21,6 +21,8 @@ log = logging.getLogger("posttrain")
 FILE = "file"
 """Name of the annotator whose answers stand in the CSV file."""
 
+_PAGES = " or answer on the pages (posttrain label serve)"
+
 PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
 """A preference as the CSV file has it, and as the queue."""
 
@@ -63,7 +65,7 @@ class PeopleAnnotator(Annotator):
                 path.parent.mkdir(exist_ok=True)
             write_atomically(path, export_labels(batch, request.suggestions, request.candidates).encode())
             filled = 0
-            message = f"fill the label column of {name} ({batch.num_rows} records), then run again"
+            message = f"fill the label column of {name} ({batch.num_rows} records){_PAGES}, then run again"
         else:
             filled = self.take_file(batch_name, path, batch, request, name)
             message = f"{filled} of {batch.num_rows} are filled in {name}; fill the rest, then run again"
@@ -71,7 +73,7 @@ class PeopleAnnotator(Annotator):
         if progress.resolved < progress.items:
             if progress.review or progress.answers > filled or filled == batch.num_rows:
                 message = _describe(progress, name)
-            raise Waiting(start + message)
+            raise Waiting(start + message + self._missing_people(batch_name, by_file=filled > 0))
         self.queue.finish_batch(batch_name)
         return _labelled(batch, self.queue.items(batch_name), request)
 
@@ -119,6 +121,21 @@ class PeopleAnnotator(Annotator):
             seed=request.seed,
         )
         return name
+
+    def _missing_people(self, batch_name: str, *, by_file: bool) -> str:
+        """Describes that items want answers of more people than there are, or the round would wait for ever in silence.
+
+        Args:
+            batch_name: Name of the batch.
+            by_file: True if somebody answers in the file.
+        """
+        batch = self.queue.batch(batch_name)
+        assert batch is not None, "it was added above"
+        wanted = max(batch.settings["overlap"], 2 if batch.settings["check"] else 1)
+        people = self.queue.count_people() + by_file
+        if wanted <= max(people, 1):
+            return ""
+        return f"; items want the answers of {wanted} people, and {people} can answer: posttrain accounts add"
 
     def _gold_items(self, batch: pa.Table, request: AnnotationRequest) -> list[NewItem]:
         if self.gold_file is None or request.kind not in ("choice", "text"):

@@ -162,6 +162,12 @@ class BatchQueries:
         with self.metadata.reading() as connection:
             return connection.scalar(query.where(by_annotator, COUNTS, label_answers.c.status == "answered")) or 0
 
+    def count_people(self) -> int:
+        """Counts the people with accounts who may answer."""
+        query = select(func.count()).where(accounts.c.role.in_(LABELLERS), accounts.c.closed_at.is_(None))
+        with self.metadata.reading() as connection:
+            return connection.scalar(query) or 0
+
     def item(self, id: int) -> Item:
         """Returns an item with its answers.
 
@@ -267,10 +273,8 @@ class BatchQueries:
         """Returns the share of items to check."""
         if self.config.check is not None:
             return self.config.check
-        people = select(func.count()).where(accounts.c.role.in_(LABELLERS), accounts.c.closed_at.is_(None))
-        with self.metadata.reading() as connection:
-            # One person alone could never answer an item a second time, and the batch would never end.
-            return _TEAM_CHECK if (connection.scalar(people) or 0) > 1 else 0.0
+        # One person alone could never answer an item a second time, and the batch would never end.
+        return _TEAM_CHECK if self.count_people() > 1 else 0.0
 
     def _item_rows(
         self,
