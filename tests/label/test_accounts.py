@@ -101,6 +101,17 @@ def test_unusable_names_are_refused(people: Accounts, name: str) -> None:
         people.add(name, "viewer", "olga")
 
 
+@pytest.mark.parametrize("name", ["olg\u0430", "\u0410nna", "\u039fmar", "ben-\u0456"])
+def test_a_name_of_letters_that_pass_for_others_is_refused(people: Accounts, name: str) -> None:
+    with pytest.raises(UserError, match="mixes"):
+        people.add(name, "viewer", "olga")
+
+
+@pytest.mark.parametrize("name", ["安娜-li", "Ольга", "José", "Ελένη", "田中1", "محمد", "김민수.kim"])
+def test_a_name_is_of_any_alphabet(people: Accounts, name: str) -> None:
+    assert people.add(name, "viewer", "olga").name == name
+
+
 @pytest.mark.parametrize("password", ["short", "x" * 1001, "aaaaaaaaaaaa", "longer.name"])
 def test_weak_passwords_are_refused(people: Accounts, password: str) -> None:
     with pytest.raises(UserError, match=r"characters|easy to guess") as refusal:

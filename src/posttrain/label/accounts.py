@@ -21,6 +21,8 @@ from posttrain.store.metadata import Metadata
 
 _NAME = re.compile(r"[^\W_][\w.@+-]{0,79}")
 _SHORTEST_PASSWORD, _LONGEST_PASSWORD = 10, 1000
+_ALIKE = {"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE"}
+"""Alphabets with letters that look the same."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,11 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         fix = "up to 80 letters, digits and . _ - @ +, a letter or digit first"
         raise UserError(f"`{name[:40]}` is no name of an account", fix=fix)
+    scripts = {unicodedata.name(letter, "").split()[0] for letter in name if letter.isalpha()}
+    # A Cyrillic a looks like a Latin one: olga and olg\u0430 would pass for one person.
+    if len(scripts & _ALIKE) > 1:
+        mixed = " and ".join(sorted(script.capitalize() for script in scripts & _ALIKE))
+        raise UserError(f"`{name[:40]}` mixes {mixed} letters", fix="write it in one alphabet")
     return name
 
 
