@@ -38,6 +38,7 @@ from posttrain.web.team_pages import team_pages
 from posttrain.web.translations import LANGUAGE_COOKIE, LANGUAGES, translator_of
 
 _YEAR = 365 * 86_400
+_FEEDBACK_PATHS = ("/v1/", "/healthz", "/openapi.json")
 
 
 class SecuredResponses:
@@ -100,8 +101,19 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
     app.include_router(team_pages(site))
     app.mount("/static", StaticFiles(directory=STATIC))
     app.mount("/api", api_app(site))
-    app.mount("/", feedback)
+    app.mount("/", _unless_page(feedback))
     return SecuredResponses(app)
+
+
+def _unless_page(feedback: ASGIApp) -> ASGIApp:
+    """Passes on what a program may ask the inbox; a mistyped address is answered with a page."""
+
+    async def passed_on(scope: Scope, receive: Receive, send: Send) -> None:
+        if _shows_pages(Request(scope)) and not scope["path"].startswith(_FEEDBACK_PATHS):
+            raise HTTPException(404)
+        await feedback(scope, receive, send)
+
+    return passed_on
 
 
 def _handle_page_errors(app: FastAPI) -> None:
@@ -119,6 +131,12 @@ def _handle_page_errors(app: FastAPI) -> None:
         page = app_page(request, None, "error.html", error.status, problem=error.line)
         page.headers.update(error.headers)
         return page
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        if not _shows_pages(request):
+            return error_response(request, 422, _invalid_line(error))
+        return app_page(request, None, "error.html", 422, problem=_invalid_line(error))
 
     @app.exception_handler(UserError)
     @app.exception_handler(WorkError)
@@ -164,6 +182,14 @@ def api_app(site: Site) -> FastAPI:
     return app
 
 
+def _invalid_line(error: RequestValidationError) -> str:
+    # Only the first: the others are often its consequences.
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"][1:])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"`{shorten(where)}`: {message}" if where else message
+
+
 def defect_response(request: Request, error: Exception) -> Response:
     """Answers a request that met a defect; the server logs its traceback."""
     return error_response(request, 500, f"the server has a defect ({type(error).__name__}); its log says more")
@@ -196,11 +222,7 @@ def _handle_api_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        # Only the first: the others are often its consequences.
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"][1:])
-        message = problem["msg"].removeprefix("Value error, ")
-        return error_response(request, 422, f"`{shorten(where)}`: {message}" if where else message)
+        return error_response(request, 422, _invalid_line(error))
 
     @app.exception_handler(UserError)
     @app.exception_handler(WorkError)

@@ -110,6 +110,7 @@ def test_a_reviewers_decision_is_logged_with_both_sides(server: Any, batch: Any)
 
 def test_a_new_guideline_lists_the_answers_under_earlier_ones(server: Any, batch: Any) -> None:
     annotator, reviewer = server.program("annotator"), server.program("reviewer")
+    assert reviewer.post("/api/guidelines", json={"text": " \n"}).status_code == 422
     assert reviewer.post("/api/guidelines", json={"text": "# First"}).json()["version"] == 1
     task = annotator.post("/api/items/next", json={}).json()["task"]
     assert task["guideline"] == 1

@@ -195,3 +195,19 @@ def test_errors_of_the_api_are_json_and_those_of_pages_are_pages(server: Any) ->
     assert page.status_code == 403
     assert "another site sent this request" in page.text
     assert page.headers["content-type"].startswith("text/html")
+    for path, status, text in (
+        ("/nowhere", 404, "There is no such page."),
+        ("/v2/feedback", 404, "There is no such page."),
+        ("/runs?run=" + "x&run=" * 9, 422, ""),
+        ("/guidelines?old=first", 422, "`old`"),
+        (f"/label?batch={MARKUP * 9}", 403, ""),
+        (f"/lineage?id={MARKUP * 9}", 422, "`id`"),
+    ):
+        page = client.get(path, headers=html)
+        assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8"), path
+        assert text in page.text
+        assert MARKUP not in page.text
+    # What a program asks is answered as before, whatever it accepts.
+    assert client.get("/nowhere").json() == {"error": "not found"}
+    assert client.get("/healthz", headers=html).json() == {"status": "ok"}
+    assert client.get("/guidelines?old=first").json()["error"].startswith("`old`")

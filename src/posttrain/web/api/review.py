@@ -158,6 +158,8 @@ def review_routes(site: Site) -> APIRouter:
     @router.post("/guidelines", status_code=201, **least("reviewer"))
     def add_guideline(body: NewGuideline, sender: Sender) -> Guideline:
         """Adds a version of the guideline, which counts from now on."""
+        if not body.text.strip():
+            raise UserError("the guideline is empty", fix="write what each label means")
         with metadata.transaction():
             before = queue.guideline()
             version = queue.add_guideline(body.text, sender.name, body.note)
