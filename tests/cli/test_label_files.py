@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from posttrain.label.audit import list_changes
+from posttrain.label.queue import Queue
+from posttrain.store.workspace import Workspace
+
 Call = Callable[..., Any]
 
 TASKS = [
@@ -52,6 +56,35 @@ def test_files_without_a_round(small: Any, posttrain: Call, tmp_path: Path) -> N
     assert posttrain("label", "import", tasks, "--batch", "gold", "--gold", "-w", root).out.startswith(
         "read 3 items, 0 answers, 3 gold items into the new batch gold"
     )
+
+
+@pytest.mark.slow
+def test_a_batch_is_closed_once_it_is_decided_or_its_rest_is_dropped(
+    small: Any, posttrain: Call, tmp_path: Path
+) -> None:
+    root = small(label={"annotator": "file"})
+    tasks = write_tasks(tmp_path / "moods.json", ["happy", "sad", "sad"])
+    assert posttrain("label", "import", tasks, "-w", root).code == 0
+    assert posttrain("label", "close", "moods", "-w", root).out == "the batch moods is closed\n"
+    assert "is closed, and its answers are in use" in posttrain("label", "close", "moods", "--drop", "-w", root).err
+    for task in TASKS[1:]:
+        task["annotations"] = []
+    tasks.write_text(json.dumps(TASKS))
+    assert posttrain("label", "import", tasks, "--batch", "more", "-w", root).code == 0
+    refused = posttrain("label", "close", "more", "-w", root)
+    assert (refused.code, refused.err) == (
+        2,
+        "posttrain: 2 items of `more` are not answered yet; wait for the answers, or give --drop\n",
+    )
+    dropped = posttrain("label", "close", "more", "--drop", "-w", root)
+    assert dropped.out == "the batch more is closed; 2 items were dropped\n"
+    with Workspace.open(root) as store:
+        queue = Queue(store.metadata)
+        assert queue.next("ana") is None
+        assert [item.status for item in queue.items("more")] == ["done", "dropped", "dropped"]
+        assert [each.action for each in list_changes(store.metadata)] == ["close batch"] * 2
+    wrong = posttrain("label", "close", "mor", "-w", root)
+    assert wrong.err == "posttrain: there is no batch `mor`\n"
 
 
 @pytest.mark.slow

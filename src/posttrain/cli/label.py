@@ -8,6 +8,7 @@ import typer
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.serve import serve_labelling
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.label.tokens import Conflict
 from posttrain.loop.stages.label import export_batch, import_batch, label_reports, waiting_round
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.workspace import Workspace
@@ -104,6 +105,30 @@ def import_(
     _print_import(result)
     if result.batch == pending and progress.resolved == progress.items:
         print_line("all items are decided; now: posttrain run")
+
+
+@app.command()
+def close(
+    batch: Annotated[str, typer.Argument(help="Name of the batch.")],
+    drop: Annotated[bool, typer.Option("--drop", help="Drop the items that are not decided.")] = False,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+) -> None:
+    """Close a batch of the queue: nobody is given its items any more, and nothing in it changes."""
+    from posttrain.label.audit import record_change
+
+    with open_workspace(workspace, write=True) as (store, config):
+        queue = _queue(store, config)
+        if queue.batch(batch) is None:
+            names = [each.name for each in queue.batches("open")]
+            raise UserError(f"there is no batch `{batch}`", fix=suggest(batch, names) if names else None)
+        with store.metadata.transaction():
+            dropped = queue.drop_rest(batch, "terminal") if drop else 0
+            try:
+                queue.finish_batch(batch)
+            except Conflict as error:
+                raise UserError(str(error).partition(";")[0], fix="wait for the answers, or give --drop") from None
+            record_change(store.metadata, "terminal", "close batch", batch, after={"dropped": dropped})
+    print_line(f"the batch {batch} is closed" + (f"; {dropped} items were dropped" if dropped else ""))
 
 
 def _print_import(result: "ImportResult") -> None:

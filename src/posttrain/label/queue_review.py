@@ -123,6 +123,20 @@ class ReviewQueries(BatchQueries):
             self._decide(connection, item, "dropped", {"answer": None, "how": "review", "by": [by], "note": note})
             return self.item(item)
 
+    def drop_rest(self, batch: str, by: str, note: str | None = None) -> int:
+        """Drops all items of an open batch that are not decided; returns how many.
+
+        Raises:
+            NotFound: there is no such batch.
+            Conflict: it is closed.
+        """
+        with self.metadata.transaction() as connection:
+            if self._locked_batch(connection, batch).status != "open":
+                raise Conflict(f"the batch `{batch}` is closed, and its answers are in use")
+            rest = (label_items.c.batch == batch) & label_items.c.status.in_(("open", "review")) & ~IS_GOLD
+            resolution = {"answer": None, "how": "review", "by": [by], "note": note}
+            return self.metadata.update_rows(label_items, rest, {"status": "dropped", "resolution": resolution})
+
     def gold_score(self, annotator: str) -> tuple[int, int]:
         """Returns how many gold items an annotator has right, and how many were answered, since the last resumption."""
         with self.metadata.reading() as connection:

@@ -63,7 +63,7 @@ def loop_pages(site: Site) -> APIRouter:
         # Faults of annotators are for those who may read the quality report; the page does not wait for it.
         quality = site.quality.get(wait=0) if principal.may("reviewer") else None
         live = live_training(workspace)
-        batches = [site.queue.progress(batch.name) for batch in site.queue.batches("open")]
+        open_batches = [site.queue.progress(batch.name) for batch in site.queue.batches("open")]
         return _page(
             request,
             principal,
@@ -75,7 +75,8 @@ def loop_pages(site: Site) -> APIRouter:
             curve=learning_curve(report),
             live=live[0] if live else None,
             training=training_view(live[1], among=4) if live else None,
-            batches=batches,
+            # One that was imported stays open when all of it is decided: there is nothing to do then.
+            batches=[batch for batch in open_batches if batch.resolved < batch.items],
             uses=monitor.read(),
         )
 
