@@ -103,6 +103,24 @@ def test_the_reason_of_a_choice_is_translated() -> None:
     assert CHINESE.line(reason) == "可能属于效果较差的类别 `card`；entropy 1.21，居总体前 100%；代表另外 3 条相近数据"
 
 
+@pytest.mark.parametrize(
+    ("line", "translation"),
+    [
+        (
+            "labels for round 2: 3 of 16 are decided, 1 answer is wanted and 2 items are in review; "
+            "answer on the pages (posttrain serve) or in file.csv, then run again",
+            "第 2 轮的标注：已确定 3/16，还需 1 个回答，2 条待复核；请在页面上或 file.csv 中回答，然后再次运行",
+        ),
+        (
+            "labels for round 1: 3 of 16 are filled in labels/round-1.csv; fill the rest, then run again",
+            "第 1 轮的标注：labels/round-1.csv 中已填写 3/16；请填写其余部分，然后再次运行",
+        ),
+    ],
+)
+def test_what_the_loop_waits_for_is_translated(line: str, translation: str) -> None:
+    assert CHINESE.line(line) == translation
+
+
 def test_translations_fill_in_the_parts_that_their_lines_have() -> None:
     for line, translation in LINES["zh"].items():
         parts = len(re.findall("{#?}", line))
