@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 from sample_batches import PASSWORD
 
 from posttrain.label.accounts import Accounts
@@ -161,7 +162,8 @@ def test_the_dashboard_follows_a_run_that_trains(live_new: Any) -> None:
     page.wait_for_selector("#picture li.running", timeout=60_000)
     page.wait_for_selector("#training figure.chart svg", timeout=60_000)
     assert run.wait(120) == 0
-    page.wait_for_function("document.querySelector('#tiles').innerText.includes('2 / 2')", timeout=30_000)
+    # Not by an expression of the page: the policy forbids to evaluate one again and again.
+    expect(page.locator("#tiles")).to_contain_text("2 / 2", timeout=30_000)
     page.wait_for_selector("#curve figure.chart svg")
     lines = page.locator("#log p").all_inner_texts()
     assert any("round 2" in line for line in lines)
