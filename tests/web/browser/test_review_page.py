@@ -108,6 +108,32 @@ def test_each_kind_is_decided_by_the_second_answer(live: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_wrong_decision_is_opened_again_by_a_key_and_changed(live: Any) -> None:
+    live.queue.add_batch("slip", "choice", messages(2), labels=INTENTS)
+    for item in live.queue.items("slip"):
+        task = live.queue.next("ben", "slip")
+        live.queue.flag(task.item, "ben", "unclear", INTENTS[item.id % 2])
+    visit = live.visit("rosa")
+    page = visit.open("/review?batch=slip")
+    expect(page.locator("#work")).to_be_visible()
+    first = int(page.get_attribute("#item", "data-item") or 0)
+    press(page, "1")
+    answer_review(page, "Enter")
+    expect(page.locator("#message")).to_have_text("Decided Change it")
+    press(page, "u")
+    page.wait_for_url(f"**/review?item={first}")
+    expect(page.locator("#cause")).to_contain_text("Decided by rosa")
+    press(page, "/")
+    page.get_by_role("button", name=INTENTS[4]).click()
+    press(page, "Escape", "Enter")
+    expect(page.locator("#message")).to_have_text("Decided")
+    resolution = live.queue.item(first).resolution
+    assert resolution is not None
+    assert resolution["answer"] == INTENTS[4]
+    visit.assert_quiet()
+
+
+@pytest.mark.slow
 def test_a_new_guideline_lists_the_labels_to_look_at_again(lone: Any) -> None:
     visit = lone.visit("rosa")
     page = visit.open("/guidelines")

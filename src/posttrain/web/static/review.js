@@ -12,6 +12,7 @@ let index = 0;
 let editor = null;
 let options = [];  // the distinct answers that a number takes
 let isSending = false;
+let lastDecided = null;  // its address
 
 const current = () => items[index] ?? null;
 
@@ -132,6 +133,11 @@ async function send(action, body, line) {
     index = Math.min(index, Math.max(0, items.length - 1));
     show();
     problem(line, "note");
+    if (!page.dataset.item) {
+      // A wrong key must not be for ever: a later decision replaces this one.
+      lastDecided = `/review?item=${item.id}`;
+      part("message").append(" ", h("a", { href: lastDecided, "aria-keyshortcuts": "u" }, text("change")));
+    }
     if (!items.length) await load();
   } catch (error) {
     problem(error.message);
@@ -157,6 +163,7 @@ function problem(line, kind = "alert") {
 const openHelp = wireHelp();
 const COMMANDS = {
   j: () => move(1), k: () => move(-1), ArrowRight: () => move(1), ArrowLeft: () => move(-1), d: drop, "?": openHelp,
+  u: () => lastDecided && location.assign(lastDecided),
   n: () => part("note").focus(), "/": () => editor?.search?.() || editor?.focus?.(),
   g: () => { part("guideline").open = !part("guideline").open; },
 };
