@@ -8,10 +8,23 @@ from queues import LABELS, Clock, Open, QueueFixtures, add_accounts, answer_all,
 
 from posttrain.label.accounts import Accounts
 from posttrain.label.answers import ANSWERS
-from posttrain.label.queue_rows import PausedError, QueueConfig
+from posttrain.label.queue_rows import PausedError, QueueConfig, is_drawn_evenly
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.errors import UserError
 from posttrain.store.metadata import Metadata
+
+
+@pytest.mark.parametrize("period", [2, 5, 20])
+def test_everybody_is_shown_as_many_gold_items_at_places_of_their_own(period: int) -> None:
+    places = set()
+    for name in ("anna", "ben", "cleo", "dan"):
+        hits = [number for number in range(40 * period) if is_drawn_evenly(1 / period, number, name)]
+        # One in each block, so that nobody who answers two blocks is unmeasured; and nobody can count to the next.
+        assert [hit // period for hit in hits] == list(range(40))
+        assert len({hit % period for hit in hits}) > 1
+        places.add(tuple(hits))
+    assert len(places) == 4
+    assert not any(is_drawn_evenly(0.0, number, "anna") for number in range(100))
 
 
 class BatchContract(QueueFixtures):
@@ -22,7 +35,7 @@ class BatchContract(QueueFixtures):
         order = answer_all(q, "anna")
         shown = [record for record in order if record.startswith("gold")]
         assert len(order) == 60 + len(shown)
-        assert 10 < len(shown) < 45
+        assert 23 <= len(shown) <= 27
         assert len(set(order)) == len(order)
         assert q.gold_score("anna") == (0, len(shown))
         assert (q.progress("b").items, q.progress("b").done, q.progress("b").left) == (60, 60, 0)

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from posttrain.label.queue_batches import COUNTS, IS_GOLD, newest_guideline
 from posttrain.label.queue_review import ReviewQueries
-from posttrain.label.queue_rows import Batch, PausedError, QueueConfig, Task, hash_fraction
+from posttrain.label.queue_rows import Batch, PausedError, QueueConfig, Task, hash_fraction, is_drawn_evenly
 from posttrain.label.tokens import Conflict
 from posttrain.store.database import insert_or_update, utc_now
 from posttrain.store.commit_group import CommitGroup
@@ -148,7 +148,7 @@ class LeaseQueries(ReviewQueries):
         of_batch = select(func.count()).select_from(label_answers).join(label_items).where(item.batch == batch.name)
         # Items fetched ahead count as answered: else the same draw would decide several of them.
         count = (connection.scalar(of_batch.where(COUNTS, answer.annotator == annotator)) or 0) + len(besides)
-        if hash_fraction(batch.settings["seed"], "gold", batch.name, annotator, count) >= batch.settings["gold_rate"]:
+        if not is_drawn_evenly(batch.settings["gold_rate"], count, batch.settings["seed"], batch.name, annotator):
             return None
         # By record: the same gold items come with every batch.
         seen = (

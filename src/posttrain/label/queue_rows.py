@@ -215,3 +215,21 @@ def hash_fraction(*parts: object) -> float:
     """Returns a number in [0, 1) that depends on the parts alone, so that a repeated draw has the same outcome."""
     text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big") / 256**7
+
+
+def is_drawn_evenly(rate: float, number: int, *parts: object) -> bool:
+    """Returns whether the draw of this number is a hit: one at a random place among each ``1 / rate`` numbers.
+
+    Independent draws would leave one annotator of twenty without any of 60 items at a rate of 5%, and measure another
+    by seven.
+
+    Args:
+        rate: Share of hits, below 1.
+        number: From 0.
+        parts: Decide the places.
+    """
+    block = int(number * rate)
+    # A block may begin between two numbers: its hit may be the last number of the one before.
+    return rate > 0 and any(
+        number == int((each + hash_fraction("even", *parts, each)) / rate) for each in (block, block + 1)
+    )
