@@ -9,6 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
+# One worker more than the two cores that CI has: tests wait for servers, browsers and disks. Without files of compiled
+# code every worker, and every program that a test starts, would compile its sources anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
+
 .PHONY: demo test check install lint
 .DELETE_ON_ERROR:
 
@@ -16,10 +20,10 @@ demo: $(VENV)/.installed
 	$(BIN)/posttrain demo
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(PYTEST)
 
 check: lint
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 install: $(VENV)/.installed-dev
 
