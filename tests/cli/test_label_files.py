@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.cli.label import _annotators
 from posttrain.label.audit import list_changes
 from posttrain.label.queue import Queue
 from posttrain.store.workspace import Workspace
@@ -67,9 +68,8 @@ def test_a_batch_is_closed_once_it_is_decided_or_its_rest_is_dropped(
     assert posttrain("label", "import", tasks, "-w", root).code == 0
     assert posttrain("label", "close", "moods", "-w", root).out == "the batch moods is closed\n"
     assert "is closed, and its answers are in use" in posttrain("label", "close", "moods", "--drop", "-w", root).err
-    for task in TASKS[1:]:
-        task["annotations"] = []
-    tasks.write_text(json.dumps(TASKS))
+    first, *rest = json.loads(tasks.read_text())
+    tasks.write_text(json.dumps([first, *({**task, "annotations": []} for task in rest)]))
     assert posttrain("label", "import", tasks, "--batch", "more", "-w", root).code == 0
     refused = posttrain("label", "close", "more", "-w", root)
     assert (refused.code, refused.err) == (
@@ -143,3 +143,8 @@ def test_a_round_that_waits_is_answered_by_another_tool(small: Any, posttrain: C
     assert posttrain("run", "-w", root).code == 0
     reports = posttrain("label", "report", "-w", root, "--json").json
     assert reports["rounds"][0]["annotators"] == {"7": 12}
+
+
+def test_each_annotator_of_a_round_is_named_once() -> None:
+    counts = {"anna, ben": 10, "ben, cleo": 8, "model:linear": 3}
+    assert _annotators({"annotators": counts}) == "anna, ben, cleo, model:linear"

@@ -36,3 +36,22 @@ def test_the_webhook_is_called_while_the_loop_waits(
     monkeypatch.setattr(webhook, "post_json", post)
     assert posttrain("run", "--watch", "-w", root).code == 0
     assert [body["event"] for body in bodies] == ["batch ready"]
+
+
+def test_what_it_waits_for_is_printed_once(
+    small: Any, posttrain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter(["labels: none", "labels: none", "labels: none", "labels: two", None])
+
+    class Waits:
+        def __init__(self, store: Workspace, config: Any) -> None:
+            pass
+
+        def run(self, *arguments: Any) -> str | None:
+            return next(states)
+
+    monkeypatch.setattr(loop, "Loop", Waits)
+    monkeypatch.setattr(loop, "wait_for_change", lambda *arguments: None)
+    monkeypatch.setattr(run_verb, "print_rounds", lambda store, config: run_verb.print_line("the rounds"))
+    lines = posttrain("run", "--watch", "-w", small()).out.splitlines()
+    assert lines == ["the rounds", "waiting for labels: none", "the rounds", "waiting for labels: two", "the rounds"]

@@ -187,10 +187,7 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
         print_json({"rounds": reports, "quality": quality})
         return
     columns = ["round", "labels", "classes", "annotators", "champion right", "on the pool"]
-    rows = [
-        [r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"], _on_pool(r)]
-        for r in reports
-    ]
+    rows = [[r["round"], r["labels"], len(r["classes"]), _annotators(r), r["agreement"], _on_pool(r)] for r in reports]
     print_table("", columns, rows)
     for entry in reports:
         if (shift := entry["shift"]) and shift["p_value"] < _UNLIKELY:
@@ -232,6 +229,11 @@ def _print_quality(quality: dict[str, Any]) -> None:
         print_line(f"alarm: {alarm['sentence']} ({alarm['kind']}, p = {alarm['p_value']:.2g})")
     if not quality["alarms"]:
         print_line("no alarms")
+
+
+def _annotators(report: dict[str, Any]) -> str:
+    """Formats the annotators, each once: labels that several agreed on have the names of all."""
+    return ", ".join(dict.fromkeys(name for names in report["annotators"] for name in names.split(", ")))
 
 
 def _on_pool(report: dict[str, Any]) -> str:

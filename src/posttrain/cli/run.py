@@ -31,10 +31,13 @@ def run(
     ] = False,
 ) -> None:
     """Run the loop; resume where it stopped."""
+    reported = None
     while True:
-        waiting, before = _run_once(workspace, rounds, until, urgent, baseline)
-        if waiting:
+        waiting, before = _run_once(workspace, rounds, until, urgent, baseline, reported)
+        # While it watches it looks every ten minutes, for days perhaps: what has not changed is said once.
+        if waiting and waiting != reported:
             print_line(f"waiting for {waiting}")
+        reported = waiting
         if not (watch and waiting):
             return
         _wait(workspace, before)
@@ -42,9 +45,12 @@ def run(
 
 
 def _run_once(
-    workspace: Path, rounds: int | None, until: str | None, urgent: bool, baseline: str | None
+    workspace: Path, rounds: int | None, until: str | None, urgent: bool, baseline: str | None, reported: str | None
 ) -> tuple[str | None, dict[str, Any]]:
-    """Runs the loop until it waits; returns what it waits for, and the watched state of before."""
+    """Runs the loop until it waits; returns what it waits for, and the watched state of before.
+
+    Prints the rounds, unless it waits for what is ``reported`` already.
+    """
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
     from posttrain.label.webhook import webhook_calls
     from posttrain.loop.loop import Loop, watched_state
@@ -60,7 +66,8 @@ def _run_once(
         waiting = Loop(store, config).run(rounds, until, urgent)
         # After the loop, in its data of today and for as many rounds as it has done.
         comparison = run_random_loop(store, config) if baseline else None
-        print_rounds(store, config)
+        if waiting is None or waiting != reported:
+            print_rounds(store, config)
     if comparison:
         print_line(comparison.conclusion)
     return waiting, before
