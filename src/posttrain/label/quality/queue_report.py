@@ -132,7 +132,8 @@ def _inputs(queue: Queue, batch: str | None = None) -> QualityInputs:
 
 def _item_words(queue: Queue, batch: str | None) -> dict[int, int]:
     """Counts the words that an annotator reads to answer each item: the text, or the last turn, and the candidates."""
-    query = select(label_items.c.id, label_items.c.content)
+    # Of a large batch most items wait for their answer.
+    query = select(label_items.c.id, label_items.c.content).where(label_items.c.answered > 0)
     if batch is not None:
         query = query.where(label_items.c.batch == batch)
     with queue.metadata.reading() as connection:
