@@ -10,8 +10,8 @@ from posttrain.label.queue_batches import COUNTS, IS_GOLD, newest_guideline
 from posttrain.label.queue_review import ReviewQueries
 from posttrain.label.queue_rows import Batch, PausedError, QueueConfig, Task, hash_fraction, is_drawn_evenly
 from posttrain.label.tokens import Conflict
-from posttrain.store.database import insert_or_update, utc_now
 from posttrain.store.commit_group import CommitGroup
+from posttrain.store.database import insert_or_update, utc_now
 from posttrain.store.label_tables import accounts, label_answers, label_items, label_leases
 from posttrain.store.metadata import Metadata
 
