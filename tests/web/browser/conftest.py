@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -112,6 +113,11 @@ class LiveServer:
         page.wait_for_url(f"{self.address}/")
         return visit
 
+    def sign_out(self) -> None:
+        """Closes the browsers of all visits."""
+        while self.contexts:
+            self.contexts.pop().close()
+
 
 def _serve(root: Path, browser: Browser, *, team: bool = True) -> Iterator[LiveServer]:
     with Workspace.create(root) as store:
@@ -120,8 +126,7 @@ def _serve(root: Path, browser: Browser, *, team: bool = True) -> Iterator[LiveS
         server = LiveServer(root, store, Queue(store.metadata, QueueConfig(check=0.0)), browser)
         server.start()
         yield server
-        for context in server.contexts:
-            context.close()
+        server.sign_out()
         server.kill()
 
 
@@ -137,13 +142,26 @@ def lone(tmp_path: Path, browser: Browser) -> Iterator[LiveServer]:
     yield from _serve(tmp_path / "workspace", browser)
 
 
-@pytest.fixture
-def live_loop(finished_copy: Path, browser: Browser) -> Iterator[LiveServer]:
-    """The server of a workspace after two rounds, whose team has answered a batch."""
-    with Workspace.open(finished_copy) as store:
+@pytest.fixture(scope="module")
+def _served_loop(
+    finished_workspace: Path, tmp_path_factory: pytest.TempPathFactory, browser: Browser
+) -> Iterator[LiveServer]:
+    root = tmp_path_factory.mktemp("loop") / "workspace"
+    shutil.copytree(finished_workspace, root, symlinks=True)
+    with Workspace.open(root) as store:
         add_team(store)
         add_answers(store, 120)
-    yield from _serve(finished_copy, browser, team=False)
+    yield from _serve(root, browser, team=False)
+
+
+@pytest.fixture
+def live_loop(_served_loop: LiveServer) -> Iterator[LiveServer]:
+    """The server of a workspace after two rounds, whose team has answered a batch.
+
+    The tests of a module share it: each leaves the champion, and the accounts that others use, as they were.
+    """
+    yield _served_loop
+    _served_loop.sign_out()
 
 
 @pytest.fixture

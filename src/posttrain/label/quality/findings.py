@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from posttrain.label.answers import Floats
 
@@ -64,7 +64,7 @@ def wilson(count: int, n: int, coverage: float = 0.95) -> Rate:
     """Computes a share and Wilson's score interval."""
     if n == 0:
         return Rate(0, 0, np.nan, np.nan, np.nan)
-    z = float(stats.norm.ppf((1 + coverage) / 2))
+    z = float(special.ndtri((1 + coverage) / 2))
     share, scale = count / n, 1 + z * z / n
     center = (share + z * z / (2 * n)) / scale
     half = z / scale * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
@@ -76,11 +76,16 @@ def share_exceeds(count: int, n: int, other_count: int, other_n: int) -> float:
     if not n or not other_n:
         return 1.0
     table = [[count, n - count], [other_count, other_n - other_count]]
+    # Only here: scipy's statistics take longer to import than all else that a server needs.
+    from scipy import stats
+
     return float(stats.fisher_exact(table, alternative="greater").pvalue)
 
 
 def count_exceeds(count: int, n: int, share: float) -> float:
     """Returns the probability of at least ``count`` of ``n`` where each has the probability ``share``."""
+    from scipy import stats
+
     return float(stats.binom.sf(count - 1, n, min(max(share, 0.0), 1.0))) if n else 1.0
 
 
@@ -153,8 +158,8 @@ def compare_counts(before: Sequence[float], after: Sequence[float], names: Seque
     at = int(change.argmax())
     return Shift(
         psi,
-        float(stats.chi2.isf(rate, kept - 1) * scale),
-        float(stats.chi2.sf(psi / scale, kept - 1)),
+        float(special.chdtri(kept - 1, rate) * scale),
+        float(special.chdtrc(kept - 1, psi / scale)),
         (names[at], float(old[at] / n), float(new[at] / m)),
         kept,
         sizes,
