@@ -1,6 +1,7 @@
 """An S3 API, and processes that can be killed."""
 
 import encodings.utf_8_sig  # noqa: F401 - `unprivileged` may not read the interpreter's folder
+import gc
 import json
 import os
 import resource
@@ -71,6 +72,7 @@ def start() -> Start:
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
+            gc.freeze()  # a collection would touch, and so copy, all that the tests before have left in memory
             os.close(reader)
             outcome: dict[str, Any] = {"value": None, "error": None}
             try:

@@ -103,25 +103,21 @@ def test_a_kill_before_every_call(memory_folder: Path, in_process: InProcess) ->
         outcome = in_process(work)
         assert outcome["error"] is None
 
-        def rerun(root: Path = root, log: Path = log) -> list[Any]:
-            with Workspace.open(root, write=False) as reader:
-                artifact_ids = reader.artifacts.ids()
-                assert not any(reader.artifacts.verify(id) for id in artifact_ids)
-                assert {row.id for row in reader.metadata.artifacts()} <= set(artifact_ids)
-                # No kill looks like damage.
-                assert verify_database(reader.metadata, Journal(reader.home / JOURNAL)) == []
-            with Workspace.open(root) as workspace, workspace.lock():
-                id = two_stages(workspace, log)
-                assert list((workspace.home / "tmp").iterdir()) == []
-                assert list((workspace.home / "scratch").iterdir()) == []
-                runs = workspace.metadata.runs()
-                assert sorted(run.stage for run in runs if run.status == "done") == ["collect"] * 2
-                assert {run.status for run in runs} <= {"done", "failed"}
-                return [id, workspace.artifacts.ids(), [row.id for row in workspace.metadata.artifacts()]]
-
-        result = in_process(rerun)
-        assert result["error"] is None
-        id, artifact_ids, rows = result["value"]
+        with Workspace.open(root, write=False) as reader:
+            artifact_ids = reader.artifacts.ids()
+            assert not any(reader.artifacts.verify(id) for id in artifact_ids)
+            assert {row.id for row in reader.metadata.artifacts()} <= set(artifact_ids)
+            # No kill looks like damage.
+            assert verify_database(reader.metadata, Journal(reader.home / JOURNAL)) == []
+        with Workspace.open(root) as workspace, workspace.lock():
+            id = two_stages(workspace, log)
+            assert list((workspace.home / "tmp").iterdir()) == []
+            assert list((workspace.home / "scratch").iterdir()) == []
+            runs = workspace.metadata.runs()
+            assert sorted(run.stage for run in runs if run.status == "done") == ["collect"] * 2
+            assert {run.status for run in runs} <= {"done", "failed"}
+            artifact_ids = workspace.artifacts.ids()
+            rows = [row.id for row in workspace.metadata.artifacts()]
         assert id in artifact_ids
         assert set(rows) <= set(artifact_ids)
         assert outcome["killed"] or outcome["value"] == id
