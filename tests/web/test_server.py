@@ -2,7 +2,9 @@
 
 import asyncio
 import multiprocessing
+import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +27,20 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             pass
     if scope["path"] == "/waits":
         await asyncio.sleep(0.6)
-    await PlainTextResponse("x" * 2**20 if scope["path"] == "/long" else "answer")(scope, receive, send)
+    texts = {"/long": lambda: "x" * 2**20, "/delays": lambda: str(connection_delays())}
+    await PlainTextResponse(texts.get(scope["path"], lambda: "answer")())(scope, receive, send)
+
+
+def connection_delays() -> list[bool]:
+    """For each TCP connection of this process: whether a small packet waits for an acknowledgement (Nagle)."""
+    delays = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    if copy.family == socket.AF_INET and copy.getpeername():
+                        delays.append(not copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    return delays
 
 
 @pytest.mark.parametrize(
@@ -116,6 +131,10 @@ pytestmark = pytest.mark.slow
 def test_the_bound_address_and_named_hosts_are_allowed(port: int, host: str) -> None:
     status = b"421" if host == "evil.example" else b"200"
     assert answer(connect(port, request("/", "Connection: close\r\n", host))).startswith(b"HTTP/1.1 " + status)
+
+
+def test_the_answer_is_sent_without_waiting_for_an_acknowledgement(port: int) -> None:
+    assert answer(connect(port, request("/delays", "Connection: close\r\n"))).endswith(b"\r\n\r\n[False]")
 
 
 @pytest.mark.parametrize(
