@@ -113,14 +113,16 @@ def measure(root: Path, url: str | None, options: argparse.Namespace) -> dict[st
     submits: list[float] = []
     requests: list[float] = []
     errors: list[str] = []
+    # Made before the clock starts, as each reads the certificates of the web. An answer whose reply a kill swallowed is
+    # sent again, and stored once.
+    clients = [LabelClient(server.url, token, retries=60 if options.kills else 4) for token in tokens]
     start = time.perf_counter()
     end = start + options.seconds
 
     def work(number: int) -> None:
         draws, name = random.Random(number), f"annotator-{number}"
         time.sleep(draws.random() * options.think)
-        # An answer whose reply a kill swallowed is sent again, and stored once.
-        with LabelClient(server.url, tokens[number], retries=60 if options.kills else 4) as client:
+        with clients[number] as client:
             while time.perf_counter() < end:
                 try:
                     begin = time.perf_counter()
