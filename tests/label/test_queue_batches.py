@@ -125,9 +125,22 @@ class BatchContract(QueueFixtures):
             **{"item": 1, "record": "r0", "batch": "b", "annotator": "anna", "answer": "cash", "expected": None},
             **{"resolution": "cash", "resolved_by": "single", "suggestion": None, "planted": False, "position": 1},
             **{"seconds": 30.0, "confidence": None, "checked": False, "guideline": 1, "created_at": clock()},
+            "deciding": False,
         }
         assert (second["confidence"], second["resolution"], second["resolved_by"]) == (0.75, "card", "review")
         assert q.answers("none").num_rows == 0
+
+    def test_the_answer_that_a_disagreement_asked_for_is_marked(self, queue: Open) -> None:
+        q = queue(overlap=2)
+        q.add_batch("b", "choice", new_items(2), labels=LABELS)
+        for name, answers in {"anna": ["card", "card"], "ben": ["card", "cash"]}.items():
+            for item, answer in enumerate(answers, 1):
+                q.answer(item, name, answer)
+        task = q.next("cleo")
+        assert task is not None
+        assert task.item == 2
+        q.answer(2, "cleo", "cash")
+        assert q.answers("b")["deciding"].to_pylist() == [False] * 4 + [True]
 
     def test_a_finished_batch_changes_no_more(self, queue: Open) -> None:
         q = queue()

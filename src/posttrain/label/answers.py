@@ -1,6 +1,7 @@
 """The table of answers that the quality measures read: one row for each answer of each annotator."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,8 @@ ANSWERS = pa.schema(
         pa.field("seconds", pa.float64()),
         pa.field("confidence", pa.float64()),
         pa.field("checked", pa.bool_(), nullable=False),
+        # Whether it is the one more answer that an item is given because the others differ.
+        pa.field("deciding", pa.bool_(), nullable=False),
         pa.field("guideline", pa.int64(), nullable=False),
         pa.field("created_at", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
@@ -123,6 +126,31 @@ def shared_items(votes: Votes, least: int = 1) -> Iterator[SharedItems]:
 def answers_of_people(answers: pa.Table) -> pa.Table:
     """Returns the answers of people: those without a confidence, which only models state."""
     return answers.filter(compute.is_null(answers["confidence"]))
+
+
+def answers_of_agreement(answers: pa.Table) -> pa.Table:
+    """Returns the answers that measures of agreement read: without those that were asked for because others differ.
+
+    With them items with a disagreement would have more answers than the rest, and weigh more: in pairs, three times.
+    """
+    return answers.filter(compute.invert(answers["deciding"]))
+
+
+def mark_deciding(items: Sequence[int], wanted: Mapping[int, int]) -> list[bool]:
+    """Returns for each answer whether it is the one that its item was given beyond those wanted at first.
+
+    Args:
+        items: The item of each answer, in the order in which they were given.
+        wanted: Answers wanted before there is a disagreement, by item; an item that is missing has no deciding answer.
+            Where there are two or more beyond them, they were imported, and none of them decides.
+    """
+    counts, before = Counter(items), Counter[int]()
+    marks = []
+    for item in items:
+        first = wanted.get(item, 0)
+        marks.append(first > 1 and counts[item] == first + 1 and before[item] == first)
+        before[item] += 1
+    return marks
 
 
 def _encode(values: Sequence[str], first: Sequence[str]) -> tuple[tuple[str, ...], Integers]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, func, select
 
 from posttrain.label.answer_kinds import KINDS, Question, answer_kind
-from posttrain.label.answers import ANSWERS
+from posttrain.label.answers import ANSWERS, mark_deciding
 from posttrain.label.queue_rows import Batch, GivenAnswer, Item, NewItem, Progress, QueueConfig, hash_fraction
 from posttrain.label.tokens import Conflict, NotFound
 from posttrain.store.database import lock_table, utc_now
@@ -208,7 +208,7 @@ class BatchQueries:
             select(
                 *(answer.item, item.record, item.batch, answer.annotator, answer.answer, item.expected),
                 *(item.resolution, answer.suggestion, answer.position, answer.seconds, answer.confidence),
-                *(item.checked, answer.guideline, answer.created_at, label_batches.c.kind),
+                *(item.checked, answer.guideline, answer.created_at, label_batches.c.kind, label_batches.c.settings),
             )
             .join(label_items, answer.item == item.id)
             .join(label_batches, item.batch == label_batches.c.name)
@@ -218,8 +218,11 @@ class BatchQueries:
         if batch is not None:
             query = query.where(item.batch == batch)
         with self.metadata.reading() as connection:
-            rows = [_answer_row(row) for row in connection.execute(query).mappings()]
-        return pa.Table.from_pylist(rows, schema=ANSWERS)
+            rows = connection.execute(query).mappings().all()
+        wanted = {row["item"]: row["settings"]["overlap"] + row["checked"] for row in rows if row["expected"] is None}
+        deciding = mark_deciding([row["item"] for row in rows], wanted)
+        values = [{**_answer_row(row), "deciding": mark} for row, mark in zip(rows, deciding, strict=True)]
+        return pa.Table.from_pylist(values, schema=ANSWERS)
 
     def add_guideline(self, text: str, author: str, note: str | None = None) -> int:
         """Adds a version of the guideline in Markdown, which counts from now on; returns its number, from 1.
@@ -385,16 +388,13 @@ def _like(gold: NewItem, expected: Any, other: NewItem, labels: Sequence[str] | 
 
 def _answer_row(row: RowMapping) -> dict[str, Any]:
     kind, resolution, suggestion = KINDS[row["kind"]], row["resolution"] or {}, row["suggestion"] or {}
-
-    def text(answer: Any) -> str | None:
-        return None if answer is None else kind.key(answer)
-
+    answers = {
+        **{"answer": row["answer"], "expected": row["expected"]},
+        **{"resolution": resolution.get("answer"), "suggestion": suggestion.get("answer")},
+    }
     return {
         **{name: row[name] for name in _PLAIN_COLUMNS},
-        "answer": text(row["answer"]),
-        "expected": text(row["expected"]),
-        "resolution": text(resolution.get("answer")),
+        **{name: None if answer is None else kind.key(answer) for name, answer in answers.items()},
         "resolved_by": resolution.get("how"),
-        "suggestion": text(suggestion.get("answer")),
         "planted": suggestion.get("planted", False),
     }

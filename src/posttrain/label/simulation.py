@@ -193,6 +193,7 @@ def simulate_answers(
                 {
                     **{"item": item, "record": f"r{item}", "batch": "simulated", "annotator": annotator.name},
                     **{"answer": answer, "expected": right if gold else None, "checked": checked},
+                    "deciding": not gold and len(given) > wanted,
                     **{"suggestion": shown.suggestion, "planted": shown.planted, "seconds": seconds},
                     **{"position": list(shown.labels).index(answer), "confidence": None},
                     "guideline": 2 if guideline_after is not None and item >= guideline_after else 1,

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from vote_tables import START, answer_table
 
-from posttrain.label.answers import encode_votes
+from posttrain.label.answers import answers_of_agreement, encode_votes
 from posttrain.label.quality.agreement import krippendorff_alpha
 from posttrain.label.quality.config import VALUE_NAMES, Price, QualityConfig
 from posttrain.label.quality.report import QualityInputs, quality_report, quality_values
@@ -26,7 +26,7 @@ def test_the_report_is_json_and_its_rates_have_their_counts() -> None:
     agreement = report["agreement"]
     assert agreement["percent"]["value"] == pytest.approx(agreement["pairs_agreed"] / agreement["pairs"])
     assert agreement["alpha"]["low"] < agreement["alpha"]["value"] < agreement["alpha"]["high"]
-    assert agreement["alpha"]["value"] == pytest.approx(krippendorff_alpha(encode_votes(table)))
+    assert agreement["alpha"]["value"] == pytest.approx(krippendorff_alpha(encode_votes(answers_of_agreement(table))))
     assert {entry["label"] for entry in agreement["by_class"]} == {"x", "y", "z"}
     assert len(agreement["by_pair"]) == 3
     gold = report["gold"]
@@ -38,6 +38,18 @@ def test_the_report_is_json_and_its_rates_have_their_counts() -> None:
     assert (report["outlook"]["per_day"], report["outlook"]["done_at"]) == (0, None)
     assert [alarm["kind"] for alarm in report["alarms"]] == ["sampling_bias"]
     assert report["values"]["label.alarms"] == 1
+
+
+def test_the_answers_that_disagreements_ask_for_do_not_move_the_agreement() -> None:
+    team = [SimulatedAnnotator(name, accuracy=0.8) for name in ("anna", "ben", "cleo")]
+    table = simulate_answers(team, [*"vwxyz"] * 400, TeamSettings(overlap=2, gold_rate=0, check_rate=0), seed=3)
+    assert sum(table["deciding"].to_pylist()) > 500
+    agreement = quality_report(table, QualityConfig(draws=0))["agreement"]
+    # Two of them are right, or both make the same one of four mistakes; by chance one pair in five agrees.
+    expected = 0.8**2 + 0.2**2 / 4
+    assert agreement["percent"]["value"] == pytest.approx(expected, abs=0.03)
+    for name in ("cohen", "fleiss", "alpha"):
+        assert agreement[name]["value"] == pytest.approx((expected - 0.2) / 0.8, abs=0.04)
 
 
 def test_values_are_those_of_the_report_and_undefined_without_answers() -> None:

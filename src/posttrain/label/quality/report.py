@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from posttrain.label.answers import Votes, answers_of_people, encode_votes
+from posttrain.label.answers import Votes, answers_of_agreement, answers_of_people, encode_votes
 from posttrain.label.quality.agreement import Level, krippendorff_alpha, measure_agreement
 from posttrain.label.quality.annotators import (
     confusions,
@@ -132,7 +132,8 @@ def quality_report(
     votes = encode_votes(people, inputs.labels)
     outcomes = known_outcomes(people)
     expected = gold_labels(votes, people["expected"].to_pylist())
-    agreement = asdict(measure_agreement(votes, level=inputs.level, draws=config.draws, seed=seed))
+    compared = encode_votes(answers_of_agreement(people), inputs.labels)
+    agreement = asdict(measure_agreement(compared, level=inputs.level, draws=config.draws, seed=seed))
     gold, by_annotator, by_class = gold_accuracy(people, outcomes)
     findings = alarms(answers, config, inputs, seed)
     work = measure_work(answers, inputs.kinds or {}, config)
@@ -157,7 +158,7 @@ def quality_report(
         "outlook": asdict(forecast(people, work, inputs.wanted, now, config.budget)),
         "alarms": [finding.as_dict() for finding in findings],
         "values": _values(
-            people.num_rows, agreement["percent"]["value"], krippendorff_alpha(votes), gold.value, len(findings)
+            people.num_rows, agreement["percent"]["value"], krippendorff_alpha(compared), gold.value, len(findings)
         ),
     }
     return dict(_json_safe(report))
@@ -170,8 +171,7 @@ def quality_values(
     people = answers_of_people(answers)
     if not people.num_rows:
         return dict.fromkeys(VALUE_NAMES, math.nan)
-    votes = encode_votes(people)
-    agreement = measure_agreement(votes, draws=0)
+    agreement = measure_agreement(encode_votes(answers_of_agreement(people)), draws=0)
     gold = gold_accuracy(people, known_outcomes(people))[0]
     count = len(alarms(answers, config, inputs))
     return _values(people.num_rows, agreement.percent.value, agreement.alpha.value, gold.value, count)
