@@ -3,11 +3,12 @@
     python benchmarks/banking77_pseudo.py WORKSPACE FOLDER --data DIR [--seeds 3] [--per-label 8] [--epochs 2]
 
 ``WORKSPACE`` is ``examples/banking77``: three rounds of 150 chosen labels, full fine-tuning of SmolLM2-135M. For each
-seed the benchmark copies it into ``FOLDER`` twice and runs the loop with the user's command: ``plain`` as the example
-is, and ``pseudo`` with `PSEUDO`. ``accuracy`` is the champion's on all test messages, after the last round, with its
-exact interval; ``head`` is a linear head on MiniLM's embeddings with the labels that people gave in the same loop, on
-the same messages; ``seconds`` those of all rounds. The rows ``mean`` have the interval over seeds, by Student's t. The
-same command resumes an interrupted run. Nothing else should run beside it: the times are compared.
+seed the benchmark runs a copy in ``FOLDER`` up to the labels of the last round, with the user's command, and ends two
+copies of that: ``plain`` as the example is, and ``pseudo`` with `PSEUDO`. So both arms have the same labels of people.
+``accuracy`` is the champion's on all test messages, with its exact interval; ``head`` is a linear head on MiniLM's
+embeddings with the same labels, on the same messages; ``seconds`` those of all rounds. The rows ``mean`` have the
+interval over seeds, by Student's t. The same command resumes an interrupted run. Nothing else should run beside it: the
+times are compared.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -23,7 +25,7 @@ import yaml
 from posttrain.label.acceptance import clopper_pearson
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import finished_states
+from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.linear_head import fit_head
 from posttrain.loop.scoring import sentence_embeddings
 from posttrain.models.linear_head import LinearHead
@@ -45,25 +47,54 @@ class Result:
     seconds: float
 
 
-def prepare(example: Path, root: Path, data: Path, seed: int, pseudo: dict[str, object] | None, epochs: int) -> None:
-    """Copies the example into ``root``, unless it is there."""
+def label(example: Path, root: Path, data: Path, seed: int) -> None:
+    """Copies the example into ``root``, unless it is there, and runs it until all labels are given."""
+    if not (root / "posttrain.yaml").exists():
+        shutil.copytree(example, root, ignore=shutil.ignore_patterns(".posttrain"))
+        config = read(root)
+        for section, names in {"data": ("pool", "test"), "label": ("file",)}.items():
+            for name in names:
+                config[section][name] = str(data.absolute() / Path(config[section][name]).name)
+        write(root, {**config, "seed": 17 + seed})
+    config = load_config(root)
+    finished = 0
+    # Each call stops after the labels of the round in progress: the last one in the last round.
+    while finished < config.rounds:
+        run(root, "--until", "label")
+        with Workspace.open(root, config.store, write=False) as workspace:
+            finished = len(finished_rounds(workspace))
+
+
+def continue_in(root: Path, labelled: Path, pseudo: dict[str, object] | None, epochs: int) -> None:
+    """Copies a workspace with all labels into ``root``, unless it is there, and sets pseudo-labels."""
     if (root / "posttrain.yaml").exists():
         return
-    shutil.copytree(example, root, ignore=shutil.ignore_patterns(".posttrain"))
-    config = yaml.safe_load((root / "posttrain.yaml").read_text(encoding="utf-8"))
-    for section, names in {"data": ("pool", "test"), "label": ("file",)}.items():
-        for name in names:
-            config[section][name] = str(data.absolute() / Path(config[section][name]).name)
-    config["seed"] = 17 + seed
+    copy = root.with_name(f"{root.name}.copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(labelled, copy)
+    config = read(copy)
     if pseudo is not None:
         config["label"]["pseudo"] = pseudo
         config["train"]["epochs"] = epochs
+    write(copy, config)
+    copy.rename(root)
+
+
+def read(root: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load((root / "posttrain.yaml").read_text(encoding="utf-8")))
+
+
+def write(root: Path, config: dict[str, Any]) -> None:
     (root / "posttrain.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+
+def run(root: Path, *options: str) -> None:
+    subprocess.run([sys.executable, "-m", "posttrain", "run", "-w", str(root), *options], check=True)
 
 
 def measure(root: Path) -> Result:
     """Runs the loop to its end with the user's command, and reads what it reached."""
-    subprocess.run([sys.executable, "-m", "posttrain", "run", "-w", str(root)], check=True)
+    run(root)
     config = load_config(root)
     with Workspace.create(root, config.store) as workspace:
         states = finished_states(workspace)
@@ -102,10 +133,12 @@ def main() -> None:
     print("| seed | arm | labels | pseudo-labels | accuracy | head alone | seconds |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for seed in range(options.seeds):
+        labelled = options.folder / f"seed-{seed}" / "labelled"
+        labelled.parent.mkdir(parents=True, exist_ok=True)
+        label(options.workspace, labelled, options.data, seed)
         for arm, settings in (("plain", None), ("pseudo", pseudo)):
             root = options.folder / f"seed-{seed}" / arm
-            root.parent.mkdir(parents=True, exist_ok=True)
-            prepare(options.workspace, root, options.data, seed, settings, options.epochs)
+            continue_in(root, labelled, settings, options.epochs)
             result = measure(root)
             results[arm].append(result)
             accuracy, head = (share(value, result.messages) for value in (result.accuracy, result.head))
