@@ -19,7 +19,10 @@ _EXCLUDED = ("posttrain.__main__", "posttrain.store.migrations.env")
 _OWN_MODULES = [
     entry.name for entry in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if entry.name not in _EXCLUDED
 ]
-_LIBRARIES = ["pyarrow.dataset", "sklearn.cluster", "sklearn.manifold", "transformers.models.llama.modeling_llama"]
+_LIBRARIES = [
+    *("pyarrow.dataset", "scipy.optimize", "sklearn.cluster", "sklearn.linear_model", "sklearn.manifold"),
+    *("transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama"),
+]
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([*_LIBRARIES, *_OWN_MODULES])

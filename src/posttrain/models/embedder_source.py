@@ -1,6 +1,7 @@
 """Locates a sentence model and digests its files, without loading it: a folder, a Hub id, the packaged MiniLM."""
 
 import importlib.util
+from functools import lru_cache
 from pathlib import Path
 
 from posttrain.models.loading import first_line
@@ -47,7 +48,16 @@ def embedder_key(name: str) -> str:
     settings = [folder / file for file in _SETTINGS_FILES]
     files = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*_Pooling/config.json")), *settings]
     files += [folder / "tokenizer.json", folder / "vocab.txt"]
-    return digest([[file.relative_to(folder).as_posix(), file_digest(file)] for file in files if file.is_file()])
+    stats = [(file, file.stat()) for file in files if file.is_file()]
+    return digest(
+        [[file.relative_to(folder).as_posix(), _digest(file, stat.st_size, stat.st_mtime_ns)] for file, stat in stats]
+    )
+
+
+# A round asks for the key a dozen times, and each would read all weights.
+@lru_cache(maxsize=64)
+def _digest(file: Path, size: int, modified_ns: int) -> str:
+    return file_digest(file)
 
 
 def _packaged_folder() -> Path:
