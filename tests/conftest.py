@@ -36,11 +36,14 @@ settings.load_profile("no_deadline")
 SLOW_FOLDERS = ("e2e", "docs", "fuzz")
 # The real model, and workspaces in which a loop is run.
 SLOW_FIXTURES = {"smollm2", "small", "small_anywhere", "finished_workspace"}
+# Run first: workers take over each other's last tests, which should be short and share no server.
+LONG_FOLDERS = ("web/browser", "e2e", "docs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark whole folders and the tests that use a slow fixture as slow."""
+    """Mark whole folders and the tests that use a slow fixture as slow, and put the longest tests first."""
     tests = Path(__file__).parent
+    items.sort(key=lambda item: not item.path.relative_to(tests).as_posix().startswith(LONG_FOLDERS))
     for item in items:
         folder = item.path.relative_to(tests).parts[0]
         if folder in SLOW_FOLDERS or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
