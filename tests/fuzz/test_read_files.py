@@ -8,7 +8,7 @@ from pathlib import Path
 
 def test_reading_ends_in_records_or_a_clear_line(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("read_files.py"))]
-    # A child begins with its parent's peak of resident memory, and other tests may have made that large: what counts here
+    # A child begins with its parent's peak of resident memory, which other tests may have made large: what counts here
     # is what one file allocates.
     limits = ["-timeout=20", "-rss_limit_mb=0", "-malloc_limit_mb=256"]
     options = ["-runs=800", "-seed=1", "-max_len=400", *limits, f"-artifact_prefix={tmp_path}/"]
