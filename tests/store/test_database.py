@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, event, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from posttrain.store.artifacts import Artifact, FileEntry
@@ -55,6 +55,23 @@ class DatabaseContract:
             metadata.add_artifact(artifact(1))
             metadata.finish_run(run.id, artifact(1).id)
         assert second.finished_run("k") is not None
+
+    def test_a_signal_within_a_statement_leaves_no_lock(
+        self, metadata: Metadata, connect: Callable[..., Metadata]
+    ) -> None:
+        def stop(connection: Any, cursor: Any, statement: str, *arguments: Any) -> None:
+            if "RETURNING" in statement:
+                raise SystemExit(129)
+
+        second = connect()
+        event.listen(metadata.engine, "after_cursor_execute", stop)
+        # Whoever tidies up holds the exception, and with it the cursor of the statement.
+        with pytest.raises(SystemExit) as stopped, metadata.transaction():
+            metadata.start_run("s", "k")
+        event.remove(metadata.engine, "after_cursor_execute", stop)
+        runs = [second.start_run("s", "k"), metadata.start_run("s", "k")]
+        assert second.runs() == runs
+        assert stopped.value.code == 129
 
     def test_foreign_keys_are_enforced(self, metadata: Metadata) -> None:
         run = metadata.start_run("s", "k")

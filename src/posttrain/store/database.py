@@ -315,6 +315,7 @@ def _engine(url: URL) -> Engine:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+        event.listen(engine, "invalidate", _unlock_sqlite)
     return engine
 
 
@@ -358,6 +359,12 @@ def _begin_sqlite(connection: Connection) -> None:
     # A writer takes its lock at once: if two read first and then write, SQLite refuses one without waiting.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _unlock_sqlite(connection: Any, record: object, error: BaseException | None) -> None:
+    # A signal that raises within a statement makes SQLAlchemy close the connection. SQLite closes it only once the
+    # statement's cursor is gone, which the exception holds: until then nobody else, tidying up, could write.
+    connection.rollback()
 
 
 def _can_write(file: Path) -> bool:
