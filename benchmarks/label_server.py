@@ -18,16 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import yaml
-from label_queue import LABELS, new_items
+from label_queue import LABELS, check_labels, new_items, summarize_times
 
 from posttrain.label.accounts import Accounts
 from posttrain.label.client import LabelClient
@@ -35,7 +33,6 @@ from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.loop.config import load_config
 from posttrain.store.journal import Journal
-from posttrain.store.verify import verify_database
 from posttrain.store.workspace import Workspace
 
 
@@ -151,34 +148,10 @@ def measure(root: Path, url: str | None, options: argparse.Namespace) -> dict[st
     elapsed = time.perf_counter() - start
     server.kill()
     with open_workspace(root) as workspace:
-        queue = Queue(workspace.metadata)
-        table = queue.answers("batch")
-        stored = list(zip(*(table[name].to_pylist() for name in ("item", "annotator", "answer")), strict=True))
-        lost, unknown = Counter(acknowledged) - Counter(stored), Counter(stored) - Counter(acknowledged)
-        twice = [pair for pair, count in Counter((item, name) for item, name, _ in stored).items() if count > 1]
-        too_many = [item.id for item in queue.items("batch") if item.answered > item.wanted]
-        problems = verify_database(workspace.metadata, Journal(root / ".posttrain" / "journal.jsonl"))
-    # A kill may swallow the reply to an answer that is stored, and the client may have come to its end before it asked
-    # again; no acknowledged answer may be missing.
-    assert not lost, f"lost labels: {list(lost)[:5]}"
-    assert not unknown or options.kills or errors, f"labels that nobody sent: {list(unknown)[:5]}"
-    assert not twice, f"double labels: {twice[:5]}"
-    assert not too_many, f"more answers than wanted: {too_many[:5]}"
-    assert not problems, problems
-    return {
-        "clients": options.clients,
-        "kills": options.kills,
-        "answers": len(stored),
-        "acknowledged": len(acknowledged),
-        "answers_per_s": round(len(stored) / elapsed, 1),
-        **{f"submit_p{q}_ms": _milliseconds(submits, q) for q in (50, 99)},
-        **{f"next_p{q}_ms": _milliseconds(requests, q) for q in (50, 99)},
-        "errors": Counter(errors).most_common(3),
-    }
-
-
-def _milliseconds(times: list[float], q: int) -> float:
-    return round(1000 * float(np.percentile(times, q)), 1)
+        journal = Journal(root / ".posttrain" / "journal.jsonl")
+        stored = check_labels(workspace.metadata, journal, acknowledged, kills=bool(options.kills or errors))
+    times = summarize_times(stored, elapsed, submits, requests, errors)
+    return {"clients": options.clients, "kills": options.kills, "acknowledged": len(acknowledged), **times}
 
 
 def main() -> None:

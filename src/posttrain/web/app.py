@@ -86,7 +86,7 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
             waiting=waiting,
             paused=site.accounts.get(principal.name).paused,
             batches=[batch for batch in batches if batch.resolved < batch.items],
-            mine={batch.batch: site.queue.count_answers(batch.batch, principal.name) for batch in batches},
+            own_answers={batch.batch: site.queue.count_answers(batch.batch, principal.name) for batch in batches},
             is_alone=len(people) < 2,
         )
 

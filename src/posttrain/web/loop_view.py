@@ -129,7 +129,7 @@ def compare_runs(workspace: Workspace, trainings: Sequence[TrainingRun]) -> Comp
     differing = [(key, *(settings.get(key, "–") for settings in flat)) for key in keys]
     return Comparison(
         names=tuple(names),
-        charts=tuple(replace(chart, words=True) for chart in charts if chart),
+        charts=tuple(replace(chart, fixed_names=True) for chart in charts if chart),
         settings=tuple(row for row in differing if len(set(row[1:])) > 1),
         results=tuple(_results(trainings)),
         missing=tuple(name for name, training in zip(names, curves, strict=True) if training is None),

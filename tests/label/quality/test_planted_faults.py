@@ -121,7 +121,7 @@ def test_answers_faster_than_reading_are_found_without_anyone_to_compare_with() 
     table = simulate_answers([SimulatedAnnotator("anna", seconds=4)], truth_of(1, 100), settings, labels=LABELS)
     assert alarms(table) == []
     words = dict.fromkeys(range(100), 80)
-    assert kinds(alarms(table, inputs=QualityInputs(words=words))) == {("speed", ("anna",))}
+    assert kinds(alarms(table, inputs=QualityInputs(word_counts=words))) == {("speed", ("anna",))}
 
 
 def test_models_are_not_judged_as_people() -> None:

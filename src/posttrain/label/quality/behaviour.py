@@ -120,13 +120,15 @@ def _is_shuffled(rows: pa.Table) -> bool:
     return len(pairs) > len({label for label, _ in pairs})
 
 
-def haste(answers: pa.Table, kinds: Mapping[str, str], words: Mapping[int, int] | None, rate: float) -> list[Finding]:
+def haste(
+    answers: pa.Table, kinds: Mapping[str, str], word_counts: Mapping[int, int] | None, rate: float
+) -> list[Finding]:
     """Finds annotators of whose answers most took a small part of the others' time, or no time to read the item.
 
     Args:
         answers: Table of the schema `posttrain.label.answers.ANSWERS`.
         kinds: Kind of answer of each batch, as times differ between kinds.
-        words: Words of the text by item, if known.
+        word_counts: Words of the text by item, if known.
         rate: False-alarm rate.
     """
     rows = answers.filter(answers["seconds"].is_valid())
@@ -134,8 +136,8 @@ def haste(answers: pa.Table, kinds: Mapping[str, str], words: Mapping[int, int] 
     seconds = rows["seconds"].to_numpy()
     groups = np.array([kinds.get(batch, "label") for batch in rows["batch"].to_pylist()], object)
     unread = np.zeros(len(seconds), bool)
-    if words:
-        unread = seconds < np.array([words.get(item, 0) for item in rows["item"].to_pylist()]) / READING_WORDS
+    if word_counts:
+        unread = seconds < np.array([word_counts.get(item, 0) for item in rows["item"].to_pylist()]) / READING_WORDS
     medians: dict[str, dict[str, float]] = {kind: {} for kind in set(groups)}
     for name, kind in set(zip(names, groups, strict=True)):
         medians[kind][name] = float(np.median(seconds[(names == name) & (groups == kind)]))
@@ -149,7 +151,7 @@ def haste(answers: pa.Table, kinds: Mapping[str, str], words: Mapping[int, int] 
                 limits.append(HASTE * float(np.median(others)))
                 hasty |= (groups == kind) & (seconds < limits[-1])
         by_annotator = names == name
-        if by_annotator.sum() < LEAST_EVIDENCE or not (limits or words):
+        if by_annotator.sum() < LEAST_EVIDENCE or not (limits or word_counts):
             continue
         tests += 1
         count, n = int(hasty[by_annotator].sum()), int(by_annotator.sum())

@@ -123,14 +123,14 @@ def _inputs(queue: Queue, batch: str | None = None) -> QualityInputs:
     batches = [each for each in queue.batches() if batch in (None, each.name)]
     return QualityInputs(
         kinds={each.name: each.kind for each in batches},
-        words=_item_words(queue, batch),
+        word_counts=_item_word_counts(queue, batch),
         # A round's two answers are samples of one model: which is the first is chance.
         random_order=[each.name for each in batches if each.kind == "preference" and each.round is not None],
         wanted=sum(queue.progress(each.name).left for each in batches if each.status == "open"),
     )
 
 
-def _item_words(queue: Queue, batch: str | None) -> dict[int, int]:
+def _item_word_counts(queue: Queue, batch: str | None) -> dict[int, int]:
     """Counts the words that an annotator reads to answer each item: the text, or the last turn, and the candidates."""
     # Of a large batch most items wait for their answer.
     query = select(label_items.c.id, label_items.c.content).where(label_items.c.answered > 0)

@@ -42,7 +42,7 @@ class QualityInputs:
 
     Attributes:
         kinds: Kind of answer of each batch.
-        words: Words of the text by item.
+        word_counts: Words of the text by item.
         random_order: Batches whose candidates are in a random order, such as two answers of one model.
         wanted: Answers that are still wanted.
         batch_counts: Records of the batch by category.
@@ -52,7 +52,7 @@ class QualityInputs:
     """
 
     kinds: Mapping[str, str] | None = None
-    words: Mapping[int, int] | None = None
+    word_counts: Mapping[int, int] | None = None
     random_order: Collection[str] = ()
     wanted: int = 0
     batch_counts: Mapping[str, float] | None = None
@@ -89,7 +89,7 @@ def alarms(
     findings += [
         *suggestion_bias(people, outcomes, rate),
         *position_bias(people, rate, inputs.random_order),
-        *haste(people, inputs.kinds or {}, inputs.words, rate),
+        *haste(people, inputs.kinds or {}, inputs.word_counts, rate),
         *one_answer(votes, reference, rate),
         *random_answers(votes, reference, rate),
         *repeated_answers(votes, reference, rate),

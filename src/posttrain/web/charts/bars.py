@@ -118,7 +118,7 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], series: Sequen
         (name, *(format_seconds(parts.get(stage, 0.0)) for stage in series), label)
         for (name, parts), label in zip(rows, labels, strict=True)
     ]
-    return Chart(title, option, 34 * len(rows) + 8, ("", *series, "all"), table, words=True)
+    return Chart(title, option, 34 * len(rows) + 8, ("", *series, "all"), table, fixed_names=True)
 
 
 def format_seconds(value: float) -> str:
@@ -199,7 +199,7 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str) -> Chart
     names = [name for name, _, _ in rows] + ["kept"]
     option = _rows_option(names, labels, most, series)
     table = list(zip(names, labels, shares, strict=True))
-    return Chart(title, option, 28 * len(names) + 8, ("", "records", "of what came in"), table, words=True)
+    return Chart(title, option, 28 * len(names) + 8, ("", "records", "of what came in"), table, fixed_names=True)
 
 
 def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tuple[str, Chart]]:

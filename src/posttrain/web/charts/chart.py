@@ -48,7 +48,7 @@ class Chart:
         unit: factor and suffix of the values in tooltips that no item names.
         equal: draws both axes on one scale.
         boxes: draws the nodes of a graph as boxes as wide as their columns allow.
-        words: names of rows, columns and series are the program's words, and not those of records or people.
+        fixed_names: names of rows, columns and series are the program's words, and not those of records or people.
         line: translates a line; returns one that it does not know.
     """
 
@@ -62,12 +62,12 @@ class Chart:
     unit: tuple[float, str] = (1.0, "")
     equal: bool = False
     boxes: bool = False
-    words: bool = False
+    fixed_names: bool = False
     line: Callable[[str], str] = str
 
     def translated(self, line: Callable[[str], str]) -> "Chart":
         """Returns the chart in another language; names of records and people stay."""
-        option = _translate(self.option, line, line if self.words else _with_number(line))
+        option = _translate(self.option, line, line if self.fixed_names else _with_number(line))
         return replace(self, option=option, line=line)
 
     def __html__(self) -> str:
@@ -95,7 +95,7 @@ class Chart:
     def _table(self) -> Markup:
         if not self.columns:
             return Markup()
-        line = self.line if self.words else _with_number(self.line)
+        line = self.line if self.fixed_names else _with_number(self.line)
         head = Markup().join(Markup('<th scope="col">{}</th>').format(line(name)) for name in self.columns)
         body = Markup().join(
             Markup("<tr>{}</tr>").format(Markup().join(Markup("<td>{}</td>").format(line(cell)) for cell in row))

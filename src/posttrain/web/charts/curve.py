@@ -97,7 +97,7 @@ def curve(
         heading=name,
         note=f"{above:,} above" if above else "",
         unit=style.unit,
-        words=True,
+        fixed_names=True,
     )
 
 

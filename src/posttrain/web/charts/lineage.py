@@ -66,7 +66,9 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     table = [
         (node.kind, node.label, node.id, ", ".join(parents[node.id])) for node in map(nodes_by_id.__getitem__, rows)
     ]
-    return Chart(title, option, 26 + _ROW * count, ("kind", "name", "id", "made from"), table, boxes=True, words=True)
+    return Chart(
+        title, option, 26 + _ROW * count, ("kind", "name", "id", "made from"), table, boxes=True, fixed_names=True
+    )
 
 
 def _sorted_by_parents(

@@ -84,7 +84,9 @@ def learning_curve_chart(
     columns = ("round", measure or "candidate", "decision", "gain", _CHAMPION)
     has_random = any(point.random_baseline is not None for point in points)
     table = [_row(point, percent, has_random) for point in points]
-    return Chart(title, option, 330, columns + ((_RANDOM,) if has_random else ()), table, heading=measure, words=True)
+    return Chart(
+        title, option, 330, columns + ((_RANDOM,) if has_random else ()), table, heading=measure, fixed_names=True
+    )
 
 
 def _legend_entry(name: str) -> Option:
@@ -238,7 +240,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter) -> Ch
     values = [row.achieved for row in rows if row.achieved is not None]
     option = _interval_option(rows, values, drawn, labels, show) | {"legend": {"data": list(names)}}
     columns = ("", "expected", "interval", "achieved")
-    return Chart(title, option, 34 * len(rows) + 30, columns, table, words=True) if rows else None
+    return Chart(title, option, 34 * len(rows) + 30, columns, table, fixed_names=True) if rows else None
 
 
 def intervals(rows: Sequence[Expectation], title: str, columns: tuple[str, str, str], show: Formatter) -> Chart | None:
