@@ -1,6 +1,7 @@
 """The contract of the database below the metadata, for SQLite and for a real PostgreSQL."""
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.database import _engine, _parse
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.metadata import Metadata
+from posttrain.store.signals import handle_signals
 from posttrain.store.tables import schema
 from posttrain.store.upgrade import REVISIONS, VERSION_TABLE, migrate
 
@@ -72,6 +74,25 @@ class DatabaseContract:
         runs = [second.start_run("s", "k"), metadata.start_run("s", "k")]
         assert second.runs() == runs
         assert stopped.value.code == 129
+
+    def test_a_signal_waits_for_the_end_of_a_transaction(
+        self, metadata: Metadata, connect: Callable[..., Metadata]
+    ) -> None:
+        def stop(number: int, frame: object) -> None:
+            raise SystemExit(128 + number)
+
+        def work() -> None:
+            with metadata.transaction():
+                with metadata.transaction():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                metadata.start_run("s", "after the signal")
+
+        with handle_signals([signal.SIGTERM], stop):
+            with pytest.raises(SystemExit):
+                work()
+            assert [run.key for run in connect().runs()] == ["after the signal"]
+            with pytest.raises(SystemExit):
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def test_foreign_keys_are_enforced(self, metadata: Metadata) -> None:
         run = metadata.start_run("s", "k")

@@ -46,11 +46,13 @@ def discard_output() -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Ends the work with ``SystemExit(128 + number)`` on SIGTERM and SIGHUP, so that locks and files are tidied up."""
+    """Ends the work on a signal, so that locks and files are tidied up.
+
+    SIGTERM and SIGHUP raise ``SystemExit(128 + number)``, Ctrl-C raises ``KeyboardInterrupt`` as ever.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    # Python itself raises KeyboardInterrupt on SIGINT.
-    with handle_signals([number for number in END_SIGNALS if number != signal.SIGINT], stop):
+    with handle_signals(END_SIGNALS, stop):
         yield

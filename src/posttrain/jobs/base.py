@@ -1,8 +1,8 @@
-"""The interface of an engine, which maps a function over items, and the engine that runs in this process."""
+"""The interface of an engine, which maps a function over items."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -10,8 +10,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Engine(AbstractContextManager["Engine"]):
+class Engine(ExitStack):
     """Runs a function on many items; the results are the same on every engine.
+
+    A context, which at its end releases what the engine has put on its stack, such as workers.
 
     Attributes:
         workers: Number of items processed at a time.
@@ -29,16 +31,3 @@ class Engine(AbstractContextManager["Engine"]):
             WorkError: a worker was killed.
             Exception: the first exception that ``function`` raised, in the items' order.
         """
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:  # most hold nothing
-        """Stops workers and releases what the engine holds."""
-
-
-class InlineEngine(Engine):
-    """Runs items one after the other in this process."""
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        return map(function, items)

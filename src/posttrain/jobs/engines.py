@@ -1,12 +1,20 @@
-"""Opens an engine by name."""
+"""Opens an engine by name: the one that runs in this process, worker processes, or a Ray cluster."""
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from posttrain.jobs.base import Engine, InlineEngine
+from posttrain.jobs.base import Engine, Item, Result
 from posttrain.store.errors import UserError
 
 EngineName = Literal["auto", "inline", "processes", "ray"]
+
+
+class InlineEngine(Engine):
+    """Runs items one after the other in this process."""
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        return map(function, items)
 
 
 def available_cores() -> int:

@@ -29,6 +29,7 @@ class ProcessEngine(Engine):
     """
 
     def __init__(self, workers: int) -> None:
+        super().__init__()
         self.workers = workers
         from joblib.externals.loky import ProcessPoolExecutor
 
@@ -38,6 +39,7 @@ class ProcessEngine(Engine):
 
             resource_tracker.ensure_running()
         self._pool: Any = ProcessPoolExecutor(workers, initializer=_allow_memory_growth)
+        self.callback(self._pool.shutdown, kill_workers=True)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         rest = iter(items)
@@ -69,9 +71,6 @@ class ProcessEngine(Engine):
             for future in waiting:
                 future.cancel()
             os.unlink(path)
-
-    def close(self) -> None:
-        self._pool.shutdown(kill_workers=True)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ class RayEngine(Engine):
     """
 
     def __init__(self, workers: int) -> None:
+        super().__init__()
         try:
             import ray
             import ray.data
@@ -27,13 +28,13 @@ class RayEngine(Engine):
             raise UserError("Ray is not installed", where="--engine", fix="pip install 'posttrain[ray]'") from None
         self.workers = workers
         self._ray: Any = ray
-        self._started = not ray.is_initialized()
-        if self._started:
+        if not ray.is_initialized():
             os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
             local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
             if os.environ.get("RAY_ADDRESS"):
                 local = {}  # Ray refuses a number of processors for a cluster that runs already
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local)
+            self.callback(ray.shutdown)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True  # else rows come as they finish, and results differ by run
@@ -54,10 +55,6 @@ class RayEngine(Engine):
                     yield result
             except self._ray.exceptions.RayError as error:
                 raise WorkError(f"a Ray worker failed: {str(error).splitlines()[0]}") from None
-
-    def close(self) -> None:
-        if self._started:
-            self._ray.shutdown()
 
 
 class _Call:

@@ -31,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from posttrain.store.errors import DamagedDatabaseError, EmptyDatabaseError, StorageError, UserError, WorkError
+from posttrain.store.signals import defer_signals
 from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
 # A number that all posttrain processes agree on, for PostgreSQL's advisory locks: "trai" in ASCII.
@@ -166,7 +167,8 @@ class Database:
                 raise RuntimeError("a writing transaction cannot start inside a reading one")
             yield outer
             return
-        with self._translated_errors(), self.engine.connect() as plain:
+        # SQLAlchemy's connections and contexts do not survive an exception between any two of their lines.
+        with defer_signals(), self._translated_errors(), self.engine.connect() as plain:
             connection = plain.execution_options(writes=writes)
             with connection.begin():
                 self._open.connection, self._open.changes = connection, []

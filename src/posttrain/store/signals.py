@@ -4,11 +4,41 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 # SIGHUP is missing on Windows.
 END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Ctrl-C, the request of a supervisor, and the loss of the terminal."""
+
+
+class _Deferral:
+    """The contexts of `defer_signals` that the main thread is in, and the last signal that waits for their end."""
+
+    depth = 0
+    waiting: Callable[[], None] | None = None
+
+
+_deferral = _Deferral()
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Handles signals that arrive in this context at its end: for work that an exception at any line would leave amid.
+
+    Does nothing outside of the main thread, the only one that signals interrupt.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _deferral.depth += 1
+    try:
+        yield
+    finally:
+        _deferral.depth -= 1
+        if not _deferral.depth and _deferral.waiting is not None:
+            handle, _deferral.waiting = _deferral.waiting, None
+            handle()
 
 
 @contextmanager
@@ -17,9 +47,16 @@ def handle_signals(numbers: list[signal.Signals], handler: Callable[[int, FrameT
 
     Does nothing outside of the main thread, the only one to which Python delivers signals.
     """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if _deferral.depth:
+            _deferral.waiting = partial(handler, number, frame)
+        else:
+            handler(number, frame)
+
     in_main = threading.current_thread() is threading.main_thread()
     handled = [number for number in numbers if in_main and signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in handled}
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
