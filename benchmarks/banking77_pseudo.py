@@ -25,7 +25,7 @@ import yaml
 from posttrain.label.acceptance import clopper_pearson
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import finished_rounds, finished_states
+from posttrain.loop.history import finished_states
 from posttrain.loop.linear_head import fit_head
 from posttrain.loop.scoring import sentence_embeddings
 from posttrain.models.linear_head import LinearHead
@@ -55,14 +55,11 @@ def label(example: Path, root: Path, data: Path, seed: int) -> None:
         for section, names in {"data": ("pool", "test"), "label": ("file",)}.items():
             for name in names:
                 config[section][name] = str(data.absolute() / Path(config[section][name]).name)
+        # Each arm scores its champion on all test messages, after its last round.
+        config["evaluate"]["final"] = False
         write(root, {**config, "seed": 17 + seed})
-    config = load_config(root)
-    finished = 0
-    # Each call stops after the labels of the round in progress: the last one in the last round.
-    while finished < config.rounds:
-        run(root, "--until", "label")
-        with Workspace.open(root, config.store, write=False) as workspace:
-            finished = len(finished_rounds(workspace))
+    run(root, "--rounds", str(load_config(root).rounds - 1))
+    run(root, "--until", "label")
 
 
 def continue_in(root: Path, labelled: Path, pseudo: dict[str, object] | None, epochs: int) -> None:
@@ -73,6 +70,7 @@ def continue_in(root: Path, labelled: Path, pseudo: dict[str, object] | None, ep
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(labelled, copy)
     config = read(copy)
+    del config["evaluate"]["final"]
     if pseudo is not None:
         config["label"]["pseudo"] = pseudo
         config["train"]["epochs"] = epochs
