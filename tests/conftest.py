@@ -1,6 +1,7 @@
 """Fixtures for tests of several packages: models, each created once a run, and small workspaces."""
 
 import csv
+import gc
 import itertools
 import os
 import random
@@ -27,6 +28,9 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
+# A tenth of the time went into collecting garbage among a million objects of modules and tests, which stay anyway.
+gc.set_threshold(5000, 20, 20)
+
 # A slow machine must not fail an example.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
@@ -48,6 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(tests).parts[0]
         if folder in SLOW_FOLDERS or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that exists out of the collection of garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 A module of its own, because such a process imports it by name.
 """
 
+import gc
 import multiprocessing
 import os
 import pkgutil
@@ -43,6 +44,7 @@ def start(arguments: list[str], folder: Path, log: Path, program: str = "posttra
 
 
 def _run(program: str, arguments: list[str], folder: Path, log: Path) -> None:
+    gc.freeze()  # a collection would touch, and so copy, all that the imports have left in memory
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -42,7 +42,7 @@ def test_sql_in_a_value_is_a_value(server: Any, batch: Any, text: str) -> None:
     assert server.site.queue.item(item).answers[0].note == text
 
 
-MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'>{{7*7}}</meta>"
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'>{{98765*4321}}</meta>"
 
 
 def test_markup_in_a_value_stays_text(server: Any) -> None:
@@ -63,7 +63,7 @@ def test_markup_in_a_value_stays_text(server: Any) -> None:
     ):
         assert "<script>alert" not in shown.text
         assert "<img" not in shown.text
-        assert "49" not in re.sub(r'content="[0-9a-f]*"', "", shown.text)
+        assert "426763565" not in shown.text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accessibility import assert_accessible
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sample_batches import PASSWORD, add_team
 from sample_team import add_answers
@@ -22,8 +23,6 @@ from posttrain.store.workspace import Workspace
 
 # The machine may be busy with other tests.
 expect.set_options(timeout=20_000)
-
-AXE = Path(__file__).parents[1] / "axe" / "axe.min.js"
 
 
 @dataclass
@@ -43,18 +42,9 @@ class Visit:
         assert self.page.evaluate("window.hacked") is None
 
     def assert_accessible(self) -> None:
-        """Asserts that axe-core finds nothing, serious or not, in the rules of WCAG 2.2 AA and of good practice."""
         # What the buttons at the lower edge of a phone half cover is measured as too small.
         self.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-        self.page.evaluate(AXE.read_text("utf-8"))
-        options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-        result = self.page.evaluate("options => axe.run(document, options)", options)
-        problems = [
-            f"{rule['impact']} {rule['id']}: {node['target']} {node['failureSummary']}"
-            for rule in result["violations"]
-            for node in rule["nodes"]
-        ]
-        assert problems == []
+        assert_accessible(self.page)
 
     def assert_fits(self) -> None:
         """Asserts that the page does not scroll sideways."""
