@@ -137,6 +137,12 @@ def server(small: Any) -> Iterator[Server]:
     yield from build_server(small())
 
 
+@pytest.fixture(scope="module")
+def shared_server(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server of all tests of a module that leave nothing behind."""
+    yield from build_server(small_anywhere(tmp_path_factory.mktemp("shared"))())
+
+
 @pytest.fixture
 def batch(server: Any) -> Any:
     """A batch of three items and two gold items; the settings would tell gold items apart."""

@@ -86,8 +86,10 @@ def test_markup_in_a_value_stays_text(server: Any) -> None:
         (b'{"role": "viewer", "note": "' + b"x" * 2**20 + b'"}', 413, "longer than"),
     ],
 )
-def test_a_body_that_does_not_fit_is_refused_in_one_line(server: Any, body: bytes, status: int, message: str) -> None:
-    client = server.browser("owner")
+def test_a_body_that_does_not_fit_is_refused_in_one_line(
+    shared_server: Any, body: bytes, status: int, message: str
+) -> None:
+    client = shared_server.browser("owner")
     answer = client.post("/api/invitations", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"error"}
@@ -96,17 +98,17 @@ def test_a_body_that_does_not_fit_is_refused_in_one_line(server: Any, body: byte
     assert len(answer.json()["error"]) < 600
 
 
-def test_a_long_body_of_undeclared_length_is_refused(server: Any) -> None:
+def test_a_long_body_of_undeclared_length_is_refused(shared_server: Any) -> None:
     chunks = (b"x" * 2**16 for _ in range(20))
-    answer = server.browser("owner").post(
+    answer = shared_server.browser("owner").post(
         "/api/invitations", content=chunks, headers={"Content-Type": "application/json"}
     )
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("id", ["0", "-1", "1e9", "99999999999999999999", "x", "%00", "1.5", "१"])
-def test_ids_of_items_are_positive_integers(server: Any, id: str) -> None:
-    answer = server.program("owner").post(f"/api/items/{id}/skip", json={})
+def test_ids_of_items_are_positive_integers(shared_server: Any, id: str) -> None:
+    answer = shared_server.program("owner").post(f"/api/items/{id}/skip", json={})
     assert answer.status_code in (404, 422), answer.text
 
 
@@ -123,8 +125,8 @@ def test_ids_of_items_are_positive_integers(server: Any, id: str) -> None:
         ".",
     ],
 )
-def test_only_files_of_the_package_are_served(server: Any, path: str) -> None:
-    answer = server.client().get(f"/static/{path}")
+def test_only_files_of_the_package_are_served(shared_server: Any, path: str) -> None:
+    answer = shared_server.client().get(f"/static/{path}")
     assert answer.status_code in (404, 405), answer.text
     assert "root:" not in answer.text
     assert "import" not in answer.text

@@ -179,8 +179,8 @@ def test_an_invitation_makes_one_account_of_its_role(server: Any) -> None:
         "evil.example",
     ],
 )
-def test_a_page_leads_to_no_other_site(server: Any, target: str) -> None:
-    client = server.client()
+def test_a_page_leads_to_no_other_site(shared_server: Any, target: str) -> None:
+    client = shared_server.client()
     answer = sign_in(client, next=target)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert client.get("/sign-in", params={"next": target}).headers["location"] == "/"
