@@ -9,6 +9,7 @@ import os
 import pkgutil
 import runpy
 import sys
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def start(arguments: list[str], folder: Path, log: Path, program: str = "posttra
     process = _FORKS.Process(target=_run, args=(program, arguments, folder, log))
     process.start()
     return process
+
+
+def start_server(root: Path, log: Path, port: int = 0) -> tuple[BaseProcess, str]:
+    """Starts ``posttrain serve`` on a workspace; returns the process and the address, once it listens."""
+    log.unlink(missing_ok=True)
+    process = start(["serve", "-w", str(root), "--port", str(port)], root, log)
+    while "listening on" not in (text := log.read_text() if log.exists() else ""):
+        assert process.is_alive(), text
+        time.sleep(0.05)
+    return process, text.split("listening on ")[1].split()[0]
 
 
 def _run(program: str, arguments: list[str], folder: Path, log: Path) -> None:

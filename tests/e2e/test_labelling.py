@@ -24,12 +24,9 @@ Judge = Callable[[Task], Any]
 def server(root: Path) -> Iterator[str]:
     """Serves a workspace; yields the address."""
     log = root.with_suffix(".server.log")
-    process = forked.start(["serve", "--port", "0", "-w", str(root)], root, log)
+    process, address = forked.start_server(root, log)
     try:
-        while "listening on" not in (text := log.read_text() if log.exists() else ""):
-            assert process.is_alive(), text
-            time.sleep(0.05)
-        yield text.split("listening on ")[1].split()[0]
+        yield address
     finally:
         process.terminate()
         process.join(30)

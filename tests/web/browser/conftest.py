@@ -1,16 +1,12 @@
 """The real server of a workspace, and people who are signed in, in a real browser."""
 
-import os
-import re
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from accessibility import assert_accessible
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -65,21 +61,11 @@ class LiveServer:
     contexts: list[BrowserContext] = field(default_factory=list)
 
     def start(self, port: int = 0) -> None:
-        command = [sys.executable, "-m", "posttrain", "serve", "-w", str(self.root), "--port", str(port)]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-        line = self.process.stdout.readline()
-        match = re.search(r"http://\S+", line)
-        assert match, line
-        self.address = match[0]
-        # A full pipe would stop the server.
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        self.process, self.address = forked.start_server(self.root, self.root.with_suffix(".server.log"), port)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def visit(self, name: str, width: int = 1200, scheme: Any = "light", language: str = "en") -> Visit:
         """Signs an account in, in a browser of its own."""

@@ -2,12 +2,10 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from playwright.sync_api import expect
 from sample_batches import PASSWORD
@@ -156,12 +154,11 @@ def test_the_dashboard_follows_a_run_that_trains(live_new: Any) -> None:
     page.evaluate("window.kept = true")
     assert "No round has begun" in page.locator("#picture").inner_text()
     page.wait_for_selector("#stream.on")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "posttrain", "run", "-w", str(live_new.root)]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    run = forked.start(["run"], live_new.root, live_new.root.with_suffix(".run.log"))
     page.wait_for_selector("#picture li.running", timeout=60_000)
     page.wait_for_selector("#training figure.chart svg", timeout=60_000)
-    assert run.wait(120) == 0
+    run.join(120)
+    assert run.exitcode == 0
     # Not by an expression of the page: the policy forbids to evaluate one again and again.
     expect(page.locator("#tiles")).to_contain_text("2 / 2", timeout=30_000)
     page.wait_for_selector("#curve figure.chart svg")
@@ -241,8 +238,9 @@ def test_markup_in_records_names_and_notes_stays_text(live_new: Any) -> None:
         csv.writer(answers).writerows((text, "card") for text in texts)
     config = (root / "posttrain.yaml").read_text().replace("- pool.csv", "- pool.csv\n  - evil.jsonl", 1)
     (root / "posttrain.yaml").write_text(config.replace("rounds: 2", "rounds: 1"))
-    command = [sys.executable, "-m", "posttrain", "run", "-w", str(root)]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    run = forked.start(["run"], root, root.with_suffix(".run.log"))
+    run.join(120)
+    assert run.exitcode == 0
     accounts = Accounts(live_new.store.metadata)
     accounts.pause("ben", MARKUP, "olga")
     accounts.tokens.invite("viewer", MARKUP, "olga")
