@@ -1,14 +1,12 @@
 """A workspace that is restored from a backup of a running loop ends as the loop did."""
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -27,13 +25,12 @@ def result(posttrain: Call, root: Path) -> Any:
 
 def test_backups_of_a_running_loop_end_as_the_loop_does(posttrain: Call, small: Any, tmp_path: Path) -> None:
     root, location = small(rounds=1), f"{tmp_path / 'backups'}/"
-    command = [sys.executable, "-m", "posttrain", "run", "-w", str(root)]
-    loop = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-    while loop.poll() is None:
+    loop = forked.start(["run"], root, tmp_path / "run.log")
+    while loop.is_alive():
         if (root / ".posttrain" / "format.json").exists():
             assert posttrain("backup", location, "-w", root).code == 0
         time.sleep(0.2)  # the loop needs a processor too
-    assert loop.returncode == 0
+    assert loop.exitcode == 0
     expected = result(posttrain, root)
     backups = posttrain("restore", location, "--list", "--json").json
     assert len({backup["rows"] for backup in backups}) > 3, "the loop was not caught at work"

@@ -195,10 +195,6 @@ def test_the_real_model_learns_its_records(smollm2: Path, make_records: MakeReco
         ("Where is my refund?", "request_refund"),
         ("My card has not arrived", "card_arrival"),
         ("How do I top up?", "top_up_by_card_charge"),
-        ("Somebody stole my card", "lost_or_stolen_card"),
-        ("I want my money back", "request_refund"),
-        ("When will the card come?", "card_arrival"),
-        ("Can I top up by card?", "top_up_by_card_charge"),
     ]
     task = TaskConfig(system="Name the intent.")
     config = TrainConfig(
