@@ -13,7 +13,7 @@ END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class _Deferral:
-    """The contexts of `defer_signals` that the main thread is in, and the last signal that waits for their end."""
+    """How many contexts of `defer_signals` the main thread is in, and the handling that waits for their end."""
 
     depth = 0
     waiting: Callable[[], None] | None = None
@@ -24,8 +24,9 @@ _deferral = _Deferral()
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Handles signals that arrive in this context at its end: for work that an exception at any line would leave amid.
+    """Handles a signal of `handle_signals` that arrives in this context at its end.
 
+    It is for work that an exception between two of its lines would leave half done. Of several signals the last counts.
     Does nothing outside of the main thread, the only one that signals interrupt.
     """
     if threading.current_thread() is not threading.main_thread():
