@@ -13,10 +13,10 @@ END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class _Deferral:
-    """How many contexts of `defer_signals` the main thread is in, and the handling that waits for their end."""
+    """The depth of nested `defer_signals` in the main thread, and the call to make when the outermost ends."""
 
     depth = 0
-    waiting: Callable[[], None] | None = None
+    pending: Callable[[], None] | None = None
 
 
 _deferral = _Deferral()
@@ -32,13 +32,14 @@ def defer_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # Not by a signal mask: another thread would take the signal, and programs started here would inherit the mask.
     _deferral.depth += 1
     try:
         yield
     finally:
         _deferral.depth -= 1
-        if not _deferral.depth and _deferral.waiting is not None:
-            handle, _deferral.waiting = _deferral.waiting, None
+        if not _deferral.depth and _deferral.pending is not None:
+            handle, _deferral.pending = _deferral.pending, None
             handle()
 
 
@@ -51,7 +52,7 @@ def handle_signals(numbers: list[signal.Signals], handler: Callable[[int, FrameT
 
     def handle(number: int, frame: FrameType | None) -> None:
         if _deferral.depth:
-            _deferral.waiting = partial(handler, number, frame)
+            _deferral.pending = partial(handler, number, frame)
         else:
             handler(number, frame)
 
