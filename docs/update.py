@@ -33,7 +33,8 @@ GUIDES = {
     "train": "[training.md](training.md) shows objectives, curricula, checkpoints and monitors at work.",
     "evaluate": "[Suites](#suites) above lists the keys of a suite.",
     "gate": "[Rules](#rules) above lists the names that rules can use.",
-    "triggers": "[Rules](#rules) above lists the names that rules can use.",
+    "triggers": "[Rules](#rules) above lists the names of rules; [watching.md](watching.md) shows a schedule.",
+    "drift": "[watching.md](watching.md#drift) describes the values.",
 }
 """Where a section of the config is explained."""
 

@@ -1,5 +1,6 @@
-"""``posttrain run --watch`` while it waits."""
+"""``posttrain run --watch`` on the command line."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -7,11 +8,10 @@ from typing import Any
 
 import pytest
 
-import posttrain.cli.run as run_verb
 from posttrain.label import webhook
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import NewItem
-from posttrain.loop import loop
+from posttrain.loop import watch
 from posttrain.store.workspace import Workspace
 
 
@@ -26,32 +26,38 @@ def test_the_webhook_is_called_while_the_loop_waits(
         bodies.append(body)
         called.set()
 
-    def wait(root: Path, config: Any, before: Any) -> None:
+    def has_changed(watcher: Any, waited: float) -> bool:
         with Workspace.open(root) as store:
             Queue(store.metadata).add_batch("round-1", "choice", [NewItem("r", {"text": "?"})], labels=["a", "b"])
         assert called.wait(30), "nothing was called while the loop waited"
+        return True
 
-    monkeypatch.setattr(run_verb, "_run_once", lambda *arguments: (next(states), {}))
-    monkeypatch.setattr(loop, "wait_for_change", wait)
+    monkeypatch.setattr(watch.Loop, "run", lambda *arguments, **options: next(states))
+    monkeypatch.setattr(watch.Watcher, "_has_changed", has_changed)
+    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(webhook, "post_json", post)
     assert posttrain("run", "--watch", "-w", root).code == 0
     assert [body["event"] for body in bodies] == ["batch ready"]
 
 
-def test_what_it_waits_for_is_printed_once(
-    small: Any, posttrain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_each_event_is_a_line_with_its_time_and_all_lines_are_in_the_log(
+    small: Any, posttrain: Callable[..., Any]
 ) -> None:
-    states = iter(["labels: none", "labels: none", "labels: none", "labels: two", None])
+    root = small(rounds=1)
+    result = posttrain("run", "--watch", "-w", root)
+    assert result.code == 0
+    events = [line[17:] for line in result.err.splitlines() if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d round", line)]
+    assert [event.split(", accuracy")[0] for event in events] == ["round 1: deploy"]
+    assert "training set: 12 records" not in result.err
+    assert "training set: 12 records" in (root / ".posttrain" / "run.log").read_text()
+    assert result.out.splitlines()[0].split() == ["round", "labels", "accuracy", "macro_f1", "decision", "seconds"]
 
-    class Waits:
-        def __init__(self, store: Workspace, config: Any) -> None:
-            pass
 
-        def run(self, *arguments: Any) -> str | None:
-            return next(states)
-
-    monkeypatch.setattr(loop, "Loop", Waits)
-    monkeypatch.setattr(loop, "wait_for_change", lambda *arguments: None)
-    monkeypatch.setattr(run_verb, "print_rounds", lambda store, config: run_verb.print_line("the rounds"))
-    lines = posttrain("run", "--watch", "-w", small()).out.splitlines()
-    assert lines == ["the rounds", "waiting for labels: none", "the rounds", "waiting for labels: two", "the rounds"]
+@pytest.mark.parametrize("option", [("--until", "score"), ("--baseline", "random")])
+def test_a_watcher_neither_stops_nor_compares(
+    small: Any, posttrain: Callable[..., Any], option: tuple[str, str]
+) -> None:
+    result = posttrain("run", "--watch", *option, "-w", small())
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "--watch" in result.err

@@ -114,6 +114,25 @@ def log_to_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
+@contextmanager
+def print_events() -> Iterator[None]:
+    """Prints, with their times, only the log lines of events and those that say that something is wrong."""
+    logger = logging.getLogger("posttrain")
+    handler = logger.handlers[0]
+
+    def select(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or getattr(record, "event", False)
+
+    before = handler.formatter
+    handler.addFilter(select)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M"))
+    try:
+        yield
+    finally:
+        handler.removeFilter(select)
+        handler.setFormatter(before)
+
+
 class _QuietFileHandler(RotatingFileHandler):
     """A log file whose disk may be full: the work goes on, and its output is not disturbed."""
 

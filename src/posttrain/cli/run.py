@@ -1,19 +1,22 @@
 """``posttrain run``: run the loop."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import log_to_file, print_line
+from posttrain.cli.output import log_to_file, print_events, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
+    from posttrain.loop.watch import Session
 
 
 def run(
@@ -27,65 +30,56 @@ def run(
         str | None, typer.Option(help="random: also run the same loop with randomly drawn records, to compare.")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Where the loop waits, watch for answers, files and feedback, and go on.")
+        bool,
+        typer.Option(
+            "--watch", help="Watch for answers, files, feedback, triggers and the schedule, and go on; a line an event."
+        ),
     ] = False,
 ) -> None:
     """Run the loop; resume where it stopped."""
-    reported = None
-    while True:
-        waiting, before = _run_once(workspace, rounds, until, urgent, baseline, reported)
-        # While it watches it looks every ten minutes, for days perhaps: what has not changed is said once.
-        if waiting and waiting != reported:
-            print_line(f"waiting for {waiting}")
-        reported = waiting
-        if not (watch and waiting):
-            return
-        _wait(workspace, before)
-        urgent = False  # one round is requested, not all that follow
-
-
-def _run_once(
-    workspace: Path, rounds: int | None, until: str | None, urgent: bool, baseline: str | None, reported: str | None
-) -> tuple[str | None, dict[str, Any]]:
-    """Runs the loop until it waits; returns what it waits for, and the watched state of before.
-
-    Prints the rounds, unless it waits for what is ``reported`` already.
-    """
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
+    from posttrain.loop.loop import Loop
+
+    session = partial(_open, workspace)
+    if watch:
+        if until or baseline:
+            raise UserError("one run stops or compares, and a watcher goes on", where="--watch", fix="leave out one")
+        _watch(workspace, session, rounds, urgent)
+        return
+    with session() as (store, config):
+        if baseline:
+            check_random_loop(config, baseline)
+        waiting = Loop(store, config).run(rounds, until, urgent)
+        # After the loop, in its data of today and for as many rounds as it has done.
+        comparison = run_random_loop(store, config) if baseline else None
+        print_rounds(store, config)
+    if comparison:
+        print_line(comparison.conclusion)
+    if waiting:
+        print_line(f"waiting for {waiting}")
+
+
+def _watch(workspace: Path, session: "Session", rounds: int | None, urgent: bool) -> None:
+    """Watches until the loop is done; prints a line for each event, and writes all lines to ``run.log``."""
+    from posttrain.loop.watch import Watcher
+
+    with print_events():
+        Watcher(workspace.absolute(), session, rounds, urgent).run()
+    with open_workspace(workspace) as (store, config):
+        print_rounds(store, config)
+
+
+@contextmanager
+def _open(workspace: Path) -> Iterator["tuple[Workspace, Config]"]:
+    """Opens the workspace for the loop, with its log file and its webhook."""
     from posttrain.label.webhook import webhook_calls
-    from posttrain.loop.loop import Loop, watched_state
 
     with (
         open_workspace(workspace, write=True) as (store, config),
         log_to_file(store.home / "run.log"),
         webhook_calls(store.metadata, config.label.webhook, partial(_alarms, store, config)),
     ):
-        if baseline:
-            check_random_loop(config, baseline)
-        before = watched_state(store, config)
-        waiting = Loop(store, config).run(rounds, until, urgent)
-        # After the loop, in its data of today and for as many rounds as it has done.
-        comparison = run_random_loop(store, config) if baseline else None
-        if waiting is None or waiting != reported:
-            print_rounds(store, config)
-    if comparison:
-        print_line(comparison.conclusion)
-    return waiting, before
-
-
-def _wait(workspace: Path, before: dict[str, Any]) -> None:
-    """Waits for a change, and makes the webhook's calls meanwhile: days may pass, and calls fail."""
-    from posttrain.label.webhook import webhook_calls
-    from posttrain.loop.config import load_config
-    from posttrain.loop.loop import wait_for_change
-
-    config = load_config(workspace)
-    with ExitStack() as stack:
-        # Held open only for the webhook: else nothing is held while nothing happens.
-        if (url := config.label.webhook) is not None:
-            store, _ = stack.enter_context(open_workspace(workspace, write=True))
-            stack.enter_context(webhook_calls(store.metadata, url, partial(_alarms, store, config)))
-        wait_for_change(workspace, config, before)
+        yield store, config
 
 
 def _alarms(store: Workspace, config: "Config") -> list[dict[str, Any]]:

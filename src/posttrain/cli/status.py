@@ -55,6 +55,8 @@ def print_rounds(store: Workspace, config: Config) -> None:
     for entry in rounds:
         for sentence in (entry["models"] or {}).get("sentences", ()):
             print_line(f"round {entry['round']}: {sentence}")
+        for sentence in entry["adjustments"]:
+            print_line(f"after round {entry['round']}: {sentence}")
     heads = [entry["head"] for entry in rounds if entry["head"]]
     if heads:
         print_line(heads[-1]["sentence"])

@@ -79,6 +79,14 @@ class EvaluateConfig(Section):
         default=True, description="After the last round, score the champion on all records, not the sample."
     )
 
+    error_weight: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="How much evaluation steers the loss: a training record counts 1 + this * (1 - recall of its label "
+        "by the champion on the first suite); 0: all records count alike.",
+    )
+
     @field_validator("suites")
     @classmethod
     def _names_fit(cls, suites: dict[str, SuiteConfig]) -> dict[str, SuiteConfig]:

@@ -91,3 +91,20 @@ def worst_classes(per_class: Sequence[Mapping[str, Any]], n: int = 10, strength:
 
     ranked = sorted((shrunk(row), row["label"]) for row in per_class if row["f1"] < overall)
     return [label for _, label in ranked[:n]]
+
+
+def recall_weights(per_class: Sequence[Mapping[str, Any]], weight: float, strength: float = 5.0) -> dict[str, float]:
+    """Weighs classes by the errors of a model: 1 + ``weight`` * (1 - recall).
+
+    Recall is shrunk towards the overall share of right answers, as if each class had ``strength`` more records with
+    that share: of two records, both wrong says little.
+
+    Args:
+        per_class: Rows of a suite's ``per_class``.
+    """
+    support = sum(row["support"] for row in per_class)
+    overall = sum(row["correct"] for row in per_class) / support if support else 0.0
+    return {
+        row["label"]: 1 + weight * (1 - (row["correct"] + strength * overall) / (row["support"] + strength))
+        for row in per_class
+    }

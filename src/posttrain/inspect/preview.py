@@ -9,7 +9,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
 from posttrain.loop.gain import estimate_batch_gain
-from posttrain.loop.history import finished_rounds, parent_dataset
+from posttrain.loop.history import adjusted_config, finished_rounds, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
 from posttrain.loop.stages.collect import collect
@@ -53,7 +53,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     Raises:
         UserError: there is no champion yet to score the pool, or its scores say nothing to the strategy.
     """
-    rounds = finished_rounds(workspace)
+    rounds, config = finished_rounds(workspace), adjusted_config(workspace, config)
     champion = ModelRegistry(workspace).champion
     if champion is None or not rounds:
         raise UserError("there is no champion yet to score the pool with", fix="posttrain run --rounds 0")

@@ -14,12 +14,14 @@ from threading import Lock
 from typing import Any
 
 from posttrain.inspect.champion import champion_problems
+from posttrain.loop.adjust import Adjustment
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.linear_head import head_result, head_sentence
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
 from posttrain.loop.stage import CachedWork
+from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.loop.stages.pseudo import PSEUDO, PseudoLabel
 from posttrain.loop.stages.suggest import Suggest, check_report, suggestions_of
 from posttrain.loop.state import RoundState
@@ -37,12 +39,14 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics, path and
         damage (a line for each file that is missing or has another size), or None; ``waiting``: what the loop waits
         for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
-        stage), model_seconds, pseudo_labels (number that joined its training) and head (what a linear head reaches
-        with its labels: accuracy, low, high, n, labels and a sentence, or None) and models (what models labelled, see
-        `posttrain.loop.stages.suggest.check_report`, or None); ``final``: the champion and its metrics on all test
-        records, or None; ``rounds_wanted``; ``stages``: of the round in progress, or of the last
-        round, each stage's name, state (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one
-        that had nothing to do) and seconds; ``working``: whether a process works on the loop.
+        stage), model_seconds, pseudo_labels (number that joined its training), head (what a linear head reaches with
+        its labels: accuracy, low, high, n, labels and a sentence, or None), models (what models labelled, see
+        `posttrain.loop.stages.suggest.check_report`, or None), drift (of its new inputs, see `posttrain.loop.drift`, or
+        None) and adjustments (sentences on what its rules changed for later rounds); ``final``: the champion and its
+        metrics on all test records, or None; ``rounds_wanted``: number of the last round, None without an end;
+        ``stages``: of the round in progress, or of the last round, each stage's name, state (``done``, ``running``,
+        ``waiting``, ``failed``, ``open``, or ``unused`` for one that had nothing to do) and seconds; ``working``:
+        whether a process works on the loop.
     """
     rounds = workspace.metadata.rounds()
     # All at once: two queries for each of many rounds would be too slow for a page that follows the loop.
@@ -162,8 +166,16 @@ def _round(workspace: Workspace, entry: Round, runs: Sequence[Run]) -> dict[str,
         "seconds": entry.seconds,
         "stages": _stage_seconds(done),
         "model_seconds": _model_seconds(done),
+        "drift": _drift(workspace, state),
+        "adjustments": [Adjustment(**fields).sentence for fields in state.adjustments or ()],
         **models_beside(workspace, state),
     }
+
+
+def _drift(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
+    drift = workspace.metadata.artifact(state.outputs.get(MeasureDrift.name, ""))
+    # With too few new inputs there is nothing to report.
+    return dict(drift.meta) if drift and drift.meta["psi"] is not None else None
 
 
 def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.metric_names import check_suites, metric_names
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.label.config import LabelConfig
+from posttrain.loop.adjust import Adjust, check_adjustments
+from posttrain.loop.drift import DriftConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.triggers import TriggerConfig
@@ -36,7 +38,7 @@ class Config(Section):
     key_list = "posttrain config keys"
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
-    rounds: int = Field(3, ge=1, description="Rounds after round 0.")
+    rounds: int | None = Field(3, ge=1, description="Rounds after round 0; null: without an end.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
     precision: Precision = Field(
         "auto",
@@ -45,6 +47,11 @@ class Config(Section):
     )
     stages: list[str] = Field(
         [], description="Stages of your own, by name or as `package.module:Class`; see docs/extending.md."
+    )
+    adjust: Adjust = Field(
+        [],
+        description="Rules over the values of a round that change keys for the rounds after it, such as `plateau >= 2: "
+        "train.epochs + 2`; see docs/configuration.md.",
     )
     task: TaskConfig = Field(TaskConfig(), description="The task: system message, template, labels.")
     data: DataConfig = Field(description="The sources of records, and the steps that clean them.")
@@ -56,6 +63,9 @@ class Config(Section):
     )
     gate: GateConfig = Field(GateConfig(), description="The rules that make a candidate the champion.")
     triggers: TriggerConfig = Field(TriggerConfig(), description="The rules that start a new round.")
+    drift: DriftConfig = Field(
+        DriftConfig(), description="The comparison of inputs that are new since the last round with those before."
+    )
     deploy: DeployConfig = Field(
         DeployConfig(), description="The command and the webhook that run when the champion changes."
     )
@@ -110,7 +120,9 @@ def load_config(root: Path) -> Config:
         check_suites(config.evaluate, has_labels)
         config.select.check(has_labels)
         config.select.check_models(root)
-        config.gate.check(metric_names(config.evaluate, has_labels))
+        metrics = metric_names(config.evaluate, has_labels)
+        config.gate.check(metrics)
+        check_adjustments(config, metrics)
         _check_objective(config.train.objective)
         config.label.check_models(has_labels)
         _check_pseudo(config)

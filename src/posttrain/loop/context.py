@@ -32,6 +32,7 @@ class RoundContext:
         number: Number of the round; 0 measures the base model.
         in_round: False for work outside of rounds, such as a preview; its runs and its time belong to no round.
         state: Results of the steps before.
+        file_config: The config as ``posttrain.yaml`` has it; None where no earlier round has adjusted it.
     """
 
     workspace: Workspace
@@ -39,6 +40,7 @@ class RoundContext:
     number: int
     in_round: bool = True
     state: RoundState = field(default_factory=RoundState)
+    file_config: Config | None = None
 
     def run(self, work: "CachedWork") -> Artifact:
         """Does the work, or returns its artifact if it was done before under the same key.

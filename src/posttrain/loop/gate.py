@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from posttrain.label.quality.config import VALUE_NAMES
+from posttrain.label.quality.config import VALUE_NAMES as LABEL_VALUES
+from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
 from posttrain.loop.expression import Rule, Values, parse
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -58,9 +59,9 @@ class GateConfig(Section):
     def check(self, metrics: Collection[str]) -> None:
         """Raises a UserError if a rule names no metric, or one that is not measured.
 
-        The values of the quality of labels may be used besides ``metrics``.
+        The values of drift and of the quality of labels may be used besides ``metrics``.
         """
-        metrics = (*metrics, *VALUE_NAMES)
+        metrics = (*metrics, *LABEL_VALUES, *DRIFT_VALUES)
         for section in _RULES:
             for text in getattr(self, section):
                 rule = parse(text, f"gate.{section}")
@@ -112,8 +113,8 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
         candidate: The candidate's metrics by bare name.
         champion: The champion's metrics.
         baseline: The base model's metrics.
-        gains: Intervals of candidate minus champion by their full names (``gain.accuracy.low``), and the quality of
-            labels (``label.alpha``).
+        gains: Intervals of candidate minus champion by their full names (``gain.accuracy.low``), the quality of labels
+            (``label.alpha``) and drift (``drift.psi``).
 
     A metric that a model was not measured by counts as not a number, so that a rule with it does not hold.
     """

@@ -8,6 +8,7 @@ import numpy as np
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.label.quality.config import VALUE_NAMES
 from posttrain.label.queue import Queue
+from posttrain.loop.adjust import with_adjustments
 from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
 from posttrain.store.rows import Round
@@ -27,6 +28,12 @@ def finished_states(workspace: Workspace) -> list[RoundState]:
 def parent_dataset(workspace: Workspace) -> str:
     """Returns the training set that the next round builds on; discarded labels are not in it."""
     return str(finished_states(workspace)[-1].next_parent)
+
+
+def adjusted_config(workspace: Workspace, config: Config) -> Config:
+    """Returns the config of the next round, or of the one in progress: as the finished rounds have adjusted it."""
+    states = finished_states(workspace)
+    return with_adjustments(config, [record for state in states for record in state.adjustments or ()])
 
 
 def days_since_training(workspace: Workspace) -> float:

@@ -1,34 +1,36 @@
-"""The loop: runs rounds of stages in order, and watches what it waits for.
+"""The loop: runs rounds of stages in order.
 
 Resume and caching are the same: a finished stage is not run again.
 """
 
 import logging
 import math
+import sys
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-from posttrain.label.queue import Queue
 from posttrain.loop.config import Config, config_lines
 from posttrain.loop.context import RoundContext, input_ids
+from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
 from posttrain.loop.history import days_since_training, finished_rounds, finished_states, label_values
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import RoundRunner, Stopped, round_steps
-from posttrain.loop.stages.collect import collect
+from posttrain.loop.stages.collect import RoundData, collect
 from posttrain.loop.stages.dataset import NothingToLabel
+from posttrain.loop.stages.drift import measure_drift
 from posttrain.loop.stages.evaluate import Evaluate, format_metrics
 from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import check_suite_files
 from posttrain.loop.triggers import evaluate_triggers
-from posttrain.store.config import CONFIG_FILE
+from posttrain.store.database import utc_now
 from posttrain.store.errors import DamagedArtifactError, UserError, Waiting
-from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
+
+EVENT = {"event": True}
+"""Marks the log lines that say what the loop does by itself; a watcher prints these alone."""
 
 
 @dataclass
@@ -47,13 +49,17 @@ class Loop:
     def __post_init__(self) -> None:
         self.registry = ModelRegistry(self.workspace, self.config.deploy)
 
-    def run(self, rounds: int | None = None, until: str | None = None, urgent: bool = False) -> str | None:
+    def run(
+        self, rounds: int | None = None, until: str | None = None, urgent: bool = False, watched: bool = False
+    ) -> str | None:
         """Runs the loop until ``rounds`` rounds are done; resumes where it stopped.
 
         Args:
             rounds: Number of the last round; the config's by default.
             until: Name of the step of the round in progress to stop after.
             urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
+            watched: True if the caller runs the loop again when something changes: where the champion is good enough,
+                the loop then waits for a trigger instead of ending, if there is one.
 
         Returns:
             The labels, records or trigger that the loop waits for, or None when it is done.
@@ -66,7 +72,7 @@ class Loop:
         if until is not None and until not in names:
             raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(names)}")
         runner = RoundRunner(self.workspace, self.config, until)
-        last = rounds if rounds is not None else self.config.rounds
+        last = rounds if rounds is not None else self.config.rounds or sys.maxsize
         check_suite_files(self.config, self.workspace.root)
         with self.workspace.lock():
             # Before any round: a run killed between the registry's row and its link or hook must not leave them behind.
@@ -76,14 +82,15 @@ class Loop:
                 if not finished_rounds(self.workspace):
                     runner.run_round_zero()
                 if len(finished_rounds(self.workspace)) > last:
-                    log.info("%d of %d rounds are done; raise `rounds` for more", last, last)
+                    log.info("%d of %d rounds are done; raise `rounds` for more", last, last, extra=EVENT)
                 while (number := len(finished_rounds(self.workspace))) <= last:
-                    if reason := self._enough(number):
-                        log.info(reason)
+                    if (reason := self._enough(number)) and not (watched and self.config.triggers.is_set):
+                        log.info(reason, extra=EVENT)
                         break
                     if waiting := self._untriggered(number, urgent):
-                        return waiting
+                        return f"{waiting}; {reason}" if reason else waiting
                     runner.run_round(number)
+                    log.info("round %d: %s", number, self._outcome(), extra=EVENT)
                     urgent = False  # one round is requested, not all that follow
                 self._final()
             except NothingToLabel as waiting:
@@ -123,19 +130,30 @@ class Loop:
         """Returns the trigger that a new round waits for, or None if it may start."""
         triggers = self.config.triggers
         # A round in progress always continues.
-        if self.workspace.metadata.round(number) or not (triggers.any or triggers.all):
+        if self.workspace.metadata.round(number) or not triggers.is_set:
             return None
         context = RoundContext(self.workspace, self.config, number, in_round=False)
         rounds = finished_rounds(self.workspace)
         values = trigger_values(context, self.registry.champion_id, urgent)
-        result = evaluate_triggers(triggers, values)
+        result = evaluate_triggers(triggers, values, since=rounds[-1].finished_at, now=utc_now())
         waits = None if result.starts else f"a trigger for round {number}: {result.reason}"
         # In the row of the last round: the next one has none until it starts.
         state = replace(RoundState.from_row(rounds[-1]), waits_for=waits)
         save_state(self.workspace.metadata, number - 1, state)
         if result.starts:
-            log.info("round %d starts: %s", number, result.reason)
+            log.info("round %d starts: %s", number, result.reason, extra=EVENT)
         return waits
+
+    def _outcome(self) -> str:
+        """Says in a few words what the last round decided, such as ``deploy, accuracy 0.861, before 0.842``."""
+        state = finished_states(self.workspace)[-1]
+        decision = state.decision or {}
+        champion = decision.get("metrics", {}).get("champion", {})
+        name, value = next(iter((state.metrics or {}).items()), ("", None))
+        if value is None:
+            return str(state.action)
+        before = f", the champion's was {champion[name]:.3f}" if name in champion else ""
+        return f"{state.action}, {name} {value:.3f}{before}"
 
     def _final(self) -> None:
         """Scores the champion on all test records, once the rounds are done."""
@@ -176,7 +194,8 @@ def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[s
     Returns:
         ``new_records``: pool records that the last round's pool does not hold; ``new_labels``: labelled records that
         the training set does not hold; ``days_since_training``; ``degradation``: the fall of the champion's main metric
-        since its round, on the present test set; ``urgent``: 1 or 0; the quality of labels, if a rule needs it.
+        since its round, on the present test set; ``urgent``: 1 or 0; the quality of labels and drift, if a rule needs
+        them.
     """
     workspace = context.workspace
     collected = collect(context)
@@ -194,60 +213,11 @@ def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[s
         "degradation": then.get(main, math.nan) - now.get(main, math.nan),
         "urgent": float(urgent),
         **label_values(workspace, context.config, context.config.triggers.names),
+        **_drift_values(context, collected, champion),
     }
 
 
-_SECONDS = 2.0
-
-_LONGEST = 600.0
-"""Seconds after which the loop looks again without a change: triggers may depend on the time."""
-
-
-def watched_state(workspace: Workspace, config: Config) -> dict[str, Any]:
-    """Returns the state that a waiting loop may go on from; it is compared, and nothing else.
-
-    Taken before the loop runs: what changes while it runs then counts as a change.
-    """
-    root = workspace.root
-    names = [CONFIG_FILE, *config.data.files, *([config.label.file] if config.label.file else [])]
-    files = [locate_path(root, name) for name in names]
-    files += [*sorted((root / "labels").glob("*.csv")), *sorted((workspace.home / "inbox").glob("segments/*"))]
-    queue = Queue(workspace.metadata, config.label.queue)
-    # Not every answer: each time that the loop looks it reads the pool again.
-    decided = [
-        batch.name
-        for batch in queue.batches("open")
-        if (progress := queue.progress(batch.name)).resolved == progress.items
-    ]
-    return {"files": {str(path): _stamp(path) for path in files}, "decided": decided}
-
-
-def wait_for_change(
-    root: Path, config: Config, before: dict[str, Any], *, seconds: float = _SECONDS, longest: float = _LONGEST
-) -> None:
-    """Returns once the watched state differs from ``before``, or after a while.
-
-    The workspace is opened and closed each time, so that nothing is held while nothing happens.
-
-    Args:
-        root: The workspace's folder.
-        config: Its config.
-        before: State of before the loop ran.
-        seconds: Seconds between two looks.
-        longest: Seconds after which it returns without a change.
-    """
-    end = time.monotonic() + longest
-    while time.monotonic() < end:
-        with Workspace.open(root, config.store, write=False) as workspace:
-            if watched_state(workspace, config) != before:
-                return
-        time.sleep(seconds)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Returns size and time of a file or folder; None if it is missing."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+def _drift_values(context: RoundContext, collected: RoundData, champion: str) -> dict[str, float]:
+    if context.config.triggers.names.isdisjoint(DRIFT_VALUES):
+        return {}
+    return measure_drift(context, collected.pool.id, collected.labelled.id, champion)[0].values

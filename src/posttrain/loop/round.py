@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
+from posttrain.loop.history import adjusted_config
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import RoundStep, Stage
+from posttrain.loop.stages.adjust import AdjustConfig
 from posttrain.loop.stages.answer import Answer
 from posttrain.loop.stages.collect import Collect
 from posttrain.loop.stages.dataset import BuildDataset
 from posttrain.loop.stages.decide import Decide
 from posttrain.loop.stages.deploy import Deploy
+from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.stages.label import Label
@@ -29,6 +32,7 @@ from posttrain.store.workspace import Workspace
 ROUND: tuple[type[RoundStep], ...] = (
     Collect,
     Fetch,
+    MeasureDrift,
     Score,
     Select,
     Answer,
@@ -39,6 +43,7 @@ ROUND: tuple[type[RoundStep], ...] = (
     Train,
     Evaluate,
     Decide,
+    AdjustConfig,
     Deploy,
 )
 ROUND_ZERO: tuple[type[RoundStep], ...] = (Collect, Fetch, BuildDataset, Evaluate, Deploy)
@@ -110,12 +115,14 @@ class RoundRunner:
     def _run(self, number: int, champion: str | None, steps: Sequence[type[RoundStep]]) -> None:
         metadata = self.workspace.metadata
         row = metadata.open_round(number, champion)
+        config = adjusted_config(self.workspace, self.config)
         earlier, start = row.seconds or 0.0, time.monotonic()
         # What the last attempt decided is decided again: files, config or champion may have changed since.
         state = replace(RoundState.from_row(row), candidate=None, decision=None, nothing_to_label=None)
         try:
             for step in steps:
-                state = step.execute(RoundContext(self.workspace, self.config, number, state=state))
+                context = RoundContext(self.workspace, config, number, state=state, file_config=self.config)
+                state = step.execute(context)
                 if step.ends_round:
                     state = replace(state, waits_for=None)
                 # After every step, so that a report of a running or killed round shows what it has so far.

@@ -1,6 +1,6 @@
 """The record of one round: a typed, frozen state. Only this module reads and writes the round's row."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -43,6 +43,7 @@ class RoundState:
         metrics: The candidate's metrics, by bare name.
         decision: The gate's decision: action, rules, intervals, metrics.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
+        adjustments: Changes of the config that rules made for later rounds, as JSON values.
         discards_labels: True if later training sets leave this round's labels out.
         next_parent: Id of the dataset that the next round builds on.
         final: Evaluation of the champion on all test records, after the last round.
@@ -71,6 +72,7 @@ class RoundState:
     decision: Mapping[str, Any] | None = None
     labels: int | None = None
     labels_new: int | None = None
+    adjustments: Sequence[Mapping[str, Any]] | None = None
     discards_labels: bool | None = None
     next_parent: str | None = None
     final: Mapping[str, Any] | None = None

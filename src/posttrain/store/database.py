@@ -30,7 +30,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from posttrain.store.errors import DamagedDatabaseError, EmptyDatabaseError, StorageError, UserError, WorkError
+from posttrain.store.errors import (
+    DamagedDatabaseError,
+    EmptyDatabaseError,
+    LockedError,
+    StorageError,
+    UserError,
+    WorkError,
+)
 from posttrain.store.signals import defer_signals
 from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
@@ -135,7 +142,7 @@ class Database:
         """Locks a shared database for one workspace's work; the server unlocks it when this process dies.
 
         Raises:
-            UserError: another process holds it; names its id, its host and since when.
+            LockedError: another process holds it; names its id, its host and since when.
         """
         if self.engine.dialect.name != "postgresql":
             yield  # the workspace's own lock is enough for a file
@@ -149,7 +156,7 @@ class Database:
                 connection = plain.execution_options(isolation_level="AUTOCOMMIT")
                 if not connection.scalar(text(f"SELECT pg_try_advisory_lock({key})")):
                     holder = connection.scalar(text(_LOCK_HOLDER))
-                    raise UserError(f"held by {holder or 'another process'}", where=self.location, fix=_FIX_HELD)
+                    raise LockedError(f"held by {holder or 'another process'}", where=self.location, fix=_FIX_HELD)
             try:
                 yield
             finally:

@@ -46,6 +46,10 @@ class LostDatabaseError(UserError):
     """The database is gone, or older than its journal: the workspace has work that it does not know."""
 
 
+class LockedError(UserError):
+    """Another process holds the lock that the work needs."""
+
+
 class Waiting(Exception):
     """A stage waits for input, such as labels; not a failure, exit code 0.
 

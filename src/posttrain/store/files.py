@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from posttrain.store.errors import StorageError, UserError
+from posttrain.store.errors import LockedError, StorageError, UserError
 
 _MESSAGES = {
     errno.ENOSPC: ("no space left on device", "free some space and run the same command again"),
@@ -270,7 +270,7 @@ def hold_lock(
         busy_message: Text of the error if it does not let go.
 
     Raises:
-        UserError: another process holds it; names its id, its host and since when.
+        LockedError: another process holds it; names its id, its host and since when.
     """
     # Not bound to this thread, as a release by another one would do nothing.
     lock = FileLock(path, timeout=wait, thread_local=False)
@@ -280,7 +280,7 @@ def hold_lock(
         with disk_errors(path):
             lock.acquire()
     except Timeout:
-        raise UserError(
+        raise LockedError(
             f"{busy_message} ({_holder(note)})",
             where=str(path.parent.parent),
             fix="wait for it to end, or end it",

@@ -220,6 +220,8 @@ class TrainConfig(Section):
         values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
         # Keys of the section that were renamed or removed since: without them a workspace would train again.
         values["stages"] = values.pop("phases")
+        if not self.sft.focal:
+            del values["sft"]["focal"]
         values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
         values["initialization"]["largest_ratio"] = 10.0
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None

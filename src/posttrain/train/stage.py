@@ -28,6 +28,9 @@ from posttrain.train.training_set import read_training_set
 
 log = logging.getLogger("posttrain")
 
+STEPS = "training.json"
+"""A list with the values of each step, as in `posttrain.train.monitor.metrics.StepValues.to_json`, but for times."""
+
 _TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
 
@@ -114,9 +117,7 @@ def train(
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
     save_language_model(lm, out)
-    (out / "training.json").write_text(
-        json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8"
-    )
+    (out / STEPS).write_text(json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8")
     optional: dict[str, Any] = {}
     if variances := trainer.parts.initial_variances:
         optional["initialization"] = variances

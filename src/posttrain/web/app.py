@@ -31,6 +31,7 @@ from posttrain.web.app_page import (
 )
 from posttrain.web.label_pages import label_pages
 from posttrain.web.loop_pages import loop_pages
+from posttrain.web.metrics import metrics_routes
 from posttrain.web.request_bodies import JsonBodies, RequestRejected, rejection_response
 from posttrain.web.server import SECURITY_HEADERS
 from posttrain.web.sign_in import sign_in_routes
@@ -99,6 +100,7 @@ def labelling_app(site: Site, feedback: ASGIApp) -> ASGIApp:
 
     app.include_router(loop_pages(site))
     app.include_router(team_pages(site))
+    app.include_router(metrics_routes(site))
     app.mount("/static", StaticFiles(directory=STATIC))
     app.mount("/api", api_app(site))
     app.mount("/", _unless_page(feedback))

@@ -123,11 +123,21 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         metrics=state.metrics or {},
         champions=champions,
         interval=_interval(workspace, decision),
-        rules=tuple(page.RuleRow(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
+        rules=(
+            *(page.RuleRow(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
+            *(
+                page.RuleRow(f"{fields['rule']}: {_change(fields)}", fields["values"], True)
+                for fields in state.adjustments or ()
+            ),
+        ),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, state),
     )
+
+
+def _change(fields: Mapping[str, Any]) -> str:
+    return fields["problem"] or f"{fields['key']} {fields['before']} → {fields['after']}"
 
 
 def _interval(workspace: Workspace, decision: Mapping[str, Any]) -> page.GainRow | None:

@@ -46,3 +46,29 @@ def test_label_smoothing_needs_the_mean_sums() -> None:
     for mean_sums in (None, means[:2]):
         with pytest.raises(ValueError, match="label smoothing needs"):
             sft(result, SftConfig(label_smoothing=0.1), mean_sums=mean_sums)
+
+
+@pytest.mark.parametrize("focal", [0.5, 1.0, 2.0])
+def test_focal_sft_is_the_focal_loss_of_whole_answers(focal: float) -> None:
+    logits, targets, actual, _ = example()
+    weights = torch.tensor([1.0, 1.0, 0.25], dtype=torch.float64)
+    loss = sft(actual, SftConfig(focal=focal), row_weights=weights)
+    # The formula as the paper has it, from the probabilities themselves.
+    chosen = logits.softmax(-1).gather(-1, targets[:, None])[:, 0]
+    answers = torch.stack([chosen[:3].prod(), chosen[3:].prod()])
+    expected = (-((1 - answers) ** focal) * answers.log() * torch.tensor([1.0, 0.25])).sum()
+    assert loss.count == 3 + 0.25 * 2
+    torch.testing.assert_close(loss.sum, expected)
+    gradient = torch.autograd.grad(loss.sum, logits, retain_graph=True)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, logits)[0])
+
+
+@pytest.mark.parametrize("focal", [0.0, 0.5, 2.0])
+def test_an_answer_that_is_sure_and_one_that_is_hopeless_have_finite_gradients(focal: float) -> None:
+    sums = torch.tensor([0.0, -1e-9, -200.0], requires_grad=True)
+    loss = sft(SequenceLogProbs(sums, torch.ones(3, dtype=torch.int64)), SftConfig(focal=focal))
+    loss.sum.backward()
+    assert loss.sum.isfinite()
+    assert sums.grad is not None
+    assert sums.grad.isfinite().all()
+    assert float(loss.sum) == pytest.approx(200, rel=1e-6)

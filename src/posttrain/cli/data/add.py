@@ -20,7 +20,7 @@ from posttrain.cli.workspace import (
 )
 from posttrain.data.config import DataConfig
 from posttrain.data.feedback.entries import KINDS
-from posttrain.data.feedback.ingest import FeedbackBatch, export_batch, ingest
+from posttrain.data.feedback.ingest import add_feedback, export_batch, ingest
 from posttrain.data.reading.data_files import DataPath, display_path, expand_paths
 from posttrain.data.reading.reader import check_file as find_problems
 from posttrain.data.reading.rows import Problem, group_problems
@@ -68,7 +68,11 @@ def add(
             fix = "set `data.columns` in posttrain.yaml, which the loop reads by"
             raise UserError("only a named dataset takes columns", where="--column", fix=fix)
         _add_to_loop([Path(file) for file in files or ()], to or "pool", workspace)
-        _add_feedback_to_loop(batches, workspace)
+        if batches:
+            loop = read_config(workspace)
+            labels = loop.task.with_labels_from(workspace).label_set
+            for path in add_feedback(workspace, batches, loop.data.columns, labels):
+                print_line(f"added {path}")
         return
     if to is not None:
         raise UserError("a named version is no part of the loop's sets", where="--to", fix="leave out --to or --name")
@@ -177,21 +181,6 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
         for target, content in contents.items():
             write_atomically(target, content)
             print_line(f"added {target}")
-
-
-def _add_feedback_to_loop(batches: list[FeedbackBatch], workspace: Path) -> None:
-    """Adds rated and corrected answers to the labelled records, and other prompts to the pool."""
-    if not batches:
-        return
-    config = read_config(workspace)
-    labels = config.task.with_labels_from(workspace).label_set
-    data = workspace / "data"
-    for batch in batches:
-        folders = {kind: data / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
-        for path in export_batch(batch, folders, config.data.columns, labels):
-            print_line(f"added {path}")
-        # After the files are written: a kill before leaves the feedback in the inbox, and the files are written again.
-        batch.done()
 
 
 def check(

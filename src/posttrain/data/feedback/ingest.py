@@ -76,6 +76,14 @@ def ingest(folder: Path, ratings: Ratings = Ratings()) -> list[FeedbackBatch]:  
     return batches
 
 
+def has_feedback(folder: Path) -> bool:
+    """Returns True if an inbox holds entries that `ingest` would return."""
+    segments = folder / "segments"
+    if any(path.stat().st_size for path in segments.glob("[0-9]*.open")):
+        return True
+    return any(not path.with_suffix(".taken").exists() for path in sealed_segments(folder))
+
+
 def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> FeedbackBatch:
     raw = segment.read_bytes()
     lines = read_lines(raw)
@@ -162,6 +170,28 @@ def export_batch(
             first = shorten(refused[0]["meta"]["feedback"]["id"])
             details = (rejected_file, len(refused), len(accepted) + len(refused), kind, first, refused[0]["reason"])
             log.warning("%s: %d of %d entries (%s) are set aside; the first, `%s`: %s", *details)
+    return written
+
+
+def add_feedback(
+    root: Path, batches: Sequence[FeedbackBatch], columns: Mapping[str, str] | None, labels: Collection[str] = ()
+) -> list[Path]:
+    """Adds rated and corrected answers to a workspace's labelled records, and other prompts to its pool.
+
+    Args:
+        root: the workspace's folder.
+        batches: from `ingest`.
+        columns: as in `export_batch`, as are ``labels``.
+
+    Returns:
+        The files that were written, which the next round reads.
+    """
+    written = []
+    for batch in batches:
+        folders = {kind: root / "data" / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
+        written += export_batch(batch, folders, columns, labels)
+        # After the files are written: a kill before leaves the feedback in the inbox, and the files are written again.
+        batch.done()
     return written
 
 

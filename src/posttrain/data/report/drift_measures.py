@@ -128,7 +128,7 @@ class PopulationStability:
         index: 0 for equal shares of all bins.
         by_chance: what two samples of one distribution have on average.
         p_value: of Pearson's chi-square test over the same bins, which holds for small samples too.
-        edges: the bins' upper edges but the last one's, which has none.
+        edges: the bins' upper edges but the last one's, which has none; empty where the bins are categories.
         old, new: each bin's share of the records.
     """
 
@@ -176,14 +176,24 @@ def population_stability(name: str, old: Distribution, new: Distribution) -> Pop
     if edges[0] == old.values[0]:
         edges = np.concatenate([[np.nextafter(edges[0], -np.inf)], edges])
     counts = np.array([_bin_counts(version, edges) for version in (old, new)])
-    shares = counts / counts.sum(axis=1, keepdims=True)
+    return _stability(name, counts, tuple(edges.tolist()))
+
+
+def category_stability(name: str, old: Counts, new: Counts) -> PopulationStability:
+    """The index of `population_stability` over categories, such as clusters; counts int64 [B] that hold something."""
+    return _stability(name, np.array([old, new]), ())
+
+
+def _stability(name: str, counts: npt.NDArray[np.int64], edges: tuple[float, ...]) -> PopulationStability:
+    """Computes the index from the counts [2, B] of the bins."""
+    sizes = counts.sum(axis=1)
+    shares = counts / sizes[:, None]
     # An empty bin has no logarithm; the floor bounds its contribution.
     before, after = (np.maximum(version, LEAST_SHARE) for version in shares)
     index = float(np.sum((after - before) * np.log(after / before)))
     filled = int((counts.sum(axis=0) > 0).sum())
-    chance = (filled - 1) * (1 / old.count + 1 / new.count)
-    columns = (tuple(version) for version in (edges.tolist(), *shares.tolist()))
-    return PopulationStability(name, index, chance, homogeneity(counts), *columns)
+    chance = float((filled - 1) * (1 / sizes).sum())
+    return PopulationStability(name, index, chance, homogeneity(counts), edges, *map(tuple, shares.tolist()))
 
 
 def _bin_counts(distribution: Distribution, edges: Floats) -> Counts:

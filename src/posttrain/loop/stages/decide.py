@@ -12,10 +12,12 @@ from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import flat_gains, paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
+from posttrain.loop.drift import DriftValues
 from posttrain.loop.gate import decide
 from posttrain.loop.history import finished_states, label_values
 from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
+from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
 from posttrain.loop.state import RoundState
 
@@ -41,14 +43,14 @@ class Decide(Stage):
         champion: Measurement of the champion.
         baseline: Measurement of the base model.
         latency: Id of the timing that the metrics come from.
-        label_quality: Values of the quality of labels that the rules need and that are measured.
+        other_values: Values of the quality of labels and of drift that the rules need and that are measured.
     """
 
     candidate: Measurement
     champion: Measurement
     baseline: Measurement
     latency: str | None
-    label_quality: Mapping[str, float] = field(default_factory=dict)
+    other_values: Mapping[str, float] = field(default_factory=dict)
     name = "decide"
     kind = "decision"
 
@@ -75,13 +77,13 @@ class Decide(Stage):
         # The base model is not timed again: its latency is that of round 0.
         base_metrics = {**first, **metrics_of(context, base, None, "")}
         names = context.config.gate.names
-        quality = label_values(context.workspace, context.config, names)
+        others = {**label_values(context.workspace, context.config, names), **drift_of(context)}
         return cls(
             Measurement(candidate, state.metrics or {}),
             Measurement(champion, metrics_of(context, champion, state.latency, "champion")),
             Measurement(base, base_metrics),
             state.latency,
-            {name: value for name, value in quality.items() if name in names and not math.isnan(value)},
+            {name: value for name, value in others.items() if name in names and not math.isnan(value)},
         )
 
     @property
@@ -96,9 +98,9 @@ class Decide(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the gate, the bootstrap and the metrics."""
-        # Only where rules use it, so that finished decisions stay valid.
-        quality = {"label_quality": dict(self.label_quality)} if self.label_quality else {}
-        return quality | {
+        # Only where rules use them, and under the older name, so that finished decisions stay valid.
+        others = {"label_quality": dict(self.other_values)} if self.other_values else {}
+        return others | {
             "gate": context.config.gate.model_dump(mode="json"),
             "bootstrap": context.config.evaluate.bootstrap.model_dump(mode="json"),
             # Not only the evaluations' ids: latencies come from another measurement.
@@ -114,7 +116,7 @@ class Decide(Stage):
             self.candidate.metrics,
             self.champion.metrics,
             self.baseline.metrics,
-            {**flat_gains(intervals), **self.label_quality},
+            {**flat_gains(intervals), **self.other_values},
         )
         record = {
             "action": decision.action,
@@ -125,6 +127,12 @@ class Decide(Stage):
         }
         (out / DECISION).write_text(json.dumps(record, indent=1), encoding="utf-8")
         return {"action": decision.action}
+
+
+def drift_of(context: RoundContext) -> dict[str, float]:
+    """Returns the drift of a round's new inputs by its names in rules; empty where the round did not measure it."""
+    id = context.state.outputs.get(MeasureDrift.name)
+    return DriftValues.from_dict(context.artifact(id).meta).values if id else {}
 
 
 def model_gains(context: RoundContext, evaluation: str, other: str) -> dict[str, Interval]:

@@ -8,10 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.data.versions.leaks import require_no_overlap
+from posttrain.evaluate.metrics import recall_weights
+from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.difficulty import difficulties
+from posttrain.loop.history import finished_states
 from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
+from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.stages.pseudo import training_dataset, weighted_rows
 from posttrain.loop.state import RoundState
@@ -33,7 +37,8 @@ class Train(Stage):
         difficulties: float64 [records], a higher one is harder; None where no curriculum follows a score.
         score_inputs: Artifacts that the difficulties were read from, by role.
         teacher: The model to learn from, where the objective has one.
-        weights: float64 [records], those of pseudo-labels below 1; None where there are none.
+        weights: float64 [records], of pseudo-labels and of errors that evaluation steers; None where all are 1.
+        steering: Id of the evaluation that the weights follow; None where there is none.
     """
 
     source: str
@@ -44,6 +49,7 @@ class Train(Stage):
     score_inputs: dict[str, str]
     teacher: Artifact | None
     weights: np.ndarray | None = None
+    steering: str | None = None
     name = "train"
     kind = "model"
     version = 5
@@ -66,17 +72,22 @@ class Train(Stage):
         name = f"the training set of round {context.number}"
         require_no_overlap(records, measured, name, context.config.data.steps)
         config, difficulty, score_inputs = difficulties(context, records)
-        stage = cls(source, dataset, records, config, difficulty, score_inputs, teacher, weights)
+        steering = _steering_evaluation(context, champion, test)
+        if steering is not None:
+            weights = _error_weights(context, records, steering) * (1.0 if weights is None else weights)
+        stage = cls(source, dataset, records, config, difficulty, score_inputs, teacher, weights, steering)
         return context.update(champion=champion, candidate=context.run(stage).id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the model to start from, the training set, the teacher and the scores."""
         teacher = {"teacher": self.teacher.id} if self.teacher else {}
-        return {"source": self.source, "dataset": self.dataset} | teacher | self.score_inputs
+        steering = {"steering": self.steering} if self.steering else {}
+        return {"source": self.source, "dataset": self.dataset} | teacher | steering | self.score_inputs
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the train section without keys that change no weight."""
-        return {"train": context.train_config.key_settings(), **task_key(context.config)}
+        steering = {"error_weight": context.config.evaluate.error_weight} if self.steering else {}
+        return {"train": context.train_config.key_settings(), **steering, **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Trains; a killed training resumes from the checkpoints in ``scratch``."""
@@ -103,3 +114,18 @@ class Train(Stage):
             )
         finally:
             sinks.close()
+
+
+def _steering_evaluation(context: RoundContext, champion: str, test: str) -> str | None:
+    """Returns the champion's evaluation if it steers the loss: not that of the base model, which knows no label."""
+    base = finished_states(context.workspace)[0].candidate
+    if not context.config.evaluate.error_weight or champion == base:
+        return None
+    return context.run(Evaluate(champion, test)).id
+
+
+def _error_weights(context: RoundContext, records: pa.Table, evaluation: str) -> np.ndarray:
+    """Returns the weight of each record by the recall of its label, float64 [records]; 1 for a label without one."""
+    main = next(iter(read_evaluation(context.path(evaluation)).values()))
+    weight_of = recall_weights(main.per_class, context.config.evaluate.error_weight)
+    return np.array([weight_of.get(label, 1.0) for label in records["completion"].to_pylist()])

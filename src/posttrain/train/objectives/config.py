@@ -15,6 +15,13 @@ class SftConfig(Section):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="Share of each target spread over the whole vocabulary (arXiv:1512.00567)."
     )
+    focal: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="Exponent of the focal loss (arXiv:1708.02002): an answer of probability p counts (1 - p)^focal; "
+        "0: all answers count alike.",
+    )
 
 
 class DpoConfig(Section):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posttrain.models.head import predicting_states, token_and_mean_log_probabilities
@@ -22,6 +23,8 @@ from posttrain.train.objectives.loss import (
     weighted_count,
 )
 
+_SMALLEST_MISS = 1e-12
+
 
 def sft(
     sequences: SequenceLogProbs,
@@ -36,6 +39,10 @@ def sft(
     Rethinking the Inception Architecture for Computer Vision, 2016, arXiv:1512.00567, section 7), as in torch's
     ``cross_entropy``; what it is without is the metric ``nll``.
 
+    With ``focal`` g, a sequence counts (1 - p)^g, p being the probability of its supervised tokens together (T. Lin et
+    al., Focal Loss for Dense Object Detection, ICCV 2017, arXiv:1708.02002, equation 4, over whole answers). The
+    divisor stays the number of tokens.
+
     Args:
         mean_sums: float32 [N], for each sequence the sum over its supervised tokens of the mean log-probability over
             the vocabulary, nats; needed with label smoothing.
@@ -46,6 +53,10 @@ def sft(
     """
     smoothing = config.label_smoothing if config else 0.0
     count = float(apply_row_weights(sequences.counts, row_weights).sum())
+    if config and config.focal:
+        # `expm1`, since 1 - p of a learnt answer loses its digits. The floor: at p = 1 a fractional power has no slope.
+        factor = (-torch.expm1(sequences.sums)).clamp_min(_SMALLEST_MISS) ** config.focal
+        row_weights = factor if row_weights is None else row_weights * factor
     likelihood = -apply_row_weights(sequences.sums, row_weights).sum()
     if smoothing == 0:
         return Loss(likelihood, count)

@@ -33,7 +33,7 @@ class State(BaseModel):
     """The state of the loop, as `posttrain status --json` prints it."""
 
     round: int | None
-    rounds_wanted: int
+    rounds_wanted: int | None
     champion: dict[str, Any] | None
     waiting: str | None
     rounds: list[dict[str, Any]]

@@ -1,0 +1,85 @@
+"""The state of the loop as Prometheus reads it: ``GET /metrics``."""
+
+import math
+from collections.abc import Iterable
+
+from fastapi import APIRouter, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from posttrain.data.feedback.ingest import has_feedback
+from posttrain.inspect.status import status
+from posttrain.web.access import Site, least
+from posttrain.web.api.bodies import ERRORS
+
+_PREFIX = "posttrain_loop_"
+
+
+class LoopCollector(Collector):
+    """Reads the metrics from the workspace at each scrape; all names begin with ``posttrain_loop_``."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields the metrics; none in a folder without a config."""
+        site = self._site
+        if site.config is None:
+            return
+        state = status(site.workspace, site.config)
+        rounds, champion = state["rounds"], state["champion"]
+        finished = [entry for entry in rounds if entry["status"] == "done"]
+        yield _gauge("round", "Number of the round in progress, or of the last one", state["round"])
+        yield _gauge("working", "1 while a process works on the loop", state["working"])
+        yield _gauge("waiting", "1 while the loop waits for labels, records or a trigger", state["waiting"] is not None)
+        yield _gauge("labels", "Labels in the last training set", finished[-1]["labels"] if finished else 0)
+        yield _gauge(
+            "round_seconds", "Seconds of the last finished round", finished[-1]["seconds"] if finished else None
+        )
+        yield _gauge("champion_round", "Round that trained the model in service", champion and champion["round"])
+        yield _gauge(
+            "champion_damaged", "1 if files of the model in service are damaged", champion and bool(champion["damage"])
+        )
+        metrics = GaugeMetricFamily(f"{_PREFIX}champion_metric", "Metric of the model in service", labels=["name"])
+        for name, value in (champion["metrics"] if champion else {}).items():
+            metrics.add_metric([name], value)
+        yield metrics
+        drift = GaugeMetricFamily(f"{_PREFIX}drift", "Drift of the last round's new inputs", labels=["name"])
+        for name, value in ((finished[-1]["drift"] or {}) if finished else {}).items():
+            drift.add_metric([name], math.nan if value is None else value)
+        yield drift
+        decisions = CounterMetricFamily(
+            f"{_PREFIX}decisions", "Finished rounds by the gate's decision", labels=["action"]
+        )
+        for action in ("deploy", "refuse", "rollback"):
+            decisions.add_metric([action], sum(entry["decision"] == action for entry in finished))
+        yield decisions
+        items = GaugeMetricFamily(f"{_PREFIX}queue_items", "Items of open batches", labels=["status"])
+        batches = [site.queue.progress(batch.name) for batch in site.queue.batches("open")]
+        for name in ("open", "review", "done", "dropped"):
+            items.add_metric([name], sum(getattr(batch, name) for batch in batches))
+        yield items
+        inbox = site.workspace.home / "inbox"
+        yield _gauge(
+            "feedback_waiting", "1 if the inbox holds feedback that the loop has not taken in", has_feedback(inbox)
+        )
+
+
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    # NaN for what there is not yet: 0 would look like a measurement.
+    return GaugeMetricFamily(f"{_PREFIX}{name}", text, value=math.nan if value is None else float(value))
+
+
+def metrics_routes(site: Site) -> APIRouter:
+    """Returns the route; Prometheus sends a token of an account, as every program does."""
+    router = APIRouter()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(LoopCollector(site))
+
+    @router.get("/metrics", **least("viewer"), responses=ERRORS)
+    def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router

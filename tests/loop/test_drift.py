@@ -1,0 +1,79 @@
+"""Drift of new inputs: its measures, its values in rules, and its place in a round."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.loop.drift import DriftValues, cluster_drift, confidence_drift, embedding_drift
+
+
+def cloud(rng: np.random.Generator, count: int, centre: float = 0.0) -> Any:
+    return rng.normal(centre, 1, (count, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize("new", [30, 200])
+def test_no_drift_is_near_zero_and_seldom_above_the_mark_of_a_change(new: int) -> None:
+    rng = np.random.default_rng(0)
+    values = np.array([cluster_drift(cloud(rng, 600), cloud(rng, new), seed) for seed in range(40)])
+    assert abs(values.mean()) < 0.1
+    # The raw index of 30 new inputs is above 0.25 nearly every time: (10 - 1) (1/30 + 1/300) = 0.33.
+    assert (values > 0.25).mean() <= (0.2 if new == 30 else 0.0)
+
+
+def test_a_moved_cloud_and_other_shares_of_the_same_clouds_are_drift() -> None:
+    rng = np.random.default_rng(1)
+    left, right = cloud(rng, 500, -4), cloud(rng, 500, 4)
+    known = np.concatenate([left[:400], right[:100]])
+    for new in (cloud(rng, 100, 8), np.concatenate([left[400:420], right[100:180]])):
+        assert cluster_drift(known, new, 0) > 0.25
+        assert embedding_drift(known, new, 0)[1] < 0.01
+    same = np.concatenate([left[400:480], right[100:120]])
+    assert cluster_drift(known, same, 0) < 0.1
+    assert embedding_drift(known, same, 0)[1] > 0.01
+
+
+def test_confidence_drift_follows_the_confidence() -> None:
+    rng = np.random.default_rng(2)
+    known, same, lower = rng.beta(8, 2, 300), rng.beta(8, 2, 300), rng.beta(2, 8, 300)
+    assert confidence_drift(known, same) < 0.1 < 0.25 < confidence_drift(known, lower)
+
+
+def test_values_survive_json_with_what_is_not_measured() -> None:
+    values = DriftValues(3, 40)
+    assert values.as_dict()["psi"] is None
+    assert np.isnan(list(DriftValues.from_dict(values.as_dict()).values.values())).all()
+    measured = DriftValues(30, 40, 0.1, 0.2, 0.3, 0.4)
+    assert DriftValues.from_dict(measured.as_dict()) == measured
+    assert measured.values == {"drift.psi": 0.1, "drift.mmd": 0.2, "drift.mmd_p": 0.3, "drift.confidence": 0.4}
+
+
+@pytest.mark.slow
+def test_new_inputs_start_a_round_whose_gate_and_status_know_the_drift(
+    small: Any, open_loop: Callable[[Path], Any]
+) -> None:
+    drift = {"embedder": None, "least": 10}
+    root: Path = small(rounds=1, drift=drift)
+    texts = [f"parcel {row} never came to our shop, refund order {row * 7}" for row in range(40)]
+    rows = [{"text": text, "label": small.labels[row % 4]} for row, text in enumerate(texts)]
+    small.write(root / "answers.csv", [*small.rows(), *rows])
+    loop = open_loop(root)
+    assert loop.run() is None
+    assert loop.status["rounds"][1]["drift"] is None
+    gate = {"deploy": ["drift.psi < 0.25 or accuracy > 2", "drift.confidence >= -1"]}
+    small.configure(
+        root, rounds=2, drift=drift, gate=gate, triggers={"any": ["drift.psi > 0.25 and drift.mmd_p < 0.01"]}
+    )
+    assert "drift.psi = nan" in str(loop.run())
+    small.write(root / "data" / "pool" / "few.csv", rows[:8], ["text"])
+    assert "drift.psi = nan" in str(loop.run())
+    small.write(root / "data" / "pool" / "more.csv", rows[8:], ["text"])
+    assert loop.run() is None
+    entry = loop.status["rounds"][2]
+    assert (entry["decision"], entry["drift"]["new"], entry["drift"]["known"]) == ("refuse", 40, 60)
+    assert entry["drift"]["psi"] > 0.25
+    rules = loop.metadata.rounds()[2].decision["rules"]
+    assert [rule["holds"] for rule in rules] == [False, True]
+    assert f"drift.psi = {entry['drift']['psi']:.4g}" in rules[0]["values"]
