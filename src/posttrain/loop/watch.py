@@ -88,11 +88,9 @@ class Watcher:
 
     def _look(self) -> str | None:
         """Runs the loop once; returns a line that says what it waits for, or None if it is done."""
+        # Before the session makes one: with an empty store the loop would begin again at round 0.
+        self._check_store()
         try:
-            # With an empty store the loop would begin again at round 0.
-            if self._config is not None and not self._has_store():
-                what = "the workspace is gone while it was watched"
-                raise EmptyDatabaseError(what, where=str(self.root), fix="watch it where it is now, or restore it")
             with self.session() as (workspace, config):
                 self._config = config
                 if config.triggers.feedback:
@@ -102,7 +100,11 @@ class Watcher:
                 waiting = Loop(workspace, config).run(self.rounds, urgent=self.urgent, watched=True)
         except _NO_WORKSPACE:
             raise
+        except OSError:
+            self._check_store()  # moved while the loop worked in it
+            raise
         except (UserError, WorkError) as error:
+            self._check_store()
             # A mistake that is there from the start is the user's to mend, who is still looking.
             if not self._started and is_user_mistake(error) and not isinstance(error, LockedError):
                 raise
@@ -164,8 +166,11 @@ class Watcher:
             return _LONGEST_WAIT
         return min(_LAST_RETRY, _FIRST_RETRY * 2.0 ** min(self._failures - 1, 10))
 
-    def _has_store(self) -> bool:
-        return (self.root / ".posttrain" / "format.json").exists()
+    def _check_store(self) -> None:
+        """Raises an EmptyDatabaseError if the workspace has had a store and has none any more."""
+        if self._config is not None and not (self.root / ".posttrain" / "format.json").exists():
+            what = "the workspace is gone while it was watched"
+            raise EmptyDatabaseError(what, where=str(self.root), fix="watch it where it is now, or restore it")
 
 
 @dataclass(frozen=True)
