@@ -62,9 +62,9 @@ def test_labels_are_exported_and_imported(small: Any, posttrain: Call, tmp_path:
     lines = batch.read_text().splitlines()
     filled_lines = [f"{line}{truth[line.split(',')[1]]}" for line in lines[1:]]
     batch.write_text("\n".join([lines[0], *filled_lines[:4], *lines[5:]]))
-    assert posttrain("label", "import", batch, "-w", root).out == "4 of 12 labels are in\n"
+    assert posttrain("label", "import", batch, "-w", root).out == "4 of 12 rows are filled in\n"
     batch.write_text("\n".join([lines[0], *filled_lines]))
-    assert posttrain("label", "import", batch, "-w", root).out == "12 of 12 labels are in; now: posttrain run\n"
+    assert posttrain("label", "import", batch, "-w", root).out == "12 of 12 rows are filled in; now: posttrain run\n"
     assert posttrain("run", "-w", root).code == 0
     reports = posttrain("label", "report", "-w", root, "--json").json
     assert [(report["round"], report["labels"]) for report in reports["rounds"]] == [(1, 12)]

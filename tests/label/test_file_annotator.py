@@ -13,7 +13,7 @@ import pytest
 from posttrain.data.reading.reader import read
 from posttrain.label.annotator import AnnotationRequest, Annotator
 from posttrain.label.config import LabelConfig, build_annotator
-from posttrain.label.file_annotator import export_labels, import_labels
+from posttrain.label.file_annotator import Skip, export_labels, import_labels
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.metadata import Metadata
 
@@ -52,8 +52,8 @@ def test_a_batch_is_written_waits_and_is_read_back(tmp_path: Path, batch: Batch,
         "pages (posttrain label serve), then run again"
     )
     assert rows_of(path) == [
-        {"id": records["id"][0].as_py(), "prompt": "one, please", "suggestion": "card", "label": ""},
-        {"id": records["id"][1].as_py(), "prompt": 'two\n"lines"', "suggestion": "cash", "label": ""},
+        {"id": records["id"][0].as_py(), "prompt": "one, please", "suggestion": "card", "label": "", "skip": ""},
+        {"id": records["id"][1].as_py(), "prompt": 'two\n"lines"', "suggestion": "cash", "label": "", "skip": ""},
     ]
     assert [file.name for file in path.parent.iterdir()] == ["round-2.csv"]
     fill(path, ["", " cash "])
@@ -130,6 +130,18 @@ def test_files_saved_by_spreadsheets_are_read(tmp_path: Path, batch: Batch, deli
     assert import_labels(tmp_path / "a.csv", records, LABELS) == ["cash", None, "card"]
 
 
+def test_rows_are_skipped_by_a_reason_or_a_mark(tmp_path: Path, batch: Batch) -> None:
+    cells = ["cannot tell", "x", "TRUE", "1", "", "FALSE", "0", "no"]
+    records = batch(*map(str, range(len(cells))))
+    rows = [f"{id},{cell}," for id, cell in zip(records["id"].to_pylist(), cells, strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(["id,skip,label", *rows]))
+    skipped = [Skip("cannot tell"), Skip(), Skip(), Skip()]
+    assert import_labels(tmp_path / "a.csv", records, LABELS) == [*skipped, None, None, None, None]
+    (tmp_path / "a.csv").write_text("\n".join(["id,skip,label", *rows]).replace("cannot tell,", "x,card"))
+    with pytest.raises(UserError, match=r"a\.csv:2: the row has the label `card` and is skipped; clear one"):
+        import_labels(tmp_path / "a.csv", records, LABELS)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -164,6 +176,7 @@ def test_bad_files_name_the_line(tmp_path: Path, batch: Batch, lines: list[str],
         (b"", r"^a\.csv: the file is empty"),
         (b"id,prompt\n", r"^a\.csv:1: there is no column `label`; the columns are id, prompt$"),
         (b"id,label,label\n", r"^a\.csv:1: there is more than one column `label`"),
+        (b"id,label,skip,skip\n", r"^a\.csv:1: there is more than one column `skip`"),
         (b"id,label\nx,caf\xe9\n", r"^a\.csv:2: holds bytes that are not UTF-8; save as UTF-8$"),
     ],
 )

@@ -11,9 +11,10 @@ import pytest
 from queues import LABELS, add_accounts
 
 from posttrain.data.reading.reader import read
-from posttrain.label.annotator import AnnotationRequest, label_summary
+from posttrain.label.annotator import LEFT, AnnotationRequest, label_summary
 from posttrain.label.config import LabelConfig, build_annotator
 from posttrain.label.people import PeopleAnnotator
+from posttrain.label.tokens import Conflict
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.metadata import Metadata
 
@@ -46,12 +47,14 @@ def file_of(folder: Path) -> Path:
 
 
 def fill(path: Path, labels: list[str]) -> None:
+    """Fill the label column; `-reason` skips a row."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    cells = [{"label": "", "skip": text[1:]} if text[:1] == "-" else {"label": text, "skip": ""} for text in labels]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows({**row, "label": label} for row, label in zip(rows, labels, strict=True))
+        writer.writerows({**row, **cell} for row, cell in zip(rows, cells, strict=True))
 
 
 def waiting(people: PeopleAnnotator, records: pa.Table, request: AnnotationRequest) -> str:
@@ -87,7 +90,7 @@ def test_pages_and_file_answer_one_batch(
     text = waiting(people, records, request)
     assert text == (
         "2 of 3 are decided, 1 answer is wanted; answer on the pages (posttrain serve) or in labels/round-1.csv, "
-        "then run again"
+        "then run again; or go on without the rest: posttrain run --partial"
     )
     fill(file_of(tmp_path), ["loan", "card", "loan"])
     labelled = people.annotate(records, request)
@@ -145,11 +148,14 @@ def test_dropped_records_are_left_out_and_counted(build: Build, batch: Batch, re
         people.queue.answer(people.queue.next("anna").item, "anna", "card")  # type: ignore[union-attr]
     labelled = people.annotate(records, request_of)
     assert labelled["id"].to_pylist() == [records["id"][row].as_py() for row in (0, 2)]
-    # Not selected again, in later rounds.
+    # Not selected again.
     dropped = [records["id"][1].as_py()]
-    assert [people.queue.dropped_records(number) for number in (1, 2, 3)] == [[], dropped, dropped]
-    assert label_summary(labelled, dropped=1)["dropped"] == 1
-    assert "dropped" not in label_summary(labelled)
+    assert [people.queue.dropped_records(number) for number in (1, 2, 3)] == [dropped] * 3
+    reasons = people.unlabelled(records, request_of)
+    assert reasons == {dropped[0]: "no sense"}
+    summary = label_summary(labelled, unlabelled=[*reasons.values(), LEFT, LEFT])
+    assert (summary["dropped"], summary["skips"], summary["left"]) == (1, {"no sense": 1}, 2)
+    assert not {"dropped", "skips", "left"} & label_summary(labelled).keys()
 
 
 def test_a_round_of_which_all_was_dropped_has_no_labels(
@@ -161,6 +167,99 @@ def test_a_round_of_which_all_was_dropped_has_no_labels(
     labelled = people.annotate(records, request_of)
     assert labelled.num_rows == 0
     assert labelled.schema == records.schema
+
+
+def test_the_file_skips_rows_until_the_batch_is_closed(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(), batch("one", "two", "three", "four")
+    waiting(people, records, request_of)
+    people.queue.answer(4, "anna", "loan", seconds=1)
+    # A mark may come and go, before and after a label; what was answered on the pages stands.
+    for labels, dropped in ((["-x", "", "", ""], 1), (["card", "-x", "", ""], 1), (["", "-why", "", "-x"], 1)):
+        fill(file_of(tmp_path), labels)
+        waiting(people, records, request_of)
+        assert people.queue.progress("round-1").dropped == dropped
+    assert [item.status for item in people.queue.items("round-1")] == ["open", "dropped", "open", "done"]
+    fill(file_of(tmp_path), ["card", "-why", "-yes", ""])
+    labelled = people.annotate(records, request_of)
+    assert sources(labelled) == [("card", "file", None), ("loan", "anna", 1.0)]
+    ids = records["id"].to_pylist()
+    assert people.unlabelled(records, request_of) == {ids[1]: "why", ids[2]: "no reason given"}
+
+
+def test_a_reviewer_decides_against_a_skip_of_the_file(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(), batch("one")
+    waiting(people, records, request_of)
+    people.queue.resolve(1, "root", "card")
+    fill(file_of(tmp_path), ["-x"])
+    assert sources(people.annotate(records, request_of)) == [("card", "root", None)]
+
+
+def test_a_partial_batch_goes_on_with_what_is_there(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people, records = build(), batch("one", "two", "three")
+    partial = replace(request_of, partial=True)
+    # A batch that nobody could see yet waits all the same; one without an answer is a mistake.
+    waiting(people, records, partial)
+    with pytest.raises(UserError, match="no record of round 1's batch is decided yet, and --partial needs one"):
+        people.annotate(records, partial)
+    fill(file_of(tmp_path), ["", "-x", ""])
+    with pytest.raises(UserError, match="no record of round 1's batch is decided yet"):
+        people.annotate(records, partial)
+    people.queue.answer(3, "anna", "loan", seconds=1)
+    labelled = people.annotate(records, partial)
+    assert sources(labelled) == [("loan", "anna", 1.0)]
+    ids = records["id"].to_pylist()
+    assert people.unlabelled(records, request_of) == {ids[0]: LEFT, ids[1]: "no reason given"}
+    progress = people.queue.progress("round-1")
+    assert (progress.status, progress.undecided, progress.left, progress.done_at) == ("done", 1, 0, None)
+    # Killed before the labels were stored: the same again, without --partial and whatever the file says by now.
+    fill(file_of(tmp_path), ["card", "card", "card"])
+    assert people.annotate(records, request_of).equals(labelled)
+    # Given back to the pool, and too late for the pages.
+    assert people.queue.dropped_records(1) == [ids[1]]
+    assert people.queue.next("anna") is None
+    with pytest.raises(Conflict, match="closed without an answer to this item"):
+        people.queue.answer(1, "anna", "card")
+
+
+def test_labels_that_came_late_are_filled_in_when_their_record_is_selected_again(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    people, records = build(), batch("one", "two", "three", "four")
+    waiting(people, records, request_of)
+    fill(file_of(tmp_path), ["card", "", "", ""])
+    people.annotate(records, replace(request_of, partial=True))
+    fill(file_of(tmp_path), ["cash", "loan", "cash", "crad"])
+    again = batch("two", "four", "five")
+    with (
+        caplog.at_level("INFO", "posttrain"),
+        pytest.raises(Waiting, match=r"1 of 3 are filled in labels/round-2\.csv"),
+    ):
+        people.annotate(again, replace(request_of, round=2))
+    assert "1 labels that came late in labels/round-1.csv are filled in labels/round-2.csv" in caplog.text
+    assert "1 labels came late in labels/round-1.csv: they count once their records are selected again" in caplog.text
+    second = people.annotate(again, replace(request_of, round=2, partial=True))
+    assert sources(second) == [("loan", "file", None)]
+    # A file that is damaged by now stops no round.
+    file_of(tmp_path).write_text("notes")
+    with pytest.raises(Waiting, match=r"fill the label column of labels/round-3\.csv"):
+        people.annotate(batch("three"), replace(request_of, round=3))
+
+
+def test_a_second_batch_of_a_round_has_a_file_of_its_own(
+    build: Build, batch: Batch, request_of: AnnotationRequest, tmp_path: Path
+) -> None:
+    people = build()
+    waiting(people, batch("one"), request_of)
+    fill(file_of(tmp_path), ["-x"])
+    assert people.annotate(batch("one"), request_of).num_rows == 0
+    assert "labels/round-1-2.csv (1 records)" in waiting(people, batch("two"), request_of)
+    assert people.file_name("round-1") == "labels/round-1.csv"
 
 
 def test_gold_items_come_from_their_file(

@@ -92,7 +92,7 @@ def import_(
         if waiting is not None and is_csv and not special:
             filled, total = import_batch(store, config, file)
             # A part of the labels may be imported, to be completed later; the round waits until all are in.
-            print_line(f"{filled} of {total} labels are in" + ("; now: posttrain run" if filled == total else ""))
+            print_line(f"{filled} of {total} rows are filled in" + ("; now: posttrain run" if filled == total else ""))
             return
         queue = _queue(store, config)
         pending = _pending_batch(queue, waiting)

@@ -26,6 +26,9 @@ def run(
     ] = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage of the round in progress.")] = None,
     urgent: Annotated[bool, typer.Option("--urgent", help="Set `urgent` to 1 in the triggers.")] = False,
+    partial_batch: Annotated[
+        bool, typer.Option("--partial", help="Go on with the labels that are there; the rest returns to the pool.")
+    ] = False,
     baseline: Annotated[
         str | None, typer.Option(help="random: also run the same loop with randomly drawn records, to compare.")
     ] = None,
@@ -44,12 +47,12 @@ def run(
     if watch:
         if until or baseline:
             raise UserError("one run stops or compares, and a watcher goes on", where="--watch", fix="leave out one")
-        _watch(workspace, session, rounds, urgent)
+        _watch(workspace, session, rounds, urgent, partial_batch)
         return
     with session() as (store, config):
         if baseline:
             check_random_loop(config, baseline)
-        waiting = Loop(store, config).run(rounds, until, urgent)
+        waiting = Loop(store, config).run(rounds, until, urgent, partial_batch)
         # After the loop, in its data of today and for as many rounds as it has done.
         comparison = run_random_loop(store, config) if baseline else None
         print_rounds(store, config)
@@ -59,12 +62,12 @@ def run(
         print_line(f"waiting for {waiting}")
 
 
-def _watch(workspace: Path, session: "Session", rounds: int | None, urgent: bool) -> None:
+def _watch(workspace: Path, session: "Session", rounds: int | None, urgent: bool, partial_batch: bool) -> None:
     """Watches until the loop is done; prints a line for each event, and writes all lines to ``run.log``."""
     from posttrain.loop.watch import Watcher
 
     with print_events():
-        Watcher(workspace.absolute(), session, rounds, urgent).run()
+        Watcher(workspace.absolute(), session, rounds, urgent, partial_batch).run()
     with open_workspace(workspace) as (store, config):
         print_rounds(store, config)
 

@@ -18,8 +18,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, input_ids
 from posttrain.loop.history import finished_rounds, finished_states, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
-from posttrain.loop.score_files import BATCH, LABELLED_SCORES, UNSCORED, read_champion_scores
-from posttrain.loop.stages.label import LABELS
+from posttrain.loop.score_files import BATCH, LABELLED_SCORES, LABELS, UNSCORED, read_champion_scores
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import suite_records
 from posttrain.models.task import record_turns

@@ -13,6 +13,9 @@ import pyarrow as pa
 RecordReader = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
 """Reads a file of records with its column mapping, as ``posttrain.data.reading.reader.read`` does."""
 
+LEFT = "left"
+"""The reason of records without a label that are given back to the pool, as the round went on without them."""
+
 
 @dataclass(frozen=True)
 class AnnotationRequest:
@@ -31,6 +34,7 @@ class AnnotationRequest:
         reasons: Why each record was selected, in words; None for none.
         candidates: Two answers to choose between for each record, in a loop on preferences; None elsewhere.
         selection: Id of the selection's artifact; None for none.
+        partial: True to go on with the answers that are there, at least one.
     """
 
     round: int
@@ -44,6 +48,7 @@ class AnnotationRequest:
     reasons: Sequence[str] | None = None
     candidates: Sequence[Sequence[str]] | None = None
     selection: str | None = None
+    partial: bool = False
 
     @property
     def kind(self) -> str:
@@ -85,6 +90,13 @@ class Annotator(ABC):
             Waiting: answers are still missing; call again with the same arguments later.
             UserError: the answers that are there cannot be used.
         """
+
+    def unlabelled(self, batch: pa.Table, request: AnnotationRequest) -> Mapping[str, str]:
+        """Returns the reason, by record id, for each record of ``batch`` that `annotate` has left out.
+
+        `LEFT` stands for those that nobody has decided; every other reason is one to skip the record.
+        """
+        return {}
 
 
 def with_answers(
@@ -128,19 +140,20 @@ def _replace_column(table: pa.Table, column: str, values: list[str]) -> pa.Table
 
 
 def label_summary(
-    labelled: pa.Table, suggestions: Sequence[str | None] | None = None, *, dropped: int = 0
+    labelled: pa.Table, suggestions: Sequence[str | None] | None = None, *, unlabelled: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Summarises a batch of labels for the report.
 
     Args:
         labelled: RECORD table as an annotator returns it.
         suggestions: Answers of the model, or of an earlier annotator, to the same records.
-        dropped: Number of records of the batch that were left out.
+        unlabelled: The reason for each record of the batch without a label, as in `Annotator.unlabelled`.
 
     Returns:
         ``labels``: their number; ``classes``: labels by class, most frequent first; ``annotators``: labels by
         annotator; ``seconds``: the time spent (None where unknown); ``compared`` and ``agreement``: records that have a
-        suggestion, and the share of them whose label equals it (None where none has); ``dropped`` if there are any.
+        suggestion, and the share of them whose label equals it (None where none has). Where there are any,
+        ``dropped``: skipped records, ``skips``: their reasons with counts, and ``left``: records that nobody decided.
     """
     answers = labelled["completion"].to_pylist()
     sources = [json.loads(meta or "{}").get("labelled_by", {}) for meta in labelled["meta"].to_pylist()]
@@ -152,6 +165,8 @@ def label_summary(
         if suggestion is not None
     ]
     classes = Counter(answers)
+    skips = Counter(reason for reason in unlabelled if reason != LEFT)
+    left = len(unlabelled) - skips.total()
     return {
         "labels": len(answers),
         "classes": dict(sorted(classes.items(), key=lambda item: (-item[1], str(item[0])))),
@@ -160,5 +175,6 @@ def label_summary(
         "compared": len(pairs),
         "agreement": sum(answer == suggestion for answer, suggestion in pairs) / len(pairs) if pairs else None,
         # Only where there are any: the summary is part of the artifact's id.
-        **({"dropped": dropped} if dropped else {}),
+        **({"dropped": skips.total(), "skips": dict(sorted(skips.items()))} if skips else {}),
+        **({"left": left} if left else {}),
     }

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,52 +13,69 @@ from posttrain.store.text_files import read_delimited, read_text
 
 _DELIMITERS = ",;\t"
 
+# Cells of the column `skip`, as checkboxes of spreadsheets write them.
+_NOT_SKIPPED, _NO_REASON = ("", "0", "false", "no"), ("1", "true", "yes", "x")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A row that is left without a label on purpose; ``reason`` is "" where none is given."""
+
+    reason: str = ""
+
 
 def export_labels(
     batch: pa.Table,
     suggestions: Sequence[str | None] | None = None,
     candidates: Sequence[Sequence[str]] | None = None,
+    answers: Mapping[str, str] | None = None,
 ) -> str:
-    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] label``, the labels empty.
+    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] label, skip``.
+
+    The last two are empty, for people to fill in one of them.
 
     Args:
         batch: RECORD table of pool records.
         suggestions: The model's answers in the order of the batch; None where there is none.
         candidates: Two answers to choose between for each record; None for none.
+        answers: Labels that are there already, by the record's id.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     shown = ([] if suggestions is None else ["suggestion"]) + ([] if candidates is None else ["a", "b"])
-    writer.writerow(["id", "prompt", *shown, "label"])
+    writer.writerow(["id", "prompt", *shown, "label", "skip"])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
         message = plain if prompt is None else _prompt_text(prompt)
         shown = [] if suggestions is None else [suggestions[row] or ""]
         shown += [] if candidates is None else candidates[row]
-        writer.writerow([identity, *map(_escape_formula, (message, *shown)), ""])
+        writer.writerow([identity, *map(_escape_formula, (message, *shown)), (answers or {}).get(identity, ""), ""])
     return text.getvalue()
 
 
 def import_labels(
     path: Path, batch: pa.Table, labels: Sequence[str] | None = None, *, name: str | None = None
-) -> list[str | None]:
-    """Reads the answers to ``batch``, in its order; None where the label is still empty.
+) -> list[str | Skip | None]:
+    """Reads the answers to ``batch``, in its order; None where a row has neither a label nor a mark that it is skipped.
 
-    Rows may be in any order, columns may have been added, and the delimiter may be a semicolon or a tab.
+    Rows may be in any order, columns may have been added, and the delimiter may be a semicolon or a tab. The column
+    ``skip`` may be missing; its cells are reasons, or say yes or no.
 
     Raises:
         UserError: no ``id`` or ``label`` column, an id that is not in the batch or occurs twice, a label outside
-            ``labels``, or a record without a row; with file and line, and the number of further problems.
+            ``labels``, a label in a skipped row, or a record without a row; with file and line, and the number of
+            further problems.
     """
     source = name or str(path)
     row_of = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
-    answers: list[str | None] = [None] * batch.num_rows
+    answers: list[str | Skip | None] = [None] * batch.num_rows
     seen: dict[str, int] = {}
     problems: list[UserError] = []
     for line, values in _rows(path, source):
         fix: str | None
         where = f"{source}:{line}"
-        identity, label = values["id"].strip(), values["label"].strip()
+        identity, label, skip = (values.get(name, "").strip() for name in ("id", "label", "skip"))
+        skipped = skip.lower() not in _NOT_SKIPPED
         if identity not in row_of:
             fix = f"if the round's batch has changed, move {source} away and run again"
             problems.append(UserError(f"no record of the batch has the id `{identity}`", where=where, fix=fix))
@@ -66,6 +84,11 @@ def import_labels(
         elif label and labels is not None and label not in labels:
             fix = suggest(label, labels)
             problems.append(UserError(f"label `{label}` is not in the label set", where=where, fix=fix))
+        elif label and skipped:
+            fix = "clear one of the two cells"
+            problems.append(UserError(f"the row has the label `{label}` and is skipped", where=where, fix=fix))
+        elif skipped:
+            answers[row_of[identity]] = Skip("" if skip.lower() in _NO_REASON else skip)
         else:
             answers[row_of[identity]] = label or None
         seen.setdefault(identity, line)
@@ -79,6 +102,19 @@ def import_labels(
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(first.what + more, where=first.where, fix=first.fix)
     return answers
+
+
+def read_labels(path: Path, ids: Set[str], labels: Sequence[str] | None = None) -> dict[str, str]:
+    """Reads the labels of some records, by their ids, of a batch that is closed; others, and unknown labels, are left.
+
+    Raises:
+        UserError: the file has no ``id`` or ``label`` column, or cannot be read; none if it is not there any more.
+    """
+    if not path.exists():
+        return {}
+    rows = [values for _, values in _rows(path, str(path))]
+    filled = {values["id"].strip(): values["label"].strip() for values in rows}
+    return {id: label for id, label in filled.items() if id in ids and label and (labels is None or label in labels)}
 
 
 def _prompt_text(prompt: Sequence[Mapping[str, str]]) -> str:
@@ -114,8 +150,9 @@ def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
 
 
 def _check_header(header: Sequence[str], source: str) -> None:
-    for column in ("id", "label"):
-        if header.count(column) != 1:
+    for column in ("id", "label", "skip"):
+        # Files of earlier versions have no `skip`.
+        if header.count(column) > 1 or (column not in header and column != "skip"):
             number = "no" if column not in header else "more than one"
             raise UserError(
                 f"there is {number} column `{column}`; the columns are {', '.join(header)}", where=f"{source}:1"

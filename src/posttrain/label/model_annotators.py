@@ -276,3 +276,10 @@ class ModelAnnotator(Annotator):
         # People may have left records out; the order of the batch is kept.
         order = compute.index_in(batch["id"].combine_chunks(), value_set=together["id"].combine_chunks())
         return together.take(order.drop_null())
+
+    def unlabelled(self, batch: pa.Table, request: AnnotationRequest) -> Mapping[str, str]:
+        accepted = request.accepted or [False] * batch.num_rows
+        rest = [row for row, is_accepted in enumerate(accepted) if not is_accepted]
+        return self.people.unlabelled(
+            batch.take(pa.array(rest, pa.int64())), replace(request.take(rest), accepted=None)
+        )

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.label.annotator import AnnotationRequest, Annotator, RecordReader, with_answers
+from posttrain.label.annotator import LEFT, AnnotationRequest, Annotator, RecordReader, with_answers
 from posttrain.label.answer_kinds import KINDS
-from posttrain.label.file_annotator import export_labels, import_labels
+from posttrain.label.audit import record_change
+from posttrain.label.file_annotator import Skip, export_labels, import_labels, read_labels
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import Item, NewItem, Progress, hash_fraction
 from posttrain.store.errors import UserError, Waiting
@@ -22,6 +23,7 @@ FILE = "file"
 """Name of the annotator whose answers stand in the CSV file."""
 
 _PAGES = " or answer on the pages (posttrain label serve)"
+_PARTIAL = "; or go on without the rest: posttrain run --partial"
 
 PREFERENCES: Mapping[str, int | str] = {"a": 0, "b": 1, "tie": "tie"}
 """A preference as the CSV file has it, and as the queue."""
@@ -56,49 +58,140 @@ class PeopleAnnotator(Annotator):
         if not batch.num_rows:
             return batch
         batch_name = self.enqueue(batch, request)
-        name = f"labels/round-{request.round}.csv"
+        # Closed already where a run was killed before it stored the labels: the same labels again.
+        if self._status(batch_name) == "open":
+            self._close(batch_name, batch, request)
+        return _labelled(batch, self.queue.items(batch_name), request)
+
+    def unlabelled(self, batch: pa.Table, request: AnnotationRequest) -> dict[str, str]:
+        if not batch.num_rows:
+            return {}
+        items = self.queue.items(self.enqueue(batch, request))
+        return {item.record: reason for item in items if (reason := _reason_unlabelled(item)) is not None}
+
+    def _close(self, batch_name: str, batch: pa.Table, request: AnnotationRequest) -> None:
+        """Closes a batch that is decided, or enough of it.
+
+        Raises:
+            Waiting: answers are missing.
+            UserError: there is none at all to go on with, or the file has a fault.
+        """
+        name = self.file_name(batch_name)
         path = request.folder / name
         start = f"labels for round {request.round}: "
+        is_new = not path.exists()
         # Never written over: people may have filled in half of it.
-        if not path.exists():
+        if is_new:
             with disk_errors(path):
                 path.parent.mkdir(exist_ok=True)
-            write_atomically(path, export_labels(batch, request.suggestions, request.candidates).encode())
-            filled = 0
+            late = self._late_labels(batch, request, name)
+            text = export_labels(batch, request.suggestions, request.candidates, late)
+            write_atomically(path, text.encode())
             message = f"fill the label column of {name} ({batch.num_rows} records){_PAGES}, then run again"
-        else:
-            filled = self.take_file(batch_name, path, batch, request, name)
+        filled = self.take_file(batch_name, path, batch, request, name)
+        if not is_new or filled:
             message = f"{filled} of {batch.num_rows} are filled in {name}; fill the rest, then run again"
         progress = self.queue.progress(batch_name)
-        if progress.resolved < progress.items:
-            if progress.review or progress.answers > filled or filled == batch.num_rows:
-                message = _describe(progress, name)
-            raise Waiting(start + message + self._missing_people(batch_name, by_file=filled > 0))
-        self.queue.finish_batch(batch_name)
-        return _labelled(batch, self.queue.items(batch_name), request)
+        if progress.undecided:
+            # A batch that nobody could see yet is no partial one.
+            if is_new or not request.partial:
+                if progress.review or progress.answers + progress.dropped > filled or filled == batch.num_rows:
+                    message = _describe(progress, name)
+                message += _PARTIAL if progress.done else ""
+                raise Waiting(start + message + self._missing_people(batch_name, by_file=filled > 0))
+            if not progress.done:
+                message = f"no record of round {request.round}'s batch is decided yet, and --partial needs one"
+                raise UserError(message, where=name, fix="label a row, or answer on the pages (posttrain serve)")
+            log.info(
+                "  going on with a part of the batch: %d asked, %d decided, %d skipped, %d given back to the pool",
+                *(progress.items, progress.done, progress.dropped, progress.undecided),
+            )
+        with self.queue.metadata.transaction():
+            self.queue.finish_batch(batch_name, partial=bool(progress.undecided))
+            if progress.undecided:
+                after = {"undecided": progress.undecided}
+                record_change(self.queue.metadata, "terminal", "close batch", batch_name, after=after)
+
+    def file_name(self, batch_name: str) -> str:
+        """Returns the CSV file of a batch, relative to the workspace: ``labels/round-N.csv``.
+
+        A second batch of a round, after one that was skipped as a whole, has a file of its own.
+        """
+        batches = self.queue.batches()
+        own = next(batch for batch in batches if batch.name == batch_name)
+        earlier = batches[: batches.index(own)]
+        closed = sum(batch.round == own.round and batch.status == "done" for batch in earlier)
+        return f"labels/round-{own.round}{f'-{closed + 1}' if closed else ''}.csv"
+
+    def _status(self, batch_name: str) -> str:
+        batch = self.queue.batch(batch_name)
+        assert batch is not None, "it was added above"
+        return batch.status
+
+    def _late_labels(self, batch: pa.Table, request: AnnotationRequest, name: str) -> dict[str, str]:
+        """Returns the labels of this batch's records that were filled in after an earlier round went on without."""
+        labels, records = labels_in_file(request), set(batch["id"].to_pylist())
+        late: dict[str, str] = {}
+        for before in self.queue.batches("done"):
+            if before.round is None or not self.queue.progress(before.name).undecided:
+                continue
+            undecided = {item.record for item in self.queue.items(before.name) if item.status in ("open", "review")}
+            file = self.file_name(before.name)
+            try:
+                filled = read_labels(request.folder / file, undecided, labels)
+            except UserError as error:
+                log.warning("%s; labels that came late are not read from this file", error)
+                continue
+            if own := {id: label for id, label in filled.items() if id in records}:
+                log.info("  %d labels that came late in %s are filled in %s", len(own), file, name)
+                late |= own
+            if others := len(filled) - len(own):
+                log.info("  %d labels came late in %s: they count once their records are selected again", others, file)
+        return late
 
     def take_file(
         self, batch_name: str, path: Path, batch: pa.Table, request: AnnotationRequest, name: str | None = None
     ) -> int:
-        """Brings the answers of the annotator ``file`` in line with the CSV file; returns the number of its labels.
+        """Brings the answers of the annotator ``file`` in line with the CSV file; returns the number of its rows.
+
+        A skipped row is dropped, as the file speaks for whoever runs the loop. Rows without a label or a mark do not
+        count.
 
         Raises:
             UserError: as `import_labels`.
         """
-        kind = request.kind
         answers = import_labels(path, batch, labels_in_file(request), name=name)
         answer_of = dict(zip(batch["id"].to_pylist(), answers, strict=True))
         elsewhere = 0
         # One transaction and in the order of ids, as a lock on each item is held until its end.
         with self.queue.metadata.transaction():
             for item in sorted(self.queue.items(batch_name), key=lambda item: item.id):
-                text = answer_of.get(item.record)
-                answer = None if text is None else PREFERENCES[text] if kind == "preference" else text
-                if answer is not None or any(given.annotator == FILE for given in item.answers):
-                    elsewhere += not self.queue.set_answer(item.id, FILE, answer)
+                elsewhere += not self._take_row(item, answer_of.get(item.record))
         if elsewhere:
-            log.info("  %d labels of %s do not count: these items were answered on the pages", elsewhere, name or path)
+            log.info("  %d rows of %s do not count: these items were answered on the pages", elsewhere, name or path)
         return sum(answer is not None for answer in answers)
+
+    def _take_row(self, item: Item, given: str | Skip | None) -> bool:
+        """Brings the file's answer to one item in line with its row; returns False if the row does not count."""
+        how = (item.resolution or {}).get("how")
+        has_answer = any(each.annotator == FILE for each in item.answers)
+        if isinstance(given, Skip):
+            reason = given.reason or None
+            if item.status == "dropped" and (how != "skip" or (item.resolution or {}).get("note") == reason):
+                return True
+            others = [each for each in item.answers if each.annotator != FILE and each.status != "skipped"]
+            if others or how in ("review", "posterior", "model"):
+                return False
+            if has_answer:
+                self.queue.set_answer(item.id, FILE, None)
+            self.queue.drop(item.id, FILE, reason, how="skip")
+            return True
+        if item.status == "dropped" and how == "skip":
+            self.queue.undrop(item.id)
+        if given is None and not has_answer:
+            return True
+        answer = None if given is None else PREFERENCES[given] if item.kind == "preference" else given
+        return self.queue.set_answer(item.id, FILE, answer)
 
     def enqueue(self, batch: pa.Table, request: AnnotationRequest) -> str:
         """Adds the batch to the queue unless it is there; returns its name."""
@@ -130,7 +223,7 @@ class PeopleAnnotator(Annotator):
             by_file: True if somebody answers in the file.
         """
         batch = self.queue.batch(batch_name)
-        assert batch is not None, "it was added above"
+        assert batch is not None, "it was added before"
         wanted = max(batch.settings["overlap"], 2 if batch.settings["check"] else 1)
         people = self.queue.count_people() + by_file
         if wanted <= max(people, 1):
@@ -203,6 +296,18 @@ def _describe(progress: Progress, name: str) -> str:
         f"{progress.resolved} of {progress.items} are decided, {' and '.join(wanted)}; "
         f"answer on the pages (posttrain serve) or in {name}, then run again"
     )
+
+
+def _reason_unlabelled(item: Item) -> str | None:
+    """Returns why an item of a closed batch gave no label; None if it gave one."""
+    if item.status in ("open", "review"):
+        return LEFT
+    resolution = item.resolution or {}
+    if item.status == "done":
+        answer = resolution.get("answer")
+        return None if KINDS[item.kind].records(answer, item) else f"answer without a label: {answer}"
+    notes = [given.note for given in item.answers if given.status == "skipped"]
+    return next((note for note in (resolution.get("note"), *notes) if note), "no reason given")
 
 
 def _labelled(batch: pa.Table, items: Sequence[Item], request: AnnotationRequest) -> pa.Table:

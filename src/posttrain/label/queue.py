@@ -232,6 +232,8 @@ class Queue(LeaseQueries):
 
 
 def _require_answerable(row: Mapping[str, Any], others: int, *, holds: bool) -> None:
+    if row["batch_status"] != "open" and row["status"] in ("open", "review"):
+        raise Conflict("the batch was closed without an answer to this item", fix="go on with the next one")
     if row["batch_status"] != "open" or row["status"] in ("done", "dropped"):
         raise Conflict("this item was decided meanwhile", fix="go on with the next one")
     if row["expected"] is None and not holds and row["answered"] + others >= row["wanted"]:

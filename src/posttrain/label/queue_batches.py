@@ -109,8 +109,12 @@ class BatchQueries:
         """Returns all batches (of a status, ``open`` or ``done``), oldest first."""
         return self._batches() if status is None else self._batches(label_batches.c.status == status)
 
-    def finish_batch(self, name: str) -> None:
+    def finish_batch(self, name: str, *, partial: bool = False) -> None:
         """Closes a batch: its answers are taken up, and nothing in it changes any more. A closed batch stays as it is.
+
+        Args:
+            name: Its name.
+            partial: True leaves items that are open or in review undecided for good.
 
         Raises:
             NotFound: there is no such batch.
@@ -121,8 +125,9 @@ class BatchQueries:
             if batch.status == "done":
                 return
             progress = self.progress(name)
-            if left := progress.open + progress.review:
-                raise Conflict(f"{left} items of `{name}` are not answered yet", fix="answer, resolve or drop them")
+            if progress.undecided and not partial:
+                message = f"{progress.undecided} items of `{name}` are not answered yet"
+                raise Conflict(message, fix="answer, resolve or drop them")
             self.metadata.update_rows(
                 label_batches, label_batches.c.name == name, {"status": "done", "finished_at": self.now()}
             )
@@ -143,7 +148,8 @@ class BatchQueries:
             rows = connection.execute(query.group_by(label_items.c.status)).all()
             rate = self._rate(connection, name)
         counts = {status: count for status, count, _, _ in rows}
-        left = sum(wanted - answered for status, _, wanted, answered in rows if status == "open")
+        is_open = batch.status == "open"
+        left = sum(wanted - answered for status, _, wanted, answered in rows if is_open and status == "open")
         return Progress(
             batch=name,
             status=batch.status,
@@ -189,13 +195,13 @@ class BatchQueries:
         of_batch = (label_items.c.batch == batch) & (IS_GOLD if gold else ~IS_GOLD)
         return self._items(of_batch if status is None else of_batch & (label_items.c.status == status))
 
-    def dropped_records(self, before_round: int) -> list[str]:
-        """Returns the ids of the records that people took out of the batches of earlier rounds, sorted."""
+    def dropped_records(self, until_round: int) -> list[str]:
+        """Returns the ids of the records that people took out of closed batches up to a round's, sorted."""
         query = (
             select(label_items.c.record)
             .join(label_batches)
             .where(label_items.c.status == "dropped", label_batches.c.status == "done")
-            .where(label_batches.c.round < before_round)
+            .where(label_batches.c.round <= until_round)
             .order_by(label_items.c.record)
         )
         with self.metadata.reading() as connection:

@@ -111,8 +111,14 @@ class ReviewQueries(BatchQueries):
             self._decide(connection, item, "done", {"answer": checked, "how": how, "by": [by], "note": note})
             return self.item(item)
 
-    def drop(self, item: int, by: str, note: str | None = None) -> Item:
+    def drop(self, item: int, by: str, note: str | None = None, *, how: str = "review") -> Item:
         """Takes an item of an open batch out of the result, such as a text that nobody can label.
+
+        Args:
+            item: Id of the item.
+            by: Who decides it.
+            note: Why, in words.
+            how: ``review``, or ``skip`` for a row that the file skips.
 
         Raises:
             NotFound: there is no such item.
@@ -120,8 +126,20 @@ class ReviewQueries(BatchQueries):
         """
         with self.metadata.transaction() as connection:
             _require_open(self._locked_item(connection, item))
-            self._decide(connection, item, "dropped", {"answer": None, "how": "review", "by": [by], "note": note})
+            self._decide(connection, item, "dropped", {"answer": None, "how": how, "by": [by], "note": note})
             return self.item(item)
+
+    def undrop(self, item: int) -> None:
+        """Takes a drop in an open batch back: the answers that are there decide the item again.
+
+        Raises:
+            NotFound: there is no such item.
+            Conflict: its batch is closed.
+        """
+        with self.metadata.transaction() as connection:
+            row = self._locked_item(connection, item)
+            _require_open(row)
+            self._settle(connection, row, self._given(connection, item), others_hold=False)
 
     def drop_rest(self, batch: str, by: str, note: str | None = None) -> int:
         """Drops all items of an open batch that are not decided; returns how many.

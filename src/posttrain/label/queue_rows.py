@@ -130,7 +130,7 @@ class Progress:
     Attributes:
         items: Number of items: those that are open, in review, done and dropped.
         answers: Answers that count.
-        left: Answers that are still wanted.
+        left: Answers that are still wanted; 0 in a closed batch.
         rate: Answers an hour, of the last hour in which there were any; None before the second answer.
         done_at: When the last answer is expected; None if nothing is left or the rate is unknown.
     """
@@ -151,6 +151,11 @@ class Progress:
     def resolved(self) -> int:
         """Number of items that need nobody any more."""
         return self.done + self.dropped
+
+    @property
+    def undecided(self) -> int:
+        """Number of items that are open or in review; in a closed batch they stay so."""
+        return self.open + self.review
 
 
 @dataclass(frozen=True)
@@ -174,8 +179,8 @@ class Item(Question):
     """An item as reviewers and the loop see it.
 
     Attributes:
-        resolution: ``answer``, ``how`` (single, majority, posterior, review, model), ``by`` (names), ``note``; None
-            while the item is open.
+        resolution: ``answer``, ``how`` (single, majority, posterior, review, model, skip), ``by`` (names), ``note``;
+            None while the item is open.
         answers: All that count, in the order in which they were given.
     """
 

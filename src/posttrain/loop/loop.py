@@ -50,7 +50,12 @@ class Loop:
         self.registry = ModelRegistry(self.workspace, self.config.deploy)
 
     def run(
-        self, rounds: int | None = None, until: str | None = None, urgent: bool = False, watched: bool = False
+        self,
+        rounds: int | None = None,
+        until: str | None = None,
+        urgent: bool = False,
+        partial: bool = False,
+        watched: bool = False,
     ) -> str | None:
         """Runs the loop until ``rounds`` rounds are done; resumes where it stopped.
 
@@ -58,6 +63,7 @@ class Loop:
             rounds: Number of the last round; the config's by default.
             until: Name of the step of the round in progress to stop after.
             urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
+            partial: True to go on with the labels that are there, for one round.
             watched: True if the caller runs the loop again when something changes: where the champion is good enough,
                 the loop then waits for a trigger instead of ending, if there is one.
 
@@ -89,9 +95,9 @@ class Loop:
                         break
                     if waiting := self._untriggered(number, urgent):
                         return f"{waiting}; {reason}" if reason else waiting
-                    runner.run_round(number)
+                    runner.run_round(number, partial=partial)
                     log.info("round %d: %s", number, self._outcome(), extra=EVENT)
-                    urgent = False  # one round is requested, not all that follow
+                    urgent = partial = False  # one round is requested, not all that follow
                 self._final()
             except NothingToLabel as waiting:
                 # No further round may come, so that this champion may be the last.

@@ -100,8 +100,12 @@ class RoundRunner:
         """Runs round 0."""
         self._run(0, None, ROUND_ZERO)
 
-    def run_round(self, number: int) -> None:
+    def run_round(self, number: int, *, partial: bool = False) -> None:
         """Runs a later round; resumes it if it has begun.
+
+        Args:
+            number: Its number.
+            partial: True to go on with the labels that are there, where the round waits for more.
 
         Raises:
             Waiting: for labels, or for new inputs if there is nothing to label.
@@ -110,9 +114,9 @@ class RoundRunner:
         row = self.workspace.metadata.round(number)
         # Of a round in progress the champion that it began with: its batch was chosen by that one.
         champion = row.champion_before if row else ModelRegistry(self.workspace).champion_id
-        self._run(number, champion, round_steps(self.config))
+        self._run(number, champion, round_steps(self.config), partial)
 
-    def _run(self, number: int, champion: str | None, steps: Sequence[type[RoundStep]]) -> None:
+    def _run(self, number: int, champion: str | None, steps: Sequence[type[RoundStep]], partial: bool = False) -> None:
         metadata = self.workspace.metadata
         row = metadata.open_round(number, champion)
         config = adjusted_config(self.workspace, self.config)
@@ -121,7 +125,9 @@ class RoundRunner:
         state = replace(RoundState.from_row(row), candidate=None, decision=None, nothing_to_label=None)
         try:
             for step in steps:
-                context = RoundContext(self.workspace, config, number, state=state, file_config=self.config)
+                context = RoundContext(
+                    self.workspace, config, number, state=state, file_config=self.config, partial=partial
+                )
                 state = step.execute(context)
                 if step.ends_round:
                     state = replace(state, waits_for=None)

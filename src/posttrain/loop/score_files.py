@@ -1,4 +1,4 @@
-"""Names and reads the files of a score artifact and of a selection."""
+"""Names and reads the files of scores, of a selection and of its labels."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,9 @@ LABELLED_SCORES = "labelled.parquet"
 
 BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
 """The batch with reasons and ranks; the pool in two dimensions; hard test records with the kinds of their cases."""
+
+LABELS, UNLABELLED = "labels.parquet", "unlabelled.json"
+"""The labels of a batch, a RECORD table; the reason for each record without one, by its id, where there are any."""
 
 
 def cases_to_rows(cases: list[HardCase]) -> list[dict[str, object]]:

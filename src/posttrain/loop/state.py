@@ -44,6 +44,7 @@ class RoundState:
         decision: The gate's decision: action, rules, intervals, metrics.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
         adjustments: Changes of the config that rules made for later rounds, as JSON values.
+        batch_counts: What became of each record of the batch, see `posttrain.loop.batch_counts.BatchCounts`.
         discards_labels: True if later training sets leave this round's labels out.
         next_parent: Id of the dataset that the next round builds on.
         final: Evaluation of the champion on all test records, after the last round.
@@ -73,6 +74,7 @@ class RoundState:
     labels: int | None = None
     labels_new: int | None = None
     adjustments: Sequence[Mapping[str, Any]] | None = None
+    batch_counts: Mapping[str, Any] | None = None
     discards_labels: bool | None = None
     next_parent: str | None = None
     final: Mapping[str, Any] | None = None

@@ -58,6 +58,7 @@ class Watcher:
         session: Opens the workspace.
         rounds: Number of the last round; the config's by default.
         urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
+        partial: True to go on with the labels that are there, for one round.
         sleep: Waits for a number of seconds.
     """
 
@@ -65,6 +66,7 @@ class Watcher:
     session: Session
     rounds: int | None = None
     urgent: bool = False
+    partial: bool = False
     sleep: Callable[[float], None] = time.sleep
     _config: Config | None = field(default=None, init=False)
     _state: "WatchedState | None" = field(default=None, init=False)
@@ -97,7 +99,8 @@ class Watcher:
                     self._take_feedback(workspace, config)
                 # Of before the loop runs: what changes while it runs is then a change.
                 self._state = watched_state(workspace, config)
-                waiting = Loop(workspace, config).run(self.rounds, urgent=self.urgent, watched=True)
+                loop = Loop(workspace, config)
+                waiting = loop.run(self.rounds, urgent=self.urgent, partial=self.partial, watched=True)
         except _NO_WORKSPACE:
             raise
         except OSError:
@@ -115,7 +118,7 @@ class Watcher:
                 return f"{error}; waiting until a file of the workspace changes"
             return f"{error}; next try in {self._seconds_to_wait() / 60:.0f} min"
         self._started, self._failures = True, 0
-        self.urgent = False  # one round is requested, not all that follow
+        self.urgent = self.partial = False  # one round is requested, not all that follow
         return waiting and f"waiting for {waiting}"
 
     def _take_feedback(self, workspace: Workspace, config: Config) -> None:

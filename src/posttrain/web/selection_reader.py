@@ -11,8 +11,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.versions.version import Version
-from posttrain.loop.score_files import BATCH, MAP, SCORED_LATER, SCORES
-from posttrain.loop.stages.label import LABELS
+from posttrain.loop.score_files import BATCH, LABELS, MAP, SCORED_LATER, SCORES
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
 from posttrain.store.errors import DamagedArtifactError

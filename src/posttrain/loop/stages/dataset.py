@@ -12,10 +12,11 @@ import pyarrow.parquet as parquet
 from posttrain.data.records.record import concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import Dataset, write_dataset
+from posttrain.loop.batch_counts import count_batch
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states, parent_dataset
+from posttrain.loop.score_files import LABELS
 from posttrain.loop.stage import Stage
-from posttrain.loop.stages.label import LABELS
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import measured_on, suite_inputs, suite_settings
 from posttrain.store.errors import DamagedArtifactError, Waiting
@@ -75,10 +76,16 @@ class BuildDataset(Stage):
         if not new:
             # Without labels a round is worth its training only if files were added to the labelled records.
             if _was_trained_on(context, artifact.id):
-                raise NothingToLabel(state.nothing_to_label or "new inputs: every record of the batch was dropped")
+                again = "another run, which selects other records: every record of the batch was skipped"
+                raise NothingToLabel(state.nothing_to_label or again)
             save_state(workspace.metadata, context.number, state, status="open")
         log.info("  training set: %d records", records)
-        return context.update(dataset=artifact.id, labels=records, labels_new=new)
+        counts = count_batch(workspace, state.labelled, artifact.id) if state.labelled else None
+        if counts is not None and counts.learned < counts.asked:
+            log.info("  %s", counts.sentence)
+        return context.update(
+            dataset=artifact.id, labels=records, labels_new=new, batch_counts=counts and counts.to_json()
+        )
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the labelled files, the test set, the other suites' content, the labels and the parent."""

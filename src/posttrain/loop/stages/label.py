@@ -1,5 +1,6 @@
 """Label: requests the labels of the batch from people or an oracle; exports a waiting batch and imports its labels."""
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from posttrain.label.model_annotators import ModelAnnotator
 from posttrain.label.people import PeopleAnnotator, labels_in_file
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.score_files import BATCH, SCORES, chosen_records
+from posttrain.loop.score_files import BATCH, LABELS, SCORES, UNLABELLED, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.answer import Answer, read_answers
 from posttrain.loop.stages.suggest import check_report, rest_for_people, suggestions_of, with_suggestions
@@ -35,8 +36,6 @@ from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
-
-LABELS = "labels.parquet"
 
 
 def check_answers(config: Config, root: Path) -> None:
@@ -128,19 +127,22 @@ class Label(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Writes the answers, a RECORD table."""
+        """Writes the answers, a RECORD table, and why other records have none."""
         config, root = context.config, context.workspace.root
         batch, request = _request(context, self.selection, self.pool)
         annotator = build_annotator(config.label, root, _read, _columns(config), context.workspace.metadata)
         answers = annotator.annotate(batch, request)
         parquet.write_table(answers, out / LABELS)
-        # People may have dropped records.
+        # People may have skipped records, and `--partial` leaves some to later rounds.
+        reasons = annotator.unlabelled(batch, request) if answers.num_rows < batch.num_rows else {}
+        if reasons:
+            (out / UNLABELLED).write_text(json.dumps(reasons, ensure_ascii=False, sort_keys=True), encoding="utf-8")
         kept = compute.index_in(answers["id"].combine_chunks(), value_set=batch["id"].combine_chunks()).to_pylist()
         # A suggestion that stands is no agreement.
         by_people = [not by_model for by_model in labelled_by_model(answers)]
         shown = request.take(kept).suggestions
         seen = None if shown is None else [text if own else None for text, own in zip(shown, by_people, strict=True)]
-        return label_summary(answers, seen, dropped=batch.num_rows - answers.num_rows)
+        return label_summary(answers, seen, unlabelled=list(reasons.values()))
 
 
 def _request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table, AnnotationRequest]:
@@ -158,6 +160,7 @@ def _request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table
         suggested_by=context.state.champion,
         reasons=reasons,
         selection=selection,
+        partial=context.partial,
     )
     pairs = read_answers(context)
     if pairs is None:
@@ -263,25 +266,26 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
     """Checks a filled batch and stores it where the next run reads it; its labels are in the queue at once.
 
     Returns:
-        The number of labels that are filled in, and of records in the batch.
+        The number of rows that have a label or are skipped, and of records in the batch.
 
     Raises:
         UserError: if no round waits for labels, or the file does not fit its batch.
     """
-    context, batch, request = _open_batch(workspace, config)
+    _, batch, request = _open_batch(workspace, config)
     if not file.is_file():
         raise UserError("there is no such file", where=str(file))
     answers = import_labels(file, batch, labels_in_file(request))
-    target = workspace.root / "labels" / f"round-{context.number}.csv"
+    annotator = build_annotator(config.label, workspace.root, _read, _columns(config), workspace.metadata)
+    if isinstance(annotator, ModelAnnotator):
+        annotator = annotator.people
+    assert isinstance(annotator, PeopleAnnotator), "an oracle does not wait"
+    batch_name = annotator.enqueue(batch, request)
+    target = workspace.root / annotator.file_name(batch_name)
     if file.resolve() != target.resolve():
         with disk_errors(target):
             target.parent.mkdir(exist_ok=True)
         write_atomically(target, file.read_bytes())
-    annotator = build_annotator(config.label, workspace.root, _read, _columns(config), workspace.metadata)
-    if isinstance(annotator, ModelAnnotator):
-        annotator = annotator.people
-    if isinstance(annotator, PeopleAnnotator):
-        annotator.take_file(annotator.enqueue(batch, request), target, batch, request)
+    annotator.take_file(batch_name, target, batch, request)
     return sum(answer is not None for answer in answers), len(answers)
 
 

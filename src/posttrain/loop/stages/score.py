@@ -43,7 +43,7 @@ def free_records(context: RoundContext, pool: pa.Table, train: pa.Table) -> pa.T
 
 
 def dropped_records(context: RoundContext) -> list[str]:
-    """Returns the ids of the records that people dropped in earlier rounds: they would drop them again."""
+    """Returns the ids of the records that people dropped so far: they would drop them again."""
     return Queue(context.workspace.metadata).dropped_records(context.number)
 
 
@@ -80,7 +80,10 @@ class Score(Stage):
         state = context.state
         champion, pool, test = state.id("champion"), state.id("pool"), state.id("test")
         # A batch that people are labelling stays, whatever happens to the pool and the config meanwhile.
-        if state.waits_for is not None and state.batch and _are_whole(context, *state.batch.values()):
+        labels = context.workspace.metadata.artifact(state.labelled or "")
+        # Not one of which every record was skipped: the round would wait for ever.
+        skipped = labels is not None and not labels.meta["labels"]
+        if state.waits_for is not None and state.batch and not skipped and _are_whole(context, *state.batch.values()):
             return state
         # The loop that draws at random needs no scores from its champion, unless training follows them.
         needs_scores = not context.workspace.metadata.arm or follows_scores(context.config)
@@ -92,7 +95,8 @@ class Score(Stage):
         verb = "embedded" if cold else "scored"
         log.info("  %s %d of %d pool records%s", verb, scores.meta["sampled"], scores.meta["pool"], embedded_only)
         # The fields of the last attempt's batch go with its scores: none must describe the batch that is selected now.
-        return context.update(queried_pool=pool, scores=scores.id, selection=None, gain_estimate=None, waits_for=None)
+        fresh = dict.fromkeys(("selection", "gain_estimate", "waits_for", "labelled", "batch_counts"))
+        return context.update(queried_pool=pool, scores=scores.id, **fresh)
 
     @classmethod
     def from_context(

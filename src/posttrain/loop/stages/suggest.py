@@ -15,7 +15,7 @@ from posttrain.label.model_annotators import TEACHERS, Teacher
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states, parent_dataset
 from posttrain.loop.linear_head import people_labels
-from posttrain.loop.score_files import BATCH, chosen_records
+from posttrain.loop.score_files import BATCH, LABELS, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.teachers import ChampionTeacher, build_teacher, calibrated
@@ -27,8 +27,6 @@ log = logging.getLogger("posttrain")
 SUGGESTIONS = "suggestions.parquet"
 """One row for each record of the batch: ``id``, ``answer``, ``score`` (the model's own), ``confidence`` (calibrated),
 ``accepted`` without people, and of these ``checked`` by people all the same."""
-
-_LABELS = "labels.parquet"
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def checked_answers(workspace: Workspace, suggestions: str, labels: str) -> tupl
     """Returns the scores of the checked answers of a round, and whether people gave the same answers."""
     table = parquet.read_table(workspace.artifacts.path(suggestions) / SUGGESTIONS)
     checked = table.filter(table["checked"]).to_pydict()
-    labelled = parquet.read_table(workspace.artifacts.path(labels) / _LABELS)
+    labelled = parquet.read_table(workspace.artifacts.path(labels) / LABELS)
     by_people = labelled.filter(pa.array([not by_model for by_model in labelled_by_model(labelled)], pa.bool_()))
     answer_of = dict(zip(by_people["id"].to_pylist(), by_people["completion"].to_pylist(), strict=True))
     rows = [
