@@ -29,6 +29,9 @@ def test_the_status_has_rounds_champion_and_times(finished_loop: Any) -> None:
     assert [entry["round"] for entry in state["rounds"]] == [0, 1, 2]
     assert [entry["labels"] for entry in state["rounds"]] == [0, 12, 24]
     assert [entry["decision"] for entry in state["rounds"]] == ["baseline", "deploy", "deploy"]
+    counts = [entry["batch"] and entry["batch"]["sentence"] for entry in state["rounds"]]
+    assert counts == [None, "12 asked: 12 learned", "12 asked: 12 learned"]
+    assert state["rollback"] is None
     for entry in state["rounds"]:
         assert entry["seconds"] > 0
         assert sum(entry["stages"].values()) <= entry["seconds"]
@@ -47,6 +50,7 @@ def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:
         "waiting": None,
         "rounds": [],
         "final": None,
+        "rollback": None,
         "working": False,
     }
 

@@ -140,6 +140,9 @@ def test_rows_are_skipped_by_a_reason_or_a_mark(tmp_path: Path, batch: Batch) ->
     (tmp_path / "a.csv").write_text("\n".join(["id,skip,label", *rows]).replace("cannot tell,", "x,card"))
     with pytest.raises(UserError, match=r"a\.csv:2: the row has the label `card` and is skipped; clear one"):
         import_labels(tmp_path / "a.csv", records, LABELS)
+    (tmp_path / "a.csv").write_text("\n".join(["id,skip,label", *rows]).replace("cannot tell,", "card,"))
+    with pytest.raises(UserError, match=r"a\.csv:2: the column `skip` holds the label `card`; write it into"):
+        import_labels(tmp_path / "a.csv", records, LABELS)
 
 
 @pytest.mark.parametrize(

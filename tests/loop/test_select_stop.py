@@ -7,7 +7,10 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from posttrain.inspect.preview import preview_selection
 from posttrain.loop.config import load_config
+from posttrain.loop.gain import gain_sentence, gain_to_json
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
 from posttrain.loop.stages.label import label_reports
 from posttrain.select.strategy import NeighbourAgreement
@@ -186,6 +189,28 @@ def test_successive_champions_are_compared(small: Any, copied_loop: Any) -> None
     copied_loop.run(5, until="select")
     outlooks = [entry.detail["outlook"] for entry in copied_loop.metadata.rounds()[1:]]
     assert [len(item["agreements"]) for item in outlooks] == [0, 0, 1, 1, 2]
+    # The model in service is not the newest of the curve in round 4 alone.
+    assert [item["expected_gain"] is not None for item in outlooks] == [False, True, True, False, True]
+    reason = "the model in service is round 2's, and round 3's, the newest of the learning curve, was refused"
+    assert [item["unknown"] for item in outlooks] == [None, None, None, reason, None]
+    assert gain_sentence(outlooks[3]) == f"{reason}: what 4 labels will bring is not known"
+    assert [selection.gain_unknown for selection in read_selections(copied_loop.store)] == ["", "", "", reason, ""]
+
+
+def test_nothing_is_forecast_after_a_roll_back_by_hand(copied_loop: Any) -> None:
+    config = load_config(copied_loop.root)
+    before = preview_selection(copied_loop.store, config).gain
+    assert before is not None
+    assert "are expected to bring" in before.sentence
+    assert gain_sentence(gain_to_json(before)) == before.sentence
+    ModelRegistry(copied_loop.store).rollback("found bad in service")
+    gain = preview_selection(copied_loop.store, config).gain
+    assert gain is not None
+    assert gain.expected is None
+    assert gain.sentence == (
+        "the model in service is round 1's, and round 2's, the newest of the learning curve, is no longer in service: "
+        "what 12 labels will bring is not known"
+    )
 
 
 def test_no_pool_agreement_is_estimated_for_written_answers(small: Any, open_loop: Open) -> None:

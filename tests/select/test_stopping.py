@@ -56,17 +56,6 @@ def test_more_labels_gain_more_and_few_rounds_widen_the_interval() -> None:
     assert early.hope > late.hope
 
 
-def test_a_refused_round_counts_for_the_curve_but_the_gain_is_over_the_champion() -> None:
-    """Two rounds were refused: the next candidate is compared with the base model, which has no labels."""
-    labels, values = [0, 50, 100], [0.2, 0.5, 0.6]
-    over_base = expected_gain(labels, values, 500, 150, start=0)
-    over_last = expected_gain(labels, values, 500, 150)
-    assert over_base is not None
-    assert over_last is not None
-    assert over_base.gain == pytest.approx(0.43, abs=0.05)
-    assert over_last.gain < 0.1
-
-
 @pytest.mark.parametrize(("labels", "values"), [([0], [0.3]), ([0, 0], [0.3, 0.4]), ([0, 50], [-2.0, -1.0])])
 def test_without_a_curve_of_shares_there_is_no_estimate(labels: list[int], values: list[float]) -> None:
     assert expected_gain(labels, values, 100, 100) is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from posttrain.loop.batch_counts import BatchCounts
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.report_data import (
     Champion,
@@ -110,8 +111,8 @@ def _round(
     }
     return RoundRow(
         number=number,
-        labels_total=labels,
-        labels_new=new,
+        labels=labels,
+        batch=BatchCounts(asked=new, answered=new, learned=new),
         decision=decision,
         metrics={
             "accuracy": accuracy,

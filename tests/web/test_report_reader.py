@@ -4,19 +4,23 @@ import html
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from posttrain.inspect.random_baseline import run_random_loop
+from posttrain.inspect.status import status
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.workspace import Workspace
+from posttrain.web.loop_view import loop_tiles, rollback_text
 from posttrain.web.report import interval_levels, render_report
 from posttrain.web.report_data import Report
 from posttrain.web.report_reader import read_report
+from posttrain.web.translations import Translator
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +82,40 @@ def test_the_champions_of_each_round_are_the_deployed_models(reported_loop: Repo
     assert [row.champions for row in report.rounds] == [(base,), (first, base), (base, second, None)]
     assert report.metric == "accuracy"
     assert "accuracy of each round" in render_report(report)
+
+
+def test_rounds_and_labels_are_counted_as_everywhere(reported_loop: ReportedLoop) -> None:
+    report = reported_loop.report
+    config = load_config(reported_loop.root)
+    state = status(reported_loop.store, config)
+    assert report.title == "workspace: 2 rounds, rolled back"
+    assert report.rounds_done == 2
+    assert (report.batches.asked, report.batches.learned) == (40, 40)
+    assert [row.batch.learned for row in report.rounds[1:]] == [
+        entry["batch"]["learned"] for entry in state["rounds"][1:]
+    ]
+    tiles = {name: (value, remark) for value, name, remark in loop_tiles(report, state, Translator("en"))}
+    assert tiles["rounds done"][0] == "2 / 2"
+    assert tiles["labels learned"] == ("40", "of 40 asked")
+    page = render_report(report)
+    assert "of 40 asked, in 2 rounds" in page
+    assert "20 asked: 20 learned." in page
+
+
+def test_the_headline_says_who_rolled_back(reported_loop: ReportedLoop) -> None:
+    """The second round was refused, so that what a roll-back by hand restored is still in service."""
+    sentence = "Rolled back by hand, from the model of round 1 to the base model: found bad in service"
+    assert status(reported_loop.store, load_config(reported_loop.root))["rollback"]["sentence"] == sentence
+    report = reported_loop.report
+    assert sentence in html.unescape(render_report(report))
+    assert report.rollback is not None
+    chinese = rollback_text(report.rollback, Translator("zh"))
+    assert chinese == "已手动回滚：由第 1 轮的模型回到基础模型。 found bad in service"
+    by_gate = replace(report.rollback, round=2, source_round=2, target_round=1)
+    assert by_gate.sentence.startswith("The gate rolled back in round 2, from the model of round 2 to the model of")
+    ModelRegistry(reported_loop.store).promote(report.rollback.source, round=None)
+    assert reported_loop.report.rollback is None
+    assert reported_loop.report.title == "workspace: 2 rounds"
 
 
 def test_a_gain_keeps_its_confidence_level_and_metric(reported_loop: ReportedLoop) -> None:

@@ -114,8 +114,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
+        # Before the verb or behind it, as the last line of a failed command asks for it.
+        before = ["--debug"] if "--debug" in arguments else []
+        rest = [argument for argument in arguments if argument != "--debug"]
         # Standalone mode would exit by itself with codes of its own.
-        code = int(app(arguments, standalone_mode=False) or 0)
+        code = int(app([*before, *rest], standalone_mode=False) or 0)
         # Now, and not when the interpreter exits, which would end in a traceback.
         sys.stdout.flush()
         return _stopped(code) if code == _INTERRUPTED else code  # typer's exit code for Ctrl-C

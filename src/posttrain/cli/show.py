@@ -94,6 +94,12 @@ def _round(entry: dict[str, Any]) -> None:
             f"  gain in {name}: {interval['difference']:+.4f},"
             f" interval {interval['low']:+.4f} to {interval['high']:+.4f}, n = {interval['n']}"
         )
+    if entry["batch"]:
+        print_line(f"  {entry['batch']['sentence']}")
+    rows = [[id, reason] for id, reason in entry["unlabelled"].items()]
+    print_table("without a label", ["record", "reason"], rows[:_ROWS])
+    if len(rows) > _ROWS:
+        print_line(f"… and {len(rows) - _ROWS} more (--json lists all)")
     if entry["pseudo_labels"]:
         print_line(f"  {entry['pseudo_labels']} pseudo-labels joined training")
     for sentence in (entry["models"] or {}).get("sentences", ()):

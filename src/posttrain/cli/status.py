@@ -28,6 +28,9 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
         )
         if champion:
             print_damage(champion["damage"])
+        last = state["rounds"][-1] if state["rounds"] else None
+        if last and last["status"] != "done" and last["forecast"]:
+            print_line(f"round {last['round']}: {last['forecast']}")
         if state["waiting"]:
             print_line(f"waiting for {state['waiting']}")
 
@@ -52,7 +55,12 @@ def print_rounds(store: Workspace, config: Config) -> None:
             f"{name} {state['final']['metrics'][name]:.3f}" for name in metrics if name in state["final"]["metrics"]
         )
         print_line(f"champion on all test records: {figures}")
+    if state["rollback"]:
+        print_line(state["rollback"]["sentence"])
     for entry in rounds:
+        # The usual case needs no line: all that was asked for was learned.
+        if (counts := entry["batch"]) and counts["learned"] < counts["asked"]:
+            print_line(f"round {entry['round']}: {counts['sentence']}")
         for sentence in (entry["models"] or {}).get("sentences", ()):
             print_line(f"round {entry['round']}: {sentence}")
         for sentence in entry["adjustments"]:

@@ -1,5 +1,9 @@
-"""Checks the champion's files where users of the model read them: behind its link."""
+"""Checks the champion's files where users read them, behind its link, and reports the roll-back that restored it."""
 
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.loop.history import finished_rounds
 from posttrain.store.artifacts import MANIFEST, find_damage, parse_manifest
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.workspace import Workspace
@@ -8,6 +12,61 @@ MEND = (
     "posttrain restore BACKUP --damaged, or put an earlier model in service: posttrain models rollback; "
     "a base model: posttrain run fetches it again"
 )
+
+
+@dataclass(frozen=True)
+class RollbackReport:
+    """A roll-back after which no other model was put in service.
+
+    Attributes:
+        round: The round whose gate decided it; None if somebody did by hand.
+        source: Id of the model that went out of service, and ``source_round`` the round that trained it; 0 for the
+            base model, None for a model of no finished round.
+        target: Id of the model that was restored; ``target_round`` likewise.
+        reason: Why, in words.
+        at: When, ISO 8601.
+    """
+
+    round: int | None
+    source: str
+    source_round: int | None
+    target: str
+    target_round: int | None
+    reason: str
+    at: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values, with the sentence."""
+        return {**vars(self), "sentence": self.sentence}
+
+    @property
+    def sentence(self) -> str:
+        """Says who rolled back from which model to which, and why."""
+        who = "Rolled back by hand" if self.round is None else f"The gate rolled back in round {self.round}"
+        source, target = (
+            id if number is None else f"the model of round {number}" if number else "the base model"
+            for number, id in ((self.source_round, self.source), (self.target_round, self.target))
+        )
+        return f"{who}, from {source} to {target}" + (f": {self.reason}" if self.reason else "")
+
+
+def last_rollback(workspace: Workspace) -> RollbackReport | None:
+    """Returns the roll-back that restored the champion; None if the model was put in service otherwise."""
+    deployments = workspace.metadata.deployments()
+    if len(deployments) < 2 or deployments[-1].action != "rollback":
+        return None
+    source, target = deployments[-2:]
+    rounds = {row.candidate: row.number for row in finished_rounds(workspace)}
+    return RollbackReport(
+        round=target.round,
+        source=source.model_id,
+        source_round=rounds.get(source.model_id),
+        target=target.model_id,
+        target_round=rounds.get(target.model_id),
+        # Said already by the round that is missing.
+        reason="" if target.reason == "by hand" else target.reason,
+        at=target.created_at.isoformat(),
+    )
 
 
 def champion_problems(workspace: Workspace, model: str, *, checksums: bool = False) -> list[str]:

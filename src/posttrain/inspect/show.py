@@ -13,6 +13,7 @@ import pyarrow.compute as compute
 
 from posttrain.data.versions.version import Version
 from posttrain.inspect.status import models_beside
+from posttrain.loop.batch_counts import batch_counts, read_unlabelled
 from posttrain.loop.stages.pseudo import is_pseudo
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
@@ -183,8 +184,22 @@ def _round(workspace: Workspace, number: int) -> dict[str, Any]:
         {"id": run.id, "stage": run.stage, "status": run.status, "seconds": run.seconds, "output": run.output}
         for run in workspace.metadata.runs(round=number)
     ]
-    beside = models_beside(workspace, RoundState.from_row(entry))
-    return {"type": "round", **_plain(asdict(entry)), "runs": runs, **beside}
+    state = RoundState.from_row(entry)
+    counts = batch_counts(workspace, state)
+    batch = {
+        "batch": {**counts.to_json(), "sentence": counts.sentence} if counts else None,
+        "unlabelled": _unlabelled(workspace, state),
+    }
+    return {"type": "round", **_plain(asdict(entry)), "runs": runs, **batch, **models_beside(workspace, state)}
+
+
+def _unlabelled(workspace: Workspace, state: RoundState) -> dict[str, str]:
+    """Returns why records of a round's batch have no label, by their ids."""
+    try:
+        return read_unlabelled(workspace, state.labelled) if state.labelled else {}
+    except DamagedArtifactError as error:
+        log.warning("%s; which records were skipped or left is unknown", error)
+        return {}
 
 
 def _relative(relative: Relative) -> dict[str, Any]:

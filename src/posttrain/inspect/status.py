@@ -7,15 +7,17 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from posttrain.inspect.champion import champion_problems
+from posttrain.inspect.champion import champion_problems, last_rollback
 from posttrain.loop.adjust import Adjustment
+from posttrain.loop.batch_counts import batch_counts
 from posttrain.loop.config import Config
+from posttrain.loop.gain import current_estimate, gain_sentence
 from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.linear_head import head_result, head_sentence
 from posttrain.loop.model_registry import ModelRegistry
@@ -38,15 +40,18 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
     Returns:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics, path and
         damage (a line for each file that is missing or has another size), or None; ``waiting``: what the loop waits
-        for, or None; ``rounds``: for each its round, status, labels, metrics, decision, seconds, stages (seconds by
-        stage), model_seconds, pseudo_labels (number that joined its training), head (what a linear head reaches with
-        its labels: accuracy, low, high, n, labels and a sentence, or None), models (what models labelled, see
-        `posttrain.loop.stages.suggest.check_report`, or None), drift (of its new inputs, see `posttrain.loop.drift`, or
-        None) and adjustments (sentences on what its rules changed for later rounds); ``final``: the champion and its
-        metrics on all test records, or None; ``rounds_wanted``: number of the last round, None without an end;
-        ``stages``: of the round in progress, or of the last round, each stage's name, state (``done``, ``running``,
-        ``waiting``, ``failed``, ``open``, or ``unused`` for one that had nothing to do) and seconds; ``working``:
-        whether a process works on the loop.
+        for, or None; ``rounds``: for each its round, status, labels (in its training set), batch (what became of the
+        records that were asked for, see `posttrain.loop.batch_counts.BatchCounts`, and a sentence; None before they
+        are answered), forecast (what the batch is expected to bring, in a sentence, or None), metrics, decision,
+        seconds, stages (seconds by stage), model_seconds, pseudo_labels (number that joined its training), head (what a
+        linear head reaches with its labels: accuracy, low, high, n, labels and a sentence, or None), models (what
+        models labelled, see `posttrain.loop.stages.suggest.check_report`, or None), drift (of its new inputs, see
+        `posttrain.loop.drift`, or None) and adjustments (sentences on what its rules changed for later rounds);
+        ``final``: the champion and its metrics on all test records, or None; ``rollback``: the roll-back that restored
+        the champion, see `posttrain.inspect.champion.RollbackReport`, or None; ``rounds_wanted``: number of the last
+        round, None without an end; ``stages``: of the round in progress, or of the last round, each stage's name, state
+        (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one that had nothing to do) and
+        seconds; ``working``: whether a process works on the loop.
     """
     rounds = workspace.metadata.rounds()
     # All at once: two queries for each of many rounds would be too slow for a page that follows the loop.
@@ -59,8 +64,11 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         "rounds_wanted": config.rounds,
         "champion": champion,
         "waiting": _waiting(workspace),
-        "rounds": [_round(workspace, entry, [run for run in runs if run.round == entry.number]) for entry in rounds],
+        "rounds": [
+            _round(workspace, entry, [run for run in runs if run.round == entry.number], champion) for entry in rounds
+        ],
         "final": finished[-1].final_of(champion["id"]) if finished and champion else None,
+        "rollback": rollback.to_json() if (rollback := last_rollback(workspace)) else None,
         "stages": _stages(config, rounds, runs, working),
         "working": working,
     }
@@ -154,13 +162,19 @@ def _waiting(workspace: Workspace) -> str | None:
     return RoundState.from_row(rounds[-1]).waits_for
 
 
-def _round(workspace: Workspace, entry: Round, runs: Sequence[Run]) -> dict[str, Any]:
+def _round(
+    workspace: Workspace, entry: Round, runs: Sequence[Run], champion: Mapping[str, Any] | None
+) -> dict[str, Any]:
     state = RoundState.from_row(entry)
+    estimate = current_estimate(state, champion["id"] if champion else None)
+    counts = batch_counts(workspace, state)
     done = [run for run in runs if run.status == "done"]
     return {
         "round": entry.number,
         "status": entry.status,
         "labels": state.labels,
+        "batch": {**counts.to_json(), "sentence": counts.sentence} if counts else None,
+        "forecast": gain_sentence(estimate) if estimate else None,
         "metrics": state.metrics or {},
         "decision": state.action,
         "seconds": entry.seconds,

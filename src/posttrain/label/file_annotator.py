@@ -30,7 +30,7 @@ def export_labels(
     candidates: Sequence[Sequence[str]] | None = None,
     answers: Mapping[str, str] | None = None,
 ) -> str:
-    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] label, skip``.
+    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] [a, b,] skip, label``.
 
     The last two are empty, for people to fill in one of them.
 
@@ -43,13 +43,13 @@ def export_labels(
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     shown = ([] if suggestions is None else ["suggestion"]) + ([] if candidates is None else ["a", "b"])
-    writer.writerow(["id", "prompt", *shown, "label", "skip"])
+    writer.writerow(["id", "prompt", *shown, "skip", "label"])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
         message = plain if prompt is None else _prompt_text(prompt)
         shown = [] if suggestions is None else [suggestions[row] or ""]
         shown += [] if candidates is None else candidates[row]
-        writer.writerow([identity, *map(_escape_formula, (message, *shown)), (answers or {}).get(identity, ""), ""])
+        writer.writerow([identity, *map(_escape_formula, (message, *shown)), "", (answers or {}).get(identity, "")])
     return text.getvalue()
 
 
@@ -87,6 +87,9 @@ def import_labels(
         elif label and skipped:
             fix = "clear one of the two cells"
             problems.append(UserError(f"the row has the label `{label}` and is skipped", where=where, fix=fix))
+        elif skipped and labels is not None and skip in labels:
+            fix = "write it into the column `label`"
+            problems.append(UserError(f"the column `skip` holds the label `{skip}`", where=where, fix=fix))
         elif skipped:
             answers[row_of[identity]] = Skip("" if skip.lower() in _NO_REASON else skip)
         else:

@@ -1,6 +1,7 @@
 """Estimates the gain of a batch before it is labelled, from the learning curve and the agreement of champions."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
@@ -10,9 +11,10 @@ import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import candidate_results, finished_states, parent_dataset
+from posttrain.loop.history import candidate_results, finished_rounds, finished_states, parent_dataset
 from posttrain.loop.score_files import SCORES
-from posttrain.select.stopping import GainEstimate, cohen_kappa, estimate_gain, expected_gain
+from posttrain.loop.state import RoundState
+from posttrain.select.stopping import ExpectedGain, GainEstimate, cohen_kappa, estimate_gain, expected_gain
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import DamagedArtifactError
 
@@ -34,11 +36,12 @@ def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, 
         label_counts = [result.labels for result in so_far]
         values = [result.value for result in so_far]
         parent = context.artifact(parent_dataset(context.workspace)).meta["counts"]["records"]
-        expected = expected_gain(
-            label_counts, values, len(main.predictions), parent + labels, _training_labels(context, champion, parent)
-        )
         shares = all(0 <= value <= 1 for value in values)
         unknown = "" if shares else f"{main.paired} is no share from 0 to 1, of which a learning curve could be drawn"
+        unknown = unknown or _why_off_the_curve(context, champion)
+        expected = None
+        if not unknown:
+            expected = expected_gain(label_counts, values, len(main.predictions), parent + labels)
         return estimate_gain(
             context.config.select.stop, main.paired, labels, expected, _agreements(context, champion, scores), unknown
         )
@@ -61,10 +64,43 @@ def gain_to_json(estimate: GainEstimate) -> dict[str, Any]:
     }
 
 
-def _training_labels(context: RoundContext, champion: str, parent: int) -> int:
-    """Returns the number of labels that the champion was trained on; ``parent`` if no round trained it."""
-    labels = {state.candidate: state.labels for state in finished_states(context.workspace)}
-    return labels.get(champion) or parent
+def current_estimate(state: RoundState, champion: str | None) -> Mapping[str, Any] | None:
+    """Returns the estimate of a round's batch; one without a forecast if another model came into service meanwhile.
+
+    Args:
+        state: The round's state.
+        champion: Id of the model in service.
+    """
+    estimate = state.gain_estimate
+    if estimate is None or state.decision is not None or state.champion == champion:
+        return estimate
+    unknown = "another model is in service since the batch was selected"
+    return {**estimate, "expected_gain": None, "unknown": unknown}
+
+
+def gain_sentence(values: Mapping[str, Any]) -> str:
+    """Puts an estimate from a round's row into words."""
+    gain = values["expected_gain"]
+    expected = ExpectedGain(**{name: gain[name] for name in gain if name != "metric"}) if gain else None
+    metric = gain["metric"] if gain else ""
+    return GainEstimate(metric, values["labels"], expected, (), None, values.get("unknown") or "").sentence
+
+
+def _why_off_the_curve(context: RoundContext, champion: str) -> str:
+    """Returns why the model in service is not the newest of the learning curve; "" if it is.
+
+    A refused or withdrawn model stands off the curve that the others follow, as does the champion which it did not
+    replace: the curve's rise from the one to the next says nothing about the other.
+    """
+    rounds = finished_rounds(context.workspace)
+    newest = RoundState.from_row(rounds[-1])
+    if newest.candidate == champion:
+        return ""
+    trained = [row.number for row in rounds if row.candidate == champion]
+    name = f"round {trained[-1]}'s" if trained else "of no finished round"
+    ends = {"refuse": "was refused", "rollback": "was refused, with a roll-back"}
+    end = ends.get(newest.action or "", "is no longer in service")
+    return f"the model in service is {name}, and round {rounds[-1].number}'s, the newest of the learning curve, {end}"
 
 
 def _agreements(context: RoundContext, champion: str, scores: Artifact) -> list[float]:

@@ -142,10 +142,9 @@ def expected_gain(
     values: Sequence[float],
     records: int,
     until: int,
-    start: int | None = None,
     level: float = 0.9,
 ) -> ExpectedGain | None:
-    """Estimates by how much a model of ``until`` labels beats the one of ``start`` labels.
+    """Estimates by how much a model of ``until`` labels beats that of the last measurement.
 
     Accuracy after n labels is taken to follow an inverse power law, a - (a - b) (1 + n / s)^-c, from b without labels
     to a (C. Cortes et al., Learning Curves, NIPS 1993; the offset s lets it begin at no labels). All curves with
@@ -157,7 +156,6 @@ def expected_gain(
         values: shares from 0 to 1.
         records: number of records that each was measured on.
         until: number of labels that the next model will be trained on.
-        start: number of labels of the model to beat; that of the last measurement if None.
         level: coverage of the interval.
 
     Returns:
@@ -169,7 +167,7 @@ def expected_gain(
     top, bottom = (values.ravel() for values in np.meshgrid(_ACCURACIES, _ACCURACIES, indexing="ij"))
     possible = bottom <= top
     top, bottom = top[possible], bottom[possible]
-    ends = [counts[-1] if start is None else start, until]
+    ends = [counts[-1], until]
     # All curves, weighted, instead of the best fit: few measurements must give a wide interval.
     gains, weights = [], []
     for scale in _SCALES:

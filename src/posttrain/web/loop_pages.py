@@ -22,11 +22,13 @@ from posttrain.web.charts.lineage import lineage
 from posttrain.web.charts.rounds import DECISION_NAMES
 from posttrain.web.loop_view import (
     MOST_COMPARED,
+    batch_texts,
     compare_runs,
     live_training,
     loop_alarms,
     loop_tiles,
     read_state,
+    rollback_text,
     training_runs,
 )
 from posttrain.web.report import funnels, learning_curve, table_metrics, time_by_stage
@@ -71,6 +73,7 @@ def loop_pages(site: Site) -> APIRouter:
             report=report,
             state=state,
             tiles=loop_tiles(report, state, translate),
+            rolled_back=rollback_text(report.rollback, translate) if report.rollback else "",
             alarms=loop_alarms(workspace, report, quality, translate),
             curve=learning_curve(report),
             live=live[0] if live else None,
@@ -88,6 +91,7 @@ def loop_pages(site: Site) -> APIRouter:
             principal,
             "rounds.html",
             report=report,
+            batches={row.number: batch_texts(row.batch, translator_of(request)) for row in report.rounds},
             metrics=table_metrics(report),
             time=time_by_stage(report),
             **_formats(),

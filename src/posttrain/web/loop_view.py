@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from posttrain.inspect.champion import RollbackReport
 from posttrain.inspect.status import status
+from posttrain.loop.batch_counts import BatchCounts
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import shorten, to_line
 from posttrain.store.rows import Run
@@ -31,12 +33,16 @@ def loop_tiles(report: Report, state: Mapping[str, Any], translate: Translator) 
         value = formatting.metric_text(report.metric, report.champion.metrics[report.metric])
         name = translate("loop.champion_metric", metric=translate.line(formatting.metric_name(report.metric)))
         tiles.append((value, name, translate("loop.since_round", round=report.champion.round)))
-    done = max(len(report.rounds) - 1, 0)
-    wanted = state["rounds_wanted"]
+    done, wanted = report.rounds_done, state["rounds_wanted"]
     tiles.append((str(done) if wanted is None else f"{done} / {wanted}", translate("loop.rounds"), ""))
-    tiles.append((f"{sum(row.labels_new for row in report.rounds):,}", translate("loop.labels"), ""))
-    deployed, refused = (sum(row.decision == kind for row in report.rounds) for kind in ("deploy", "refuse"))
-    tiles.append((str(deployed), translate("loop.deployed"), translate("loop.refused", count=refused)))
+    counts = report.batches
+    tiles.append((f"{counts.learned:,}", translate("loop.labels"), translate("loop.asked", count=f"{counts.asked:,}")))
+    deployed, refused, back = (
+        sum(row.decision == kind for row in report.rounds) for kind in ("deploy", "refuse", "rollback")
+    )
+    remark = translate("loop.refused", count=refused)
+    remark += translate("site.comma") + translate("loop.withdrawn", count=back) if back else ""
+    tiles.append((str(deployed), translate("loop.deployed"), remark))
     return tiles
 
 
@@ -50,10 +56,31 @@ def loop_alarms(
     if runs and runs[-1].status == "failed" and runs[-1].error != "interrupted":
         error = shorten(to_line(runs[-1].error or ""), 300)
         alarms.append(translate("loop.failed", stage=runs[-1].stage, error=error))
-    if report.rounds and report.rounds[-1].decision == "rollback":
-        alarms.append(translate("loop.rolled_back", round=report.rounds[-1].number))
+    if report.rollback is not None and report.rollback.round is not None:
+        alarms.append(rollback_text(report.rollback, translate))
     alarms += [translate.line(finding["sentence"]) for finding in (quality or {}).get("alarms", [])]
     return alarms
+
+
+def rollback_text(rollback: RollbackReport, translate: Translator) -> str:
+    """Says who rolled back from which model to which, and why."""
+    source, target = (
+        id if number is None else translate("loop.model_of", round=number) if number else translate("loop.base_model")
+        for number, id in ((rollback.source_round, rollback.source), (rollback.target_round, rollback.target))
+    )
+    key = "loop.rolled_back_by_hand" if rollback.round is None else "loop.rolled_back"
+    text = translate(key, round=rollback.round, source=source, target=target)
+    return f"{text} {rollback.reason}".rstrip()
+
+
+def batch_texts(counts: BatchCounts, translate: Translator) -> list[tuple[str, str]]:
+    """Returns names and numbers of what became of a batch: asked, learned, and all else that is not 0."""
+    rows = [("asked", counts.asked), ("answered", counts.answered), ("learned", counts.learned)]
+    rest = (("duplicates", counts.duplicates), ("skipped", counts.skipped), ("left", counts.left))
+    named = [(translate(f"batch.{name}"), f"{count:,}") for name, count in (*rows, *(row for row in rest if row[1]))]
+    reasons = [(translate("batch.rejected", reason=translate.line(reason)), n) for reason, n in counts.rejected.items()]
+    reasons += [(translate("batch.skip", reason=reason), n) for reason, n in counts.skips.items()]
+    return [*named, *((name, f"{count:,}") for name, count in reasons)]
 
 
 @dataclass(frozen=True)

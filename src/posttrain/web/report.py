@@ -112,19 +112,20 @@ def _headline_tiles(report: Report) -> list[Tile]:
         now = report.champion.metrics[report.metric]
         name = formatting.metric_name(report.metric)
         value = formatting.metric_text(report.metric, now)
-        tiles.append((value, name, f"since round {report.champion.round}"))
+        tiles.append((value, name, f"of the model of round {report.champion.round}"))
         # A gain in points means something for shares alone: a perplexity falls.
         if rounds and formatting.is_share(report.metric, now):
             first = rounds[0].metrics[report.metric]
             start, gain = formatting.metric_text(report.metric, first), formatting.points_text(now - first)
             tiles.append((gain, "points gained", f"since {start}"))
-    labels = sum(row.labels_new for row in report.rounds)
-    # Round 0 takes none: it is no round of labelling.
-    paid = sum(row.labels_new > 0 for row in report.rounds)
-    tiles.append((f"{labels:,}", "labels", f"in {paid} round{'' if paid == 1 else 's'}"))
-    deployed = sum(row.decision == "deploy" for row in report.rounds)
-    refused = sum(row.decision == "refuse" for row in report.rounds)
-    tiles.append((f"{deployed}", "models deployed", f"and {refused} refused"))
+    done, counts = report.rounds_done, report.batches
+    asked = f"of {counts.asked:,} asked, in {done} round{'' if done == 1 else 's'}"
+    tiles.append((f"{counts.learned:,}", "labels learned", asked))
+    deployed, refused, back = (
+        sum(row.decision == action for row in report.rounds) for action in ("deploy", "refuse", "rollback")
+    )
+    remark = f"and {refused} refused" + (f", {back} rolled back" if back else "")
+    tiles.append((f"{deployed}", "models deployed", remark))
     spent = sum(sum(row.seconds.values()) for row in report.rounds)
     tiles.append((formatting.duration_text(spent), "time", "all stages together"))
     return tiles
@@ -148,7 +149,7 @@ def learning_curve(report: Report) -> Chart | None:
     points = [
         CurvePoint(
             name=f"round {row.number}",
-            detail=f"{row.labels_total:,} labels",
+            detail=f"{row.labels:,} labels",
             value=values[row.number],
             champions=row.champions,
             decision=row.decision or "open",

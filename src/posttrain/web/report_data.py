@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from posttrain.inspect.champion import RollbackReport
 from posttrain.inspect.random_baseline import Comparison
+from posttrain.loop.batch_counts import BatchCounts
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.selection_reader import Selection
 from posttrain.web.training_reader import TrainingCurves
@@ -50,12 +52,12 @@ class RoundRow:
     ``champions`` is the main metric, as measured in their own rounds, of the models in use from this round's
     decision to the next one's: first the one that the decision left in service, then those put there by hand; None
     for a model that no round measured. ``seconds`` is by stage in the order of the stages; ``reasons`` counts why
-    records were selected.
+    records were selected. ``labels`` counts the records of its training set, ``batch`` what became of those that it
+    asked for.
     """
 
     number: int
-    labels_total: int
-    labels_new: int
+    labels: int
     decision: str | None
     metrics: Mapping[str, float]
     champions: tuple[float | None, ...] = ()
@@ -64,6 +66,7 @@ class RoundRow:
     seconds: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    batch: BatchCounts = field(default_factory=BatchCounts)
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class Report:
         trainings: the rounds' trainings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: time of creation, as text.
+        rollback: the roll-back that restored the champion, or None.
         head: what a linear head reaches with the labels of the last round that measured one, in a sentence.
         damage: a sentence for each thing that is damaged, and so missing from the page.
     """
@@ -149,5 +153,16 @@ class Report:
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
+    rollback: RollbackReport | None = None
     head: str = ""
     damage: tuple[str, ...] = ()
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of finished rounds; round 0 only measures the base model and does not count."""
+        return sum(row.number > 0 for row in self.rounds)
+
+    @property
+    def batches(self) -> BatchCounts:
+        """What became of the records of all batches together."""
+        return BatchCounts.total(row.batch for row in self.rounds)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.suite import SuiteResult, read_evaluation
-from posttrain.inspect.champion import MEND
+from posttrain.inspect.champion import MEND, RollbackReport, last_rollback
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
 from posttrain.inspect.status import model_seconds, models_beside, stage_seconds, status
+from posttrain.loop.batch_counts import BatchCounts, batch_counts
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.state import RoundState
@@ -72,8 +73,9 @@ def read_loop(workspace: Workspace, config: Config) -> page.Report:
     first = next(iter(RoundState.from_row(rounds[0]).metrics or {}), "accuracy") if rounds else "accuracy"
     metric = judged.main if judged else first
     champions = _champion_metrics(workspace, rounds, metric)
+    rollback = last_rollback(workspace)
     return page.Report(
-        title=f"{workspace.root.name}: {len(rounds)} rounds",
+        title=_title(workspace, rounds, rollback),
         workspace=workspace.root.name,
         task=_task(config),
         champion=page.Champion(champion["id"], champion["round"], champion["metrics"]) if champion else None,
@@ -92,8 +94,15 @@ def read_loop(workspace: Workspace, config: Config) -> page.Report:
         timings=_timings(workspace, rounds),
         created=now_text(),
         head=next((entry["head"]["sentence"] for entry in reversed(state["rounds"]) if entry["head"]), ""),
+        rollback=rollback,
         damage=tuple(damage),
     )
+
+
+def _title(workspace: Workspace, rounds: Sequence[Round], rollback: RollbackReport | None) -> str:
+    done = sum(entry.number > 0 for entry in rounds)
+    title = f"{workspace.root.name}: {done} round{'' if done == 1 else 's'}"
+    return f"{title}, rolled back" if rollback else title
 
 
 def _comparison(workspace: Workspace, config: Config) -> Comparison | None:
@@ -117,8 +126,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
     selection = workspace.metadata.artifact(state.selection or "")
     return page.RoundRow(
         number=entry.number,
-        labels_total=state.labels or 0,
-        labels_new=state.labels_new or 0,
+        labels=state.labels or 0,
         decision=state.action,
         metrics=state.metrics or {},
         champions=champions,
@@ -133,6 +141,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, state),
+        batch=batch_counts(workspace, state) or BatchCounts(),
     )
 
 

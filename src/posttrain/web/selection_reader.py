@@ -11,6 +11,8 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.versions.version import Version
+from posttrain.loop.gain import current_estimate
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH, LABELS, MAP, SCORED_LATER, SCORES
 from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
@@ -89,6 +91,7 @@ class Selection:
         scores: float64 [N] of what was scored before it was chosen, NaN where the model says nothing.
         scored_since: float64 [M] of those that were chosen without that.
         gain: expected and achieved; None without an expectation.
+        gain_unknown: why there is none, where that is not for want of rounds.
         stop_reason: why more labels have stopped to improve the model; "" if they may still.
         calibration: ``temperature`` that the scores were divided by, with ``ece_before`` and ``ece_after``; empty where
             they are as the model gave them.
@@ -110,6 +113,7 @@ class Selection:
     scores: FloatArray = field(default_factory=lambda: np.zeros(0))
     scored_since: FloatArray = field(default_factory=lambda: np.zeros(0))
     gain: RoundGain | None = None
+    gain_unknown: str = ""
     stop_reason: str = ""
     calibration: Mapping[str, float] = field(default_factory=dict)
     neighbour_kappa: float | None = None
@@ -128,17 +132,29 @@ def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
         if (row := workspace.metadata.artifact(state.selection or ""))
         and (scores := workspace.metadata.artifact(state.scores or ""))
     ]
+    champion = ModelRegistry(workspace).champion
+    in_service = champion.model_id if champion else None
     # Reading records and maps of every round would make the report of a long loop slow and large.
     latest = len(batches) - SELECTIONS_SHOWN
-    return tuple(_read_selection(workspace, *batch, detailed=at >= latest) for at, batch in enumerate(batches))
+    return tuple(
+        _read_selection(workspace, in_service, *batch, detailed=at >= latest) for at, batch in enumerate(batches)
+    )
 
 
 def _read_selection(
-    workspace: Workspace, number: int, state: RoundState, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
+    workspace: Workspace,
+    champion: str | None,
+    number: int,
+    state: RoundState,
+    row: ArtifactRow,
+    scores: ArtifactRow,
+    *,
+    detailed: bool,
 ) -> Selection:
     # The settings of the run, as the config may have changed since.
     settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
+    estimate = current_estimate(state, champion) or {}
     selection = Selection(
         round=number,
         strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
@@ -148,7 +164,8 @@ def _read_selection(
         pool=scores.meta["pool"],
         reasons=row.meta["reasons"],
         worst_classes=tuple(row.meta.get("worst_classes", ())),
-        gain=_read_gain(number, state),
+        gain=_read_gain(number, state, estimate),
+        gain_unknown=estimate.get("unknown") or "",
         stop_reason=(state.gain_estimate or {}).get("why_stop") or "",
         calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
         neighbour_kappa=row.meta.get("unshared"),
@@ -194,9 +211,9 @@ def _read_selection(
     return replace(selection, map=pool_map, chosen=records, missing=tuple(missing))
 
 
-def _read_gain(number: int, state: RoundState) -> RoundGain | None:
+def _read_gain(number: int, state: RoundState, estimate: Mapping[str, Any]) -> RoundGain | None:
     """Reads the gain expected before labelling, and the gain achieved."""
-    expected = (state.gain_estimate or {}).get("expected_gain")
+    expected = estimate.get("expected_gain")
     if not expected:
         return None
     paired = (state.decision or {}).get("intervals", {}).get(expected["metric"])

@@ -38,6 +38,7 @@ class State(BaseModel):
     waiting: str | None
     rounds: list[dict[str, Any]]
     final: dict[str, Any] | None
+    rollback: dict[str, Any] | None
 
 
 class Model(BaseModel):

@@ -1,0 +1,93 @@
+"""Every command that a message, a hint or a page names can be called: its verb and its options exist."""
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import posttrain
+from posttrain.cli.main import app, main
+
+PACKAGE = Path(posttrain.__file__).parent
+
+# Words behind the program's name that are no verbs.
+PROSE = {"works", "collects", "synthesises", "reads", "keeps", "writes", "wrote"}
+
+# A command ends where its sentence goes on.
+COMMAND = re.compile(r"(?<![\w./-])posttrain((?: +(?!posttrain )[^\s,;:`\"'()|“”，；。：（）、<>]+)+)")
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yields the strings of a module as users see them, with `X` for what is filled in; of other files the text."""
+    if path.suffix != ".py":
+        yield path.read_text(encoding="utf-8")
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    # Docstrings are for those who read the code.
+    inside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else " X" for part in node.values)  # type: ignore[misc]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    for match in COMMAND.finditer(re.sub(r"\s+", " ", text)):
+        words = match[1].split()
+        if words[0].strip(".") not in PROSE and re.fullmatch(r"--?[a-z-]+|[a-z]+[.]?", words[0]):
+            yield words
+
+
+def problem(words: list[str]) -> str | None:
+    """Returns what is wrong with a command; None if it can be called."""
+    command: Any = get_command(app)
+    options: set[str] = set()
+    rest = [word.rstrip(".") for word in words]
+    while rest and rest[0] in getattr(command, "commands", {}):
+        options |= {name for parameter in command.params for name in parameter.opts}
+        command = command.load(rest[0]) if hasattr(command, "load") else command.commands[rest[0]]
+        rest = rest[1:]
+    if command is get_command(app) or command.name == "posttrain":
+        return f"there is no verb {rest[0]}"
+    # A group without a verb does nothing, but for `select`.
+    if getattr(command, "commands", None) and not command.invoke_without_command:
+        return f"{command.name} has no verb {rest[:1]}"
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    return next(
+        (f"no option {word}" for word in rest if word.startswith("-") and word.partition("=")[0] not in known), None
+    )
+
+
+def all_commands() -> dict[str, str]:
+    """Returns a file in which it stands for each command."""
+    files = itertools.chain(*(PACKAGE.rglob(f"*.{suffix}") for suffix in ("py", "html", "js", "json", "yaml")))
+    files = (path for path in files if "echarts" not in path.parts)
+    return {" ".join(words): path.name for path in sorted(files) for text in texts(path) for words in commands(text)}
+
+
+def test_every_command_that_is_named_can_be_called() -> None:
+    named = all_commands()
+    assert len(named) > 40
+    assert {"run --partial", "models list"} <= named.keys()
+    problems = {command: (path, fault) for command, path in named.items() if (fault := problem(command.split()))}
+    assert not problems
+
+
+@pytest.mark.parametrize("command", ["rum", "run --part", "models", "models shw", "data list --jsn"])
+def test_a_wrong_command_is_found(command: str) -> None:
+    assert problem(command.split()) is not None
+
+
+def test_the_traceback_is_shown_wherever_its_option_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--debug", "status", "-w", str(tmp_path)], ["status", "-w", str(tmp_path), "--debug"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert "Traceback" in capsys.readouterr().err
