@@ -1,5 +1,6 @@
 """Pseudo-labels join a round's training with their weight, never the next round, and never a test record."""
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -232,14 +233,39 @@ def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_jo
     assert f"{last['pseudo_labels']} pseudo-labels joined training" in printed
 
 
-def test_a_missing_sentence_model_stops_no_round(
-    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("files", "reason"), [((), "is no embedder"), (("config.json", "model.safetensors"), "model.safetensors")]
+)
+def test_a_sentence_model_that_cannot_be_used_stops_no_round(
+    small: Any,
+    open_loop: Callable[[Path], OpenLoop],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    files: tuple[str, ...],
+    reason: str,
 ) -> None:
-    from posttrain.inspect.status import status as loop_status
+    from posttrain.inspect.show import show
+    from posttrain.inspect.status import status
     from posttrain.loop import scoring
     from posttrain.loop.config import load_config
+    from posttrain.web.report import render_report
+    from posttrain.web.report_reader import read_report
 
-    monkeypatch.setattr("posttrain.loop.linear_head.head_embedder", scoring.head_embedder)
-    loop = open_loop(small(label={"per_round": 12, "head": {"embedder": "./nowhere"}}))
+    for name in ("head_embedder", "sentence_embeddings"):
+        monkeypatch.setattr(f"posttrain.loop.linear_head.{name}", getattr(scoring, name))
+    folder = tmp_path / "embedder"
+    for file in files:
+        folder.mkdir(exist_ok=True)
+        (folder / file).write_text('{"model_type": "bert"}')
+    loop = open_loop(small(label={"per_round": 12, "head": {"embedder": str(folder)}}))
     loop.run(1)
-    assert loop_status(loop.store, load_config(loop.root))["rounds"][1]["head"] is None
+    before, entry = status(loop.store, load_config(loop.root))["rounds"]
+    sentence = entry["head_sentence"]
+    # Round 0 has no labels to learn from.
+    assert (before["head_sentence"], entry["head"]) == ("", None)
+    assert sentence.startswith("No linear head was measured: ")
+    assert reason in sentence
+    report = read_report(loop.store, load_config(loop.root))
+    assert [row.head for row in report.rounds] == ["", sentence]
+    assert html.unescape(render_report(report)).count(sentence) == 2
+    assert show(loop.store, "round 1")["head_sentence"] == sentence

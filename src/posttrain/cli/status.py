@@ -7,6 +7,7 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_worksp
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.status import status as loop_status
 from posttrain.loop.config import Config
+from posttrain.loop.drift import drift_sentence
 from posttrain.store.workspace import Workspace
 
 _MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "preference_accuracy", "perplexity", "latency_p50")
@@ -63,11 +64,13 @@ def print_rounds(store: Workspace, config: Config) -> None:
             print_line(f"round {entry['round']}: {counts['sentence']}")
         for sentence in (entry["models"] or {}).get("sentences", ()):
             print_line(f"round {entry['round']}: {sentence}")
+        if entry["drift"]:
+            print_line(f"round {entry['round']}: {drift_sentence(entry['drift'])}")
         for sentence in entry["adjustments"]:
             print_line(f"after round {entry['round']}: {sentence}")
-    heads = [entry["head"] for entry in rounds if entry["head"]]
+    heads = [entry["head_sentence"] for entry in rounds if entry["head_sentence"]]
     if heads:
-        print_line(heads[-1]["sentence"])
+        print_line(heads[-1])
 
 
 def _round_row(entry: dict[str, Any], metrics: list[str]) -> list[Any]:

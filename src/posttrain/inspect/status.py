@@ -193,14 +193,19 @@ def _drift(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
 
 
 def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
-    """Reports what models beside the candidate did in a round: ``pseudo_labels``, ``head``, ``models`` of `status`."""
+    """Reports what models beside the candidate did in a round: ``pseudo_labels``, ``head``, ``models`` of `status`.
+
+    ``head_sentence`` says what a linear head reaches, or why none was measured; "" where there is none to measure.
+    """
     pseudo = workspace.metadata.artifact(state.outputs[PseudoLabel.name]) if PseudoLabel.name in state.outputs else None
     head = head_result(workspace, state)
     if head is not None:
         head["sentence"] = head_sentence(head, (state.metrics or {}).get("accuracy"))
+    no_head = f"No linear head was measured: {state.no_head}." if state.no_head and state.labels else ""
     return {
         "pseudo_labels": pseudo.meta[PSEUDO]["records"] if pseudo else 0,
         "head": head,
+        "head_sentence": head["sentence"] if head else no_head,
         "models": _labels_by_models(workspace, state),
     }
 

@@ -1,6 +1,7 @@
 """Drift: how far inputs that are new since the last round lie from those that it knew."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ from pydantic import Field
 
 from posttrain.data.report.distribution import Distribution, DistributionBuilder
 from posttrain.data.report.drift_measures import (
+    LARGE,
+    MODERATE,
     PopulationStability,
     category_stability,
     mean_discrepancy,
@@ -72,6 +75,15 @@ class DriftValues:
     def from_dict(cls, fields: dict[str, float | None]) -> "DriftValues":
         """Reads the fields of `as_dict`."""
         return cls(**{name: math.nan if value is None else value for name, value in fields.items()})  # type: ignore[arg-type]
+
+
+def drift_sentence(fields: Mapping[str, float | None]) -> str:
+    """Says in a line how far new inputs lie from known ones; fields as in `DriftValues.as_dict`, measured."""
+    psi, p_value, confidence = fields["psi"], fields["mmd_p"], fields["confidence"]
+    assert psi is not None
+    what = "little" if psi < MODERATE else "moderate" if psi < LARGE else "large"
+    text = f"{what} drift of {fields['new']} new inputs: drift.psi {psi:.2f}, drift.mmd_p {p_value:.2g}"
+    return text if confidence is None else f"{text}, drift.confidence {confidence:.2f}"
 
 
 Matrix = npt.NDArray[np.float32]

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from posttrain.loop.scoring import head_embedder, sentence_embeddings
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import suite_digests, suite_records
+from posttrain.models.embedder_source import embedder_key
 from posttrain.models.linear_head import LinearHead, fit_linear_head
+from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -137,16 +139,26 @@ def fit_head(context: RoundContext, dataset: str) -> str | None:
 
 
 def measure_head(context: RoundContext) -> RoundState:
-    """Measures what the linear head alone reaches with the round's labels; returns the state with the result."""
+    """Measures what the linear head alone reaches with the round's labels; returns the state with the result.
+
+    The head is a yardstick: a sentence model that is missing or damaged is named in the state, and ends no round.
+    """
     state = context.state
-    if state.dataset is None or state.test is None:
+    name = context.config.label.head.embedder
+    if state.dataset is None or state.test is None or name is None or not context.config.task.label_set:
         return state
-    head = fit_head(context, state.dataset)
-    if head is None:
-        log.debug("no linear head: no closed label set, no sentence model, or too few labels")
-        return state
-    result = context.run(EvaluateHead(head, state.test))
+    try:
+        head = fit_head(context, state.dataset)
+        if head is None and head_embedder(name) is None:
+            embedder_key(name)  # raises the reason
+        result = context.run(EvaluateHead(head, state.test)) if head else None
+    except UserError as error:
+        log.warning("  no linear head is measured: %s", error)
+        return replace(state, no_head=str(error))
+    if result is None:
+        return replace(state, no_head=f"the training set's {state.labels or 0} labels are too few")
     log.info("  a linear head on the same labels: accuracy %.3f", result.meta["accuracy"])
+    state = replace(state, no_head=None)
     return state.with_output(HEAD_RESULT, result.id)
 
 

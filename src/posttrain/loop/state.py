@@ -42,6 +42,7 @@ class RoundState:
         latency: Id of the timing of candidate and champion, side by side.
         metrics: The candidate's metrics, by bare name.
         decision: The gate's decision: action, rules, intervals, metrics.
+        no_head: Why no linear head was measured, where one is configured.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
         adjustments: Changes of the config that rules made for later rounds, as JSON values.
         batch_counts: What became of each record of the batch, see `posttrain.loop.batch_counts.BatchCounts`.
@@ -71,6 +72,7 @@ class RoundState:
     latency: str | None = None
     metrics: Mapping[str, float] | None = None
     decision: Mapping[str, Any] | None = None
+    no_head: str | None = None
     labels: int | None = None
     labels_new: int | None = None
     adjustments: Sequence[Mapping[str, Any]] | None = None

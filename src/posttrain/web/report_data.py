@@ -53,7 +53,7 @@ class RoundRow:
     decision to the next one's: first the one that the decision left in service, then those put there by hand; None
     for a model that no round measured. ``seconds`` is by stage in the order of the stages; ``reasons`` counts why
     records were selected. ``labels`` counts the records of its training set, ``batch`` what became of those that it
-    asked for.
+    asked for. ``head`` says what a linear head reaches with the same labels.
     """
 
     number: int
@@ -66,6 +66,7 @@ class RoundRow:
     seconds: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
+    head: str = ""
     batch: BatchCounts = field(default_factory=BatchCounts)
 
 
@@ -130,7 +131,8 @@ class Report:
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: time of creation, as text.
         rollback: the roll-back that restored the champion, or None.
-        head: what a linear head reaches with the labels of the last round that measured one, in a sentence.
+        head: what a linear head reaches with the labels of the last round that measured one, in a sentence, or why none
+            was measured.
         damage: a sentence for each thing that is damaged, and so missing from the page.
     """
 

@@ -93,7 +93,7 @@ def read_loop(workspace: Workspace, config: Config) -> page.Report:
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=now_text(),
-        head=next((entry["head"]["sentence"] for entry in reversed(state["rounds"]) if entry["head"]), ""),
+        head=next((entry["head_sentence"] for entry in reversed(state["rounds"]) if entry["head_sentence"]), ""),
         rollback=rollback,
         damage=tuple(damage),
     )
@@ -141,6 +141,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, state),
+        head=models_beside(workspace, state)["head_sentence"],
         batch=batch_counts(workspace, state) or BatchCounts(),
     )
 
