@@ -74,6 +74,7 @@ class ProfileView:
     funnels: tuple[tuple[str, Chart], ...]
     splits: Chart | None
     sources: Chart | None
+    kinds: Chart | None
     labels: Chart | None
     labels_between: int
     balance: Table
@@ -105,6 +106,9 @@ def profile_view(profile: Profile) -> ProfileView:
         headline=tuple(_headline(profile)),
         funnels=tuple(_funnels(profile)),
         splits=_count_bars(profile.splits, "records of each split"),
+        kinds=_count_bars(
+            {name.replace("_", " "): count for name, count in profile.kinds.items()}, "records of each kind"
+        ),
         sources=_count_bars(profile.sources, "records of each source"),
         labels=labels,
         labels_between=between,

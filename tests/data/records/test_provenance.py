@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.records.provenance import origin_events, origin_ids, without_held_out_variants
+from posttrain.data.records.provenance import (
+    RECORD_KINDS,
+    origin_events,
+    origin_ids,
+    record_kinds,
+    without_held_out_variants,
+)
 from posttrain.data.records.record import CHANGED, concat
 from posttrain.data.split import FrozenSplits, assign_splits, hash_split, split_keys
 from posttrain.data.split.split_step import freeze_settings
@@ -149,3 +155,24 @@ def test_the_leak_check_finds_a_record_whose_origin_is_held_out(mark: object) ->
     assert find_leaks({"train": derived, "test": ORIGINALS.slice(4, 2)}) == []
     (leak,) = find_leaks({"train": records_of("{}", mark("q")).slice(1), "test": records_of(mark("q"))})  # type: ignore[operator]
     assert leak.kind == "origin"
+
+
+def test_record_kinds() -> None:
+    labelled = {"labelled_by": {"annotator": "people", "round": 1, "seconds": None}}
+    feedback = {"feedback": {"id": "f1", "rating": 5}}
+    expected = [
+        ({}, "files"),
+        ({"topic": "labelled_by"}, "files"),
+        ({"synthetic": "a column of the user's", "feedback": "of theirs, too", "pseudo": 1}, "files"),
+        (labelled, "labelled"),
+        (feedback, "user_feedback"),
+        (feedback | {"labelled_by": "feedback"}, "user_feedback"),
+        (feedback | labelled, "labelled"),
+        (json.loads(synthetic("a", "b")) | labelled, "synthetic"),
+        (json.loads(variant("a")), "synthetic"),
+        (labelled | {"hard_negative": {"of": "a"}}, "hard_negatives"),
+        ({"pseudo": {"teacher": "linear"}} | labelled, "pseudo_labels"),
+    ]
+    metas = pa.chunked_array([[json.dumps(meta)] for meta, _ in expected] + [pa.array([None], pa.string())])
+    assert record_kinds(metas) == [kind for _, kind in expected] + ["files"]
+    assert {kind for _, kind in expected} == set(RECORD_KINDS)

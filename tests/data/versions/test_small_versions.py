@@ -11,7 +11,7 @@ import pytest
 from posttrain.data.records.record import RECORD, REJECTED, concat, without_answers
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.data.versions.history import Diff, diff_versions
+from posttrain.data.versions.history import Diff, count_kinds, diff_versions, increment_kinds
 from posttrain.data.versions.version import Dataset, Version, read_dataset, write_dataset
 
 Make = Callable[..., pa.Table]
@@ -147,3 +147,19 @@ def test_an_empty_increment_gives_an_empty_version(parent: Dataset | None) -> No
     assert version.records.schema == RECORD
     assert version.records.num_rows == 0
     assert version.meta["increment"] == {}
+
+
+def test_an_increment_is_counted_by_kind(tmp_path: Path, make: Make) -> None:
+    """Of every set and its parent; a version whose files say nothing of kinds, as older releases wrote it, is read."""
+    files = make(("a", "x"), ("b", "y"))
+    answered = with_answers(make(("c", "x"), ("d", "y"), ("e", "y")), ["x", "x", "y"], "people", 1)
+    first = next_training_set(None, files)
+    second = next_training_set(first, answered)
+    versions = []
+    for name, dataset in (("first", first), ("second", second)):
+        write_dataset(tmp_path / name, dataset.records, dataset.rejected, dataset.meta)
+        versions.append(Version.open_folder(tmp_path / name))
+    assert increment_kinds(versions[0], None) == {"files": 2}
+    assert increment_kinds(versions[1], versions[0]) == {"labelled": 3}
+    assert increment_kinds(versions[1], None) == {"files": 2, "labelled": 3} == count_kinds(versions[1].tables())
+    assert increment_kinds(versions[0], versions[1]) == {}

@@ -16,6 +16,7 @@ from posttrain.cli.output import (
     print_rejections,
     print_table,
 )
+from posttrain.cli.data.versions import added_kinds, kinds_text
 from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
 from posttrain.data.report.drift import measure_drift
 from posttrain.data.report.profile import profile_version
@@ -48,12 +49,15 @@ def show(
             raise UserError(f"no step `{step}` rejected anything", where="--step", fix=f"those that did: {names}")
         tables = _rejected_tables(stored, step) if rejected else stored.tables(split)
         rows, count = _first_rows(tables, limit)
+        added = added_kinds(store, stored.id)
     if json:
-        print_json({**stored.meta, "rejected" if rejected else "records": rows})
+        print_json({**stored.meta, "added": added, "rejected" if rejected else "records": rows})
         return
     print_table(
         "", ["step", "reason", "records"], [[e["step"], e["reason"], e["count"]] for e in stored.meta["funnel"]]
     )
+    if added:
+        print_line(f"added: {kinds_text(added)}")
     show_rows = print_rejections if rejected else print_records
     show_rows(f"{len(rows)} of {count} records", rows)
 

@@ -1,5 +1,6 @@
 """``posttrain data list``, ``log``, ``tag``, ``diff`` and ``gc``: versions, their history and what can be removed."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +14,13 @@ from posttrain.cli.output import (
     print_table,
 )
 from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
-from posttrain.data.versions.history import diff_versions
+from posttrain.data.versions.history import count_kinds, diff_versions, increment_kinds
 from posttrain.data.versions.named_build import check_tag, find_garbage, remove_garbage
 from posttrain.store.errors import UserError
 from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
-_LIST_COLUMNS = ["version", "records", "rejected", "id", "parent", "tags"]
+_LIST_COLUMNS = ["version", "records", "added", "rejected", "id", "parent", "tags"]
 
 _DIFF_ROWS = 50
 
@@ -31,7 +32,8 @@ def list_versions(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption 
     if json:
         print_json(rows)
     else:
-        print_table("", _LIST_COLUMNS, [[row[column] for column in _LIST_COLUMNS] for row in rows])
+        cells = [{**row, "added": kinds_text(row["added"])} for row in rows]
+        print_table("", _LIST_COLUMNS, [[row[column] for column in _LIST_COLUMNS] for row in cells])
 
 
 def log(
@@ -53,6 +55,8 @@ def log(
         if entry["note"]:
             print_line(f"  {entry['note']}")
         print_line(f"  {entry['records']:,} records" + _growth_text(entry))
+        if entry["added"]:
+            print_line(f"  added: {kinds_text(entry['added'])}")
         for source in entry["came"]:
             print_line(f"  + {source['records']:,} read from {source['name']}")
         print_line(f"  steps: {', '.join(entry['steps']) or 'none'}")
@@ -77,12 +81,32 @@ def tag(
     print_line(f"{named.name}@{word} is {named.text}")
 
 
+def kinds_text(kinds: Mapping[str, int] | None) -> str:
+    """Returns counts by kind as text, such as ``3 from files, 12 labelled``; empty without any."""
+    named = {kind: "from files" if kind == "files" else kind.replace("_", " ") for kind in kinds or {}}
+    return ", ".join(f"{count:,} {named[kind]}" for kind, count in (kinds or {}).items())
+
+
+def added_kinds(store: Workspace, id: str) -> dict[str, int] | None:
+    """Counts by kind the records that a dataset version has and its parent does not; None if the parent is gone."""
+    from posttrain.data.versions.version import Version
+
+    version = Version.open(store.artifacts, id)
+    parent = version.meta.get("parent") or next(
+        (named.parent for named in store.metadata.names() if named.artifact_id == id), None
+    )
+    if parent is not None and not store.artifacts.exists(parent):
+        return None
+    return increment_kinds(version, None if parent is None else Version.open(store.artifacts, parent))
+
+
 def _version_row(store: Workspace, named: NamedVersion) -> dict[str, Any]:
     artifact = store.metadata.artifact(named.artifact_id)
     counts = artifact.meta["counts"] if artifact else {}
     return {
         "version": named.text,
         "records": counts.get("records"),
+        "added": added_kinds(store, named.artifact_id),
         "rejected": counts.get("rejected"),
         "id": named.artifact_id,
         "parent": named.parent,
@@ -131,13 +155,17 @@ def diff(
         changes = diff_versions(open_version(store, older), open_version(store, newer))
     if json:
         tables = {"came": changes.added, "went": changes.removed, "changed": changes.changed}
-        print_json({name: table.to_pylist() for name, table in tables.items()})
+        rows = {name: table.to_pylist() for name, table in tables.items()}
+        print_json({**rows, "kinds": {"came": count_kinds([changes.added]), "went": count_kinds([changes.removed])}})
         return
     if not (changes.added.num_rows or changes.removed.num_rows or changes.changed.num_rows):
         print_line("no difference")
         return
     counts = (changes.added.num_rows, changes.removed.num_rows, changes.changed.num_rows)
     print_line("{} added, {} removed, {} changed".format(*counts))
+    for name, table in (("added", changes.added), ("removed", changes.removed)):
+        if table.num_rows:
+            print_line(f"{name}: {kinds_text(count_kinds([table]))}")
     if changes.added.num_rows:
         print_records("added", changes.added.slice(0, _DIFF_ROWS).to_pylist())
     if changes.removed.num_rows:

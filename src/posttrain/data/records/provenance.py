@@ -1,4 +1,4 @@
-"""Traces derived records (augmented, synthetic, rewritten) to the records that they come from."""
+"""Reads from a record's ``meta`` how it came about: its kind, and the records that it derives from."""
 
 import json
 from typing import Any
@@ -9,7 +9,18 @@ import pyarrow.compute as compute
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 
+HARD_NEGATIVE = "hard_negative"
+"""Key of the ``meta`` of a pair whose rejected answer is the label of a hard negative."""
+
+PSEUDO = "pseudo"
+"""Key of a pseudo-label's ``meta``: its teacher, confidence and weight, and ``targets`` where it is soft."""
+
+RECORD_KINDS = ("files", "labelled", "user_feedback", "synthetic", "hard_negatives", "pseudo_labels")
+"""The kinds of records, by how they came about: read from a file, labelled in a round, and so on."""
+
 _DERIVED = '"(augmented|synthetic)"'
+
+_MARKED = rf'"(augmented|synthetic|labelled_by|feedback|{HARD_NEGATIVE}|{PSEUDO})"'
 
 _MAX_CHANGES = 64  # of one record; bounds the loops, as two steps that undo each other make a cycle of ids
 
@@ -26,6 +37,20 @@ def origin_ids(table: pa.Table) -> pa.Array:
     for row in marked.tolist():
         origins[row] = _origin(metas[row].as_py())
     return pa.array(origins, pa.string())
+
+
+def record_kinds(metas: pa.ChunkedArray) -> list[str]:
+    """Returns the kind of each record, one of `RECORD_KINDS`.
+
+    A record with marks of several is of the last one in the order of `RECORD_KINDS`; but feedback without an answer
+    that was labelled since is ``labelled``.
+
+    Args:
+        metas: The column ``meta``, string [N].
+    """
+    # One regular expression over the column first, as in `origin_ids`.
+    marked = compute.match_substring_regex(metas, _MARKED).fill_null(False).to_pylist()
+    return [_kind(meta) if mark else "files" for meta, mark in zip(metas.to_pylist(), marked, strict=True)]
 
 
 def without_held_out_variants(table: pa.Table, held_out: pa.Table, changed: pa.Table) -> Outcome:
@@ -61,6 +86,20 @@ def origin_events(meta: str | None) -> list[dict[str, Any]]:
         what = f"{marks.get('method')}, a variant of {marks['of']}"
         events.append({"step": "augment", "what": what, "method": marks.get("method"), "of": marks["of"]})
     return events
+
+
+def _kind(meta: str) -> str:
+    values = json.loads(meta)
+    # By the type of the mark, since a user's own column may have the same name.
+    if isinstance(values.get(PSEUDO), dict):
+        return "pseudo_labels"
+    if isinstance(values.get(HARD_NEGATIVE), dict):
+        return "hard_negatives"
+    if _origin(meta) is not None:
+        return "synthetic"
+    if isinstance(values.get("labelled_by"), dict):
+        return "labelled"
+    return "user_feedback" if isinstance(values.get("feedback"), dict) else "files"
 
 
 def _origin(meta: str) -> str | None:

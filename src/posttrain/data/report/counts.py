@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from posttrain.data.records.provenance import record_kinds
 from posttrain.data.report.distribution import Distribution, DistributionBuilder
 from posttrain.data.report.ngrams import word_count
 from posttrain.data.report.sample import BottomKSample, id_hashes
@@ -75,6 +76,7 @@ class RecordCounts:
     answered: int = 0
     sources: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     _labels: Counter[tuple[str, str]] = field(default_factory=Counter)
     _open_ended: bool = False
     _lengths: dict[str, DistributionBuilder] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class RecordCounts:
             raise ValueError(f"{len(splits)} names of splits for {table.num_rows} records")
         self.records += table.num_rows
         self.sources.update(source or "unknown" for source in table["source"].to_pylist())
+        self.kinds.update(record_kinds(table["meta"]))
         row_splits = [ALL] * table.num_rows if splits is None else [split or "none" for split in splits]
         if splits is not None:
             self.splits.update(row_splits)

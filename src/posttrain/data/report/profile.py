@@ -41,7 +41,7 @@ class Profile:
         answered: number of records with an answer.
         open_ended: whether answers are texts rather than labels.
         funnel: ``{set, step, reason, count}`` as the pipeline counted: from ``read, in`` to ``kept, kept`` in each set.
-        sources, splits: records by source and by split.
+        sources, splits, kinds: records by source, by split and by kind (`RECORD_KINDS`).
         balances: of the labels; ``all`` and by split.
         lengths: by part and unit, such as ``input characters``; ``totals`` are their sums.
         languages: records by language, if a step measured it.
@@ -60,6 +60,7 @@ class Profile:
     funnel: tuple[Mapping[str, Any], ...] = ()
     sources: Mapping[str, int] = field(default_factory=dict)
     splits: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
     balances: Mapping[str, LabelBalance] = field(default_factory=dict)
     lengths: Mapping[str, Distribution] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Profile:
             "funnel": [dict(row) for row in self.funnel],
             "sources": _most_common(self.sources),
             "splits": dict(self.splits),
+            "kinds": dict(self.kinds),
             "labels": {side: measure.to_json() for side, measure in self.balances.items()},
             "lengths": {
                 name: {"total": self.totals[name]} | measure.to_json() for name, measure in self.lengths.items()
@@ -155,6 +157,7 @@ def build_profile(
         funnel=tuple({"set": _SET, **row} for row in funnel) or _funnel(counts.records, turned_away),
         sources=descending(counts.sources),
         splits=descending(counts.splits),
+        kinds=descending(counts.kinds),
         balances=counts.balances(),
         lengths=counts.lengths,
         totals=counts.totals,

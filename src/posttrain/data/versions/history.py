@@ -1,6 +1,7 @@
-"""Reports the history of one record in a dataset version, and what changed from one version to another."""
+"""Reports the history of one record in a dataset version, and the changes and increments between versions."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from posttrain.data.records.provenance import origin_events
+from posttrain.data.records.provenance import RECORD_KINDS, origin_events, record_kinds
 from posttrain.data.records.record import FACT, REJECTED, concat
 from posttrain.data.versions.pipeline import DROPPED
 from posttrain.data.versions.shards import FACTS, RECORDS, REJECTIONS, Shard
@@ -242,6 +243,24 @@ def diff_versions(older: Version, newer: Version) -> Diff:
         _with_reasons(_filter_out(removed, "input_id", inputs), newer),
         pa.Table.from_pylist(changed, schema=ANSWER_CHANGES),
     )
+
+
+def count_kinds(tables: Iterable[pa.Table]) -> dict[str, int]:
+    """Counts the records of tables by kind, without kinds that have none; the tables need the column ``meta``."""
+    counts = Counter(kind for table in tables for kind in record_kinds(table["meta"]))
+    return {kind: counts[kind] for kind in RECORD_KINDS if counts[kind]}
+
+
+def increment_kinds(version: Version, parent: Version | None) -> dict[str, int]:
+    """Counts by kind the records of a version that its parent does not hold: all without a parent.
+
+    It reads the records' own marks, so that versions of earlier releases are counted too.
+    """
+    tables = version.tables(columns=["id", "meta"])
+    if parent is None:
+        return count_kinds(tables)
+    ids = _all_ids(parent)
+    return count_kinds(_filter_out(table, "id", ids) for table in tables)
 
 
 def _all_ids(version: Version) -> pa.Array:

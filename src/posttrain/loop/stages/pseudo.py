@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from posttrain.data.records.provenance import PSEUDO
 from posttrain.data.records.record import assign_ids, concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import write_dataset
@@ -33,9 +34,6 @@ from posttrain.loop.teachers import build_teacher, calibrated
 from posttrain.select.pool_sample import sample_pool
 
 log = logging.getLogger("posttrain")
-
-PSEUDO = "pseudo"
-"""Key of a pseudo-label's ``meta``: its teacher, confidence and weight, and ``targets`` where it is soft."""
 
 _CANDIDATES = 2  # pool records that a teacher without a price per answer predicts, for each pseudo-label wanted
 
