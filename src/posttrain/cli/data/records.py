@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from posttrain.cli.data.versions import added_kinds, kinds_text
 from posttrain.cli.output import (
     JsonOption,
     input_preview,
@@ -16,7 +17,6 @@ from posttrain.cli.output import (
     print_rejections,
     print_table,
 )
-from posttrain.cli.data.versions import added_kinds, kinds_text
 from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
 from posttrain.data.report.drift import measure_drift
 from posttrain.data.report.profile import profile_version
