@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 TASK = TaskConfig(system="Name the intent.")
 SCORES = [5, 3, 9, 0, 8, 1, 4, 2, 7, 6]
 ADAPTIVE = {"name": "adaptive", "every": 2, "start": 0.3, "duration": 0.8}
+STAGNATION = {"name": "stagnation", "every": 2, "window": 2, "start": 0.4, "duration": 0.9, "tolerance": 0.5}
 
 SELF_PACED = {"name": "self_paced", "every": 2, "start": 0.4, "duration": 0.8, "growth": 1.02}
 
@@ -154,7 +155,9 @@ def test_the_answers_of_a_pair_have_the_same_kind(
 
 
 @pytest.mark.parametrize(
-    "curriculum", [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}, SELF_PACED], ids=["loss", "score", "self_paced"]
+    "curriculum",
+    [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}, STAGNATION, SELF_PACED],
+    ids=["loss", "score", "stagnation", "self_paced"],
 )
 def test_a_kill_at_every_step_does_not_change_a_curriculum(
     tiny_model: Path,
@@ -253,18 +256,20 @@ def test_impossible_phases_and_curricula_are_refused(
         )
 
 
-def test_self_paced_training_does_not_depend_on_the_layout_of_rows(
+@pytest.mark.parametrize("curriculum", [SELF_PACED, STAGNATION], ids=["self_paced", "stagnation"])
+def test_a_curriculum_does_not_depend_on_the_layout_of_rows(
     tiny_model: Path,
     scored_records: pa.Table,
     config: TrainConfig,
     tmp_path: Path,
     rows_seen: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
+    curriculum: dict[str, Any],
 ) -> None:
     """Every step uses the same records with packed rows, padded rows and rows of single records."""
 
     def rows_by_step(name: str, **changes: Any) -> list[list[int]]:
-        run_config = with_settings(config, curriculum=SELF_PACED, epochs=3, **changes)
+        run_config = with_settings(config, curriculum=curriculum, epochs=3, **changes)
         del rows_seen[:]
         meta = train(
             tiny_model, scored_records, run_config, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s"

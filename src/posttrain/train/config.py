@@ -38,6 +38,9 @@ from posttrain.train.regularization.config import NoiseConfig
 OPERATIONAL_SECTIONS = frozenset({"checkpoint", "loader", "profile", "sinks"})
 """Parts of the config that do not decide what a training ends with."""
 
+_STAGNATION = ("window", "tolerance", "emphasis", "width")
+"""Keys of a curriculum that only ``stagnation`` has, and that are newer than stage keys."""
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|B|[KMG]i?B)")
@@ -222,6 +225,10 @@ class TrainConfig(Section):
         values["stages"] = values.pop("phases")
         if not self.sft.focal:
             del values["sft"]["focal"]
+        for curriculum in (values["curriculum"], *(phase["curriculum"] for phase in values["stages"])):
+            if curriculum["name"] != "stagnation":
+                for name in _STAGNATION:
+                    del curriculum[name]
         values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
         values["initialization"]["largest_ratio"] = 10.0
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import chisquare
 
 from posttrain.store.errors import UserError
 from posttrain.train.data.batch_sampler import BatchSampler, EpochPlan
@@ -128,20 +129,63 @@ def test_an_adaptive_curriculum_waits_for_the_loss() -> None:
     assert sampler.seen().sum() == 80 * 5
 
 
-@pytest.mark.parametrize("observed_steps", [0, 1, 4, 5, 6, 24, 40])
-def test_a_sampler_resumes_at_any_step(observed_steps: int) -> None:
-    def loss(step: int) -> float:
-        return 4.0 - step / 20
+def stagnation_sampler(batch_size: int = 5, **settings: Any) -> BatchSampler:
+    values = {"start": 0.25, "duration": 0.5, "every": 5, "window": 5, "stairs": 3, **settings}
+    steps = values.pop("steps", 60)
+    phases = [phase(steps=steps, curriculum=CurriculumConfig(name="stagnation", **values)), phase(epochs=1)]
+    return BatchSampler(100, batch_size, 3, phases, difficulties=np.arange(100))
 
-    uninterrupted = adaptive_sampler()
+
+def test_stagnation_opens_one_part_after_the_other() -> None:
+    sampler = stagnation_sampler()
+    for step in range(20):
+        assert max(sampler.rows(step)) < 25 + 25 * (step // 5), "one more part after each window of an even loss"
+        sampler.observe(step, 3.0)
+    sampler = stagnation_sampler()
+    for step in range(25):
+        assert max(sampler.rows(step)) < 25, "the loss still falls"
+        sampler.observe(step, 30.0 - step)
+    assert sorted(row for step in range(30, 50) for row in sampler.rows(step)) == list(range(100))
+
+
+def test_rows_near_the_threshold_are_drawn_in_proportion_to_their_weight() -> None:
+    """Single draws, over many steps, against the exact shares; without an emphasis all are equal."""
+    for emphasis in (0.0, 3.0):
+        sampler = stagnation_sampler(1, steps=20_000, duration=1.0, every=20_000, window=2, emphasis=emphasis)
+        drawn = np.bincount([sampler.rows(step)[0] for step in range(20_000)], minlength=25)
+        assert len(drawn) == 25
+        weights = 1 + emphasis * np.exp(-((np.arange(24, -1, -1) / 100 / 0.1) ** 2) / 2)
+        assert chisquare(drawn, 20_000 * weights / weights.sum()).pvalue > 0.01
+
+
+def test_a_batch_has_no_row_twice() -> None:
+    sampler = stagnation_sampler(batch_size=25)
+    assert sorted(sampler.rows(0)) == list(range(25))
+
+
+def test_a_window_longer_than_the_curriculum_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    stagnation_sampler(window=30)
+    assert "all records open before a window of 30 steps is full" in caplog.text
+    caplog.clear()
+    stagnation_sampler(window=29)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("make_sampler", [adaptive_sampler, stagnation_sampler])
+@pytest.mark.parametrize("observed_steps", [0, 1, 4, 5, 6, 24, 40])
+def test_a_sampler_resumes_at_any_step(observed_steps: int, make_sampler: Callable[[], BatchSampler]) -> None:
+    def loss(step: int) -> float:
+        return 4.0 - step / 20 if step < 10 else 3.5
+
+    uninterrupted = make_sampler()
     expected = []
     for step in range(uninterrupted.steps):
         expected.append(uninterrupted.rows(step))
         uninterrupted.observe(step, loss(step))
-    interrupted = adaptive_sampler()
+    interrupted = make_sampler()
     for step in range(observed_steps):
         interrupted.observe(step, loss(step))
-    resumed = adaptive_sampler()
+    resumed = make_sampler()
     resumed.load_state(json.loads(json.dumps(interrupted.state())))
     for step in range(observed_steps, resumed.steps):
         assert resumed.rows(step) == expected[step]

@@ -1,11 +1,25 @@
 """The pace at which curricula open the harder records."""
 
+import json
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import theilslopes
 
+from posttrain.store.errors import UserError
 from posttrain.train.data.config import CurriculumConfig
-from posttrain.train.data.curriculum import AdaptiveCurriculum, competence, fully_open_step
+from posttrain.train.data.curriculum import (
+    AdaptiveCurriculum,
+    StagnationCurriculum,
+    competence,
+    edge_weights,
+    fully_open_step,
+    stagnates,
+)
 
 
 @pytest.mark.parametrize(("pacing", "power"), [("linear", 2.0), ("root", 2.0), ("root", 5.0)])
@@ -71,3 +85,87 @@ def test_steps_must_be_observed_in_order() -> None:
     for step in (2, 4):
         with pytest.raises(ValueError, match=f"step {step} does not follow 3 observed steps"):
             curriculum.observe(step, 1.0)
+
+
+STAGNATION = {"name": "stagnation", "every": 2, "window": 4, "start": 0.5, "stairs": 2, "tolerance": 0.05}
+
+
+def stagnation_after(losses: list[float], **settings: Any) -> StagnationCurriculum:
+    curriculum = StagnationCurriculum(CurriculumConfig.read(STAGNATION | settings, ""), 100)
+    for step, loss in enumerate(losses):
+        curriculum.observe(step, loss)
+    return curriculum
+
+
+def test_difficulty_rises_when_the_loss_has_stopped_falling() -> None:
+    """One of two stairs at a time, and each after a whole window of its own."""
+    assert stagnation_after([9, 8, 7, 6, 5, 4, 3, 2]).shares == [0.5] * 5
+    assert stagnation_after([4, 4, 4]).shares == [0.5, 0.5], "the window is not full"
+    assert stagnation_after([4] * 4).shares == [0.5, 0.5, 0.75]
+    assert stagnation_after([4] * 6).shares == [0.5, 0.5, 0.75, 0.75], "the losses before the rise count no more"
+    assert stagnation_after([4] * 12).shares == [0.5, 0.5, 0.75, 0.75, 1.0, 1.0, 1.0]
+    # Of a fall over the window by 4% and by 6% only the first one is within the tolerance of 5%.
+    assert stagnation_after([3.06, 3.02, 2.98, 2.94]).shares[-1] == 0.75
+    assert stagnation_after([3.09, 3.03, 2.97, 2.91]).shares[-1] == 0.5
+    assert stagnation_after([1, 2, 3, 4]).shares[-1] == 0.75, "a rising loss has stopped falling"
+
+
+def test_a_single_spike_neither_delays_nor_hastens_a_rise() -> None:
+    flat, falling = [4.0] * 8, [9.0 - step for step in range(8)]
+    for step in range(8):
+        for spike in (0.0, 1000.0):
+            window = [(s, spike if s == step else loss) for s, loss in enumerate(flat)]
+            assert stagnates(window, 8, CurriculumConfig(tolerance=0.05))
+            window = [(s, spike if s == step else loss) for s, loss in enumerate(falling)]
+            assert not stagnates(window, 8, CurriculumConfig(tolerance=0.05))
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12), st.floats(0, 1))
+def test_the_slope_is_that_of_theil_and_sen(losses: list[float], tolerance: float) -> None:
+    window = list(enumerate(losses))
+    fall = -theilslopes(losses).slope * 19
+    result = stagnates(window, 20, CurriculumConfig(tolerance=tolerance))
+    if not math.isclose(fall, tolerance * abs(np.median(losses)), rel_tol=1e-9, abs_tol=1e-9):
+        assert result == (fall <= tolerance * abs(np.median(losses)))
+
+
+def test_windows_of_nan_decide_nothing() -> None:
+    nan = math.nan
+    assert stagnation_after([nan] * 8).shares == [0.5] * 5
+    assert stagnation_after([4, nan, nan, 4]).shares == [0.5] * 3
+    assert stagnation_after([4, nan, 4, 4]).shares == [0.5, 0.5, 0.75]
+    assert stagnation_after([nan, math.inf, 4, nan, 4, 4]).shares == [0.5, 0.5, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("observed_steps", range(15))
+def test_stagnation_resumes_from_its_state(observed_steps: int) -> None:
+    losses = [4, 4, math.nan, 4, 5, 4.5, 4, 3.5, 3.4, 3.4, 3.4, 3.5, 3, 2, 1]
+    uninterrupted, interrupted = stagnation_after(losses), stagnation_after(losses[:observed_steps])
+    assert uninterrupted.shares[-1] == 1.0
+    resumed = StagnationCurriculum(uninterrupted.config, 100)
+    resumed.load_state(json.loads(json.dumps(interrupted.state())))
+    for step in range(observed_steps, len(losses)):
+        resumed.observe(step, losses[step])
+    assert resumed.state() == uninterrupted.state()
+    assert resumed.shares == uninterrupted.shares
+
+
+@given(st.integers(1, 200), st.floats(0.01, 1), st.floats(0, 5), st.floats(0.01, 1))
+def test_the_edge_of_what_is_open_is_drawn_most_often(count: int, share: float, emphasis: float, width: float) -> None:
+    opened = math.ceil(share * count)
+    weights = edge_weights(count, opened, CurriculumConfig(emphasis=emphasis, width=width))
+    assert weights[-1] == 1 + emphasis
+    assert (np.diff(weights) >= 0).all()
+    assert weights.min() >= 1
+    # A record one width below the threshold has exp(-1/2) of the emphasis.
+    below = round(width * count)
+    if below < opened:
+        assert weights[opened - 1 - below] == pytest.approx(
+            1 + emphasis * math.exp(-((below / count / width) ** 2) / 2)
+        )
+
+
+@pytest.mark.parametrize("settings", [{"window": 1}, {"tolerance": -0.1}, {"emphasis": -1}, {"width": 0}])
+def test_impossible_settings_of_stagnation_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(settings))):
+        CurriculumConfig.read(STAGNATION | settings, "here")

@@ -12,7 +12,15 @@ import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.train.data.config import PhaseConfig
-from posttrain.train.data.curriculum import AdaptiveCurriculum, SelfPacedCurriculum, competence, fully_open_step
+from posttrain.train.data.curriculum import (
+    AdaptiveCurriculum,
+    LossPacedCurriculum,
+    SelfPacedCurriculum,
+    StagnationCurriculum,
+    competence,
+    edge_weights,
+    fully_open_step,
+)
 from posttrain.train.data.mix import MixPart, mix_parts
 
 log = logging.getLogger("posttrain")
@@ -119,12 +127,16 @@ class PhaseSampler:
         # From this step on all records come in passes: a curriculum ends as an ordinary training.
         self._open = 0 if curriculum.name == "none" else min(self.steps, fully_open_step(curriculum, self.steps))
         self._ranked = None
-        self.pacing: AdaptiveCurriculum | SelfPacedCurriculum | None = None
+        self.pacing: LossPacedCurriculum | SelfPacedCurriculum | None = None
         """A curriculum that depends on the losses."""
         if difficulties is not None:  # the easiest first; a stable sort, so that ties do not depend on the platform
             self._ranked = rows[np.argsort(difficulties[rows], kind="stable")]
         if curriculum.name == "adaptive":
             self.pacing = AdaptiveCurriculum(curriculum, self.steps)
+        elif curriculum.name == "stagnation":
+            self.pacing = StagnationCurriculum(curriculum, self.steps)
+            if curriculum.window >= self._open:
+                log.warning("  all records open before a window of %d steps is full", curriculum.window)
         elif curriculum.name == "self_paced":
             assert difficulties is not None
             self.pacing = SelfPacedCurriculum(
@@ -156,7 +168,11 @@ class PhaseSampler:
         else:
             share = self.pacing.competence(step)
         # At least a batch is open, or the first steps would be smaller than the others.
-        return self._draw(step, self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))])
+        opened = self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))]
+        if isinstance(self.pacing, StagnationCurriculum):
+            weights = edge_weights(len(self._ranked), len(opened), self.config.curriculum)
+            return self._draw(step, opened, weights)
+        return self._draw(step, opened)
 
     def wants_unit_losses(self, step: int) -> bool:
         """Returns whether a step's losses by record decide the rows of later ones."""
@@ -175,18 +191,24 @@ class PhaseSampler:
         Raises:
             UserError: the state is of another curriculum; the error names ``where`` and ``fix``.
         """
-        if ("shares" in state) != isinstance(self.pacing, AdaptiveCurriculum):
+        if self.pacing is not None and state.keys() != self.pacing.state().keys():
             raise UserError("the checkpoint is of another curriculum", where=where, fix=fix)
         if isinstance(self.pacing, SelfPacedCurriculum):
             self.pacing.load_state(state, where, fix)
         elif self.pacing is not None:
             self.pacing.load_state(state)
 
-    def _draw(self, step: int, open_rows: np.ndarray) -> np.ndarray:
-        """Draws a batch from the open rows."""
+    def _draw(self, step: int, open_rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """Draws a batch from the open rows; with weights, each next row with a chance in proportion to its weight."""
         # Seeded by the step: any process draws any step without having drawn those before it.
         generator = np.random.default_rng([self._seed, self.first_epoch, step, 0, 0, 1])
         size = min(self._batch_size, len(open_rows))
+        if weights is not None:
+            # The greatest keys u^(1/w): P. Efraimidis, P. Spirakis, Weighted random sampling with a reservoir, 2006.
+            # Their logarithms, as high powers of u would be equal.
+            keys = np.log(generator.random(len(open_rows))) / weights
+            heaviest: np.ndarray = open_rows[np.argsort(-keys, kind="stable")[:size]]
+            return heaviest
         rows: np.ndarray = open_rows[generator.choice(len(open_rows), size, replace=False)]
         return rows
 

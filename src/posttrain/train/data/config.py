@@ -80,9 +80,10 @@ class CurriculumConfig(Section):
     arXiv:1903.09848, algorithm 1). Once all are open, they come in passes again.
     """
 
-    name: Literal["none", "fixed", "adaptive", "self_paced"] = Field(
+    name: Literal["none", "fixed", "adaptive", "stagnation", "self_paced"] = Field(
         "none",
-        description="All records; more of them by a plan; more as the loss falls; or those whose own loss is low.",
+        description="All records; more of them by a plan; more as the loss falls; more once it has stopped falling; or "
+        "those whose own loss is low.",
     )
     difficulty: str = Field(
         "loss", description="Difficulty of a record: its loss before training, or a column of the data with numbers."
@@ -91,9 +92,20 @@ class CurriculumConfig(Section):
     duration: float = Field(0.5, gt=0, le=1, description="Share of the steps after which all records are open.")
     pacing: Literal["linear", "root", "step"] = Field("root", description="Shape of a fixed curriculum.")
     power: float = Field(2.0, gt=0, description="root: order of the root; a higher one opens more records early.")
-    stairs: int = Field(4, ge=1, description="step: number of equal steps.")
+    stairs: int = Field(4, ge=1, description="step, stagnation: number of equal steps.")
     target: float = Field(0.5, ge=0, lt=1, description="adaptive: share of the first loss at which all are open.")
-    every: int = Field(10, ge=1, description="adaptive, self_paced: steps between two looks at the losses.")
+    every: int = Field(10, ge=1, description="adaptive, stagnation, self_paced: steps between two looks at the losses.")
+    window: int = Field(20, ge=2, description="stagnation: latest steps whose losses say whether it still falls.")
+    tolerance: float = Field(
+        0.01, ge=0, description="stagnation: largest fall over the window, as a share of the loss, that is none."
+    )
+    emphasis: float = Field(
+        1.0,
+        ge=0,
+        description="stagnation: how much more often than easy records those at the edge of what is open are drawn; "
+        "0: equally often.",
+    )
+    width: float = Field(0.1, gt=0, le=1, description="stagnation: width of that edge, as a share of the records.")
     growth: float = Field(1.3, gt=1, description="self_paced: factor of the largest allowed loss at each look.")
 
     @model_validator(mode="after")

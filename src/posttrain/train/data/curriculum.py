@@ -1,8 +1,13 @@
-"""Curricula: easy records first, paced by a plan, by the training loss, or by each record's own loss."""
+"""Curricula: easy records first, paced by a plan, by the training loss, or by each record's own loss.
+
+Curricula that follow losses decide the rows of a few steps ahead at each look, so that steps can be prefetched, and
+keep a state from which a training resumes exactly.
+"""
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +30,15 @@ def competence(config: CurriculumConfig, step: int, steps: int) -> float:
     progress = min(1.0, step / fully_open_step(config, steps))
     if config.pacing == "step":
         # The last stair is reached at the end of the curriculum, when everything is open.
-        stair = math.floor(progress * config.stairs)
-        return config.start + (1 - config.start) * stair / config.stairs
+        return _stair(config, math.floor(progress * config.stairs))
     power = config.power if config.pacing == "root" else 1.0
     first = config.start**power
     return float(min(1.0, progress * (1 - first) + first) ** (1 / power))
+
+
+def _stair(config: CurriculumConfig, number: int) -> float:
+    """Returns the share that is open after ``number`` of ``stairs`` equal steps."""
+    return config.start + (1 - config.start) * number / config.stairs
 
 
 def fully_open_step(config: CurriculumConfig, steps: int) -> int:
@@ -38,13 +47,8 @@ def fully_open_step(config: CurriculumConfig, steps: int) -> int:
 
 
 @dataclass
-class AdaptiveCurriculum:
-    """Opens records as the loss falls, every few steps.
-
-    The competence after a look is c0 + (1 - c0) x (L0 - L) / (L0 - target L0), in 0..1 and never less than before: L is
-    the mean loss since the last look, L0 that of the first. As harder records come in, the loss stays up and no more
-    are opened until it falls again: the model sets the pace, as in self-paced learning (Kumar, Packer, Koller,
-    NIPS 2010), where a threshold on the records' own losses does it (see `posttrain.train.data.curriculum`).
+class LossPacedCurriculum(ABC):
+    """Opens a share of the records that depends on the losses so far, decided anew every few steps.
 
     Args:
         config: settings of the curriculum.
@@ -55,9 +59,6 @@ class AdaptiveCurriculum:
     steps: int
     shares: list[float] = field(init=False)
     """Competence from each look to the next; the first holds from step 0."""
-    _first: float | None = field(default=None, init=False)
-    _sum: float = field(default=0.0, init=False)
-    _finite: int = field(default=0, init=False)
     _seen: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -81,29 +82,54 @@ class AdaptiveCurriculum:
         if step != self._seen:
             raise ValueError(f"step {step} does not follow {self._seen} observed steps")
         self._seen += 1
-        # A NaN would make the mean NaN, and nothing would ever open again.
+        # A NaN would make any mean NaN, and nothing would ever open again.
         if math.isfinite(loss):
-            self._sum, self._finite = self._sum + loss, self._finite + 1
+            self._take_in(step, loss)
         if self._seen % self.config.every == 0:
-            self._look()
+            self.shares.append(self._next_share(self.shares[-1]))
 
     def state(self) -> dict[str, Any]:
         """Returns the state for `load_state` as JSON."""
-        return {
-            "shares": list(self.shares),
-            "first": self._first,
-            "sum": self._sum,
-            "finite": self._finite,
-            "seen": self._seen,
-        }
+        return {"shares": list(self.shares), "seen": self._seen}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Resumes from a state."""
-        self.shares, self._first = list(state["shares"]), state["first"]
-        self._sum, self._finite, self._seen = state["sum"], state["finite"], state["seen"]
+        self.shares, self._seen = list(state["shares"]), state["seen"]
 
-    def _look(self) -> None:
-        share = self.shares[-1]
+    @abstractmethod
+    def _take_in(self, step: int, loss: float) -> None:
+        """Takes in a finite loss."""
+
+    @abstractmethod
+    def _next_share(self, share: float) -> float:
+        """Returns the share that is open from this look on, which is never less than the last one, ``share``."""
+
+
+@dataclass
+class AdaptiveCurriculum(LossPacedCurriculum):
+    """Opens records as the loss falls.
+
+    The competence after a look is c0 + (1 - c0) x (L0 - L) / (L0 - target L0), in 0..1 and never less than before: L is
+    the mean loss since the last look, L0 that of the first. As harder records come in, the loss stays up and no more
+    are opened until it falls again: the model sets the pace, as in self-paced learning (Kumar, Packer, Koller,
+    NIPS 2010), where a threshold on the records' own losses does it (see `SelfPacedCurriculum`).
+    """
+
+    _first: float | None = field(default=None, init=False)
+    _sum: float = field(default=0.0, init=False)
+    _finite: int = field(default=0, init=False)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "first": self._first, "sum": self._sum, "finite": self._finite}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self._first, self._sum, self._finite = state["first"], state["sum"], state["finite"]
+
+    def _take_in(self, step: int, loss: float) -> None:
+        self._sum, self._finite = self._sum + loss, self._finite + 1
+
+    def _next_share(self, share: float) -> float:
         if self._finite:
             loss = self._sum / self._finite
             if self._first is None:
@@ -113,8 +139,76 @@ class AdaptiveCurriculum:
             learnt = (self._first - loss) / fallen if fallen > 0 else 1.0
             # Never closes again: records that leave would be forgotten just as they are learned.
             share = max(share, self.config.start + (1 - self.config.start) * min(1.0, max(0.0, learnt)))
-        self.shares.append(share)
         self._sum, self._finite = 0.0, 0
+        return share
+
+
+@dataclass
+class StagnationCurriculum(LossPacedCurriculum):
+    """Opens harder records once the loss has stopped falling: the model has learned what the open ones teach.
+
+    The loss stagnates where it falls by at most ``tolerance`` times its median over the last ``window`` steps. The fall
+    is -b (window - 1), with b the median slope of all pairs of these steps' losses (P. K. Sen, Estimates of the
+    Regression Coefficient Based on Kendall's Tau, JASA 1968), which up to 29% of outliers cannot move arbitrarily; a
+    line of least squares follows a single spike. Each time one of ``stairs`` equal parts of the closed records is
+    opened, and a window begins anew, as the loss of easier records says nothing about the harder ones. A window of
+    which half the steps or more have no finite loss says nothing.
+    """
+
+    _window: list[tuple[int, float]] = field(default_factory=list, init=False)
+    """Steps and finite losses of the window, the oldest first."""
+    _since: int = field(default=0, init=False)
+    """The first step whose loss counts."""
+    _rises: int = field(default=0, init=False)
+
+    def state(self) -> dict[str, Any]:
+        window = [list(entry) for entry in self._window]
+        return {**super().state(), "window": window, "since": self._since, "rises": self._rises}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self._window = [(int(step), float(loss)) for step, loss in state["window"]]
+        self._since, self._rises = state["since"], state["rises"]
+
+    def _take_in(self, step: int, loss: float) -> None:
+        first = step - self.config.window
+        self._window = [entry for entry in self._window if entry[0] > first] + [(step, loss)]
+
+    def _next_share(self, share: float) -> float:
+        size = self.config.window
+        window = [entry for entry in self._window if entry[0] >= self._seen - size]
+        if self._seen - self._since < size or 2 * len(window) <= size or not stagnates(window, size, self.config):
+            return share
+        self._window, self._since = [], self._seen
+        self._rises = min(self._rises + 1, self.config.stairs)
+        return _stair(self.config, self._rises)
+
+
+def stagnates(window: Sequence[tuple[int, float]], size: int, config: CurriculumConfig) -> bool:
+    """Returns whether losses have stopped falling, as `StagnationCurriculum` defines it.
+
+    Args:
+        window: steps and finite losses, at least two.
+        size: steps that the window spans.
+    """
+    steps, losses = (np.array(values, np.float64) for values in zip(*window, strict=True))
+    earlier, later = np.triu_indices(len(window), 1)
+    slope = np.median((losses[later] - losses[earlier]) / (steps[later] - steps[earlier]))
+    return bool(-slope * (size - 1) <= config.tolerance * abs(np.median(losses)))
+
+
+def edge_weights(count: int, open_count: int, config: CurriculumConfig) -> npt.NDArray[np.float64]:
+    """Returns how often the open records are drawn, float64 [open_count], from the easiest to the hardest.
+
+    A record at the quantile q of the difficulty has the weight 1 + emphasis x exp(-((s - q) / width)^2 / 2), with s the
+    open share: those near the threshold are drawn most often, as the easier ones are learned already.
+
+    Args:
+        count: number of records, open or not.
+        open_count: number of open ones.
+    """
+    distance = np.arange(open_count - 1, -1, -1) / count
+    return np.asarray(1 + config.emphasis * np.exp(-((distance / config.width) ** 2) / 2))
 
 
 class SelfPacedCurriculum:
