@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from posttrain.data.records.provenance import PSEUDO
 from posttrain.inspect.champion import champion_problems, last_rollback
 from posttrain.loop.adjust import Adjustment
 from posttrain.loop.batch_counts import batch_counts
@@ -24,7 +25,7 @@ from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.stages.drift import MeasureDrift
-from posttrain.loop.stages.pseudo import PSEUDO, PseudoLabel
+from posttrain.loop.stages.pseudo import PseudoLabel
 from posttrain.loop.stages.suggest import Suggest, check_report, suggestions_of
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError, UserError

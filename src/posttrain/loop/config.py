@@ -126,6 +126,7 @@ def load_config(root: Path) -> Config:
         _check_objective(config.train.objective)
         config.label.check_models(has_labels)
         _check_pseudo(config)
+        _check_negatives(config.model_copy(update={"task": task}))
         locate(config.model, root)
         train = config.train.with_teacher_from(root)
     # The default rule depends on what the main suite pairs: a gain in log likelihood where perplexity is measured.
@@ -166,6 +167,19 @@ def _check_pseudo(config: Config) -> None:
     if config.label.pseudo is not None and shape != "completion":
         what = f"`{config.train.objective}` trains on no records with a label and a weight"
         raise UserError(what, where="label.pseudo", fix="use sft, or null here")
+
+
+def _check_negatives(config: Config) -> None:
+    """Raises a UserError for hard negatives where the task has none, or the objective cannot train on pairs."""
+    if not config.select.hard.negatives:
+        return
+    where = "select.hard.negatives"
+    if not config.task.label_set:
+        what = "hard negatives are records of another label, and free text has none"
+        raise UserError(what, where=where, fix="set `task.labels`, or false here")
+    if objective_spec(config.train.objective).shape not in ("pair", "labelled"):
+        fix = "use train.objective: orpo or another on pairs, or false here"
+        raise UserError(f"`{config.train.objective}` does not train on pairs of answers", where=where, fix=fix)
 
 
 def _check_objective(name: str) -> None:

@@ -23,6 +23,9 @@ SCORED_LATER = "asked_since.parquet"
 LABELLED_SCORES = "labelled.parquet"
 """Scores of records that have a label, such as their loss."""
 
+HARD_RECORDS = "hard_records.json"
+"""Pool records that are hard themselves: by id a sentence that says why."""
+
 BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
 """The batch with reasons and ranks; the pool in two dimensions; hard test records with the kinds of their cases."""
 

@@ -102,6 +102,7 @@ def choose_batch(
         if targets.embeddings is not None:
             nearest = nearest_hard_case(columns["embeddings"], targets.embeddings)
         weak = in_weak_classes(columns["predicted"], columns["runner_up"], targets.classes) | (nearest >= 0)
+        weak |= np.isin(table["id"].to_pylist(), list(targets.records))
         focused = min(round(config.focus * n), n - builder.size)
         builder.take("focus", str(config.strategy), focused, weak)
         builder.take("strategy", str(config.strategy), n - builder.size)
@@ -110,7 +111,8 @@ def choose_batch(
     reasons = [reason for reason, part in parts.items() for _ in part]
     share = explored / max(sample_sizes(scores).get("pool", count), 1)
     chosen = table.take(pa.array(rows))
-    choice = BatchChoice(builder.columns, points, count, rows, reasons, nearest, is_scored)
+    hard = [targets.records.get(id) for id in chosen["id"].to_pylist()]
+    choice = BatchChoice(builder.columns, points, count, rows, reasons, nearest, is_scored, hard)
     return pa.table(
         {
             "id": chosen["id"],

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.hard_cases import HARD_CASE_KINDS
+from posttrain.select.hard_cases import ALL_KINDS, HARD_CASE_KINDS, HIGH_LOSS_PERCENTILE
 from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.registry import (
     BASE_MEASURES,
@@ -45,6 +45,23 @@ def cold_start_error(strategy: str) -> str:
     return (
         f"strategy `{strategy}` uses the champion's uncertainty, and none has been trained yet; "
         f"use {_FIT_FOR_COLD_START}"
+    )
+
+
+class HardConfig(Section):
+    """What counts as hard, and what training makes of it."""
+
+    percentile: float = Field(
+        default=HIGH_LOSS_PERCENTILE,
+        ge=0,
+        le=100,
+        description="A loss or an entropy above this percentile of all is high: for the hard cases high_loss, "
+        "training_loss and high_entropy, and for `posttrain select hard`.",
+    )
+    negatives: bool = Field(
+        default=False,
+        description="Train on pairs, for an objective on pairs such as orpo: each record's label against that of its "
+        "hard negative, the nearest record of a label that the champion confuses with it.",
     )
 
 
@@ -103,8 +120,11 @@ class SelectConfig(Section):
         default=["wrong"],
         description="Test records whose neighbours in the pool are part of that: "
         + ", ".join(HARD_CASE_KINDS)
-        + "; regressions are against the champion before, disagreement with the model it was last compared with.",
+        + "; regressions are against the champion before, disagreement with the model it was last compared with. "
+        "training_loss: the same of training records. high_entropy: pool records themselves. boundary: those that are "
+        "about as near to one label as to another that the champion confuses with it.",
     )
+    hard: HardConfig = Field(default=HardConfig(), description="What is hard, and hard negatives.")
 
     scores: list[str] = Field(
         default_factory=list,
@@ -137,8 +157,8 @@ class SelectConfig(Section):
     @classmethod
     def _kinds_are_known(cls, names: list[str]) -> list[str]:
         for name in names:
-            if name not in HARD_CASE_KINDS:
-                raise ValueError(f"no kind of hard case `{name}`; {suggest(name, HARD_CASE_KINDS)}")
+            if name not in ALL_KINDS:
+                raise ValueError(f"no kind of hard case `{name}`; {suggest(name, ALL_KINDS)}")
         return names
 
     @field_validator("scores")
@@ -225,6 +245,12 @@ class SelectConfig(Section):
             for section in self._for_all_rounds(has_labels):
                 section.check(has_labels, where)
             return
+        if not has_labels and "boundary" in self.hard_cases:
+            raise UserError(
+                "`boundary` is between two labels, and free text has none",
+                where="select.hard_cases",
+                fix="leave it out, or set `task.labels`",
+            )
         if not has_labels and "margin" in (self.strategy, self.options.get("by")):
             raise UserError(
                 "strategy `margin` compares the two most probable labels, and free text has none",

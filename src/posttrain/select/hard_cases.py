@@ -1,10 +1,10 @@
-"""Finds test records that the champion gets wrong or finds hard, and the pool records near them.
+"""Finds records that the champion gets wrong or finds hard, and the pool records near them.
 
 Evaluations are tables with a row a record: ``id``, ``expected`` and ``predicted`` (texts), ``score`` (1 is right) and
 ``log_likelihood`` (ln P(expected | prompt) in nats, or null). Ids come hardest first, ties by id."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,18 @@ from posttrain.select.selectors.similarity import DIMENSIONS, whiten
 MAX_HARD_CASES = 50  # of a kind
 NEIGHBOURS = 10  # pool records that one hard case marks
 
+HIGH_LOSS_PERCENTILE = 90.0
+
+POOL_KINDS = ("high_entropy", "boundary")
+"""Kinds of pool records that are hard themselves: of high entropy, and between two labels that are confused."""
+
+TRAINING_KIND = "training_loss"
+"""The kind of training records whose loss is high."""
+
 
 @dataclass(frozen=True)
 class HardCase:
-    """A record that the model finds hard.
+    """A test record, or a training record of the kind `TRAINING_KIND`, that the model finds hard.
 
     Attributes:
         kinds: names of the kinds that it belongs to.
@@ -41,11 +49,13 @@ class FocusTargets:
         classes: labels on which the champion is weakest.
         embeddings: float [H, D], by the scoring model, of records that it finds hard; None for none.
         cases: those records, in the same order; empty where they have no names.
+        records: pool records that are hard themselves, each with a sentence that says why, by id.
     """
 
     classes: Sequence[str] = ()
     embeddings: np.ndarray | None = None
     cases: Sequence[HardCase] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_FOCUS = FocusTargets()
@@ -60,11 +70,13 @@ class Evaluations:
         previous: the evaluation of the champion before it; None where there was none.
         other: the evaluation of the model that it was last compared with, which may be a refused candidate; None where
             there was none.
+        percentile: percentile of the champion's losses above which one is high.
     """
 
     champion: pa.Table
     previous: pa.Table | None = None
     other: pa.Table | None = None
+    percentile: float = HIGH_LOSS_PERCENTILE
 
 
 def losses(predictions: pa.Table) -> npt.NDArray[np.float64]:
@@ -91,16 +103,29 @@ def wrong(predictions: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
     return _hardest(predictions, wrongly_answered(predictions), losses(predictions), n)
 
 
-def high_loss(predictions: pa.Table, percentile: float = 90.0, n: int = MAX_HARD_CASES) -> list[str]:
+def above_percentile(values: npt.NDArray[np.floating], percentile: float) -> npt.NDArray[np.int64]:
+    """Returns the rows whose value is above the percentile of the finite ones, the highest first, ties by row.
+
+    Raises:
+        ValueError: the percentile is not from 0 to 100.
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return np.empty(0, np.int64)
+    rows = np.flatnonzero(np.isfinite(values) & (values > np.percentile(finite, percentile)))
+    return rows[np.argsort(-values[rows], kind="stable")]
+
+
+def high_loss(predictions: pa.Table, percentile: float = HIGH_LOSS_PERCENTILE, n: int = MAX_HARD_CASES) -> list[str]:
     """Returns at most ``n`` records whose loss is above the percentile, rightly answered or not.
 
     Raises:
         ValueError: the percentile is not from 0 to 100.
     """
     loss = losses(predictions)
-    if len(loss) == 0:
-        return []
-    return _hardest(predictions, loss > np.percentile(loss, percentile), loss, n)
+    high = np.zeros(len(loss), bool)
+    high[above_percentile(loss, percentile)] = True
+    return _hardest(predictions, high, loss, n)
 
 
 def regressions(predictions: pa.Table, previous: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
@@ -139,18 +164,23 @@ def _disagreements_of(evaluations: Evaluations) -> list[str]:
 
 HARD_CASE_KINDS: dict[str, Callable[[Evaluations], list[str]]] = {
     "wrong": lambda evaluations: wrong(evaluations.champion),
-    "high_loss": lambda evaluations: high_loss(evaluations.champion),
+    "high_loss": lambda evaluations: high_loss(evaluations.champion, evaluations.percentile),
     "regressions": _regressions_of,
     "disagreement": _disagreements_of,
 }
+"""Every kind of test records that ``select.hard_cases`` can name."""
+
+ALL_KINDS = (*HARD_CASE_KINDS, TRAINING_KIND, *POOL_KINDS)
 """Every kind that ``select.hard_cases`` can name."""
 
 
 def hard_cases(kinds: Sequence[str], evaluations: Evaluations) -> list[HardCase]:
-    """Returns the records that belong to any of the kinds, by the champion's loss, highest first; ties by id."""
+    """Returns the test records that belong to any of the kinds, by the champion's loss, highest first; ties by id."""
     # By id: the kinds overlap, and a record that is of several counts once.
     named: dict[str, list[str]] = {}
     for kind in kinds:
+        if kind not in HARD_CASE_KINDS:
+            continue
         for id in HARD_CASE_KINDS[kind](evaluations):
             named.setdefault(id, []).append(kind)
     loss = losses(evaluations.champion)

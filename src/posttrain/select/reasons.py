@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.select.config import SelectConfig
-from posttrain.select.hard_cases import FocusTargets, HardCase
+from posttrain.select.hard_cases import TRAINING_KIND, FocusTargets, HardCase
 from posttrain.select.score_columns import Columns
 from posttrain.select.scores.registry import BASE_MEASURES, uncertainty_sign
 from posttrain.select.selectors.similarity import Floats, Rows, blocks
@@ -18,6 +18,7 @@ _KIND_PHRASES = {
     "high_loss": "of high loss",
     "regressions": "which the champion before answered rightly",
     "disagreement": "which two models answer differently",
+    "training_loss": "of high loss",
 }
 
 
@@ -33,6 +34,7 @@ class BatchChoice:
         reasons: the part of the batch that each of its rows is in.
         nearest: int64 [count], the hard case near each record, -1 for none.
         is_scored: bool [count], False where scores are imputed from neighbours.
+        hard: sentences of `FocusTargets.records` for the batch, None for records that are not hard themselves.
     """
 
     columns: Columns
@@ -42,6 +44,7 @@ class BatchChoice:
     reasons: Sequence[str]
     nearest: Rows
     is_scored: npt.NDArray[np.bool_]
+    hard: Sequence[str | None]
 
 
 def batch_reasons(choice: BatchChoice, config: SelectConfig, targets: FocusTargets, random_reason: str) -> list[str]:
@@ -64,14 +67,15 @@ def batch_reasons(choice: BatchChoice, config: SelectConfig, targets: FocusTarge
     cases = hard_case_reasons(choice.nearest, targets.cases) if targets.cases else [None] * count
     classes = frozenset(targets.classes)
     lines = []
-    for row, part, uncertainty, cover in zip(choice.rows.tolist(), choice.reasons, uncertainties, covers, strict=True):
+    explained = zip(choice.rows.tolist(), choice.reasons, choice.hard, uncertainties, covers, strict=True)
+    for row, part, hard, uncertainty, cover in explained:
         # Chance had no other reason, whatever the record's scores are.
         if part == "explore":
             lines.append("drawn at random from the whole pool")
             continue
         predicted, runner_up = columns["predicted"][row], columns["runner_up"][row]
         weak = weak_class_reason(predicted, runner_up, classes, is_scored=bool(choice.is_scored[row]))
-        facts = (weak, cases[row]) if part == "focus" else ()
+        facts = (weak, cases[row], hard) if part == "focus" else ()
         if (config.cold_start if part == "cold_start" else config.strategy) == "random":
             lines.append(
                 join_reasons(*facts, f"drawn at random, as {random_reason}" if random_reason else "drawn at random")
@@ -164,7 +168,8 @@ def hard_case_reasons(nearest: npt.NDArray[np.int64], cases: Sequence[HardCase])
 
 
 def _hard_case_reason(case: HardCase) -> str:
-    sentence = f"near test record {case.id}, {' and '.join(_KIND_PHRASES[kind] for kind in case.kinds)}"
+    set_name = "training" if TRAINING_KIND in case.kinds else "test"
+    sentence = f"near {set_name} record {case.id}, {' and '.join(_KIND_PHRASES[kind] for kind in case.kinds)}"
     if "wrong" in case.kinds and case.expected and case.predicted is not None:
         sentence += f" (`{case.predicted[:40]}` for `{case.expected[:40]}`)"
     return sentence

@@ -25,6 +25,10 @@ class _Verbs(LazyGroup):
             "posttrain.cli.select.explain:explain",
             "Explain an answer by training records, and why a record was chosen and by whom it was labelled.",
         ),
+        "hard": LazyVerb(
+            "posttrain.cli.select.hard:hard",
+            "List the records that the champion finds hardest; export pairs with hard negatives.",
+        ),
         "adversarial": LazyVerb(
             "posttrain.cli.select.adversarial:adversarial",
             "Find prompts close to ones the champion answers correctly that it answers differently.",

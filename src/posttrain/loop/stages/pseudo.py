@@ -172,12 +172,6 @@ def is_pseudo(meta: str | None) -> bool:
     return PSEUDO in json.loads(meta or "{}")
 
 
-def training_dataset(context: RoundContext) -> str:
-    """Returns the id of the set that the round trains on: with pseudo-labels where the config asks for them."""
-    state = context.state
-    return state.outputs.get(PseudoLabel.name) or state.id("dataset")
-
-
 def weighted_rows(records: pa.Table) -> tuple[pa.Table, np.ndarray | None]:
     """Returns the rows to train on, and their weights in the loss; None where there are no pseudo-labels.
 

@@ -11,18 +11,39 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
+from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.label.queue import Queue
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import finished_states, parent_dataset
-from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
+from posttrain.loop.score_files import (
+    CASES,
+    HARD_CASES,
+    HARD_RECORDS,
+    LABELLED,
+    LABELLED_SCORES,
+    SCORES,
+    UNSCORED,
+    cases_to_rows,
+    load_array,
+)
 from posttrain.loop.scoring import fit_calibration, remove_unused_scores, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
-from posttrain.select.hard_cases import Evaluations, HardCase, hard_cases
+from posttrain.select.hard_cases import (
+    HIGH_LOSS_PERCENTILE,
+    MAX_HARD_CASES,
+    POOL_KINDS,
+    TRAINING_KIND,
+    Evaluations,
+    HardCase,
+    above_percentile,
+    hard_cases,
+)
+from posttrain.select.hard_negatives import boundary_records, confused_labels
 from posttrain.select.pool_sample import sample_pool, sample_sizes, with_sample_sizes
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import to_matrix
@@ -128,6 +149,10 @@ class Score(Stage):
         # Only where there are any, as keys are older.
         settings |= {"dropped": dropped} if (dropped := dropped_records(context)) else {}
         settings |= {} if self.cold else {"hard_cases": select.hard_cases}
+        if not self.cold and {"high_loss", TRAINING_KIND, "high_entropy"} & set(select.hard_cases):
+            # Only where it differs, as keys are older.
+            percentile = select.hard.percentile
+            settings |= {} if percentile == HIGH_LOSS_PERCENTILE else {"percentile": percentile}
         return settings | scoring_settings(context, cold=self.cold) | model_key(context)
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
@@ -166,11 +191,47 @@ class Score(Stage):
                 parquet.write_table(score_labelled(scoring, labelled, names), out / LABELLED_SCORES)
         if not self.cold:
             cases, hard = hard_test_cases(context, self.evaluation, self.others, test)
+            if TRAINING_KIND in select.hard_cases:
+                training_cases, rows = hard_training_cases(context, scoring, labelled)
+                cases, hard = cases + training_cases, concat([hard, labelled.take(rows)])
+            if set(POOL_KINDS) & set(select.hard_cases):
+                embedded = scores if unscored is None else pa.concat_tables([scores, unscored])
+                records = self._hard_records(context, embedded, labelled, load_array(out / LABELLED))
+                (out / HARD_RECORDS).write_text(json.dumps(records, ensure_ascii=False, indent=1), encoding="utf-8")
             (out / CASES).write_text(json.dumps(cases_to_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
         # Its older name stays on disk: artifacts of earlier rounds have it.
         unscored_count = 0 if self.cold else embedded_only.num_rows
         return {**sample_sizes(scores), "unasked": unscored_count, "cold": self.cold, **calibration, **agreement}
+
+    def _hard_records(
+        self, context: RoundContext, pool: pa.Table, labelled: pa.Table, embeddings: np.ndarray | None
+    ) -> dict[str, str]:
+        """Returns the pool records that are hard themselves, by id with the reason.
+
+        Args:
+            context: The round.
+            pool: Score table of all embedded records.
+            labelled: RECORD table.
+            embeddings: Those of the labelled records; None without any.
+        """
+        select, ids = context.config.select, pool["id"].to_pylist()
+        reasons: dict[str, list[str]] = {}
+        if "high_entropy" in select.hard_cases:
+            entropy = pool["entropy"].to_numpy(zero_copy_only=False)
+            for row in above_percentile(entropy, select.hard.percentile)[:MAX_HARD_CASES].tolist():
+                reasons[ids[row]] = [f"entropy above the pool's {select.hard.percentile:g}th percentile"]
+        if "boundary" in select.hard_cases and embeddings is not None:
+            main = next(iter(read_evaluation(context.path(self.evaluation)).values()))
+            confusions = confused_labels(main.predictions, context.config.task.label_set)
+            if not confusions:
+                log.info("  no test error confuses two labels: no pool record is between them")
+            answers = labelled["completion"].to_pylist()
+            for record in boundary_records(to_matrix(pool, "embedding"), embeddings, answers, confusions):
+                first, second = record.labels
+                reason = f"between `{first}` and `{second}`, which the champion confuses"
+                reasons.setdefault(ids[record.row], []).append(reason)
+        return {id: "; ".join(sentences) for id, sentences in reasons.items()}
 
     def _score_names(self, context: RoundContext) -> list[str]:
         return [] if self.cold else context.config.select.wanted_scores()
@@ -233,8 +294,24 @@ def hard_test_cases(
     """
     main = next(iter(read_evaluation(context.path(evaluation)).values()))
     predictions = {role: read_evaluation(context.path(id))[main.name].predictions for role, id in others.items()}
-    ranked = hard_cases(context.config.select.hard_cases, Evaluations(main.predictions, **predictions))
+    select = context.config.select
+    ranked = hard_cases(
+        select.hard_cases, Evaluations(main.predictions, **predictions, percentile=select.hard.percentile)
+    )
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
     # The first suite may measure on a file of its own, whose records the test set does not hold.
     cases = [case for case in ranked if case.id in row_of]
     return cases, records.take(pa.array([row_of[case.id] for case in cases], pa.int64()))
+
+
+def hard_training_cases(
+    context: RoundContext, scoring: ScoringContext, labelled: pa.Table
+) -> tuple[list[HardCase], list[int]]:
+    """Finds the training records whose loss is above the percentile; returns them and their rows, hardest first."""
+    scores = score_labelled(scoring, labelled, ["loss"])
+    row_of = {id: row for row, id in enumerate(labelled["id"].to_pylist())}
+    high = above_percentile(scores["loss"].to_numpy(), context.config.select.hard.percentile)[:MAX_HARD_CASES]
+    rows = [row_of[id] for id in scores["id"].take(pa.array(high)).to_pylist()]
+    answers = labelled["completion"].take(pa.array(rows, pa.int64())).to_pylist()
+    ids = labelled["id"].take(pa.array(rows, pa.int64())).to_pylist()
+    return [HardCase(id, (TRAINING_KIND,), answer, None) for id, answer in zip(ids, answers, strict=True)], rows

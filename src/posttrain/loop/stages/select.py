@@ -20,6 +20,7 @@ from posttrain.loop.score_files import (
     BATCH,
     CASES,
     HARD_CASES,
+    HARD_RECORDS,
     LABELLED,
     MAP,
     SCORED_LATER,
@@ -102,10 +103,10 @@ class Select(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the strategy of this round with its options."""
-        # Without `stop`: the estimate is made after the batch and changes none.
+        # Without `stop`: the estimate is made after the batch and changes none. What is hard is in the scores.
         config = self._config(context)
         auto = context.config.select.strategy == AUTO
-        return {"select": config.model_dump(mode="json", exclude={"stop"}), "n": self.n, "auto": auto}
+        return {"select": config.model_dump(mode="json", exclude={"stop", "hard"}), "n": self.n, "auto": auto}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the batch and a map of the pool."""
@@ -190,7 +191,9 @@ def _focus_targets(folder: Path, worst: list[str]) -> FocusTargets:
     """Builds the targets: the weakest classes, and the hard cases of the scores' folder."""
     file = folder / CASES
     cases = cases_from_rows(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
-    return FocusTargets(worst, load_array(folder / HARD_CASES), cases)
+    file = folder / HARD_RECORDS
+    records = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return FocusTargets(worst, load_array(folder / HARD_CASES), cases, records)
 
 
 def batch_size(context: RoundContext) -> int:

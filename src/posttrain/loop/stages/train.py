@@ -17,7 +17,8 @@ from posttrain.loop.model_registry import champion_before_round
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import fetch_teacher
-from posttrain.loop.stages.pseudo import training_dataset, weighted_rows
+from posttrain.loop.stages.negatives import HardNegativePairs
+from posttrain.loop.stages.pseudo import PseudoLabel, weighted_rows
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
 from posttrain.store.artifacts import Artifact
@@ -114,6 +115,12 @@ class Train(Stage):
             )
         finally:
             sinks.close()
+
+
+def training_dataset(context: RoundContext) -> str:
+    """Returns the id of the set that the round trains on: as pairs or with pseudo-labels if the config says so."""
+    outputs = context.state.outputs
+    return outputs.get(HardNegativePairs.name) or outputs.get(PseudoLabel.name) or context.state.id("dataset")
 
 
 def _steering_evaluation(context: RoundContext, champion: str, test: str) -> str | None:
