@@ -14,7 +14,7 @@ the training file, and every arm trains the base model on the same ones, for the
 
 So ``hard`` against ``random`` is what hard negatives bring, and ``random`` against ``sft`` what the objective does.
 ``accuracy`` is that on all test messages of these intents; ``confused`` is the share of them that get the other label
-of one of their pairs. The last rows are means over seeds, with intervals by Student's t; differences are paired by seed.
+of one of their pairs. The last rows are means over seeds, with intervals by Student's t; differences are by seed.
 The same command resumes an interrupted run: a training from its checkpoints, and what is measured is kept.
 """
 
