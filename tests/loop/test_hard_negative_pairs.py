@@ -52,7 +52,9 @@ def test_rounds_train_on_pairs_of_their_own_records(small: Any, open_loop: Calla
         train = loop.metadata.runs(stage="train", round=number)[-1]
         assert train.inputs["dataset"] == detail["output negatives"]
         assert detail["carry"] == detail["dataset"], "the next round builds on the labels alone"
-        evaluated = loop.metadata.runs(stage="negatives", round=number)[-1].inputs.get("evaluation")
+        inputs = loop.metadata.runs(stage="negatives", round=number)[-1].inputs
+        assert "test" not in inputs
+        evaluated = inputs.get("evaluation")
         if number == 1:
             assert evaluated is None, "the base model's errors say nothing"
             assert not any(mark["confused"] for mark in marks)

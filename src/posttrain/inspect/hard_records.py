@@ -110,9 +110,13 @@ def hard_pairs(workspace: Workspace, config: Config) -> HardPairs:
         near_error = nearest_hard_case(embeddings, errors) >= 0
     pairs = pair_records(labelled, embeddings, labels, confusions)
     marks = [json.loads(meta).get(HARD_NEGATIVE) for meta in pairs["meta"].to_pylist()]
-    rows = [row for row, mark in enumerate(marks) if mark and (mark["confused"] or not confusions)]
+    mined = [row for row, mark in enumerate(marks) if mark]
+    confused = [row for row in mined if marks[row]["confused"]]
+    rows = confused or mined
+    if not rows:
+        raise UserError("all training records have a rejected answer already", fix="posttrain data export train FILE")
     rows.sort(key=lambda row: (not near_error[row], -marks[row]["similarity"], row))
-    return HardPairs(pairs.take(pa.array(rows, pa.int64())), confusions, bool(confusions))
+    return HardPairs(pairs.take(pa.array(rows, pa.int64())), confusions, bool(confused))
 
 
 @dataclass(frozen=True)

@@ -97,13 +97,16 @@ def stagnation_after(losses: list[float], **settings: Any) -> StagnationCurricul
     return curriculum
 
 
-def test_difficulty_rises_when_the_loss_has_stopped_falling() -> None:
+def test_difficulty_rises_when_the_loss_has_stopped_falling(caplog: pytest.LogCaptureFixture) -> None:
     """One of two stairs at a time, and each after a whole window of its own."""
+    caplog.set_level("INFO", "posttrain")
     assert stagnation_after([9, 8, 7, 6, 5, 4, 3, 2]).shares == [0.5] * 5
     assert stagnation_after([4, 4, 4]).shares == [0.5, 0.5], "the window is not full"
     assert stagnation_after([4] * 4).shares == [0.5, 0.5, 0.75]
     assert stagnation_after([4] * 6).shares == [0.5, 0.5, 0.75, 0.75], "the losses before the rise count no more"
     assert stagnation_after([4] * 12).shares == [0.5, 0.5, 0.75, 0.75, 1.0, 1.0, 1.0]
+    opened = "the loss has stopped falling: {}% of the records are open"
+    assert [line.strip() for line in caplog.messages[-2:]] == [opened.format(75), opened.format(100)]
     # Of a fall over the window by 4% and by 6% only the first one is within the tolerance of 5%.
     assert stagnation_after([3.06, 3.02, 2.98, 2.94]).shares[-1] == 0.75
     assert stagnation_after([3.09, 3.03, 2.97, 2.91]).shares[-1] == 0.5

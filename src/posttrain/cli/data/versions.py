@@ -24,11 +24,13 @@ _LIST_COLUMNS = ["version", "records", "added", "rejected", "id", "parent", "tag
 
 _DIFF_ROWS = 50
 
+_LARGE = 100_000  # records; `list` does not read versions that are larger, as it lists many
+
 
 def list_versions(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """List all dataset versions."""
+    """List all dataset versions; of those up to 100,000 records what they added to their parent, by kind."""
     with open_store(workspace) as store:
-        rows = [_version_row(store, named) for named in store.metadata.names()]
+        rows = [_version_row(store, named, is_list=True) for named in store.metadata.names()]
     if json:
         print_json(rows)
     else:
@@ -100,13 +102,14 @@ def added_kinds(store: Workspace, id: str) -> dict[str, int] | None:
     return increment_kinds(version, None if parent is None else Version.open(store.artifacts, parent))
 
 
-def _version_row(store: Workspace, named: NamedVersion) -> dict[str, Any]:
+def _version_row(store: Workspace, named: NamedVersion, *, is_list: bool = False) -> dict[str, Any]:
     artifact = store.metadata.artifact(named.artifact_id)
     counts = artifact.meta["counts"] if artifact else {}
+    is_counted = not is_list or counts.get("records", 0) <= _LARGE
     return {
         "version": named.text,
         "records": counts.get("records"),
-        "added": added_kinds(store, named.artifact_id),
+        "added": added_kinds(store, named.artifact_id) if is_counted else None,
         "rejected": counts.get("rejected"),
         "id": named.artifact_id,
         "parent": named.parent,

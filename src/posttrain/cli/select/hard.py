@@ -77,10 +77,8 @@ def _show_pairs(mined: "HardPairs", file: Path, n: int, json: bool) -> None:
     if json:
         print_json({"pairs": mined.pairs.num_rows, "file": str(file), "confused": confused})
         return
-    print_table("", ["labels that the champion confuses", "test errors"], _pair_rows(confused[:n]))
-    which = "of labels that it confuses" if mined.is_confused else "of any two labels, as it confuses none"
+    if confused:
+        rows = [[" / ".join(pair["labels"]), pair["errors"]] for pair in confused[:n]]
+        print_table("", ["labels that the champion confuses", "test errors"], rows)
+    which = "of labels that it confuses" if mined.is_confused else "of any two labels, as it confuses none of theirs"
     print_line(f"wrote {mined.pairs.num_rows} pairs to {file}, {which}; posttrain train --objective dpo --data {file}")
-
-
-def _pair_rows(confused: list[dict[str, Any]]) -> list[list[Any]]:
-    return [[" / ".join(pair["labels"]), pair["errors"]] for pair in confused]

@@ -5,6 +5,7 @@ keep a state from which a training resumes exactly.
 """
 
 import base64
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 from posttrain.store.errors import UserError
 from posttrain.train.data.config import CurriculumConfig
+
+log = logging.getLogger("posttrain")
 
 Rows = npt.NDArray[np.int64]
 
@@ -181,7 +184,10 @@ class StagnationCurriculum(LossPacedCurriculum):
             return share
         self._window, self._since = [], self._seen
         self._rises = min(self._rises + 1, self.config.stairs)
-        return _stair(self.config, self._rises)
+        opened = _stair(self.config, self._rises)
+        if opened > share:
+            log.info("  the loss has stopped falling: %.0f%% of the records are open", 100 * opened)
+        return opened
 
 
 def stagnates(window: Sequence[tuple[int, float]], size: int, config: CurriculumConfig) -> bool:
