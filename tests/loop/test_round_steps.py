@@ -58,7 +58,7 @@ def test_a_stage_follows_the_one_that_it_names() -> None:
     names = [step.name for step in round_steps(config_with("my_round:Count", "my_round:Compress"))]
     assert names == [
         *("collect", "fetch", "score", "select", "answer", "suggest", "label", "dataset", "count"),
-        *("pseudo", "train", "compress", "evaluate", "decide", "deploy"),
+        *("pseudo", "negatives", "train", "compress", "evaluate", "decide", "deploy"),
     ]
 
 
