@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.data.records.provenance import RECORD_KINDS
 from posttrain.data.report.counts import LabelBalance
 from posttrain.data.report.distribution import Distribution, histograms
 from posttrain.data.report.drift import Drift
@@ -106,9 +107,7 @@ def profile_view(profile: Profile) -> ProfileView:
         headline=tuple(_headline(profile)),
         funnels=tuple(_funnels(profile)),
         splits=_count_bars(profile.splits, "records of each split"),
-        kinds=_count_bars(
-            {name.replace("_", " "): count for name, count in profile.kinds.items()}, "records of each kind"
-        ),
+        kinds=_count_bars({RECORD_KINDS[kind]: count for kind, count in profile.kinds.items()}, "records of each kind"),
         sources=_count_bars(profile.sources, "records of each source"),
         labels=labels,
         labels_between=between,

@@ -14,6 +14,7 @@ from posttrain.cli.output import (
     print_table,
 )
 from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
+from posttrain.data.records.provenance import RECORD_KINDS
 from posttrain.data.versions.history import count_kinds, diff_versions, increment_kinds
 from posttrain.data.versions.named_build import check_tag, find_garbage, remove_garbage
 from posttrain.store.errors import UserError
@@ -85,8 +86,7 @@ def tag(
 
 def kinds_text(kinds: Mapping[str, int] | None) -> str:
     """Returns counts by kind as text, such as ``3 from files, 12 labelled``; empty without any."""
-    named = {kind: "from files" if kind == "files" else kind.replace("_", " ") for kind in kinds or {}}
-    return ", ".join(f"{count:,} {named[kind]}" for kind, count in (kinds or {}).items())
+    return ", ".join(f"{count:,} {RECORD_KINDS[kind]}" for kind, count in (kinds or {}).items())
 
 
 def added_kinds(store: Workspace, id: str) -> dict[str, int] | None:

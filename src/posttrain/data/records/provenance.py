@@ -15,8 +15,15 @@ HARD_NEGATIVE = "hard_negative"
 PSEUDO = "pseudo"
 """Key of a pseudo-label's ``meta``: its teacher, confidence and weight, and ``targets`` where it is soft."""
 
-RECORD_KINDS = ("files", "labelled", "user_feedback", "synthetic", "hard_negatives", "pseudo_labels")
-"""The kinds of records, by how they came about: read from a file, labelled in a round, and so on."""
+RECORD_KINDS = {
+    "files": "from files",
+    "labelled": "labelled",
+    "user_feedback": "user feedback",
+    "synthetic": "synthetic",
+    "hard_negatives": "hard negatives",
+    "pseudo_labels": "pseudo-labels",
+}
+"""The kinds of records, by how they came about, with their names in texts: labelled are those of a round's batch."""
 
 _DERIVED = '"(augmented|synthetic)"'
 
