@@ -89,15 +89,10 @@ def with_random_negatives(records: pa.Table, labels: Sequence[str], seed: int) -
 
 def measure(folder: Path, task: TaskConfig, test: pa.Table, confusions: Confusions) -> dict[str, float]:
     """Returns accuracy and share of confused answers on the test messages."""
-    file = folder / "measured.json"
-    if not file.exists():
-        lm = load_language_model(folder, task)
-        predictions = run_suite(lm, test, SuiteConfig(), "test", full=True).predictions
-        pairs = zip(predictions["expected"].to_pylist(), predictions["predicted"].to_pylist(), strict=True)
-        confused = [tuple(sorted(map(str, pair))) in confusions for pair in pairs]
-        accuracy = float(predictions["score"].to_numpy().mean())
-        write_atomically(file, json.dumps({"accuracy": accuracy, "confused": float(np.mean(confused))}).encode())
-    return dict(json.loads(file.read_text()))
+    predictions = run_suite(load_language_model(folder, task), test, SuiteConfig(), "test", full=True).predictions
+    pairs = zip(predictions["expected"].to_pylist(), predictions["predicted"].to_pylist(), strict=True)
+    confused = [tuple(sorted(map(str, pair))) in confusions for pair in pairs]
+    return {"accuracy": float(predictions["score"].to_numpy().mean()), "confused": float(np.mean(confused))}
 
 
 def interval(values: Sequence[float], signed: bool = False) -> str:
@@ -141,6 +136,16 @@ def main() -> None:
         "random": lambda records, seed: with_random_negatives(records, labels, seed),
         "hard": lambda records, seed: pair_records(records, embed(records), labels, confusions),
     }
+    if unknown := set(options.arms.split(",")) - arms.keys():
+        parser.error(f"no arm {', '.join(sorted(unknown))}; there are {', '.join(arms)}")
+    settings: dict[str, Any] = {
+        "task": {"system": SYSTEM, "labels": labels},
+        "train": {
+            "epochs": options.epochs,
+            "learning_rate": options.learning_rate,
+            "orpo": {"beta": options.beta, "likelihood": "completion"},
+        },
+    }
     print(f"{len(labels)} intents: " + "; ".join(f"{a} / {b} ({n})" for (a, b), n in confusions.items()))
     print(f"{test.num_rows} test messages\n")
     print("| seed | arm | labels | steps | accuracy | confused |\n| ---: | --- | ---: | ---: | ---: | ---: |")
@@ -150,21 +155,17 @@ def main() -> None:
         for name, measured in results.items():
             out = options.folder / f"seed-{seed}" / name
             out.parent.mkdir(parents=True, exist_ok=True)
-            data = out.with_suffix(".parquet")
-            if not data.exists():
-                export_file(arms[name](records, seed), data)
-            settings: dict[str, Any] = {
-                "seed": seed,
-                "task": {"system": SYSTEM, "labels": labels},
-                "train": {
-                    "epochs": options.epochs,
-                    "learning_rate": options.learning_rate,
-                    "orpo": {"beta": options.beta, "likelihood": "completion"},
-                },
-            }
-            summary = train(options.model, data, out, objective="sft" if name == "sft" else "orpo", settings=settings)
-            measured.append(measure(out, task, test, confusions))
-            numbers = f"{records.num_rows} | {summary['steps']}"
+            file = out.with_suffix(".json")
+            if not file.exists():
+                data = out.with_suffix(".parquet")
+                if not data.exists():
+                    export_file(arms[name](records, seed), data)
+                objective = "sft" if name == "sft" else "orpo"
+                summary = train(options.model, data, out, objective=objective, settings={**settings, "seed": seed})
+                values = {**measure(out, task, test, confusions), "steps": summary["steps"]}
+                write_atomically(file, json.dumps(values).encode())
+            measured.append(json.loads(file.read_text()))
+            numbers = f"{records.num_rows} | {measured[-1]['steps']}"
             shares = f"{measured[-1]['accuracy']:.1%} | {measured[-1]['confused']:.1%}"
             print(f"| {seed} | {name} | {numbers} | {shares} |", flush=True)
     for name, measured in results.items():
