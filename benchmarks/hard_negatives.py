@@ -36,6 +36,7 @@ from posttrain.loop.stages.negatives import pair_records
 from posttrain.models.embedder import Embedder
 from posttrain.models.language_model import load_language_model
 from posttrain.models.linear_head import fit_linear_head
+from posttrain.models.precision import choose_precision
 from posttrain.models.task import TaskConfig
 from posttrain.select.hard_negatives import Confusions, confused_labels
 from posttrain.store.files import write_atomically
@@ -87,9 +88,18 @@ def with_random_negatives(records: pa.Table, labels: Sequence[str], seed: int) -
     return assign_ids(records.set_column(column, "rejected", pa.array(rejected)))
 
 
-def measure(folder: Path, task: TaskConfig, test: pa.Table, confusions: Confusions) -> dict[str, float]:
+def precision_for(folder: Path) -> str:
+    """Returns the faster precision of this machine, the same for all arms and after an interruption."""
+    file = folder / "precision.json"
+    if not file.exists():
+        write_atomically(file, json.dumps(choose_precision()).encode())
+    return str(json.loads(file.read_text()))
+
+
+def measure(folder: Path, task: TaskConfig, precision: str, test: pa.Table, confusions: Confusions) -> dict[str, float]:
     """Returns accuracy and share of confused answers on the test messages."""
-    predictions = run_suite(load_language_model(folder, task), test, SuiteConfig(), "test", full=True).predictions
+    lm = load_language_model(folder, task, precision)
+    predictions = run_suite(lm, test, SuiteConfig(), "test", full=True).predictions
     pairs = zip(predictions["expected"].to_pylist(), predictions["predicted"].to_pylist(), strict=True)
     confused = [tuple(sorted(map(str, pair))) in confusions for pair in pairs]
     return {"accuracy": float(predictions["score"].to_numpy().mean()), "confused": float(np.mean(confused))}
@@ -130,6 +140,7 @@ def main() -> None:
     )
     if options.test is not None:
         test = test.take(pa.array(draw(test, options.test, 0)))
+    precision = precision_for(options.folder)
     task = TaskConfig(system=SYSTEM, labels=labels)
     arms: dict[str, Callable[[pa.Table, int], pa.Table]] = {
         "sft": lambda records, seed: records,
@@ -142,6 +153,9 @@ def main() -> None:
         "task": {"system": SYSTEM, "labels": labels},
         "train": {
             "epochs": options.epochs,
+            # Fixed, as measuring takes about as long as an epoch here.
+            "micro_batch_tokens": 2048,
+            "precision": precision,
             "learning_rate": options.learning_rate,
             "orpo": {"beta": options.beta, "likelihood": "completion"},
         },
@@ -162,7 +176,7 @@ def main() -> None:
                     export_file(arms[name](records, seed), data)
                 objective = "sft" if name == "sft" else "orpo"
                 summary = train(options.model, data, out, objective=objective, settings={**settings, "seed": seed})
-                values = {**measure(out, task, test, confusions), "steps": summary["steps"]}
+                values = {**measure(out, task, precision, test, confusions), "steps": summary["steps"]}
                 write_atomically(file, json.dumps(values).encode())
             measured.append(json.loads(file.read_text()))
             numbers = f"{records.num_rows} | {measured[-1]['steps']}"
