@@ -78,7 +78,7 @@ def _show_pairs(mined: "HardPairs", file: Path, n: int, json: bool) -> None:
         print_json({"pairs": mined.pairs.num_rows, "file": str(file), "confused": confused})
         return
     if confused:
-        rows = [[" / ".join(pair["labels"]), pair["errors"]] for pair in confused[:n]]
+        rows = [[" / ".join(pair), count] for pair, count in list(mined.confusions.items())[:n]]
         print_table("", ["labels that the champion confuses", "test errors"], rows)
     which = "of labels that it confuses" if mined.is_confused else "of any two labels, as it confuses none of theirs"
     print_line(f"wrote {mined.pairs.num_rows} pairs to {file}, {which}; posttrain train --objective dpo --data {file}")
