@@ -1,5 +1,6 @@
 """A causal language model with its tokenizer and task."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,31 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
     loaded = LanguageModel(model.to(device).eval(), tokenizer, task)
     check_head(loaded, folder)
     return loaded
+
+
+def load_transformers(folder: Path) -> tuple[Any, Any]:
+    """Loads a model in Hugging Face layout as transformers' own objects, ready to generate.
+
+    Args:
+        folder: a folder with ``config.json``, safetensors weights and a tokenizer.
+
+    Returns:
+        The model (``AutoModelForCausalLM``, or ``AutoModelForSequenceClassification`` for a reward model or a
+        classifier) in its stored dtype, in evaluation mode, on the GPU if there is one; and the tokenizer.
+
+    Raises:
+        UserError: the folder holds no such model.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    check_model_folder(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+    kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    tokenizer = load_tokenizer(str(folder))
+    dtype = DTYPES.get(config.get("dtype") or config.get("torch_dtype"), torch.float32)
+    model = load_weights(kind, folder, dtype, "no model")
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
 @torch.no_grad()

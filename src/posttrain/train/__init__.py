@@ -1,6 +1,11 @@
-"""Training: ``posttrain.train.train`` is ``posttrain train`` in Python; the loop's stage calls `stage.train`."""
+"""Training. The package can be called: ``from posttrain import train`` is `posttrain.train.api.train`.
 
-from typing import TYPE_CHECKING
+The loop's stage calls `posttrain.train.stage.train`.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from posttrain.store.extensions import lazy_exports
 
@@ -10,3 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 __getattr__ = lazy_exports(__name__, {"train": "api"})
+
+
+class _CallablePackage(ModuleType):
+    """Forwards calls to the function of the package's name."""
+
+    # Python binds a package to its name in the parent package, so that no function of this name could stay there.
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Trains a model on records: see `posttrain.train.api.train`."""
+        return self.train(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,6 +1,8 @@
-"""``posttrain train`` in Python: a model and files of records in, a folder with what was trained out."""
+"""``posttrain train`` in Python: a model and records in, a folder with what was trained out."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,44 +10,111 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.data.reading.data_files import display_path, to_data_path
+from posttrain.data.reading.hub import fetch_hub_dataset
+from posttrain.data.reading.memory import read_memory
 from posttrain.data.reading.reader import read
+from posttrain.data.reading.rows import Problem
 from posttrain.data.records.record import concat
 from posttrain.models.sources import fetch_once, locate
+from posttrain.store.errors import UserError
+from posttrain.store.hub import HUB_PREFIX
+from posttrain.train.callbacks import AnyCallback, CallbackList, TrainingStopped
+from posttrain.train.monitor.metrics import finite, mean_loss, read_steps
 from posttrain.train.objectives.registry import objective_spec as check_objective
-from posttrain.train.standalone import TrainJobConfig, train_standalone
+from posttrain.train.standalone import METRICS, TrainJobConfig, train_standalone
+
+log = logging.getLogger("posttrain")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The outcome of `posttrain.train`.
+
+    Attributes:
+        folder: the folder of the model, in Hugging Face layout.
+        steps: the number of optimiser steps that are done.
+        finished: False if a callback has stopped the training: it has no model yet, and the same call resumes it.
+        summary: what ``summary.json`` holds: ``examples``, ``steps``, ``tokens``, ``first_loss``, ``last_loss``,
+            ``decisions`` of the monitor and others; of a stopped training only steps and losses.
+    """
+
+    folder: Path
+    steps: int
+    summary: Mapping[str, Any] = field(repr=False)
+    finished: bool = True
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dictionary an optimiser step (``step``, ``loss``, ``lr``, ``tokens_per_second`` …), of ``metrics.jsonl``.
+
+        ``pandas.DataFrame(result.metrics)`` is a table of them.
+        """
+        return read_steps(self.folder / METRICS)
+
+    def load(self) -> tuple[Any, Any]:
+        """Loads what was trained as transformers' own objects.
+
+        Returns:
+            The model, ready to generate on the GPU if there is one, and its tokenizer, whose ``apply_chat_template``
+            gives the prompts that it was trained on. An objective that trains a reward model or a classifier gives an
+            ``AutoModelForSequenceClassification``.
+
+        Raises:
+            UserError: the training was stopped before its end, or the folder does not hold the model any more.
+        """
+        if not self.finished:
+            raise UserError("the training was stopped", where=str(self.folder), fix="call train again: it resumes")
+        from posttrain.models.language_model import load_transformers
+
+        return load_transformers(self.folder)
+
+    def __repr__(self) -> str:
+        first, last = (self.summary.get(name) for name in ("first_loss", "last_loss"))
+        losses = "" if first is None or last is None else f", loss {first:.4f} to {last:.4f}"
+        return f"TrainResult('{self.folder}', {self.steps} steps{losses}{'' if self.finished else ', stopped'})"
 
 
 def train(
     model: str | Path,
-    data: str | Path | Sequence[str | Path],
+    data: Any,
     out: str | Path,
     *,
     objective: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    callbacks: Sequence[AnyCallback] = (),
     fork: bool = False,
-) -> dict[str, Any]:
+) -> TrainResult:
     """Trains a model on records, resuming where an earlier call stopped.
+
+    The same records give the same model, bit for bit, whether they come from a file or from memory.
 
     Args:
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
-        data: a file of records, its URL, or a Hugging Face dataset folder, or several of them.
+        data: a file of records, its URL or a folder of ``datasets``; ``hub:OWNER/NAME:SPLIT`` for a dataset of the Hub;
+            a list of dictionaries, an Arrow table, a pandas or polars DataFrame or a ``datasets.Dataset``; or a list
+            of several of these, read one after another. Records have one of the shapes of docs/data.md.
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
             optimiser step, and ``summary.json``.
         objective: such as ``dpo``; None: that of ``settings``, or ``sft``.
         settings: other keys of a config file, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
             to the current folder.
+        callbacks: functions called with the values of each step, or objects with the methods of `posttrain.Callback`.
+            One that returns True stops the training, which saves a checkpoint and can be resumed.
         fork: resume although settings, data or code have changed since.
 
     Returns:
-        The summary: counts and losses of `posttrain.train.stage.train`, and the final ``micro_batch_tokens``.
+        The result: folder, number of steps, summary, metrics of every step, and `TrainResult.load`.
 
     Raises:
         UserError: a setting, the model or a record cannot be used, the folder holds something else, another process
-            trains into it, or settings, data or code have changed since the training began.
-        WorkError: training fails and cannot be recovered.
+            trains into it, or settings, data or code have changed since the training began. A record that is not in a
+            file is named by its index: ``data[3]``.
+        WorkError: training fails and cannot be recovered, or a callback failed; the next call resumes.
     """
-    files = str(data) if isinstance(data, str | Path) else [str(file) for file in data]
-    values = {**(settings or {}), "model": str(model), "data": files}
+    called = CallbackList(callbacks)
+    sources = _sources(data)
+    files = [str(source) if isinstance(source, str | Path) else _describe(source) for source in sources.values()]
+    values = {**(settings or {}), "model": str(model), "data": files if len(files) > 1 else files[0]}
     if objective is not None:
         # Checked alone first: the config's own error would name the key train.objective.
         check_objective(objective, "objective")
@@ -53,7 +122,23 @@ def train(
     config = TrainJobConfig.read(values, "settings")
     config = config.with_paths_from(lambda key: Path())
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
-    return train_standalone(Path(out), config, read_files(config), partial(fetch_once, source), fork=fork)
+    # Files by their resolved paths, all else as it was given.
+    resolved = [
+        file if isinstance(item, str | Path) else item for file, item in zip(config.files, sources.values(), strict=True)
+    ]
+    records = _read(dict(zip(sources, resolved, strict=True)), config.columns)
+    out = Path(out)
+    try:
+        summary = train_standalone(
+            out, config, records, partial(fetch_once, source), fork=fork, callbacks=called if callbacks else None
+        )
+        result = TrainResult(out, summary["steps"], summary)
+    except TrainingStopped as stopped:
+        log.info("%s; the same call resumes", stopped)
+        losses = {"first_loss": finite(stopped.steps[0].loss), "last_loss": mean_loss(stopped.steps)}
+        result = TrainResult(out, len(stopped.steps), {"steps": len(stopped.steps), **losses}, finished=False)
+    called.on_end(result)
+    return result
 
 
 def read_files(config: TrainJobConfig) -> pa.Table:
@@ -62,7 +147,40 @@ def read_files(config: TrainJobConfig) -> pa.Table:
     Raises:
         UserError: on the first bad record, with file and line.
     """
+    return _read({f"data[{number}]": file for number, file in enumerate(config.files)}, config.columns)
+
+
+def _sources(data: Any) -> dict[str, Any]:
+    """Returns what is to be read, each under the name that errors call it by.
+
+    Raises:
+        UserError: there is nothing to read.
+    """
+    # A list of dictionaries is one source, a list of anything else has several.
+    if not isinstance(data, list | tuple) or any(isinstance(item, Mapping) for item in data):
+        return {"data": data}
+    if not data:
+        raise UserError("holds no records", where="data", fix="put records into it, or name a file")
+    return {f"data[{number}]": source for number, source in enumerate(data)} if len(data) > 1 else {"data": data[0]}
+
+
+def _describe(source: Any) -> str:
+    """Describes records in memory, for the config that is written."""
+    return f"{type(source).__name__} in memory"
+
+
+def _read(sources: Mapping[str, Any], columns: Mapping[str, str] | None) -> pa.Table:
+    skipped: list[Problem] = []
     tables: list[pa.Table] = []
-    for path in map(to_data_path, config.files):
-        tables += read(path, config.columns, name=display_path(path, Path.cwd()))
+    for name, source in sources.items():
+        if not isinstance(source, str | Path):
+            tables += read_memory(source, name, columns, skipped=skipped.append)
+        elif str(source).startswith(HUB_PREFIX):
+            for file in fetch_hub_dataset(str(source)):
+                tables += read(file, columns, name=f"{source}/{file.name}", skipped=skipped.append)
+        else:
+            path = to_data_path(source)
+            tables += read(path, columns, name=display_path(path, Path.cwd()), skipped=skipped.append)
+    if skipped:
+        log.warning("  left out: %d records; the first: %s", len(skipped), skipped[0].error())
     return concat(tables)

@@ -129,19 +129,24 @@ class Recovery:
             )
         self._rewind_sink()
 
-    def save(self, *, last: bool) -> None:
+    def save(self, *, last: bool) -> bool:
         """Saves a checkpoint; the best is the one with the lowest mean loss since the one before.
 
         Args:
             last: whether the process ends after it; False: ``when_busy: skip`` may skip it.
+
+        Returns:
+            Whether one was saved.
         """
         done = len(self.state.steps)
         if last:
             if not self.checkpoints.config.enabled or self._saved == done:
-                return
+                return False
             self.checkpoints.steps()  # waits for the one that is still being written
-        if self.checkpoints.save(done, self.state.checkpoint(), metric=mean_loss(self.state.steps[self._saved :])):
+        saved = self.checkpoints.save(done, self.state.checkpoint(), metric=mean_loss(self.state.steps[self._saved :]))
+        if saved:
             self._saved = done
+        return saved
 
     def act(self, decision: MonitorDecision, decisions: list[MonitorDecision]) -> bool:
         """Carries out a decision.

@@ -15,6 +15,7 @@ from posttrain.models.precision import choose_precision, count_weights
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
+from posttrain.train.callbacks import CallbackList
 from posttrain.train.config import TrainConfig, check_from_scratch
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
@@ -47,6 +48,7 @@ def train(
     profile: Path | None = None,
     difficulties: np.ndarray | None = None,
     weights: np.ndarray | None = None,
+    callbacks: CallbackList | None = None,
 ) -> dict[str, Any]:
     """Trains a model on labelled records.
 
@@ -62,6 +64,7 @@ def train(
         profile: folder of a profile, if the config asks for one.
         difficulties: float [records], higher is harder, in place of the column that the curriculum names.
         weights: float [records], of the records in the loss, times the column that the config names.
+        callbacks: called after each step and at each checkpoint.
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (number of those longer than
@@ -75,6 +78,7 @@ def train(
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
         WorkError: if training fails and cannot be recovered.
+        TrainingStopped: a callback asked to stop; its checkpoint lies in ``scratch``.
     """
     from_scratch = config.initialization.method != "none"
     check_model_folder(source, weights=not from_scratch)
@@ -110,6 +114,7 @@ def train(
         kinds={name: np.repeat(kinds, units_per_record).tolist() for name, kinds in data.kinds.items()},
         difficulties=None if data.difficulties is None else np.repeat(data.difficulties, units_per_record),
         profile=profile,
+        callbacks=callbacks,
     )
     steps = trainer.train()
     skipped = sum(step.update_ratio is None for step in steps)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import yaml
@@ -29,10 +29,14 @@ from posttrain.store.files import (
     write_atomically,
 )
 from posttrain.store.hashing import digest, file_digest, file_stats
+from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
+
+if TYPE_CHECKING:
+    from posttrain.train.callbacks import CallbackList
 
 log = logging.getLogger("posttrain")
 
@@ -54,8 +58,8 @@ class TrainJobConfig(Section):
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
     data: str | Annotated[list[str], Field(min_length=1)] = Field(
-        description="A file of records or its URL, several that are read one after another, or a dataset version of "
-        "the workspace."
+        description="A file of records or its URL, `hub:OWNER/NAME:SPLIT`, several that are read one after another, "
+        "or a dataset version of the workspace."
     )
     columns: dict[str, str] | None = Field(None, description="Column of each field, such as prompt: question.")
     task: TaskConfig = Field(TaskConfig(), description="The task: system message, template, labels.")
@@ -90,15 +94,21 @@ class TrainJobConfig(Section):
 
 
 def _resolve(name: str, root: Path) -> str:
-    """Resolves the path of a file; leaves a URL, and the name of a dataset version, which has an @ or no suffix."""
-    if "://" in name:
+    """Resolves the path of a file; leaves URLs, Hub datasets, and versions, whose names have an @ or no suffix."""
+    if "://" in name or name.startswith(HUB_PREFIX):
         return name
     path = locate_path(root, name).resolve()
     return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
 
 
 def train_standalone(
-    out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path], *, fork: bool = False
+    out: Path,
+    config: TrainJobConfig,
+    records: pa.Table,
+    fetch: Callable[[Path], Path],
+    *,
+    fork: bool = False,
+    callbacks: "CallbackList | None" = None,
 ) -> dict[str, Any]:
     """Trains into ``out``, resuming where an earlier call stopped.
 
@@ -109,6 +119,7 @@ def train_standalone(
         records: rows of the record schema.
         fetch: returns the folder of the initial model; may write it into the folder that it is given.
         fork: resume although config, data or code have changed since.
+        callbacks: called after each step and at each checkpoint.
 
     Returns:
         The summary: counts and losses of `stage.train`, and the final ``micro_batch_tokens``.
@@ -117,6 +128,7 @@ def train_standalone(
         UserError: the folder holds something else, another process trains into it, or config, data or code have changed
             since the training began.
         WorkError: training fails and cannot be recovered.
+        TrainingStopped: a callback asked to stop; the next call resumes.
     """
     work = out / _WORK_FOLDER
     if out.exists() and not work.is_dir() and not (out.is_dir() and _is_empty(out)):
@@ -126,7 +138,7 @@ def train_standalone(
         with hold_lock(work / "lock", busy_message="is being trained by another process"):
             config = _with_precision(out, config)
             _check_identity(out, _identity(config, records), fork)
-            return _train(out, config, records, fetch)
+            return _train(out, config, records, fetch, callbacks)
 
 
 @contextmanager
@@ -165,7 +177,13 @@ def _with_precision(out: Path, config: TrainJobConfig) -> TrainJobConfig:
     return config.model_copy(update={"train": config.train.with_precision(recorded)})
 
 
-def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
+def _train(
+    out: Path,
+    config: TrainJobConfig,
+    records: pa.Table,
+    fetch: Callable[[Path], Path],
+    callbacks: "CallbackList | None",
+) -> dict[str, Any]:
     # Here, as the command line reads this module's config: torch would make `posttrain train --help` wait for seconds.
     from posttrain.train.lora import set_base_model
     from posttrain.train.monitor.sinks import open_sinks
@@ -194,6 +212,7 @@ def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable
             scratch=work / "scratch",
             sink=sinks,
             profile=out / "profile",
+            callbacks=callbacks,
         )
     finally:
         sinks.close()

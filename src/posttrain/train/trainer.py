@@ -17,6 +17,7 @@ from posttrain.models.loading import is_out_of_memory
 from posttrain.models.packing import Packed
 from posttrain.store.errors import WorkError
 from posttrain.store.progress import progress_bar
+from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import Batch
 from posttrain.train.monitor.decisions import MonitorDecision
@@ -72,6 +73,7 @@ class Trainer:
         kinds: each unit's kind, by the column that a phase mixes by.
         difficulties: float [units], for a curriculum by a column.
         profile: folder of a profile; None: in ``scratch``.
+        callbacks: called after each step and at each checkpoint.
     """
 
     lm: LanguageModel
@@ -83,6 +85,7 @@ class Trainer:
     kinds: Mapping[str, Sequence[str]] | None = None
     difficulties: np.ndarray | None = None
     profile: Path | None = None
+    callbacks: CallbackList | None = None
     parts: TrainingParts = field(init=False)
     state: TrainingState = field(init=False)
     _checkpoint_memory_reserved: bool = field(default=False, init=False)
@@ -95,7 +98,9 @@ class Trainer:
             The values of every step.
 
         Raises:
-            WorkError: training failed in a way that the config says to stop at, or that cannot be recovered from.
+            WorkError: training failed in a way that the config says to stop at, or that cannot be recovered from, or a
+                callback failed.
+            TrainingStopped: a callback asked to stop.
         """
         # One context for every forward pass, so that no objective can forget the precision.
         self.autocast = autocast(self.lm, self.config)
@@ -137,9 +142,23 @@ class Trainer:
                     profile_step()
                 # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
+                if self.callbacks and len(steps) > before:
+                    self._call_back(self.callbacks, total)
                 if len(steps) < total and (signal := requested_exit()):
                     self.save_checkpoint(last=True)
                     raise signal
+
+    def _call_back(self, callbacks: CallbackList, total: int) -> None:
+        """Calls the callbacks after a step; saves a checkpoint before one of them ends the training."""
+        steps = self.state.steps
+        try:
+            stop = callbacks.on_step(steps[-1]) and len(steps) < total
+        except WorkError:
+            self._save(last=True)
+            raise
+        if stop:
+            self.save_checkpoint(last=True)
+            raise TrainingStopped(steps, total)
 
     def _has_learned(self) -> bool:
         """Returns whether an epoch just ended with a mean loss below ``train.stop_loss``."""
@@ -309,9 +328,13 @@ class Trainer:
         """Saves a checkpoint if one is due, or before the process ends; of several processes, one would write it."""
         done = len(self.state.steps)
         if last or (self._checkpoint_is_due(done) and done < self.state.sampler.steps):
-            self._last_checkpoint = time.monotonic()
-            with phase("checkpoint"):
-                self.parts.recovery.save(last=last)
+            if self._save(last=last) and self.callbacks:
+                self.callbacks.on_save(done)
+
+    def _save(self, *, last: bool) -> bool:
+        self._last_checkpoint = time.monotonic()
+        with phase("checkpoint"):
+            return self.parts.recovery.save(last=last)
 
     def _checkpoint_is_due(self, steps: int) -> bool:
         """Returns whether a checkpoint is due after so many steps, by their number or by the clock."""

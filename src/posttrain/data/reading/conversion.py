@@ -89,6 +89,7 @@ class RecordConverter:
         answers: whether a mapped ``completion`` column is required (a pool may lack it).
         cells: whether values are cells of a CSV file, which hold lists of turns as JSON text.
         same_columns: whether all rows have the same columns, so that a problem with them is reported once.
+        locate: names another row in a message by its line.
 
     Attributes:
         shape: the shape of the records so far; None before the first.
@@ -104,11 +105,13 @@ class RecordConverter:
         answers: bool = True,
         cells: bool = False,
         same_columns: bool = False,
+        locate: Callable[[int], str] = "line {}".format,
     ) -> None:
         self.source = source
         self.shape: Shape | None = None
         self.records = 0
         self._columns, self._answers, self._cells, self._same_columns = columns, answers, cells, same_columns
+        self._locate = locate
         self._others_count = bool(columns) and shape_of(columns or ()) is None
         self._line = 0
         self._names: tuple[str, ...] | None = None
@@ -174,7 +177,7 @@ class RecordConverter:
         if self.shape is None:
             self.shape, self._line = shape, row.line
         elif shape.name != self.shape.name:
-            message = f"has the shape `{shape.name}`, but line {self._line} has the shape `{self.shape.name}`"
+            message = f"has the shape `{shape.name}`, but {self._locate(self._line)} has the shape `{self.shape.name}`"
             raise InvalidRecord("mixed shapes", message, "keep one shape in one file")
         columns = self._columns or {}
         names = [name for name in (*shape.uses, "group") if name in values]
@@ -218,7 +221,8 @@ class RecordConverter:
         if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
             first = self.user_ids.clash(user_id, id, row.line)
             if first is not None:
-                message = f"the id `{shorten(str(user_id))}` also occurs on line {first}, with other content"
+                other = self._locate(first)
+                message = f"the id `{shorten(str(user_id))}` also occurs on {other}, with other content"
                 raise InvalidRecord("duplicate id", message, "give every record an id of its own")
         self.records += 1
         return {

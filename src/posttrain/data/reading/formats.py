@@ -111,7 +111,7 @@ def parquet_rows(path: DataPath, name: str) -> Rows:
         source.seek(0)
         with pyarrow.parquet.ParquetFile(source) as file:
             # In batches, as a file may be larger than the memory.
-            yield from _batch_rows(file.iter_batches(BATCH_ROWS), name)
+            yield from batch_rows(file.iter_batches(BATCH_ROWS), name)
 
 
 READERS: dict[str, Callable[[DataPath, str], Rows]] = {
@@ -216,7 +216,7 @@ def folder_rows(path: Path, name: str) -> Rows:
         fix = "name a file, or a folder that `datasets` has saved"
         yield Problem(name, None, "no data files", "the folder holds no .arrow files", fix)
         return
-    yield from _batch_rows((batch for file in files for batch in _arrow_batches(file)), name)
+    yield from batch_rows((batch for file in files for batch in _arrow_batches(file)), name)
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -243,7 +243,8 @@ def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
             yield from pyarrow.ipc.open_stream(source)
 
 
-def _batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
+def batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
+    """Yields the rows of Arrow batches; their lines count from 1."""
     line = 0
     for batch in batches:
         names = batch.schema.names

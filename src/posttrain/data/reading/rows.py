@@ -12,7 +12,8 @@ from posttrain.store.errors import UserError, shorten, suggest, to_line
 MAX_MESSAGE = 400
 """Characters of a message that reaches a terminal."""
 
-_COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
+COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
+"""Kinds of problems with columns, which all rows of a table share."""
 
 # Python's own recursion limit depends on the depth of the caller: the same file could pass in one command and fail in
 # another.
@@ -60,11 +61,11 @@ def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
     # A misspelled column is wrong in every record; a million equal lines would hide all other problems.
     collected = list(problems)
     counts = Counter(
-        (problem.file, problem.kind, problem.message) for problem in collected if problem.kind in _COLUMN_KINDS
+        (problem.file, problem.kind, problem.message) for problem in collected if problem.kind in COLUMN_KINDS
     )
     for problem in collected:
         count = counts.pop((problem.file, problem.kind, problem.message), 0)
-        if problem.kind not in _COLUMN_KINDS or count == 1:
+        if problem.kind not in COLUMN_KINDS or count == 1:
             yield problem
         elif count:
             more = "1 more record" if count == 2 else f"{count - 1:,} more records"
