@@ -1,16 +1,18 @@
 """Writes the generated parts of the pages anew: python docs/update.py."""
 
+import importlib
 import inspect
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+import posttrain
 from posttrain.cli.config import config_keys, reference
 from posttrain.data.steps.registry import STEPS
 from posttrain.loop.config import Config
@@ -41,11 +43,12 @@ GUIDES = {
 
 def pages() -> dict[Path, str]:
     """Render every page with a generated part."""
-    configuration, data = FOLDER / "configuration.md", FOLDER / "data.md"
+    configuration, data, api = FOLDER / "configuration.md", FOLDER / "data.md", FOLDER / "api.md"
     page = _replace_part(configuration.read_text("utf-8"), "common keys", common_keys())
     return {
         configuration: _replace_part(page, "sections", sections_reference()),
         data: _replace_part(data.read_text("utf-8"), "steps", steps_reference()),
+        api: _replace_part(api.read_text("utf-8"), "names", api_reference()),
     }
 
 
@@ -135,6 +138,76 @@ def _choices(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, UnionType):
         return [choice for part in get_args(annotation) for choice in _choices(part)]
     return []
+
+
+def api_reference() -> str:
+    """Render the public names of posttrain, and the base classes and contract suites that extending.md names."""
+    parts = [_object_text(f"posttrain.{name}", getattr(posttrain, name)) for name in sorted(posttrain.__all__)]
+    parts.append("## Parts of your own\n\n[extending.md](extending.md) has an example of each.\n")
+    extending = (FOLDER / "extending.md").read_text("utf-8")
+    paths = dict.fromkeys(re.findall(r"`(posttrain(?:\.\w+)+\.[A-Z]\w+)`", extending))
+    parts += [_object_text(path, _find_object(path)) for path in paths]
+    return "\n" + "\n".join(parts)
+
+
+def _find_object(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _object_text(path: str, value: Any) -> str:
+    """Render a function, or a class with its public methods; those of a contract suite are tests."""
+    if isinstance(value, ModuleType):  # `posttrain.train`, a package that is called as its function
+        value = value.train
+    parts = [f"### `{path}`\n", _signature(path.rpartition(".")[2], value), _docstring(value)]
+    if isinstance(value, type) and not path.startswith("posttrain.testing") and not issubclass(value, Exception):
+        members = {name: member for name, member in vars(value).items() if not name.startswith(("_", "model_"))}
+        for name, member in members.items():
+            function = getattr(member, "__func__", member)
+            if isinstance(function, property) or (inspect.isfunction(function) and function.__doc__):
+                title = "" if isinstance(function, property) else _signature(name, function)
+                parts += [f"#### `{value.__name__}.{name}`\n", title, _docstring(function)]
+    return "\n".join(part for part in parts if part)
+
+
+def _signature(name: str, value: Any) -> str:
+    try:
+        text = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return ""
+    # Types by their own names: `collections.abc.Mapping` is read as `Mapping`.
+    text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", re.sub(r"<factory>|<[\w.]+ object at 0x\w+>", "...", text))
+    text = re.sub(r"\((?:self|cls)(?:, )?", "(", text)
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    line = f"{name}{text}"
+    if len(line) > _SIGNATURE_WIDTH:
+        inside, _, after = line.partition("(")[2].rpartition(")")
+        arguments = re.split(r", (?![^\[(]*[\])])", inside)
+        line = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f"){after}"
+    return f"```python\n{line}\n```\n"
+
+
+_SIGNATURE_WIDTH = 100
+_SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields):")
+
+
+def _docstring(value: Any) -> str:
+    """Render a docstring as Markdown: its sections as bold titles, and the names in them as list items."""
+    lines: list[str] = []
+    section = None
+    for line in (inspect.getdoc(value) or "").replace("``", "`").splitlines():
+        if match := _SECTION.fullmatch(line):
+            section = match[1]
+            lines += [f"**{section.replace('Args', 'Arguments')}**", ""]
+        elif section and (item := re.fullmatch(r"    ([\w*]+): (.*)", line)) and section != "Returns":
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        elif section and line.startswith("    "):
+            lines.append(("" if section in ("Returns", "Yields") else "  ") + line.strip())
+        else:
+            section = None if line else section
+            lines.append(line)
+    text = "\n".join(lines)
+    return re.sub(r"(`[^`]*`)|<", lambda match: match[1] or r"\<", text) + "\n"
 
 
 def _json(value: Any) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Callback", "StepValues", "TrainResult", "UserError", "WorkError", "Workspace", "train"]
+__all__ = ["Callback", "Models", "StepValues", "TrainResult", "UserError", "WorkError", "Workspace", "train"]
 
 if TYPE_CHECKING:
+    from posttrain.api.models import Models
     from posttrain.api.workspace import Workspace
     from posttrain.store.errors import UserError, WorkError
     from posttrain.train.api import TrainResult, train
@@ -25,6 +26,7 @@ def __getattr__(name: str) -> Any:
 
     modules = {
         "Callback": "train.callbacks",
+        "Models": "api.models",
         "StepValues": "train.monitor.metrics",
         "TrainResult": "train.api",
         "UserError": "store.errors",

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.output import print_line
-from posttrain.loop.config import Config
+from posttrain.loop.config import Config, create_workspace
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, write_atomically
-from posttrain.store.workspace import Workspace
 from posttrain.store.yaml_files import read_yaml
 
 
@@ -28,12 +26,7 @@ def init(
         names = sorted(entry.name.removesuffix(".yaml") for entry in templates.iterdir())
         raise UserError(f"no template `{template}`", where="--template", fix=f"one of {', '.join(names)}")
     config = directory / CONFIG_FILE
-    if config.exists():
-        raise UserError("a workspace is here already", where=str(config), fix="posttrain run")
-    make_folder(directory)
-    Workspace.create(directory).close()
-    # The config last: its presence says that a workspace is here, and a killed init can be run again.
-    write_atomically(config, source.read_bytes())
+    create_workspace(directory, source.read_bytes())
     print_line(
         f"made {directory}; put {', '.join(_required_files(config))} in it as {CONFIG_FILE} says, "
         f"then: posttrain run -w {directory}",

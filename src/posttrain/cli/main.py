@@ -69,7 +69,7 @@ class _Verbs(LazyGroup):
         "config": LazyVerb("posttrain.cli.config:app", "Show, search or check posttrain.yaml."),
         "data": LazyVerb("posttrain.cli.data:app", "Build, inspect and export dataset versions."),
         "label": LazyVerb("posttrain.cli.label:app", "Export batches to label, and import the labels."),
-        "models": LazyVerb("posttrain.cli.models:app", "List, promote, roll back and export models."),
+        "models": LazyVerb("posttrain.cli.models:app", "List, promote, roll back, export and push models."),
     }
 
 

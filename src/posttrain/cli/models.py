@@ -1,9 +1,8 @@
-"""``posttrain models``: lists, shows, promotes, rolls back and exports models."""
+"""``posttrain models``: lists, shows, promotes, rolls back, exports and pushes models."""
 
-import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,41 +10,30 @@ from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.show import show as show_anything
 from posttrain.cli.status import print_damage
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
-from posttrain.inspect.champion import champion_problems
+from posttrain.inspect.model_card import model_card
+from posttrain.inspect.models import (
+    check_repository,
+    export_model,
+    find_model,
+    find_round_model,
+    list_models,
+    push_model,
+)
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
-from posttrain.store.files import disk_errors, remove_tree
 from posttrain.store.workspace import Workspace
 
-app = typer.Typer(name="models", help="List, promote, roll back and export models.", no_args_is_help=True)
+app = typer.Typer(name="models", help="List, promote, roll back, export and push models.", no_args_is_help=True)
 
 Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one, or `champion`.")]
 
 
 @app.command(name="list")
-def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
+def list_(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
     """List all models with their round, decision and main metric."""
     with open_workspace(workspace, checked=False) as (store, _):
-        champion = ModelRegistry(store).champion
-        damage = champion_problems(store, champion.model_id) if champion else []
-        candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
-        rows: list[dict[str, Any]] = []
-        for artifact in store.metadata.artifacts("model"):
-            # A model may be of no round: a base model that the config names since, for one.
-            entry = candidates.get(artifact.id)
-            state = RoundState.from_row(entry) if entry else RoundState()
-            rows.append(
-                {
-                    "id": artifact.id,
-                    "round": entry.number if entry else None,
-                    "decision": state.action,
-                    "champion": bool(champion and champion.model_id == artifact.id),
-                    "damage": damage if champion and champion.model_id == artifact.id else [],
-                    "megabytes": round(artifact.size / 1e6, 1),
-                    "metrics": state.metrics or {},
-                }
-            )
+        rows = list_models(store)
     if json:
         print_json(rows)
         return
@@ -61,7 +49,7 @@ def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = 
         for r in rows
     ]
     print_table("", ["model", "round", "main metric", "decision", "", "MB"], table)
-    print_damage(damage)
+    print_damage([line for r in rows for line in r["damage"]])
 
 
 @app.command()
@@ -78,7 +66,7 @@ def promote(
 ) -> None:
     """Make a model the champion, bypassing the gate."""
     with open_workspace(workspace, write=True, checked=False) as (store, config):
-        deployment = ModelRegistry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
+        deployment = ModelRegistry(store, config.deploy).promote(find_model(store, model), round=None, reason=reason)
         print_line(f"champion: {deployment.model_id}, at {store.champion_path}")
 
 
@@ -105,7 +93,7 @@ def rollback(
     # Unchecked: in an emergency a missing pool file must not stand between the user and the earlier model.
     with open_workspace(workspace, write=True, checked=False) as (store, config):
         registry = ModelRegistry(store, config.deploy)
-        plan = registry.plan_rollback(None if to is None else _model_of(store, to))
+        plan = registry.plan_rollback(None if to is None else find_round_model(store, to))
         change = f"{_round_text(store, plan.source)} → {_round_text(store, plan.target)}"
         if not (plan.done or yes) and registry.is_base(plan.target):
             _confirm_base(change)
@@ -118,17 +106,6 @@ def rollback(
             further = "" if to else "; to go further back, name the model with --to"
             print_line(f"{change} was done before{further}")
         print_line(f"champion: {plan.target}, at {store.champion_path}")
-
-
-def _model_of(store: Workspace, text: str) -> str:
-    """Returns the model that ``round 2``, ``2`` or an id names."""
-    number = text.removeprefix("round").strip()
-    if not (number.isascii() and number.isdigit()):
-        return _resolve(store, text)
-    model = {str(row.number): row.candidate for row in store.metadata.rounds()}.get(number)
-    if model is None:
-        raise UserError(f"round {number} trained no model", where="--to", fix="posttrain models list")
-    return model
 
 
 def _round_text(store: Workspace, model: str) -> str:
@@ -161,30 +138,33 @@ def _confirm_base(change: str) -> None:
 def export(
     model: Model,
     directory: Annotated[Path, typer.Argument(help="A new folder.")],
+    card: Annotated[bool, typer.Option("--card", help="Write a model card, README.md, into it.")] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Copy a model in Hugging Face layout into a new folder."""
-    with open_workspace(workspace, checked=False) as (store, _):
-        source = store.artifacts.path(_resolve(store, model))
-        if directory.exists():
-            raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")
-        # Copied under another name and renamed, so that a killed export leaves no half model under the final name.
-        partial = directory.with_name(f".{directory.name}.partial")
-        with disk_errors(directory):
-            remove_tree(partial)
-            # By content alone: an artifact's files are read-only, and the copy is the user's own.
-            ignored = shutil.ignore_patterns("manifest.json")
-            shutil.copytree(source, partial, ignore=ignored, copy_function=shutil.copyfile)
-            partial.rename(directory)
+    with open_workspace(workspace, checked=False) as (store, config):
+        id = find_model(store, model)
+        export_model(store, id, directory, model_card(store, config, id) if card else None)
     print_line(f"wrote {directory}")
 
 
-def _resolve(store: Workspace, text: str) -> str:
-    champion = ModelRegistry(store).champion
-    if text == "champion" and champion is not None:
-        return champion.model_id
-    id = store.metadata.resolve(text)
-    row = store.metadata.artifact(id)
-    if row is None or row.kind != "model":
-        raise UserError(f"`{text}` is no model", fix="posttrain models list")
-    return id
+@app.command()
+def push(
+    model: Model,
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face Hub.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a repository that only its owner sees.")] = False,
+    dry_run: Annotated[
+        Path | None, typer.Option(help="Write what would be uploaded into this new folder; needs no network.")
+    ] = None,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+) -> None:
+    """Upload a model to the Hugging Face Hub, with a card that states data, metrics, gate and lineage."""
+    check_repository(repository)
+    # A dry run writes nothing into the workspace.
+    with open_workspace(workspace, write=dry_run is None, checked=False) as (store, config):
+        id = find_model(store, model)
+        if dry_run is not None:
+            export_model(store, id, dry_run, model_card(store, config, id, repository))
+            print_line(f"wrote {dry_run}, as it would be uploaded to {repository}")
+            return
+        print_line(f"pushed {id}: {push_model(store, config, id, repository, private=private)}")

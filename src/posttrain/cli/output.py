@@ -2,12 +2,6 @@
 
 import json
 import logging
-import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +9,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from posttrain.store.secrets import mask_text
+from posttrain.store.logs import mask_secrets, quiet_libraries
+from posttrain.store.text_files import finite_json
 
 # No emoji codes: a path such as `module:Name: message` would show a picture.
 console = Console(emoji=False)
@@ -43,15 +38,7 @@ def print_line(text: str) -> None:
 def print_json(value: Any) -> None:
     """Prints JSON and nothing else; NaN and infinity become null."""
     # JSON has no word for them, and Python's own `NaN` breaks other parsers.
-    typer.echo(json.dumps(_json_safe(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _json_safe(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_safe(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    typer.echo(json.dumps(finite_json(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
@@ -75,43 +62,18 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
 
 def setup_logging(debug: bool) -> None:
     """Sends the program's log lines to standard error, and silences other libraries unless something is wrong."""
-    # In the environment and now, since these libraries read it once when they are imported.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # Otherwise tokenizers print a warning when a process forks after using them.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not error_console.is_terminal:
-        # A progress bar in a log file is thousands of lines.
-        os.environ.setdefault("TQDM_DISABLE", "1")
+    quiet_libraries()
     handler: logging.Handler = logging.StreamHandler()
     if error_console.is_terminal:
         handler = RichHandler(
             console=error_console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
         )
-    handler.addFilter(_mask_secrets)
+    handler.addFilter(mask_secrets)
     logger = logging.getLogger("posttrain")
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     # Libraries that configure the root logger would print every line twice.
     logger.propagate = False
-    # torchao logs at import which GPU kernels do not load on a CPU, and torch logs deprecations in torchao.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
-@contextmanager
-def log_to_file(path: Path) -> Iterator[None]:
-    """Writes the program's log lines to a file, too, for the dashboard; the file of before a megabyte ago is kept."""
-    handler = _QuietFileHandler(path, maxBytes=2**20, backupCount=1, encoding="utf-8", errors="replace", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    handler.addFilter(_mask_secrets)
-    logger = logging.getLogger("posttrain")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
 
 
 @contextmanager
@@ -131,18 +93,6 @@ def print_events() -> Iterator[None]:
     finally:
         handler.removeFilter(select)
         handler.setFormatter(before)
-
-
-class _QuietFileHandler(RotatingFileHandler):
-    """A log file whose disk may be full: the work goes on, and its output is not disturbed."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-
-def _mask_secrets(record: logging.LogRecord) -> bool:
-    record.msg, record.args = mask_text(record.getMessage()), None
-    return True
 
 
 def record_cells(record: dict[str, Any]) -> list[Any]:

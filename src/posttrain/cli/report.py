@@ -7,7 +7,6 @@ import typer
 
 from posttrain.cli.output import print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
-from posttrain.store.errors import UserError
 
 
 def report(
@@ -18,14 +17,10 @@ def report(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write one self-contained HTML page that works offline."""
-    if not out.absolute().parent.is_dir():
-        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
-    # Checked before the workspace is read: a long report must not fail at its last step.
-    if out.is_dir():
-        raise UserError("is a folder", where=str(out), fix=f"name a file, such as {out / 'report.html'}")
-    if out.suffix == ".svg":
-        fix = "name a file that ends in .html; below each of its charts, Data has a button that saves the chart as SVG"
-        raise UserError("a report is HTML", where=str(out), fix=fix)
+    from posttrain.web.page import check_page_file
+
+    # Before the workspace is read: a long report must not fail at its last step.
+    check_page_file(out)
     if training is not None:
         _of_training(training, out)
     else:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import log_to_file, print_events, print_line
+from posttrain.cli.output import print_events, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
+from posttrain.store.logs import log_to_file
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:

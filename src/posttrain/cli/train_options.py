@@ -15,8 +15,8 @@ from posttrain.loop.config import config_lines, read_config
 from posttrain.loop.suites import measured_on
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.extensions import add_module_folder
+from posttrain.store.hub import HUB_PREFIX
 from posttrain.store.yaml_files import parse_yaml, read_yaml
 from posttrain.train.api import read_files
 from posttrain.train.objectives.registry import objective_spec
@@ -118,7 +118,8 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
         UserError: a record is bad, or repeats one that models are measured on.
     """
     name = settings.files[0]
-    is_file = "://" in name or name.startswith(HUB_PREFIX) or Path(name).exists() or ("@" not in name and Path(name).suffix)
+    is_remote = "://" in name or name.startswith(HUB_PREFIX)
+    is_file = is_remote or Path(name).exists() or ("@" not in name and Path(name).suffix)
     if len(settings.files) > 1 or is_file or not (workspace / ".posttrain" / "format.json").is_file():
         return TrainingRecords(read_files(settings))
     with open_store(workspace) as store:

@@ -1,7 +1,7 @@
 """Opens a workspace, its store or a dataset version for a verb; the options that name them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,27 +31,14 @@ ColumnOption = Annotated[
 ]
 
 
-@contextmanager
-def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> Iterator["tuple[Workspace, Config]"]:
-    """Opens the workspace in ``root`` with its config, and closes it at the end.
-
-    Args:
-        checked: False for verbs that work even if files that the config names are missing.
-    """
+def open_workspace(
+    root: Path, *, write: bool = False, checked: bool = True
+) -> "AbstractContextManager[tuple[Workspace, Config]]":
+    """Opens a workspace as `posttrain.loop.config.open_workspace`."""
     # Here, since verbs without a workspace must not wait for the whole config to be imported.
-    from posttrain.loop.config import config_lines, load_config, read_config
-    from posttrain.store.workspace import Workspace
+    from posttrain.loop.config import open_workspace
 
-    config = load_config(root) if checked else read_config(root)
-    # A folder with a config is a workspace; the first command that writes creates the store.
-    if not write and not (root / ".posttrain" / "format.json").exists():
-        raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
-    # Around the verb too: the store, the stages and files that the config names are opened only then.
-    with (
-        config_lines(root),
-        Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace,
-    ):
-        yield workspace, config
+    return open_workspace(root, write=write, checked=checked)
 
 
 def merge_columns(columns: Mapping[str, str] | None, options: Sequence[str] | None) -> dict[str, str] | None:

@@ -8,7 +8,7 @@ import pyarrow.parquet as parquet
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
-from posttrain.loop.gain import estimate_batch_gain
+from posttrain.loop.gain import estimate_batch_gain, gain_to_json
 from posttrain.loop.history import adjusted_config, finished_rounds, parent_dataset
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
@@ -41,19 +41,31 @@ class Preview:
     gain: GainEstimate | None
     remaining_labels: int | None
 
+    def to_json(self) -> dict[str, Any]:
+        """Converts to the values of ``select --json``: ``records``, ``strategy``, ``outlook`` and ``labels_left``."""
+        outlook = None if self.gain is None else gain_to_json(self.gain)
+        values = {"records": self.records, "strategy": self.strategy, "outlook": outlook}
+        return values | {"labels_left": self.remaining_labels}
 
-def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> Preview:
+
+def preview_selection(
+    workspace: Workspace, config: Config, strategy: str | None = None, n: int | None = None
+) -> Preview:
     """Selects the batch that the next round would label with this config.
 
     Args:
         workspace: The workspace.
         config: Its config.
         strategy: Name of a strategy that replaces the config's; None for that one.
+        n: Number of records; None for ``label.per_round``.
 
     Raises:
-        UserError: there is no champion yet to score the pool, or its scores say nothing to the strategy.
+        UserError: there is no champion yet to score the pool, its scores say nothing to the strategy, or every record
+            is labelled.
     """
     rounds, config = finished_rounds(workspace), adjusted_config(workspace, config)
+    if n is not None:
+        config = config.model_copy(update={"label": config.label.model_copy(update={"per_round": n})})
     champion = ModelRegistry(workspace).champion
     if champion is None or not rounds:
         raise UserError("there is no champion yet to score the pool with", fix="posttrain run --rounds 0")
@@ -76,6 +88,8 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         expected = estimate_batch_gain(context, champion.model_id, scores, selection.meta["records"])
         batch: list[dict[str, Any]] = parquet.read_table(context.path(selection.id) / BATCH).to_pylist()
         records = {record["id"]: record for record in context.dataset(collected.pool.id).records.to_pylist()}
+    if not batch:
+        raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     for row in batch:
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])

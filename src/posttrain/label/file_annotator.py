@@ -46,7 +46,7 @@ def export_labels(
     writer.writerow(["id", "prompt", *shown, "skip", "label"])
     columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
     for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
-        message = plain if prompt is None else _prompt_text(prompt)
+        message = input_text(prompt, plain)
         shown = [] if suggestions is None else [suggestions[row] or ""]
         shown += [] if candidates is None else candidates[row]
         writer.writerow([identity, *map(_escape_formula, (message, *shown)), "", (answers or {}).get(identity, "")])
@@ -71,7 +71,7 @@ def import_labels(
     answers: list[str | Skip | None] = [None] * batch.num_rows
     seen: dict[str, int] = {}
     problems: list[UserError] = []
-    for line, values in _rows(path, source):
+    for line, values in _rows(read_text(path, source), source):
         fix: str | None
         where = f"{source}:{line}"
         identity, label, skip = (values.get(name, "").strip() for name in ("id", "label", "skip"))
@@ -115,13 +115,34 @@ def read_labels(path: Path, ids: Set[str], labels: Sequence[str] | None = None) 
     """
     if not path.exists():
         return {}
-    rows = [values for _, values in _rows(path, str(path))]
+    rows = [values for _, values in _rows(read_text(path, str(path)), str(path))]
     filled = {values["id"].strip(): values["label"].strip() for values in rows}
     return {id: label for id, label in filled.items() if id in ids and label and (labels is None or label in labels)}
 
 
-def _prompt_text(prompt: Sequence[Mapping[str, str]]) -> str:
-    """Returns a prompt as people read it: the bare text of a single user turn, else one paragraph a turn."""
+def fill_labels(text: str, source: str, labels: Mapping[str, str]) -> str:
+    """Writes labels into the rows of a batch's CSV text, by the record's id; all other cells stay.
+
+    Args:
+        text: The content of the file.
+        source: Its name in errors.
+        labels: The label of each record to fill in.
+
+    Raises:
+        UserError: the text has no column ``id`` or ``label``, or is no CSV.
+    """
+    rows = [values for _, values in _rows(text, source)]
+    output = io.StringIO(newline="")
+    writer = csv.DictWriter(output, list(rows[0]))
+    writer.writeheader()
+    writer.writerows({**row, "label": labels.get(row["id"].strip(), row["label"])} for row in rows)
+    return output.getvalue()
+
+
+def input_text(prompt: Sequence[Mapping[str, str]] | None, text: str | None) -> str:
+    """Returns an input as people read it: a plain text or a single user turn alone, else one paragraph a turn."""
+    if prompt is None:
+        return text or ""
     if len(prompt) == 1 and prompt[0]["role"] == "user":
         return prompt[0]["content"]
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
@@ -132,8 +153,7 @@ def _escape_formula(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
-    text = read_text(path, source)
+def _rows(text: str, source: str) -> list[tuple[int, dict[str, str]]]:
     # Spreadsheets save with a semicolon or a tab in many locales; the header has no text that could hold one by chance.
     header_line = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=header_line.count)

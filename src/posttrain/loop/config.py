@@ -23,7 +23,9 @@ from posttrain.select.config import SelectConfig
 from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.extensions import add_module_folder
+from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.section import Section
+from posttrain.store.workspace import Workspace
 from posttrain.store.yaml_files import line_of, read_yaml
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
@@ -103,6 +105,50 @@ def config_lines(root: Path, file: str = CONFIG_FILE) -> Iterator[None]:
             raise
         where = f"{file}:{line}" if error.key else f"{file}:{line}: {error.where}"
         raise type(error)(error.what, where=where, fix=error.fix) from error.__cause__
+
+
+@contextmanager
+def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> Iterator[tuple[Workspace, Config]]:
+    """Opens the workspace in ``root`` with its config, and closes it at the end.
+
+    Args:
+        root: Its folder.
+        write: True to write: the store is made if nothing has run here yet.
+        checked: False for commands that work even if files that the config names are missing.
+
+    Raises:
+        UserError: there is no workspace, nothing has run in it yet (without ``write``), or the config is wrong.
+    """
+    config = load_config(root) if checked else read_config(root)
+    # A folder with a config is a workspace; the first command that writes creates the store.
+    if not write and not (root / ".posttrain" / "format.json").exists():
+        raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
+    # Around the work too: the store, the stages and files that the config names are opened only then.
+    with (
+        config_lines(root),
+        Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace,
+    ):
+        yield workspace, config
+
+
+def create_workspace(root: Path, config: bytes, store: StoreConfig = StoreConfig()) -> None:  # noqa: B008
+    """Makes a folder a workspace with an empty store.
+
+    Args:
+        root: Its folder; made if missing.
+        config: The content of its ``posttrain.yaml``.
+        store: The section ``store`` of that.
+
+    Raises:
+        UserError: there is a workspace already, or the disk refused.
+    """
+    file = root / CONFIG_FILE
+    if file.exists():
+        raise UserError("a workspace is here already", where=str(file), fix="posttrain run")
+    make_folder(root)
+    Workspace.create(root, store).close()
+    # The config last: its presence says that a workspace is here, and a killed command can be run again.
+    write_atomically(file, config)
 
 
 def load_config(root: Path) -> Config:

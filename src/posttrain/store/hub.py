@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from posttrain.store.errors import StorageError, UserError, shorten
-
 
 HUB_PREFIX = "hub:"
 """Begins the name of a dataset on the Hub, where files could be named too."""
@@ -28,6 +28,8 @@ def hub_errors(where: str, kind: str) -> Iterator[None]:
     """
     from huggingface_hub import errors
 
+    # The errors of its HTTP library, which is another one in other versions.
+    transport: Any = errors.HfHubHTTPError.__bases__[0]
     try:
         yield
     except errors.RevisionNotFoundError:
@@ -41,8 +43,7 @@ def hub_errors(where: str, kind: str) -> Iterator[None]:
         raise StorageError(f"the Hub refused: {_first_line(error)}", where=where) from None
     except errors.HFValidationError as error:
         raise UserError(_first_line(error), where=where, fix="write OWNER/NAME") from None
-    # The base of its HTTP library's errors, which is another one in other versions.
-    except (OSError, errors.HfHubHTTPError.__bases__[0]) as error:
+    except (OSError, transport) as error:
         offline = isinstance(error, errors.OfflineModeIsEnabled)
         why = "HF_HUB_OFFLINE is set" if offline else shorten(_first_line(error), 120)
         raise UnreachableHubError(f"the Hub cannot be reached ({why})", where=where, fix="check the network") from None

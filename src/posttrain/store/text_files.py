@@ -1,6 +1,7 @@
 """Reads UTF-8 text, delimited files and strict JSON that users wrote, and normalises text for comparisons."""
 
 import csv
+import math
 import sys
 import unicodedata
 from collections import Counter
@@ -33,6 +34,15 @@ def read_text(path: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise UserError("holds bytes that are not UTF-8", where=f"{name}:{line}", fix="save as UTF-8") from None
+
+
+def finite_json(value: Any) -> Any:
+    """Returns JSON values in which NaN and infinity are None, at any depth: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: finite_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def normalise_text(text: str) -> str:

@@ -18,6 +18,7 @@ from posttrain.data.records.record import concat
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
+from posttrain.store.logs import quiet_libraries
 from posttrain.train.callbacks import AnyCallback, CallbackList, TrainingStopped
 from posttrain.train.monitor.metrics import finite, mean_loss, read_steps
 from posttrain.train.objectives.registry import objective_spec as check_objective
@@ -111,6 +112,7 @@ def train(
             file is named by its index: ``data[3]``.
         WorkError: training fails and cannot be recovered, or a callback failed; the next call resumes.
     """
+    quiet_libraries()
     called = CallbackList(callbacks)
     sources = _sources(data)
     files = [str(source) if isinstance(source, str | Path) else _describe(source) for source in sources.values()]
@@ -123,10 +125,9 @@ def train(
     config = config.with_paths_from(lambda key: Path())
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     # Files by their resolved paths, all else as it was given.
-    resolved = [
-        file if isinstance(item, str | Path) else item for file, item in zip(config.files, sources.values(), strict=True)
-    ]
-    records = _read(dict(zip(sources, resolved, strict=True)), config.columns)
+    named = zip(sources.items(), config.files, strict=True)
+    resolved = {name: file if isinstance(item, str | Path) else item for (name, item), file in named}
+    records = _read(resolved, config.columns)
     out = Path(out)
     try:
         summary = train_standalone(

@@ -327,9 +327,9 @@ class Trainer:
     def save_checkpoint(self, *, last: bool = False) -> None:
         """Saves a checkpoint if one is due, or before the process ends; of several processes, one would write it."""
         done = len(self.state.steps)
-        if last or (self._checkpoint_is_due(done) and done < self.state.sampler.steps):
-            if self._save(last=last) and self.callbacks:
-                self.callbacks.on_save(done)
+        is_due = last or (self._checkpoint_is_due(done) and done < self.state.sampler.steps)
+        if is_due and self._save(last=last) and self.callbacks:
+            self.callbacks.on_save(done)
 
     def _save(self, *, last: bool) -> bool:
         self._last_checkpoint = time.monotonic()

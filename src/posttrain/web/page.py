@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.web import formatting
 from posttrain.web.charts.chart import Chart
@@ -86,6 +87,21 @@ def _package_file(name: str) -> str:
 def _hashes(texts: Sequence[str]) -> str:
     """Returns the sources of a content security policy that allow just these inline texts."""
     return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts)
+
+
+def check_page_file(path: Path) -> None:
+    """Checks before any work that a page can be written to ``path``, over an earlier one.
+
+    Raises:
+        UserError: it is a folder, its folder does not exist, or its suffix names another format.
+    """
+    if not path.absolute().parent.is_dir():
+        raise UserError("there is no such folder", where=str(path.parent), fix="make it first")
+    if path.is_dir():
+        raise UserError("is a folder", where=str(path), fix=f"name a file, such as {path / 'report.html'}")
+    if path.suffix == ".svg":
+        fix = "name a file that ends in .html; below each of its charts, Data has a button that saves the chart as SVG"
+        raise UserError("a report is HTML", where=str(path), fix=fix)
 
 
 def write_page(path: Path, page: str) -> None:

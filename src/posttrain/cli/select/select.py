@@ -53,18 +53,12 @@ def select(
         _reject_misplaced_options(context)
         return
     from posttrain.inspect.preview import preview_selection
-    from posttrain.loop.gain import gain_to_json
 
     with open_workspace(workspace, write=True) as (store, config):
-        label = config.label.model_copy(update={"per_round": n} if n else {})
-        preview = preview_selection(store, config.model_copy(update={"label": label}), strategy)
+        preview = preview_selection(store, config, strategy, n)
     records = preview.records
-    if not records:
-        raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     if json:
-        estimate = None if preview.gain is None else gain_to_json(preview.gain)
-        remaining = preview.remaining_labels
-        print_json({"records": records, "strategy": preview.strategy, "outlook": estimate, "labels_left": remaining})
+        print_json(preview.to_json())
         return
     rows = [[r["rank"], r["reason"], r["predicted"], r["id"], r["input"][:70], r["why"]] for r in records]
     print_table("", ["rank", "reason", "predicted", "record", "input", "why"], rows)

@@ -252,7 +252,8 @@ def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
 
 def _suggestion(columns: Collection[str], needs: Collection[str]) -> str:
     for column in columns:
-        if near := closest_match(column[:100], needs, cutoff=0.75):
+        # A column that has its name already is no mistake; what else the shape needs is missing.
+        if column not in needs and (near := closest_match(column[:100], needs, cutoff=0.75)):
             return f"did you mean `{near}` by `{shorten(column)}`?"
     return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"
 

@@ -37,10 +37,11 @@ def fetch_hub_dataset(name: str) -> list[Path]:
             pattern = f"{config}/{split}/*.parquet"
             folder = snapshot_download(repo, repo_type="dataset", revision=_REVISION, allow_patterns=pattern)
     except UnreachableHubError as error:
-        folder = _cached(repo)
-        if folder is None:
+        cached = _cached(repo)
+        if cached is None:
             fix = "check the network, or download its files elsewhere, and name them"
             raise UnreachableHubError(error.what, where=name, fix=fix) from None
+        folder = cached
         files = [file.relative_to(folder).as_posix() for file in Path(folder).glob("*/*/*.parquet")]
         config = _find_split(files, name, repo, config, split)
     # In the order of their names, which are numbers: records count in this order.

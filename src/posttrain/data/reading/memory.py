@@ -60,7 +60,7 @@ def read_memory(
 
 
 def _is_table(data: Any) -> bool:
-    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "iloc")
+    return hasattr(data, "__arrow_c_stream__") or (hasattr(data, "iloc") and hasattr(data, "columns"))
 
 
 def _rows(data: Any, name: str) -> Rows:

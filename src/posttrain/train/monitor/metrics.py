@@ -40,9 +40,13 @@ class GradientValues:
 
 @dataclass(frozen=True, kw_only=True)
 class StepValues(GradientValues):
-    """All metrics of a step.
+    """All metrics of a step: a line of ``metrics.jsonl``.
 
     Attributes:
+        step: optimiser step, from 0.
+        loss: nats a supervised token, or what the objective counts by; mean over the step.
+        grad_norm: L2 norm over all gradients, before clipping.
+        supervised_tokens: tokens of this step that the loss is taken on.
         epoch: passes over the data that were finished before, from 0.
         loss_count: divisor of ``loss``: its supervised tokens, pairs, answers, texts or their weights.
         lr: learning rate of the step, before a group's own scale.

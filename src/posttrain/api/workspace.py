@@ -1,0 +1,222 @@
+"""A workspace in Python: run the loop, read its state, label, and write the report."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.api.models import Models
+from posttrain.inspect.preview import preview_selection
+from posttrain.inspect.status import status
+from posttrain.label.quality.queue_report import queue_alarms
+from posttrain.label.queue import Queue
+from posttrain.label.webhook import webhook_calls
+from posttrain.loop.config import Config, create_workspace, open_workspace
+from posttrain.loop.loop import Loop
+from posttrain.loop.stages.label import answer_batch, read_batch
+from posttrain.store.config import CONFIG_FILE
+from posttrain.store.errors import UserError
+from posttrain.store.logs import log_to_file, quiet_libraries
+from posttrain.store.text_files import finite_json
+from posttrain.store.workspace import Workspace as Store
+
+Answers = Mapping[str, str | None] | Iterable[Mapping[str, Any]] | Callable[[dict[str, Any]], str | None]
+
+
+class Workspace:
+    """The loop of a folder with a ``posttrain.yaml``; each method does what the verb of its name does.
+
+    Nothing is held open between two calls: a notebook, the command line and ``posttrain serve`` may use one workspace
+    side by side, and each call reads the config anew.
+
+    Args:
+        path: the workspace's folder.
+
+    Attributes:
+        path: the workspace's folder, absolute.
+        models: lists, promotes, rolls back, loads and pushes its models (`posttrain.Models`).
+
+    Raises:
+        UserError: there is no ``posttrain.yaml`` in the folder. Every method raises one line like the command's: the
+            mistake, where it is, and what to do.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        if not (self.path / CONFIG_FILE).is_file():
+            fix = f"posttrain.Workspace.create({str(path)!r}, config), or posttrain init {path}"
+            raise UserError(f"no {CONFIG_FILE} here", where=str(path), fix=fix)
+        self.models = Models(self.path)
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> "Workspace":
+        """Makes a folder a workspace, as ``posttrain init`` does, with a config of your own.
+
+        Args:
+            path: the folder; made if missing. Files may lie in it already.
+            config: the keys of ``posttrain.yaml``, which docs/configuration.md lists, such as ``{"model": "tiny",
+                "task": {"labels": "labels.txt"}, "data": {"pool": "inputs.csv", "test": "test.csv"}}``; paths are
+                relative to the folder.
+
+        Raises:
+            UserError: a key or a value is wrong, or there is a workspace already; nothing is written.
+        """
+        checked = Config.read(dict(config), "config")
+        text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+        create_workspace(Path(path), text.encode(), checked.store)
+        return cls(path)
+
+    def run(self, rounds: int | None = None, until: str | None = None, *, urgent: bool = False) -> str | None:
+        """Runs the loop until it is done or waits; resumes where it stopped, also after a kill.
+
+        Args:
+            rounds: number of the last round; ``rounds`` of the config by default.
+            until: the stage of the round in progress to stop after.
+            urgent: True to set ``urgent`` to 1 in the triggers.
+
+        Returns:
+            What the loop waits for, such as labels (`batch` and `label` read and answer them); None if it is done.
+
+        Raises:
+            UserError: another process runs this loop, or the config or the data are wrong.
+            WorkError: a stage failed.
+        """
+        quiet_libraries()
+        with (
+            open_workspace(self.path, write=True) as (store, config),
+            log_to_file(store.home / "run.log"),
+            webhook_calls(store.metadata, config.label.webhook, partial(_alarms, store, config)),
+        ):
+            return Loop(store, config).run(rounds, until, urgent)
+
+    def status(self) -> dict[str, Any]:
+        """Returns where the loop stands: the dictionary that ``posttrain status --json`` prints.
+
+        Its keys are those of `posttrain.inspect.status.status`, among them ``round``, ``champion``, ``waiting`` and
+        ``rounds`` (with labels, metrics and decision of each).
+        """
+        with open_workspace(self.path, checked=False) as (store, config):
+            state: dict[str, Any] = finite_json(status(store, config))
+        return state
+
+    def select(self, n: int | None = None, strategy: str | None = None) -> dict[str, Any]:
+        """Chooses pool records worth labelling, scored by the champion; labels nothing.
+
+        Args:
+            n: number of records; ``label.per_round`` by default.
+            strategy: strategy; ``select.strategy`` by default.
+
+        Returns:
+            The dictionary that ``posttrain select --json`` prints: ``records`` (best first, each with ``id``,
+            ``input``, ``predicted``, ``reason`` and ``why``), ``strategy``, ``outlook`` (the expected gain) and
+            ``labels_left``.
+        """
+        if n is not None and n < 1:
+            raise UserError(f"{n} records are none", where="n", fix="give 1 or more")
+        quiet_libraries()
+        with open_workspace(self.path, write=True) as (store, config):
+            selection: dict[str, Any] = finite_json(preview_selection(store, config, strategy, n).to_json())
+        return selection
+
+    def batch(self) -> list[dict[str, Any]]:
+        """Reads the batch that is out to be labelled, with the labels that it has so far.
+
+        Returns:
+            A dictionary a record: ``id``, ``input`` (a text), ``prompt`` (its turns), ``suggestion`` of the champion,
+            ``reason`` of its choice, ``meta`` (its other columns), ``label`` (None without one); in a loop on
+            preferences also ``a`` and ``b``, the two answers.
+
+        Raises:
+            UserError: no round waits for labels.
+        """
+        with open_workspace(self.path) as (store, config):
+            return read_batch(store, config)
+
+    def label(self, answers: Answers) -> tuple[int, int]:
+        """Gives labels to records of the batch that is out, as ``posttrain label import`` does from a file.
+
+        The labels stand in ``labels/round-N.csv`` and in the queue; labels that are not given stay as they are.
+
+        Args:
+            answers: a mapping from a record's id to its label; dictionaries with ``id`` and ``label``; or a function of
+                a record of `batch` that returns its label. None leaves a record as it is. In a loop on preferences a
+                label is ``a``, ``b`` or ``tie``.
+
+        Returns:
+            The number of labels that are in, and of records in the batch; once all are in, `run` goes on.
+
+        Raises:
+            UserError: no round waits for labels, an id is not in the batch, or a label is not in the label set; nothing
+                is stored.
+        """
+        with open_workspace(self.path, write=True) as (store, config):
+            if callable(answers) and not isinstance(answers, Mapping):
+                given = {record["id"]: answers(record) for record in read_batch(store, config)}
+            else:
+                given = _by_id(answers)
+            for id, label in given.items():
+                if label is not None and not isinstance(label, str):
+                    raise UserError(f"the label of record {id} is {type(label).__name__} and no text", where="labels")
+            labels = {str(id): label for id, label in given.items() if label is not None}
+            with webhook_calls(store.metadata, config.label.webhook):
+                return answer_batch(store, config, labels)
+
+    def report(self, file: str | Path = "report.html") -> Path:
+        """Writes one self-contained HTML page that works offline; returns its path.
+
+        Args:
+            file: the page, relative to the current folder; an earlier one is replaced.
+
+        Raises:
+            UserError: it cannot be written there.
+        """
+        from posttrain.web.page import check_page_file
+        from posttrain.web.report import write_report
+        from posttrain.web.report_reader import read_report
+
+        page = Path(file)
+        check_page_file(page)
+        with open_workspace(self.path) as (store, config):
+            content = read_report(store, config)
+        write_report(content, page)
+        return page
+
+
+def _alarms(store: Store, config: Config) -> list[dict[str, Any]]:
+    return queue_alarms(Queue(store.metadata, config.label.queue), config.label.quality)
+
+
+def _plain(value: Any) -> Any:
+    """Converts mappings, tuples and paths to what YAML writes without tags."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _by_id(answers: Any) -> dict[Any, Any]:
+    """Returns labels by record id.
+
+    Raises:
+        UserError: they are neither a mapping nor dictionaries with ``id`` and ``label``, or an id occurs twice.
+    """
+    if isinstance(answers, Mapping):
+        return dict(answers)
+    if isinstance(answers, str | bytes) or not isinstance(answers, Iterable):
+        fix = "give a mapping from id to label, dictionaries with `id` and `label`, or a function"
+        raise UserError(f"{type(answers).__name__} holds no labels", where="labels", fix=fix)
+    labels: dict[Any, Any] = {}
+    for index, answer in enumerate(answers):
+        where = f"labels[{index}]"
+        if not isinstance(answer, Mapping) or "id" not in answer or "label" not in answer:
+            raise UserError("is no dictionary with `id` and `label`", where=where)
+        if answer["id"] in labels:
+            raise UserError(f"record {answer['id']} has a label already", where=where)
+        labels[answer["id"]] = answer["label"]
+    return labels
