@@ -16,6 +16,7 @@ import posttrain
 from posttrain.cli.config import config_keys, reference
 from posttrain.data.steps.registry import STEPS
 from posttrain.loop.config import Config
+from posttrain.store.section import Section
 
 FOLDER = Path(__file__).parent
 
@@ -161,13 +162,21 @@ def _object_text(path: str, value: Any) -> str:
         value = value.train
     parts = [f"### `{path}`\n", _signature(path.rpartition(".")[2], value), _docstring(value)]
     if isinstance(value, type) and not path.startswith("posttrain.testing") and not issubclass(value, Exception):
-        members = {name: member for name, member in vars(value).items() if not name.startswith(("_", "model_"))}
-        for name, member in members.items():
+        for name, member in _members(value).items():
             function = getattr(member, "__func__", member)
             if isinstance(function, property) or (inspect.isfunction(function) and function.__doc__):
                 title = "" if isinstance(function, property) else _signature(name, function)
                 parts += [f"#### `{value.__name__}.{name}`\n", title, _docstring(function)]
     return "\n".join(part for part in parts if part)
+
+
+def _members(value: type) -> dict[str, Any]:
+    """Return the public members of a class and of its bases in posttrain, the class's own first."""
+    members: dict[str, Any] = {}
+    for base in value.__mro__:
+        if base.__module__.startswith("posttrain.") and base is not Section:
+            members |= {name: member for name, member in vars(base).items() if name not in members}
+    return {name: member for name, member in members.items() if not name.startswith(("_", "model_"))}
 
 
 def _signature(name: str, value: Any) -> str:
@@ -176,15 +185,28 @@ def _signature(name: str, value: Any) -> str:
     except (TypeError, ValueError):
         return ""
     # Types by their own names: `collections.abc.Mapping` is read as `Mapping`.
-    text = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", re.sub(r"<factory>|<[\w.]+ object at 0x\w+>", "...", text))
+    text = re.sub(r"<factory>|<[\w.]+ object at 0x\w+>", "...", text)
+    text = re.sub(r"'[^']*'|\b(?:[a-z_]\w*\.)+(?=\w)", lambda match: match[0] if "'" in match[0] else "", text)
     text = re.sub(r"\((?:self|cls)(?:, )?", "(", text)
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
     line = f"{name}{text}"
     if len(line) > _SIGNATURE_WIDTH:
         inside, _, after = line.partition("(")[2].rpartition(")")
-        arguments = re.split(r", (?![^\[(]*[\])])", inside)
-        line = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f"){after}"
+        arguments = "".join(f"    {argument},\n" for argument in _split_arguments(inside))
+        line = f"{name}(\n{arguments}){after}"
     return f"```python\n{line}\n```\n"
+
+
+def _split_arguments(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    arguments, depth = [""], 0
+    for part in re.split(r"(, |[\[\](){}])", text):
+        depth += (part in ("[", "(", "{")) - (part in ("]", ")", "}"))
+        if part == ", " and not depth:
+            arguments.append("")
+        else:
+            arguments[-1] += part
+    return arguments
 
 
 _SIGNATURE_WIDTH = 100

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from endpoint_server import endpoint  # noqa: F401
 from filelock import FileLock
+from hub_server import hub  # noqa: F401
 from hypothesis import settings
 from postgres import postgres_server, postgres_url  # noqa: F401
 

@@ -1,28 +1,35 @@
-"""``posttrain.train.train``: ``posttrain train`` in Python."""
+"""``posttrain.train``: ``posttrain train`` in Python."""
 
+import hashlib
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 import yaml
 
-import posttrain.train
+import posttrain
 from posttrain.store.errors import UserError
+
+PAIRS = [
+    {"prompt": "my card is gone", "chosen": "card lost", "rejected": "refund"},
+    {"prompt": "where is my money", "chosen": "refund", "rejected": "card lost"},
+    {"prompt": "i was charged twice", "chosen": "refund", "rejected": "top up"},
+    {"prompt": "how do i top up", "chosen": "top up", "rejected": "refund"},
+]
 
 SMALL = {"train": {"epochs": 2, "batch_size": 2}}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rows = [
-        {"prompt": "my card is gone", "chosen": "card lost", "rejected": "refund"},
-        {"prompt": "where is my money", "chosen": "refund", "rejected": "card lost"},
-        {"prompt": "i was charged twice", "chosen": "refund", "rejected": "top up"},
-        {"prompt": "how do i top up", "chosen": "top up", "rejected": "refund"},
-    ]
     file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file.write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
     return file
 
 
@@ -33,16 +40,20 @@ def test_train_writes_a_model_its_config_and_its_steps(
     from transformers import AutoModelForCausalLM
 
     monkeypatch.chdir(tmp_path)
-    summary = posttrain.train.train("tiny", "pairs.jsonl", "out", objective="dpo", settings=SMALL)
+    result = posttrain.train("tiny", "pairs.jsonl", "out", objective="dpo", settings=SMALL)
     AutoModelForCausalLM.from_pretrained("out")
     config = yaml.safe_load(Path("out/config.yaml").read_text())
     assert (config["train"]["objective"], config["train"]["epochs"], config["data"]) == ("dpo", 2, str(data))
     steps = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
-    assert summary == json.loads(Path("out/summary.json").read_bytes())
-    assert posttrain.train.train("tiny", data, tmp_path / "out", objective="dpo", settings=SMALL) == summary
+    assert (result.folder, result.steps, result.finished) == (Path("out"), 4, True)
+    assert result.summary == json.loads(Path("out/summary.json").read_bytes())
+    assert result.metrics == steps
+    assert re.fullmatch(r"TrainResult\('out', 4 steps, loss 0\.\d{4} to 0\.\d{4}\)", repr(result))
+    again = posttrain.train("tiny", data, tmp_path / "out", objective="dpo", settings=SMALL)
+    assert again.summary == result.summary
     with pytest.raises(UserError, match="`seed` was 17 and is 3"):
-        posttrain.train.train("tiny", data, "out", objective="dpo", settings={**SMALL, "seed": 3})
+        posttrain.train("tiny", data, "out", objective="dpo", settings={**SMALL, "seed": 3})
 
 
 @pytest.mark.slow
@@ -52,10 +63,10 @@ def test_records_are_read_from_a_url_and_a_missing_one_leaves_nothing(
     import boto3
 
     boto3.client("s3").upload_file(str(data), "posttrain", "api/pairs.jsonl")
-    summary = posttrain.train.train("tiny", "s3://posttrain/api/pairs.jsonl", tmp_path / "remote", settings=SMALL)
-    assert summary == posttrain.train.train("tiny", data, tmp_path / "local", settings=SMALL)
+    remote = posttrain.train("tiny", "s3://posttrain/api/pairs.jsonl", tmp_path / "remote", settings=SMALL)
+    assert remote.summary == posttrain.train("tiny", data, tmp_path / "local", settings=SMALL).summary
     with pytest.raises(UserError, match=r"^s3://posttrain/api/none\.jsonl: there is no such file; check the URL$"):
-        posttrain.train.train("tiny", "s3://posttrain/api/none.jsonl", tmp_path / "none", settings=SMALL)
+        posttrain.train("tiny", "s3://posttrain/api/none.jsonl", tmp_path / "none", settings=SMALL)
     assert not (tmp_path / "none").exists()
 
 
@@ -63,13 +74,16 @@ def test_an_explicit_objective_overrides_the_settings(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs: list[Any] = []
-    monkeypatch.setattr(
-        "posttrain.train.api.train_standalone", lambda out, config, *arguments, **options: configs.append(config)
-    )
+
+    def note(out: Path, config: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        configs.append(config)
+        return {"steps": 0}
+
+    monkeypatch.setattr("posttrain.train.api.train_standalone", note)
     settings = {"train": {"objective": "ipo"}}
     for objective in (None, "dpo"):
-        posttrain.train.train("tiny", data, tmp_path / "out", objective=objective, settings=settings)
-    posttrain.train.train("tiny", data, tmp_path / "out")
+        posttrain.train("tiny", data, tmp_path / "out", objective=objective, settings=settings)
+    posttrain.train("tiny", data, tmp_path / "out")
     assert [config.train.objective for config in configs] == ["ipo", "dpo", "sft"]
 
 
@@ -81,6 +95,16 @@ def test_an_explicit_objective_overrides_the_settings(
         ({"objective": "dpa"}, "objective: no objective `dpa`"),
         ({"model": "nothing/here/at/all"}, "is no model"),
         ({"data": "nowhere.jsonl"}, "nowhere.jsonl: there is no such file"),
+        (
+            {"data": "hub:nobody/nothing"},
+            "hub:nobody/nothing: the Hub cannot be reached (HF_HUB_OFFLINE is set); check",
+        ),
+        ({"data": []}, "data: holds no records; put records into it, or name a file"),
+        ({"data": [PAIRS[0], {"text": "a"}]}, "data[1]: has the shape `text`, but data[0] has the shape `preference`"),
+        ({"data": [PAIRS, [PAIRS[0], 3]]}, "data[1][1]: a record must be a dictionary, not int"),
+        ({"data": [PAIRS[0], {**PAIRS[1], "rejected": "refund"}], "objective": "dpo"}, "data[1]: record "),
+        ({"callbacks": [3]}, "callbacks[0]: 3 is no callback; give a function of a step, or an object with on_step, "),
+        ({"callbacks": [print, dict]}, "callbacks[1]: dict is a class; give a function of a step, or an object with "),
     ],
 )
 def test_mistakes_are_reported_before_any_output(
@@ -88,6 +112,65 @@ def test_mistakes_are_reported_before_any_output(
 ) -> None:
     arguments = {"model": "tiny", "data": data, "out": tmp_path / "out", **changes}
     with pytest.raises(UserError) as caught:
-        posttrain.train.train(**arguments)
+        posttrain.train(**arguments)
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_the_same_records_train_the_same_model_wherever_they_come_from(data: Path, tmp_path: Path) -> None:
+    sources = {
+        "file": data,
+        "list": PAIRS,
+        "table": pa.Table.from_pylist(PAIRS),
+        "frame": pd.DataFrame(PAIRS, index=[3, 1, 2, 0]),
+        "several": [PAIRS[:1], pd.DataFrame(PAIRS[1:2]), iter(PAIRS[2:])],
+    }
+    results = {
+        name: posttrain.train("tiny", source, tmp_path / name, objective="dpo", settings=SMALL)
+        for name, source in sources.items()
+    }
+    assert len({weights(result.folder) for result in results.values()}) == 1
+    assert len({json.dumps(result.summary) for result in results.values()}) == 1
+    others = posttrain.train("tiny", PAIRS[::-1], tmp_path / "others", objective="dpo", settings=SMALL)
+    assert weights(others.folder) != weights(tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_records_that_changed_are_recognised_by_their_content(data: Path, tmp_path: Path) -> None:
+    stop = posttrain.train("tiny", PAIRS, tmp_path / "out", settings=SMALL, callbacks=[lambda step: True])
+    assert (stop.steps, stop.finished) == (1, False)
+    changed = [*PAIRS[:3], {**PAIRS[3], "chosen": "top up now"}]
+    with pytest.raises(UserError, match="the content of the data has changed"):
+        posttrain.train("tiny", changed, tmp_path / "out", settings=SMALL)
+    # The same content from a file is no change.
+    assert posttrain.train("tiny", data, tmp_path / "out", settings=SMALL).steps == 4
+
+
+@pytest.mark.slow
+def test_a_result_loads_a_model_that_generates(data: Path, tmp_path: Path) -> None:
+    model, tokenizer = posttrain.train("tiny", data, tmp_path / "out", objective="dpo", settings=SMALL).load()
+    turns = [{"role": "user", "content": "my card is gone"}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    assert model.generate(**prompt, max_new_tokens=3, do_sample=False).shape[1] > prompt["input_ids"].shape[1]
+    rewards, _ = posttrain.train("tiny", data, tmp_path / "rewards", objective="reward", settings=SMALL).load()
+    assert type(rewards).__name__.endswith("ForSequenceClassification")
+    assert rewards(**prompt).logits.shape == (1, 1)
+
+
+def test_importing_posttrain_imports_neither_torch_nor_the_config() -> None:
+    code = "import posttrain, sys; assert not {'torch', 'pydantic', 'pyarrow'} & set(sys.modules); dir(posttrain)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    # Once as a package that is imported already, and once not.
+    code = (
+        "from posttrain import {}train, Workspace, UserError; import posttrain.train.config; posttrain.train('a', 'b')"
+    )
+    for before in ("", "Callback, "):
+        process = subprocess.run(
+            [sys.executable, "-c", code.format(before)], capture_output=True, text=True, check=False
+        )
+        assert process.stderr.splitlines()[-1].startswith("TypeError: train() missing 1 required positional argument")

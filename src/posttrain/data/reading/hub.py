@@ -37,7 +37,7 @@ def fetch_hub_dataset(name: str) -> list[Path]:
             pattern = f"{config}/{split}/*.parquet"
             folder = snapshot_download(repo, repo_type="dataset", revision=_REVISION, allow_patterns=pattern)
     except UnreachableHubError as error:
-        cached = _cached(repo)
+        cached = _cached(repo, f"{config or '*'}/{split}/*.parquet")
         if cached is None:
             fix = "check the network, or download its files elsewhere, and name them"
             raise UnreachableHubError(error.what, where=name, fix=fix) from None
@@ -48,13 +48,15 @@ def fetch_hub_dataset(name: str) -> list[Path]:
     return sorted((Path(folder) / config / split).glob("*.parquet"))
 
 
-def _cached(repo: str) -> str | None:
-    """Returns the folder of what was downloaded earlier, or None."""
+def _cached(repo: str, pattern: str) -> str | None:
+    """Returns the folder in which the files of a pattern were downloaded earlier; None if one of them is missing."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return str(snapshot_download(repo, repo_type="dataset", revision=_REVISION, local_files_only=True))
+        return snapshot_download(
+            repo, repo_type="dataset", revision=_REVISION, allow_patterns=pattern, local_files_only=True
+        )
     except LocalEntryNotFoundError:
         return None
 

@@ -60,7 +60,11 @@ def read_memory(
 
 
 def _is_table(data: Any) -> bool:
-    return hasattr(data, "__arrow_c_stream__") or (hasattr(data, "iloc") and hasattr(data, "columns"))
+    return hasattr(data, "__arrow_c_stream__") or _is_pandas(data)
+
+
+def _is_pandas(data: Any) -> bool:
+    return hasattr(data, "iloc") and hasattr(data, "columns")
 
 
 def _rows(data: Any, name: str) -> Rows:
@@ -85,7 +89,7 @@ def _rows(data: Any, name: str) -> Rows:
 def _to_table(data: Any, name: str) -> pa.Table:
     try:
         # Not by its Arrow stream: that of pandas has the index as a column.
-        table = pa.Table.from_pandas(data) if hasattr(data, "iloc") else pa.table(data)
+        table = pa.Table.from_pandas(data) if _is_pandas(data) else pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
         what = f"cannot be read as an Arrow table: {str(error).splitlines()[0]}"
         raise UserError(what, where=name, fix="give every column values of one type") from None
