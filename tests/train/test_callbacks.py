@@ -84,9 +84,9 @@ def test_true_stops(tmp_path: Path, answer: Any) -> None:
     assert train(tmp_path / "out", lambda step: answer).steps == 1
 
 
-@pytest.mark.parametrize("answer", [False, None, 1, "stop", [0]])
-def test_any_other_value_goes_on(tmp_path: Path, answer: Any) -> None:
-    assert train(tmp_path / "out", lambda step: answer).finished
+def test_any_other_value_goes_on(tmp_path: Path) -> None:
+    answers = [False, None, 1, "stop", [0], {}, 2.0, object()]
+    assert train(tmp_path / "out", lambda step: answers[step.step]).finished
 
 
 def test_stopping_at_the_last_step_ends_the_training(tmp_path: Path, expected: str) -> None:
@@ -113,7 +113,8 @@ def test_a_failing_callback_ends_the_training_with_a_valid_checkpoint(
     assert isinstance(caught.value.__cause__, ValueError)
     recorder = Recorder()
     train(tmp_path / "out", recorder)
-    assert recorder.calls[0] == ("step", 5 if event == "on_step" else 3)
+    steps = [step for name, step in recorder.calls if name == "step"]
+    assert steps == list(range(5 if event == "on_step" else 3, STEPS))
     assert weights(tmp_path / "out") == expected
 
 

@@ -66,8 +66,9 @@ class Workspace:
         Raises:
             UserError: a key or a value is wrong, or there is a workspace already; nothing is written.
         """
-        checked = Config.read(dict(config), "config")
-        text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+        values = _plain(config)
+        checked = Config.read(values, "config")
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         create_workspace(Path(path), text.encode(), checked.store)
         return cls(path)
 

@@ -29,7 +29,7 @@ def list_models(workspace: Workspace) -> list[dict[str, Any]]:
     damage = champion_problems(workspace, champion.model_id) if champion else []
     candidates = {entry.candidate: entry for entry in workspace.metadata.rounds() if entry.candidate}
     rows: list[dict[str, Any]] = []
-    for artifact in workspace.metadata.artifacts("model"):
+    for artifact in sorted(workspace.metadata.artifacts("model"), key=lambda row: row.created_at):
         # A model may be of no round: a base model that the config names since, for one.
         entry = candidates.get(artifact.id)
         state = RoundState.from_row(entry) if entry else RoundState()

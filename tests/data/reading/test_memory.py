@@ -129,7 +129,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ([{"prompt": "\ud800", "completion": "b"}], "data[0]: holds bytes or characters that are not UTF-8"),
     (
         [{"question": "a", "completion": "b"}],
-        "data[0]: the columns question, completion are no shape that we know; say",
+        "data[0]: the columns question, completion are no shape that we know; ",
     ),
     (pd.DataFrame({"promt": ["a"]}), "data: the columns promt are no shape that we know; did you mean `prompt`"),
     (pd.DataFrame({"text": ["a", 3]}), "data: cannot be read as an Arrow table: "),
