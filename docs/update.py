@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -162,6 +163,10 @@ def _object_text(path: str, value: Any) -> str:
         value = value.train
     parts = [f"### `{path}`\n", _signature(path.rpartition(".")[2], value), _docstring(value)]
     if isinstance(value, type) and not path.startswith("posttrain.testing") and not issubclass(value, Exception):
+        bases = [base for base in _bases(value)[1:] if "Attributes:" in (base.__doc__ or "")]
+        # What the dataclass's own docstring repeats is left out.
+        bases = [base for base in bases if not is_dataclass(base)]
+        parts += [f"From its base `{base.__name__}`:\n\n{_docstring(base)}" for base in bases]
         for name, member in _members(value).items():
             function = getattr(member, "__func__", member)
             if isinstance(function, property) or (inspect.isfunction(function) and function.__doc__):
@@ -170,12 +175,16 @@ def _object_text(path: str, value: Any) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def _bases(value: type) -> list[type]:
+    """Return a class and its bases in posttrain."""
+    return [base for base in value.__mro__ if base.__module__.startswith("posttrain.") and base is not Section]
+
+
 def _members(value: type) -> dict[str, Any]:
     """Return the public members of a class and of its bases in posttrain, the class's own first."""
     members: dict[str, Any] = {}
-    for base in value.__mro__:
-        if base.__module__.startswith("posttrain.") and base is not Section:
-            members |= {name: member for name, member in vars(base).items() if name not in members}
+    for base in _bases(value):
+        members |= {name: member for name, member in vars(base).items() if name not in members}
     return {name: member for name, member in members.items() if not name.startswith(("_", "model_"))}
 
 
