@@ -18,7 +18,7 @@ config = {
     "data": {"pool": "inputs.csv", "test": "test.csv", "columns": {"prompt": "text", "completion": "label"}},
     "label": {"annotator": "people", "per_round": 16},
     "train": {"epochs": 40, "learning_rate": 2e-3, "precision": "float32"},
-    "evaluate": {"latency": {"prompts": 8}},
+    "evaluate": {"latency": {"prompts": 0}},
     "gate": {"deploy": ["gain.accuracy.low > 0"]},
 }
 workspace = Workspace.create(folder, config)

@@ -204,3 +204,16 @@ def test_a_folder_without_a_config_is_no_workspace(tmp_path: Path) -> None:
     fix = f"posttrain.Workspace.create('{tmp_path}', config), or posttrain init {tmp_path}"
     assert str(caught.value) == f"{tmp_path}: no posttrain.yaml here; {fix}"
     assert issubclass(WorkError, Exception)
+
+
+def test_mistakes_name_the_argument_and_not_an_option(finished_copy: Path) -> None:
+    workspace = Workspace(finished_copy)
+    for call, message in (
+        (lambda: workspace.run(until="trian"), "until: no stage `trian`; one of "),
+        (lambda: workspace.select(strategy="entropi"), "strategy: `strategy`: no strategy `entropi`; did you mean "),
+        (lambda: workspace.select(0), "n: 0 records are none; give 1 or more"),
+        (lambda: workspace.models.rollback("round 9"), "to: round 9 trained no model; posttrain models list"),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert str(caught.value).startswith(message)

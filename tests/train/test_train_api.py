@@ -1,6 +1,7 @@
 """``posttrain.train``: ``posttrain train`` in Python."""
 
 import hashlib
+import io
 import json
 import re
 import subprocess
@@ -10,8 +11,10 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import yaml
+from hub_server import Hub
 
 import posttrain
 from posttrain.store.errors import UserError
@@ -168,3 +171,14 @@ def test_importing_posttrain_imports_neither_torch_nor_the_config() -> None:
     # The package of this name takes the place of the function: it can be called all the same.
     code = "import posttrain.train.config; from posttrain import train; assert callable(train), train"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_a_dataset_of_the_hub_trains_as_its_records_do(hub: Hub, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(PAIRS), buffer)
+    hub.datasets["me/pairs"] = {"default/train/0000.parquet": buffer.getvalue()}
+    remote = posttrain.train("tiny", "hub:me/pairs", tmp_path / "remote", objective="dpo", settings=SMALL)
+    local = posttrain.train("tiny", PAIRS, tmp_path / "local", objective="dpo", settings=SMALL)
+    assert weights(remote.folder) == weights(local.folder)
+    assert yaml.safe_load((tmp_path / "remote" / "config.yaml").read_text())["data"] == "hub:me/pairs"

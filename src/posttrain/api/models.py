@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from posttrain.api import open_call
 from posttrain.inspect.model_card import model_card
 from posttrain.inspect.models import (
     check_repository,
@@ -12,7 +13,6 @@ from posttrain.inspect.models import (
     list_models,
     push_model,
 )
-from posttrain.loop.config import open_workspace
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.logs import quiet_libraries
 from posttrain.store.text_files import finite_json
@@ -39,14 +39,14 @@ class Models:
         Each has ``id``, ``round``, ``decision``, ``champion`` (whether it is in service), ``damage``, ``megabytes`` and
         ``metrics``.
         """
-        with open_workspace(self._path, checked=False) as (store, _):
+        with open_call(self._path, checked=False) as (store, _):
             rows: list[dict[str, Any]] = finite_json(list_models(store))
         return rows
 
     @property
     def champion(self) -> str | None:
         """The id of the model in service; None before round 0 has ended."""
-        with open_workspace(self._path, checked=False) as (store, _):
+        with open_call(self._path, checked=False) as (store, _):
             deployment = ModelRegistry(store).champion
         return deployment.model_id if deployment else None
 
@@ -61,7 +61,7 @@ class Models:
             UserError: there is no such model, or its weights are NaN or infinite.
             DamagedArtifactError: its files are missing or damaged; nothing has changed.
         """
-        with open_workspace(self._path, write=True, checked=False) as (store, config):
+        with open_call(self._path, write=True, checked=False) as (store, config):
             registry = ModelRegistry(store, config.deploy)
             return registry.promote(find_model(store, model), round=None, reason=reason).model_id
 
@@ -79,7 +79,7 @@ class Models:
             UserError: there is no earlier champion, or ``to`` was never one.
             DamagedArtifactError: its files are missing or damaged; nothing has changed.
         """
-        with open_workspace(self._path, write=True, checked=False) as (store, config):
+        with open_call(self._path, write=True, checked=False) as (store, config):
             target = None if to is None else find_round_model(store, to)
             return ModelRegistry(store, config.deploy).rollback(reason, to=target).target
 
@@ -101,7 +101,7 @@ class Models:
         from posttrain.models.language_model import load_transformers
 
         quiet_libraries()
-        with open_workspace(self._path, checked=False) as (store, _):
+        with open_call(self._path, checked=False) as (store, _):
             folder = store.artifacts.path(find_model(store, model))
         return load_transformers(folder)
 
@@ -116,7 +116,7 @@ class Models:
         Raises:
             UserError: there is no such model, or the folder exists.
         """
-        with open_workspace(self._path, checked=False) as (store, config):
+        with open_call(self._path, checked=False) as (store, config):
             id = find_model(store, model)
             export_model(store, id, Path(folder), model_card(store, config, id) if card else None)
         return Path(folder)
@@ -141,7 +141,7 @@ class Models:
         """
         check_repository(repository)
         quiet_libraries()
-        with open_workspace(self._path, write=dry_run is None, checked=False) as (store, config):
+        with open_call(self._path, write=dry_run is None, checked=False) as (store, config):
             id = find_model(store, model)
             if dry_run is None:
                 return push_model(store, config, id, repository, private=private)

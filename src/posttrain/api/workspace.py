@@ -7,13 +7,14 @@ from typing import Any
 
 import yaml
 
+from posttrain.api import open_call
 from posttrain.api.models import Models
 from posttrain.inspect.preview import preview_selection
 from posttrain.inspect.status import status
 from posttrain.label.quality.queue_report import queue_alarms
 from posttrain.label.queue import Queue
 from posttrain.label.webhook import webhook_calls
-from posttrain.loop.config import Config, create_workspace, open_workspace
+from posttrain.loop.config import Config, create_workspace
 from posttrain.loop.loop import Loop
 from posttrain.loop.stages.label import answer_batch, read_batch
 from posttrain.store.config import CONFIG_FILE
@@ -89,7 +90,7 @@ class Workspace:
         """
         quiet_libraries()
         with (
-            open_workspace(self.path, write=True) as (store, config),
+            open_call(self.path, write=True) as (store, config),
             log_to_file(store.home / "run.log"),
             webhook_calls(store.metadata, config.label.webhook, partial(_alarms, store, config)),
         ):
@@ -101,7 +102,7 @@ class Workspace:
         Its keys are those of `posttrain.inspect.status.status`, among them ``round``, ``champion``, ``waiting`` and
         ``rounds`` (with labels, metrics and decision of each).
         """
-        with open_workspace(self.path, checked=False) as (store, config):
+        with open_call(self.path, checked=False) as (store, config):
             state: dict[str, Any] = finite_json(status(store, config))
         return state
 
@@ -120,7 +121,7 @@ class Workspace:
         if n is not None and n < 1:
             raise UserError(f"{n} records are none", where="n", fix="give 1 or more")
         quiet_libraries()
-        with open_workspace(self.path, write=True) as (store, config):
+        with open_call(self.path, write=True) as (store, config):
             selection: dict[str, Any] = finite_json(preview_selection(store, config, strategy, n).to_json())
         return selection
 
@@ -135,7 +136,7 @@ class Workspace:
         Raises:
             UserError: no round waits for labels.
         """
-        with open_workspace(self.path) as (store, config):
+        with open_call(self.path) as (store, config):
             return read_batch(store, config)
 
     def label(self, answers: Answers) -> tuple[int, int]:
@@ -155,7 +156,7 @@ class Workspace:
             UserError: no round waits for labels, an id is not in the batch, or a label is not in the label set; nothing
                 is stored.
         """
-        with open_workspace(self.path, write=True) as (store, config):
+        with open_call(self.path, write=True) as (store, config):
             if callable(answers) and not isinstance(answers, Mapping):
                 given = {record["id"]: answers(record) for record in read_batch(store, config)}
             else:
@@ -182,7 +183,7 @@ class Workspace:
 
         page = Path(file)
         check_page_file(page)
-        with open_workspace(self.path) as (store, config):
+        with open_call(self.path) as (store, config):
             content = read_report(store, config)
         write_report(content, page)
         return page
