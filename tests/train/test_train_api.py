@@ -144,6 +144,14 @@ def test_the_same_records_train_the_same_model_wherever_they_come_from(data: Pat
 
 
 @pytest.mark.slow
+def test_sources_in_memory_are_mixed_as_files_are(tmp_path: Path) -> None:
+    phase = {"epochs": 2, "mix": {"data[0]": 3, "data[1]": 1}}
+    settings = {"train": {"batch_size": 2, "phases": [phase]}}
+    summary = posttrain.train("tiny", [PAIRS[:2], PAIRS[2:]], tmp_path / "out", settings=settings).summary
+    assert set(summary["mixes"][0]["kinds"]) == {"data[0]", "data[1]"}
+
+
+@pytest.mark.slow
 def test_records_that_changed_are_recognised_by_their_content(data: Path, tmp_path: Path) -> None:
     stop = posttrain.train("tiny", PAIRS, tmp_path / "out", settings=SMALL, callbacks=[lambda step: True])
     assert (stop.steps, stop.finished) == (1, False)

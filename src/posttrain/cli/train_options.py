@@ -25,7 +25,9 @@ from posttrain.train.standalone import TrainJobConfig
 ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
 DataOption = Annotated[
     list[str] | None,
-    typer.Option(help="A file of records, which may be repeated, or a dataset version such as train@v2."),
+    typer.Option(
+        help="A file of records, which may be repeated, hub:OWNER/NAME:SPLIT, or a dataset version such as train@v2."
+    ),
 ]
 ObjectiveOption = Annotated[str | None, typer.Option(help="Objective: sft, dpo and others.")]
 ConfigOption = Annotated[

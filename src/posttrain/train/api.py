@@ -1,8 +1,9 @@
 """``posttrain train`` in Python: a model and records in, a folder with what was trained out."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from posttrain.data.reading.data_files import display_path, to_data_path
 from posttrain.data.reading.hub import fetch_hub_dataset
-from posttrain.data.reading.memory import read_memory
+from posttrain.data.reading.memory import read_memory, record_index
 from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import Problem
 from posttrain.data.records.record import concat
@@ -41,7 +42,7 @@ class TrainResult:
 
     folder: Path
     steps: int
-    summary: Mapping[str, Any] = field(repr=False)
+    summary: Mapping[str, Any]
     finished: bool = True
 
     @property
@@ -130,9 +131,10 @@ def train(
     records = _read(resolved, config.columns)
     out = Path(out)
     try:
-        summary = train_standalone(
-            out, config, records, partial(fetch_once, source), fork=fork, callbacks=called if callbacks else None
-        )
+        with _record_indices([name for name, item in sources.items() if not isinstance(item, str | Path)]):
+            summary = train_standalone(
+                out, config, records, partial(fetch_once, source), fork=fork, callbacks=called if callbacks else None
+            )
         result = TrainResult(out, summary["steps"], summary)
     except TrainingStopped as stopped:
         log.info("%s; the same call resumes", stopped)
@@ -163,6 +165,21 @@ def _sources(data: Any) -> dict[str, Any]:
     if not data:
         raise UserError("holds no records", where="data", fix="put records into it, or name a file")
     return {f"data[{number}]": source for number, source in enumerate(data)} if len(data) > 1 else {"data": data[0]}
+
+
+@contextmanager
+def _record_indices(names: Sequence[str]) -> Iterator[None]:
+    """Has errors that name a record in memory by source and line name it by its index."""
+    try:
+        yield
+    except UserError as error:
+        name, _, line = (error.where or "").rpartition(":")
+        if name not in names or not line.isdigit():
+            raise
+        # Changed in place: its class says more than that it is the user's.
+        error.where = record_index(name, int(line))
+        error.args = (str(error).replace(f"{name}:{line}", error.where, 1),)
+        raise
 
 
 def _describe(source: Any) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def read_memory(
 
     Args:
         data: an iterable of dictionaries, a table, a DataFrame or a ``datasets.Dataset``.
-        name: what the caller calls it, such as ``data``; a record's ``source`` is ``data[3]``, its ``line`` 0.
+        name: what the caller calls it, such as ``data``: the ``source`` of its records, whose ``line`` counts from 1.
         columns: column of each field, such as ``{"prompt": "question"}``.
         skipped: called with the problem of each record that is skipped, such as a failed request of a log.
 
@@ -36,10 +37,10 @@ def read_memory(
         UserError: it is none of these, holds no records, or a record is bad; names the record's index, from 0.
     """
     rows = _rows(data, name)
-    fixed = not isinstance(data, Iterable) or _is_table(data) or hasattr(data, "with_format")
+    # A problem with the columns of a table is one of the whole table.
+    fixed = _is_table(data) or hasattr(data, "with_format")
 
-    def locate(line: int) -> str:
-        return f"{name}[{line - 1}]"
+    locate = partial(record_index, name)
 
     def items() -> Iterator[Record | Problem]:
         conversion = RecordConverter(name, columns, same_columns=fixed, locate=locate)
@@ -49,14 +50,17 @@ def read_memory(
                 where = name if of_all else locate(item.line or 1)
                 if item.blocking:
                     raise UserError(item.message, where=where, fix=item.fix)
-                yield replace(item, file=where, line=None)
-            else:
-                # Errors of later steps name a record by its source alone if it has no line.
-                yield item | {"source": locate(item["line"]), "line": 0}
+                item = replace(item, file=where, line=None)
+            yield item
         if not conversion.records:
             raise UserError("holds no records that can be used", where=name, fix="put records into it")
 
     return record_tables(items(), skipped=skipped)
+
+
+def record_index(name: str, line: int) -> str:
+    """Returns how Python names a record by its line: ``data[3]`` for line 4."""
+    return f"{name}[{line - 1}]"
 
 
 def _is_table(data: Any) -> bool:
@@ -99,7 +103,7 @@ def _to_table(data: Any, name: str) -> pa.Table:
 def _dictionary_rows(data: Iterable[Any], name: str) -> Rows:
     for line, record in enumerate(data, 1):
         if not isinstance(record, Mapping):
-            where = f"{name}[{line - 1}]"
+            where = record_index(name, line)
             raise UserError(f"a record must be a dictionary, not {type(record).__name__}", where=where)
         row = check_row(_plain(record), name, line)
         # Keys that are no text have no counterpart in a file of JSON lines.
