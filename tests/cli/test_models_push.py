@@ -61,7 +61,7 @@ def test_the_card_states_data_metrics_gate_and_lineage(card: str, finished_copy:
     assert "Trained in round 2 of a loop of posttrain, on 24 records." in text
     assert f"| training | `train@v2` | `{state.dataset}` | 24 |" in text
     assert f"| test | `test@v1` | `{state.test}` | 20 |" in text
-    assert "| labelled in rounds | 24 |" in text
+    assert "| labelled | 24 |" in text
     accuracy = state.metrics["accuracy"]
     low, high = map(float, re.search(rf"\| accuracy \| {accuracy:.4f} \| (\S+) to (\S+) \| 20 \|", text).groups())
     assert low < accuracy < high

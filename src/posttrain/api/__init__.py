@@ -10,12 +10,18 @@ from posttrain.store.workspace import Workspace
 
 
 @contextmanager
-def open_call(path: Path, *, write: bool = False, checked: bool = True) -> Iterator[tuple[Workspace, Config]]:
-    """Opens a workspace for one call, as `posttrain.loop.config.open_workspace`; errors name arguments, not options."""
+def argument_names() -> Iterator[None]:
+    """Names arguments in errors where the command line names options: ``until`` in place of ``--until``."""
     try:
-        with open_workspace(path, write=write, checked=checked) as opened:
-            yield opened
+        yield
     except UserError as error:
         if not (error.where or "").startswith("--"):
             raise
         raise UserError(error.what, where=str(error.where).removeprefix("--"), fix=error.fix) from error.__cause__
+
+
+@contextmanager
+def open_call(path: Path, *, write: bool = False, checked: bool = True) -> Iterator[tuple[Workspace, Config]]:
+    """Opens a workspace for one call, as `posttrain.loop.config.open_workspace`; errors name arguments."""
+    with argument_names(), open_workspace(path, write=write, checked=checked) as opened:
+        yield opened

@@ -1,27 +1,24 @@
 """A workspace in Python: run the loop, read its state, label, and write the report."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from posttrain.api import open_call
+from posttrain.api import argument_names, open_call
 from posttrain.api.models import Models
 from posttrain.inspect.preview import preview_selection
 from posttrain.inspect.status import status
-from posttrain.label.quality.queue_report import queue_alarms
-from posttrain.label.queue import Queue
 from posttrain.label.webhook import webhook_calls
 from posttrain.loop.config import Config, create_workspace
 from posttrain.loop.loop import Loop
 from posttrain.loop.stages.label import answer_batch, read_batch
+from posttrain.loop.watch import loop_session
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.logs import log_to_file, quiet_libraries
+from posttrain.store.logs import quiet_libraries
 from posttrain.store.text_files import finite_json
-from posttrain.store.workspace import Workspace as Store
 
 Answers = Mapping[str, str | None] | Iterable[Mapping[str, Any]] | Callable[[dict[str, Any]], str | None]
 
@@ -73,13 +70,16 @@ class Workspace:
         create_workspace(Path(path), text.encode(), checked.store)
         return cls(path)
 
-    def run(self, rounds: int | None = None, until: str | None = None, *, urgent: bool = False) -> str | None:
+    def run(
+        self, rounds: int | None = None, until: str | None = None, *, urgent: bool = False, partial: bool = False
+    ) -> str | None:
         """Runs the loop until it is done or waits; resumes where it stopped, also after a kill.
 
         Args:
             rounds: number of the last round; ``rounds`` of the config by default.
             until: the stage of the round in progress to stop after.
             urgent: True to set ``urgent`` to 1 in the triggers.
+            partial: True to go on with the labels that are there.
 
         Returns:
             What the loop waits for, such as labels (`batch` and `label` read and answer them); None if it is done.
@@ -89,12 +89,8 @@ class Workspace:
             WorkError: a stage failed.
         """
         quiet_libraries()
-        with (
-            open_call(self.path, write=True) as (store, config),
-            log_to_file(store.home / "run.log"),
-            webhook_calls(store.metadata, config.label.webhook, partial(_alarms, store, config)),
-        ):
-            return Loop(store, config).run(rounds, until, urgent)
+        with argument_names(), loop_session(self.path) as (store, config):
+            return Loop(store, config).run(rounds, until, urgent, partial)
 
     def status(self) -> dict[str, Any]:
         """Returns where the loop stands: the dictionary that ``posttrain status --json`` prints.
@@ -187,10 +183,6 @@ class Workspace:
             content = read_report(store, config)
         write_report(content, page)
         return page
-
-
-def _alarms(store: Store, config: Config) -> list[dict[str, Any]]:
-    return queue_alarms(Queue(store.metadata, config.label.queue), config.label.quality)
 
 
 def _plain(value: Any) -> Any:

@@ -1,10 +1,7 @@
 """``posttrain run``: run the loop."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,12 +9,9 @@ from posttrain.cli.output import print_events, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
-from posttrain.store.logs import log_to_file
-from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
-    from posttrain.loop.config import Config
-    from posttrain.loop.watch import Session
+    pass
 
 
 def run(
@@ -43,14 +37,14 @@ def run(
     """Run the loop; resume where it stopped."""
     from posttrain.inspect.random_baseline import check_random_loop, run_random_loop
     from posttrain.loop.loop import Loop
+    from posttrain.loop.watch import loop_session
 
-    session = partial(_open, workspace)
     if watch:
         if until or baseline:
             raise UserError("one run stops or compares, and a watcher goes on", where="--watch", fix="leave out one")
-        _watch(workspace, session, rounds, urgent, partial_batch)
+        _watch(workspace, rounds, urgent, partial_batch)
         return
-    with session() as (store, config):
+    with loop_session(workspace) as (store, config):
         if baseline:
             check_random_loop(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent, partial_batch)
@@ -63,31 +57,11 @@ def run(
         print_line(f"waiting for {waiting}")
 
 
-def _watch(workspace: Path, session: "Session", rounds: int | None, urgent: bool, partial_batch: bool) -> None:
+def _watch(workspace: Path, rounds: int | None, urgent: bool, partial_batch: bool) -> None:
     """Watches until the loop is done; prints a line for each event, and writes all lines to ``run.log``."""
     from posttrain.loop.watch import Watcher
 
     with print_events():
-        Watcher(workspace.absolute(), session, rounds, urgent, partial_batch).run()
+        Watcher(workspace.absolute(), rounds, urgent, partial_batch).run()
     with open_workspace(workspace) as (store, config):
         print_rounds(store, config)
-
-
-@contextmanager
-def _open(workspace: Path) -> Iterator["tuple[Workspace, Config]"]:
-    """Opens the workspace for the loop, with its log file and its webhook."""
-    from posttrain.label.webhook import webhook_calls
-
-    with (
-        open_workspace(workspace, write=True) as (store, config),
-        log_to_file(store.home / "run.log"),
-        webhook_calls(store.metadata, config.label.webhook, partial(_alarms, store, config)),
-    ):
-        yield store, config
-
-
-def _alarms(store: Workspace, config: "Config") -> list[dict[str, Any]]:
-    from posttrain.label.quality.queue_report import queue_alarms
-    from posttrain.label.queue import Queue
-
-    return queue_alarms(Queue(store.metadata, config.label.queue), config.label.quality)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.data.records.provenance import RECORD_KINDS, record_kinds
 from posttrain.data.versions.version import Version
 from posttrain.evaluate.bootstrap import paired_bootstrap
 from posttrain.evaluate.config import BootstrapConfig
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.inspect.show import ancestors
 from posttrain.loop.config import Config
-from posttrain.loop.stages.pseudo import PSEUDO
 from posttrain.loop.state import RoundState
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL
 from posttrain.store.rows import Run
@@ -108,27 +108,13 @@ def _data(workspace: Workspace, runs: list[Run], state: RoundState) -> str:
 
 
 def _kinds(workspace: Workspace, dataset: str) -> Counter[str]:
-    """Counts the training records by where their answers come from."""
+    """Counts the training records by how they came about."""
     version = Version.open(workspace.artifacts, dataset)
     return Counter(
-        _kind(json.loads(meta or "{}"))
+        RECORD_KINDS[kind]
         for table in version.tables(version.splits[0], ["meta"])
-        for meta in table["meta"].to_pylist()
+        for kind in record_kinds(table["meta"])
     )
-
-
-def _kind(meta: Mapping[str, Any]) -> str:
-    if PSEUDO in meta:
-        return "pseudo-labels of a model"
-    if isinstance(meta.get("synthetic"), dict):
-        return "synthetic"
-    if isinstance(meta.get("augmented"), dict):
-        return "augmented"
-    mark = meta.get("labelled_by")
-    if not isinstance(mark, dict):
-        return "labelled files"
-    by_model = str(mark.get("annotator", "")).startswith("model:")
-    return "labels of a model that stand without people" if by_model else "labelled in rounds"
 
 
 def _metrics(workspace: Workspace, config: Config, state: RoundState) -> str:

@@ -3,14 +3,17 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from posttrain.data.feedback.ingest import add_feedback, has_feedback, ingest
 from posttrain.label.queue import Queue
-from posttrain.loop.config import Config
+from posttrain.label.webhook import webhook_calls
+from posttrain.loop.config import Config, open_workspace
 from posttrain.loop.loop import EVENT, Loop
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.config import CONFIG_FILE
@@ -24,6 +27,7 @@ from posttrain.store.errors import (
     WorkError,
     is_user_mistake,
 )
+from posttrain.store.logs import log_to_file
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
@@ -46,6 +50,28 @@ Session = Callable[[], AbstractContextManager[tuple[Workspace, Config]]]
 """Opens the workspace with its config, for one look: nothing is held while nothing happens."""
 
 
+@contextmanager
+def loop_session(root: Path) -> Iterator[tuple[Workspace, Config]]:
+    """Opens a workspace for its loop; meanwhile writes log lines to ``run.log``, and makes the webhook's calls.
+
+    Raises:
+        UserError: there is no workspace, or its config is wrong.
+    """
+    with (
+        open_workspace(root, write=True) as (workspace, config),
+        log_to_file(workspace.home / "run.log"),
+        webhook_calls(workspace.metadata, config.label.webhook, partial(_alarms, workspace, config)),
+    ):
+        yield workspace, config
+
+
+def _alarms(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
+    # Only here: it imports scipy's statistics.
+    from posttrain.label.quality.queue_report import queue_alarms
+
+    return queue_alarms(Queue(workspace.metadata, config.label.queue), config.label.quality)
+
+
 @dataclass
 class Watcher:
     """Runs the loop until it is done, and waits between for labels, records, feedback, triggers and the schedule.
@@ -55,18 +81,18 @@ class Watcher:
 
     Args:
         root: The workspace's folder.
-        session: Opens the workspace.
         rounds: Number of the last round; the config's by default.
         urgent: True to set the metric ``urgent`` of the triggers to 1, for one round.
         partial: True to go on with the labels that are there, for one round.
+        session: Opens the workspace; `loop_session` by default.
         sleep: Waits for a number of seconds.
     """
 
     root: Path
-    session: Session
     rounds: int | None = None
     urgent: bool = False
     partial: bool = False
+    session: Session | None = None
     sleep: Callable[[float], None] = time.sleep
     _config: Config | None = field(default=None, init=False)
     _state: "WatchedState | None" = field(default=None, init=False)
@@ -93,7 +119,7 @@ class Watcher:
         # Before the session makes one: with an empty store the loop would begin again at round 0.
         self._check_store()
         try:
-            with self.session() as (workspace, config):
+            with self._open() as (workspace, config):
                 self._config = config
                 if config.triggers.feedback:
                     self._take_feedback(workspace, config)
@@ -138,7 +164,7 @@ class Watcher:
         with ExitStack() as stack:
             if self._config and self._config.label.webhook and not self._failures:
                 # Its calls go on meanwhile: days may pass, and calls fail.
-                stack.enter_context(self.session())
+                stack.enter_context(self._open())
             while waited < longest:
                 self.sleep(_POLL_SECONDS)
                 # The sum of the waits, as clocks are set; the schedule by the clock, which counts a machine's sleep.
@@ -168,6 +194,9 @@ class Watcher:
         if not self._failures:
             return _LONGEST_WAIT
         return min(_LAST_RETRY, _FIRST_RETRY * 2.0 ** min(self._failures - 1, 10))
+
+    def _open(self) -> AbstractContextManager[tuple[Workspace, Config]]:
+        return self.session() if self.session else loop_session(self.root)
 
     def _check_store(self) -> None:
         """Raises an EmptyDatabaseError if the workspace has had a store and has none any more."""
