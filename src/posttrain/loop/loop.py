@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 
+from posttrain.loop.canary import judge_canary
 from posttrain.loop.config import Config, config_lines
 from posttrain.loop.context import RoundContext, input_ids
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
@@ -84,6 +85,7 @@ class Loop:
             # Before any round: a run killed between the registry's row and its link or hook must not leave them behind.
             self._mend_base()
             self.registry.sync()
+            judge_canary(self.workspace, self.config)
             try:
                 if not finished_rounds(self.workspace):
                     runner.run_round_zero()

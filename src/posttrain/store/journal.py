@@ -38,12 +38,12 @@ from posttrain.store.files import disk_errors, sync_folder
 from posttrain.store.hashing import decode_line, encode_line, has_hole
 from posttrain.store.journal_content import Change
 from posttrain.store.label_tables import accounts, audit, guidelines, label_answers, label_batches, label_items
-from posttrain.store.tables import artifacts, deployments, journal, names, rounds, run_inputs, runs, tags
+from posttrain.store.tables import artifacts, canaries, deployments, journal, names, rounds, run_inputs, runs, tags
 
 log = logging.getLogger("posttrain")
 
 JOURNALED = (
-    *(artifacts, runs, run_inputs, rounds, deployments, names, tags),
+    *(artifacts, runs, run_inputs, rounds, deployments, canaries, names, tags),
     *(accounts, audit, guidelines, label_batches, label_items, label_answers),
 )
 """The tables whose rows the journal holds; a row comes after those that it refers to.

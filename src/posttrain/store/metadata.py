@@ -16,7 +16,7 @@ from posttrain.store.artifacts import Artifact
 from posttrain.store.database import lock_table, utc_now
 from posttrain.store.errors import UserError
 from posttrain.store.journal import JournaledDatabase
-from posttrain.store.rounds import DeploymentQueries, RoundQueries
+from posttrain.store.rounds import CanaryQueries, DeploymentQueries, RoundQueries
 from posttrain.store.rows import ArtifactRow, Deployment, NamedVersion, Round, Run
 from posttrain.store.tables import artifacts, names, rounds, run_inputs, runs, tags
 
@@ -323,7 +323,7 @@ class RunQueries(JournaledDatabase):
             raise LookupError(f"no run {run_id}")
 
 
-class Metadata(ArtifactQueries, NameQueries, RunQueries, RoundQueries, DeploymentQueries):
+class Metadata(ArtifactQueries, NameQueries, RunQueries, RoundQueries, DeploymentQueries, CanaryQueries):
     """Reads and writes all rows of a workspace. Each method is a transaction, or joins the one that it is called in:
 
     ``with metadata.transaction(): metadata.add_artifact(...); metadata.finish_run(...)``

@@ -1,4 +1,4 @@
-"""Queries on the rows of a loop: its rounds and its deployments."""
+"""Queries on the rows of a loop: its rounds, its deployments and its canaries."""
 
 from typing import Any
 
@@ -6,12 +6,16 @@ from sqlalchemy import ColumnElement, select
 
 from posttrain.store.database import utc_now
 from posttrain.store.journal import JournaledDatabase
-from posttrain.store.rows import Deployment, Round
-from posttrain.store.tables import deployments, rounds
+from posttrain.store.rows import Canary, Deployment, Round
+from posttrain.store.tables import canaries, deployments, rounds
 
 _ROUND_FIELDS = {column.name for column in rounds.columns} - {"arm", "number"}
 
 _ROUND_COLUMNS = [column for column in rounds.columns if column.name != "arm"]
+
+_CANARY_FIELDS = {column.name for column in canaries.columns} - {"arm", "id"}
+
+_CANARY_COLUMNS = [column for column in canaries.columns if column.name != "arm"]
 
 _DEPLOYMENT_COLUMNS = [column for column in deployments.columns if column.name != "arm"]
 
@@ -110,3 +114,49 @@ class DeploymentQueries(JournaledDatabase):
         """
         if not self.update_rows(deployments, deployments.c.id == id, {"hook": status}):
             raise LookupError(f"no deployment {id}")
+
+
+class CanaryQueries(JournaledDatabase):
+    """Canaries, oldest first; at most the last one runs."""
+
+    def add_canary(
+        self, model_id: str, *, champion: Deployment, share: float, reason: str, detail: dict[str, Any], hook: str
+    ) -> Canary:
+        """Records that a model begins to take a share of the requests; see `Canary` for the values."""
+        row = {
+            "arm": self.arm,
+            "model_id": model_id,
+            "champion_id": champion.model_id,
+            "deployment_id": champion.id,
+            "share": share,
+            "status": "running",
+            "reason": reason,
+            "detail": detail,
+            "created_at": utc_now(),
+            "hook": hook,
+        }
+        with self.transaction():
+            id = self.insert_row(canaries, row)["id"]
+            return next(canary for canary in self.canaries() if canary.id == id)
+
+    def update_canary(self, id: int, **fields: Any) -> Canary:
+        """Sets fields of a canary; a ``status`` other than ``running`` sets ``finished_at``.
+
+        Raises:
+            LookupError: there is no such canary.
+            TypeError: there is no such field.
+        """
+        if unknown := fields.keys() - _CANARY_FIELDS:
+            raise TypeError(f"a canary has no {', '.join(sorted(unknown))}")
+        if fields.get("status", "running") != "running":
+            fields.setdefault("finished_at", utc_now())
+        with self.transaction():
+            if not self.update_rows(canaries, canaries.c.id == id, fields):
+                raise LookupError(f"no canary {id}")
+            return next(canary for canary in self.canaries() if canary.id == id)
+
+    def canaries(self) -> list[Canary]:
+        """Returns all canaries, oldest first."""
+        with self.reading() as connection:
+            ours = select(*_CANARY_COLUMNS).where(canaries.c.arm == self.arm)
+            return [Canary(**row) for row in connection.execute(ours.order_by(canaries.c.id)).mappings()]

@@ -7,6 +7,7 @@ from typing import Any
 RUN_STATUSES = ("running", "done", "failed", "waiting")
 ROUND_STATUSES = ("open", "waiting", "done")
 ACTIONS = ("baseline", "promote", "rollback")
+CANARY_STATUSES = ("running", "promoted", "rolled_back", "kept", "stopped")
 HOOK_STATUSES = ("pending", "done", "failed", "none")
 ROLES = ("owner", "reviewer", "annotator", "viewer", "model")
 TOKEN_KINDS = ("session", "api", "invitation", "link")
@@ -93,6 +94,47 @@ class Deployment:
     reason: str
     created_at: datetime
     hook: str
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A model that takes a share of the requests beside the champion, until outcomes decide.
+
+    Attributes:
+        champion_id: The model that it is compared with.
+        deployment_id: The deployment that put this champion in service.
+        share: Share of the requests, between 0 and 1.
+        status: ``running``; ``promoted``; ``rolled_back``; ``kept``: undecided in time, so that the champion stays;
+            ``stopped``: by a person, or because the champion changed.
+        reason: Reason of its start.
+        conclusion: Reason of its end; None while it runs.
+        detail: The numbers of the last judgement, see `posttrain.loop.canary.Judgement`.
+        hook: Status of the user's command or webhook, see `Deployment`.
+    """
+
+    id: int
+    model_id: str
+    champion_id: str
+    deployment_id: int
+    share: float
+    status: str
+    reason: str
+    conclusion: str | None
+    detail: dict[str, Any]
+    created_at: datetime
+    finished_at: datetime | None
+    hook: str
+
+    @property
+    def name(self) -> str:
+        """The name of its arm, such as ``canary-3``."""
+        return f"canary-{self.id}"
+
+    @property
+    def champion_name(self) -> str:
+        """The name of the champion's arm, such as ``champion-3``."""
+        # Numbered as well: late outcomes of an earlier canary must not count for this one.
+        return f"champion-{self.id}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from posttrain.store.database import UtcDateTime
-from posttrain.store.rows import ACTIONS, HOOK_STATUSES, ROUND_STATUSES, RUN_STATUSES
+from posttrain.store.rows import ACTIONS, CANARY_STATUSES, HOOK_STATUSES, ROUND_STATUSES, RUN_STATUSES
 
 # Names of constraints must not be left to the database: a migration could not drop one whose name it does not know.
 schema = MetaData(
@@ -146,6 +146,26 @@ deployments = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("hook", String(10), nullable=False),
     one_of("action", ACTIONS),
+    one_of("hook", HOOK_STATUSES),
+)
+
+canaries = Table(
+    "canaries",
+    schema,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    _arm_column(),
+    Column("model_id", String(100), nullable=False),
+    Column("champion_id", String(100), nullable=False),
+    Column("deployment_id", Integer, nullable=False),
+    Column("share", Float, nullable=False),
+    Column("status", String(12), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("conclusion", Text),
+    json_column("detail"),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+    Column("hook", String(10), nullable=False),
+    one_of("status", CANARY_STATUSES),
     one_of("hook", HOOK_STATUSES),
 )
 

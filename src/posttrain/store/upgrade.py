@@ -8,7 +8,7 @@ from posttrain.store.errors import UserError
 
 VERSION_TABLE = "posttrain_version"
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")  # every file of migrations/versions, oldest first
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")  # every file of migrations/versions, oldest first
 
 # A number that all posttrain processes agree on, for PostgreSQL's advisory locks: "post" in ASCII.
 _MIGRATION_LOCK = 0x706F7374

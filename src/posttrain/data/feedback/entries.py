@@ -31,12 +31,15 @@ class Feedback(Section):
         None, description="up, down, or a number of at most a million."
     )
     corrected_answer: str | None = Field(None, description="The right answer.")
+    arm: str | None = Field(
+        None, min_length=1, max_length=100, description="The arm of a canary that answered; see docs/server.md."
+    )
     metadata: dict[str, Any] = Field({}, description="Further facts, such as the model and the time.")
 
-    @field_validator("id")
+    @field_validator("id", "arm")
     @classmethod
-    def _id_is_one_line(cls, id: str) -> str:
-        if not id.isprintable() or id != id.strip():
+    def _id_is_one_line(cls, id: str | None) -> str | None:
+        if id is not None and (not id.isprintable() or id != id.strip()):
             raise ValueError("must be one line of visible characters without spaces around it")
         return id
 
@@ -145,6 +148,7 @@ def feedback_row(feedback: Mapping[str, Any], received: str, ratings: Ratings) -
         "id": feedback["id"],
         "rating": rating,
         "received": received,
+        **({"arm": feedback["arm"]} if feedback.get("arm") else {}),
         **_nested_metadata(feedback.get("metadata") or {}),
     }
     prompt = {"prompt": feedback["prompt"]}
@@ -158,6 +162,20 @@ def feedback_row(feedback: Mapping[str, Any], received: str, ratings: Ratings) -
         meta = {"labelled_by": "feedback", "feedback": note}
         return "labelled", {**prompt, "completion": completion, "meta": meta}
     return "pool", {**prompt, "meta": {"feedback": {**note, "completion": completion}}}
+
+
+def outcome_of(feedback: Mapping[str, Any], ratings: Ratings = Ratings()) -> bool | None:  # noqa: B008
+    """Returns whether feedback calls the model's answer good; None if it does not say.
+
+    A rating decides. Without one, a corrected answer decides: it is the model's own, or it refuses that one.
+    """
+    rating, completion, corrected = (feedback.get(name) for name in ("rating", "completion", "corrected_answer"))
+    if rating is not None:
+        direction = ratings.of(rating)
+        return None if direction is None else direction == "up"
+    if not (completion or "").strip() or not (corrected or "").strip():
+        return None
+    return normalise_text(completion) == normalise_text(corrected)
 
 
 def unknown_answer(feedback: Feedback, labels: Collection[str], ratings: Ratings = Ratings()) -> str | None:  # noqa: B008

@@ -131,7 +131,7 @@ def _remove_unfinished(path: Path) -> None:
 
 def count_entries(inbox: Path) -> int:
     """Counts the acknowledged entries."""
-    return sum(len(read_lines(path.read_bytes()).values) for path in _segments(inbox))
+    return sum(len(read_lines(path.read_bytes()).values) for path in list_segments(inbox))
 
 
 def inbox_problems(inbox: Path, *, quick: bool = False) -> Iterator[tuple[Path, str]]:
@@ -141,21 +141,22 @@ def inbox_problems(inbox: Path, *, quick: bool = False) -> Iterator[tuple[Path, 
         inbox: The inbox's folder.
         quick: True reads no segment: only missing and empty ones are detected.
     """
-    numbers = [int(path.stem) for path in _segments(inbox)]
+    numbers = [int(path.stem) for path in list_segments(inbox)]
     for number in range(1, max(numbers, default=0)):
         if number not in numbers:
             yield open_segment_path(inbox, number).with_suffix(".jsonl"), "is missing"
     for mark in sorted((inbox / "segments").glob("[0-9]*.taken")):
         if int(mark.stem) not in numbers:
             yield mark.with_suffix(".jsonl"), "is missing, although its records were taken"
-    for path in _segments(inbox):
+    for path in list_segments(inbox):
         if path.suffix == ".jsonl" and not path.stat().st_size:
             yield path, "is empty"
         elif not quick:
             yield from ((path, problem) for problem in _segment_problems(path))
 
 
-def _segments(inbox: Path) -> list[Path]:
+def list_segments(inbox: Path) -> list[Path]:
+    """Lists all segments of an inbox, oldest first, the open one too."""
     return sorted([*sealed_segments(inbox), *(inbox / "segments").glob("[0-9]*.open")])
 
 

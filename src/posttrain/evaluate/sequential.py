@@ -1,0 +1,247 @@
+"""Compares two shares of good outcomes while they arrive: a sequential test that is valid however often one looks.
+
+Outcomes of a treatment (a canary) and of a control (the champion) are cut into blocks. A block's factor is the
+likelihood of its outcomes under an alternative that earlier blocks predict, divided by their likelihood under the
+member of the null hypothesis that is nearest to it in Kullback-Leibler divergence. For a convex null hypothesis this
+factor is an e-variable: its mean is at most 1 under every member. Source: R. J. Turner and P. D. Grünwald, Exact
+anytime-valid confidence intervals for contingency tables and beyond, Statistics and Probability Letters 198 (2023),
+theorem 1 and equation 3; for equal shares R. J. Turner, A. Ly and P. D. Grünwald, Generic E-variables for exact
+sequential k-sample tests that allow for optional stopping (2024), equation 2.
+
+A product of such factors exceeds 1 / alpha at any time at all with a probability of at most alpha (J. Ville, 1939). So
+the error is bounded exactly, for any number of outcomes, and whoever looks after each of them may stop at once. What is
+assumed: outcomes of one arm are independent and equally often good, and which arm reports next does not depend on the
+outcomes of the present block.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+BLOCK_OUTCOMES = 5
+"""Outcomes of the rarer arm in a block: more delay a decision, fewer waste what the other arm has more of."""
+
+_EFFECTS = (1.0, 2.0, 4.0)
+"""Effects that the alternatives have, in margins: the least one worth noticing, and larger ones, seen sooner."""
+
+_PRIOR = 1.0  # good and bad outcomes that each alternative begins with
+
+_BISECTIONS = 40
+
+_GRID_STEPS = 40  # of the interval's first search, over all differences from -1 to 1
+
+Decision = Literal["worse", "not_worse"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Outcomes in blocks, each with at least `BLOCK_OUTCOMES` of both arms.
+
+    Attributes:
+        control: float64 [B, 2], bad and good outcomes of the control.
+        treatment: float64 [B, 2], the same of the treatment.
+        ends: int64 [B], number of outcomes until the end of each block.
+    """
+
+    control: np.ndarray
+    treatment: np.ndarray
+    ends: np.ndarray
+
+    def reversed(self) -> "Blocks":
+        """Returns the blocks with good and bad exchanged, which negates the difference of the shares."""
+        return Blocks(self.control[:, ::-1], self.treatment[:, ::-1], self.ends)
+
+
+@dataclass(frozen=True)
+class SequentialResult:
+    """The state of a test after some outcomes.
+
+    Attributes:
+        decision: ``worse``: the treatment's share is less than the control's; ``not_worse``: it is not less by the
+            margin or more; None: undecided.
+        outcomes: Number of outcomes until the decision, or all of them.
+        worse: The e-value against "the treatment is not worse"; it decides once it reaches `needed`.
+        not_worse: The same against "the treatment is worse by the margin or more".
+        needed: 1 / alpha.
+        low: Lower end of the confidence sequence of treatment minus control, which covers it at all times at once with
+            a probability of 1 - 2 alpha.
+        high: Its upper end.
+    """
+
+    decision: Decision | None
+    outcomes: int
+    worse: float
+    not_worse: float
+    needed: float
+    low: float
+    high: float
+
+
+def run_test(
+    treatment: np.ndarray, good: np.ndarray, *, alpha: float, margin: float, minimum: int = 0, interval: bool = True
+) -> SequentialResult:
+    """Tests outcomes in the order of their arrival, and stops at the first one that decides.
+
+    The probability of ``worse`` is at most ``alpha`` if the treatment is not worse, and that of ``not_worse`` at most
+    ``alpha`` if it is worse by the margin or more. Never both can be wrong, so that ``alpha`` is not halved.
+
+    Args:
+        treatment: bool [N], True for outcomes of the treatment.
+        good: bool [N].
+        alpha: Greatest probability of a wrong decision.
+        margin: Least loss worth noticing, as a difference of shares.
+        minimum: Outcomes of each arm before which nothing is decided.
+        interval: False to leave the interval at -1 to 1, which takes most of the time.
+
+    Raises:
+        ValueError: the lengths differ, or alpha or margin is not between 0 and 1.
+    """
+    if treatment.shape != good.shape or treatment.ndim != 1:
+        raise ValueError(f"outcomes must be two arrays [N], got shapes {treatment.shape} and {good.shape}")
+    if not 0 < alpha < 1 or not 0 < margin < 1:
+        raise ValueError(f"alpha and margin must be between 0 and 1, got {alpha} and {margin}")
+    needed = math.log(1 / alpha)
+    blocks = make_blocks(treatment, good)
+    worse = log_e_values(blocks, 0.0, margin)
+    not_worse = log_e_values(blocks.reversed(), margin, margin)
+    counted = (
+        np.minimum(np.cumsum(blocks.control.sum(axis=1)), np.cumsum(blocks.treatment.sum(axis=1))) >= minimum
+        if len(blocks.ends)
+        else np.zeros(0, bool)
+    )
+    decided = np.flatnonzero(counted & (np.maximum(worse, not_worse) >= needed))
+    decision: Decision | None = None
+    last = len(blocks.ends)
+    if len(decided):
+        last = int(decided[0]) + 1
+        decision = "worse" if worse[last - 1] >= needed else "not_worse"
+    blocks = Blocks(blocks.control[:last], blocks.treatment[:last], blocks.ends[:last])
+    low, high = (-1.0, 1.0)
+    if interval and last:
+        high = _upper_end(blocks, margin, needed)
+        low = -_upper_end(blocks.reversed(), margin, needed)
+    return SequentialResult(
+        decision=decision,
+        outcomes=int(blocks.ends[-1]) if decision else len(good),
+        worse=_last(worse[:last]),
+        not_worse=_last(not_worse[:last]),
+        needed=1 / alpha,
+        low=low,
+        high=high,
+    )
+
+
+def make_blocks(treatment: np.ndarray, good: np.ndarray, size: int = BLOCK_OUTCOMES) -> Blocks:
+    """Cuts outcomes into blocks: each ends with the first outcome by which both arms have ``size`` in it.
+
+    Args:
+        treatment: bool [N], True for outcomes of the treatment.
+        good: bool [N].
+        size: Least number of each arm's outcomes in a block; the last, unfinished block is left out.
+    """
+    of_control, of_treatment = np.flatnonzero(~treatment), np.flatnonzero(treatment)
+    cells = [np.cumsum(arm & outcome) for arm in (~treatment, treatment) for outcome in (~good, good)]
+    controls, treatments = cells[0] + cells[1], cells[2] + cells[3]
+    ends: list[int] = []
+    first, second = size, size
+    while first <= len(of_control) and second <= len(of_treatment):
+        end = int(max(of_control[first - 1], of_treatment[second - 1]))
+        ends.append(end)
+        first, second = int(controls[end]) + size, int(treatments[end]) + size
+    counts = np.stack([np.diff(cell[ends], prepend=0) for cell in cells], axis=1).astype(np.float64)
+    return Blocks(counts[:, :2], counts[:, 2:], np.array(ends, np.int64) + 1)
+
+
+def log_e_values(blocks: Blocks, shift: float, margin: float) -> np.ndarray:
+    """Computes the logarithm of the e-process against "treatment minus control is ``shift`` or more".
+
+    It is the mean of several, whose alternatives lie below ``shift`` by `_EFFECTS` margins.
+
+    Returns:
+        float64 [B], after each block.
+    """
+    processes = [np.cumsum(_log_factors(blocks, shift, shift - effect * margin)) for effect in _EFFECTS]
+    return np.asarray(np.logaddexp.reduce(processes, axis=0) - math.log(len(_EFFECTS)))
+
+
+def _log_factors(blocks: Blocks, shift: float, difference: float) -> np.ndarray:
+    """Computes the logarithm of each block's factor.
+
+    The alternative has ``difference`` and the control's share that earlier blocks predict; the null hypothesis is that
+    the difference is ``shift`` or more.
+    """
+    bad_c, good_c = blocks.control.T
+    bad_t, good_t = blocks.treatment.T
+    n_c, n_t = bad_c + good_c, bad_t + good_t
+    before_c, before_t = np.cumsum(n_c) - n_c, np.cumsum(n_t) - n_t
+    good_before = np.cumsum(good_c + good_t) - good_c - good_t
+    total = before_c + before_t + 2 * _PRIOR
+    # All outcomes of earlier blocks predict the control's share: those of the treatment lie `difference` away.
+    share = (good_before - before_t * difference + _PRIOR) / total
+    # Away from 0 and 1, where one surprising outcome would end the process for good.
+    least = 0.5 / total
+    low, high = np.maximum(least, least - difference), np.minimum(1 - least, 1 - least - difference)
+    # No two shares differ by that much: such an alternative bets nothing.
+    possible = low < high
+    alternative_c = np.where(possible, np.clip(share, low, np.maximum(low, high)), 0.5)
+    alternative_t = np.where(possible, alternative_c + difference, 0.5)
+    null_c = nearest_null(alternative_c, alternative_t, n_c, n_t, shift)
+    null_t = null_c + shift
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = (
+            good_c * np.log(alternative_c / null_c)
+            + bad_c * np.log((1 - alternative_c) / (1 - null_c))
+            + good_t * np.log(alternative_t / null_t)
+            + bad_t * np.log((1 - alternative_t) / (1 - null_t))
+        )
+    return np.where(possible, logs, 0.0)
+
+
+def nearest_null(
+    control: np.ndarray, treatment: np.ndarray, n_control: np.ndarray, n_treatment: np.ndarray, shift: float
+) -> np.ndarray:
+    """Finds the share x of the control with the least divergence of the alternative from (x, x + ``shift``).
+
+    It minimises n_control KL(control, x) + n_treatment KL(treatment, x + shift), which is convex in x. Where the
+    alternative's difference is less than ``shift``, no pair whose difference is ``shift`` or more is nearer.
+
+    Args:
+        control: float64 [B], the alternative's share of the control, between 0 and 1.
+        treatment: float64 [B], that of the treatment.
+        n_control: float64 [B], outcomes of the control in each block.
+        n_treatment: float64 [B], those of the treatment.
+        shift: The difference, between -1 and 1.
+    """
+    low = np.full(control.shape, max(0.0, -shift))
+    high = np.full(control.shape, min(1.0, 1.0 - shift))
+    for _ in range(_BISECTIONS):
+        x = (low + high) / 2
+        y = x + shift
+        # The derivative, times x (1 - x) y (1 - y), which is positive: no division by a share near 0.
+        slope = n_control * (x - control) * y * (1 - y) + n_treatment * (y - treatment) * x * (1 - x)
+        low, high = np.where(slope < 0, x, low), np.where(slope < 0, high, x)
+    return (low + high) / 2
+
+
+def _upper_end(blocks: Blocks, margin: float, needed: float) -> float:
+    """Finds the least difference such that it and all larger ones of a grid are ruled out, then refines it."""
+    grid = np.linspace(1.0, -1.0, _GRID_STEPS + 1)
+
+    def is_ruled_out(shift: float) -> bool:
+        return bool(log_e_values(blocks, shift, margin).max() >= needed)
+
+    # From the far end: an end that is too far out is safe, and evidence need not be monotone in the difference.
+    # Its ends need no test: a difference of 1 or -1 bounds every interval.
+    inner = next((at for at, shift in enumerate(grid[1:-1], 1) if not is_ruled_out(float(shift))), len(grid) - 1)
+    ruled_out, accepted = float(grid[inner - 1]), float(grid[inner])
+    for _ in range(8):
+        middle = (ruled_out + accepted) / 2
+        ruled_out, accepted = (middle, accepted) if is_ruled_out(middle) else (ruled_out, middle)
+    return ruled_out
+
+
+def _last(logs: np.ndarray) -> float:
+    # The logarithm is cut, as an exponential overflows.
+    return math.exp(min(float(logs[-1]), 27.0)) if len(logs) else 1.0
