@@ -121,6 +121,8 @@ class DatabaseContract:
             "ck_rounds_status",
             "ck_deployments_action",
             "ck_deployments_hook",
+            "ck_canaries_status",
+            "ck_canaries_hook",
             "ck_accounts_role",
             "ck_tokens_kind",
             "ck_label_events_status",

@@ -1,6 +1,8 @@
-"""``posttrain models``: lists, shows, promotes, rolls back, exports and pushes models."""
+"""``posttrain models``: lists, shows, promotes, rolls back, exports and pushes models, and runs canaries."""
 
+import math
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,7 @@ from posttrain.inspect.models import (
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
+from posttrain.store.rows import Canary
 from posttrain.store.workspace import Workspace
 
 app = typer.Typer(name="models", help="List, promote, roll back, export and push models.", no_args_is_help=True)
@@ -63,11 +66,99 @@ def promote(
     model: Model,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     reason: Annotated[str, typer.Option(help="Reason, kept in the registry.")] = "by hand",
+    canary: Annotated[
+        str | None,
+        typer.Option(help="Share of the requests, such as 10%: outcomes decide whether it becomes the champion."),
+    ] = None,
 ) -> None:
-    """Make a model the champion, bypassing the gate."""
+    """Make a model the champion, bypassing the gate; with --canary for a share of the requests first."""
+    share = None if canary is None else _share_of(canary)
     with open_workspace(workspace, write=True, checked=False) as (store, config):
+        if share is not None:
+            from posttrain.loop.canary import describe_canary, start_canary
+            from posttrain.loop.traffic_split import split_path
+
+            started = start_canary(store, config, find_model(store, model), share, reason)
+            print_line(describe_canary(started))
+            print_line(f"servers read the split in {split_path(store)}; feedback names its arm: docs/server.md")
+            return
+        running = ModelRegistry(store).running_canary
         deployment = ModelRegistry(store, config.deploy).promote(find_model(store, model), round=None, reason=reason)
+        _print_ended(store, running)
         print_line(f"champion: {deployment.model_id}, at {store.champion_path}")
+
+
+@app.command(name="canary")
+def show_canary(
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    stop: Annotated[bool, typer.Option("--stop", help="End the canary; the champion stays.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason of the end, kept in the registry.")] = "by hand",
+    json: JsonOption = False,
+) -> None:
+    """Show the canary that runs, or the last one: its outcomes by arm, the evidence, and what would decide it."""
+    from posttrain.loop.canary import describe_canary, judge
+
+    with open_workspace(workspace, write=stop, checked=False) as (store, config):
+        registry = ModelRegistry(store, config.deploy)
+        canary = registry.last_canary
+        if canary is None or (stop and canary.status != "running"):
+            what = "no canary runs" if canary else "there was no canary yet"
+            raise UserError(what, fix="posttrain models promote MODEL --canary 10%")
+        numbers = canary.detail.get("judgement")
+        if canary.status == "running":
+            # As of now, and not of the last run: feedback may have come since.
+            numbers = judge(store, canary, config.deploy.canary).as_dict()
+        if stop:
+            canary = registry.end_canary(canary.id, "stopped", reason, {**canary.detail, "judgement": numbers})
+    if json:
+        print_json({**asdict(canary), "name": canary.name, "detail": None, "judgement": numbers})
+        return
+    current = replace(canary, detail={**canary.detail, "judgement": numbers})
+    print_line(describe_canary(current))
+    if numbers is None:
+        return
+    arms = [numbers["canary"], numbers["champion"]]
+    rows = [
+        [arm["name"], arm["model"], f"{100 * arm['share']:g}%", arm["good"], arm["total"], _percent(arm)]
+        for arm in arms
+    ]
+    print_table("", ["arm", "model", "share", "good", "outcomes", "good share"], rows)
+    for problem in numbers["problems"]:
+        print_line(problem)
+    if canary.status == "running":
+        rules = config.deploy.canary
+        needed = f"{numbers['test']['needed']:g}"
+        print_line(
+            f"evidence that it is worse: {numbers['test']['worse']:.3g}; rolled back from {needed} on\n"
+            f"evidence that it is not worse by {100 * rules.margin:g} points: {numbers['test']['not_worse']:.3g}; "
+            f"promoted from {needed} on\n"
+            f"ends undecided after {rules.max_outcomes:,} outcomes or {rules.days:g} days, and the champion stays; "
+            f"{rules.min_outcomes} outcomes of each arm at least"
+        )
+
+
+def _percent(arm: dict[str, Any]) -> str | None:
+    return f"{arm['good'] / arm['total']:.1%}" if arm["total"] else None
+
+
+def _share_of(text: str) -> float:
+    """Reads a share such as ``10%`` or ``0.1``."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise UserError(f"`{text}` is no share", where="--canary", fix="a share above 0% and below 100%, such as 10%")
+    return share
+
+
+def _print_ended(store: Workspace, running: Canary | None) -> None:
+    """Says that the canary that ran before has ended, if it has."""
+    from posttrain.loop.canary import describe_canary
+
+    last = ModelRegistry(store).last_canary
+    if running is not None and last is not None and last.status != "running":
+        print_line(describe_canary(last))
 
 
 @app.command()
@@ -82,8 +173,8 @@ def rollback(
 ) -> None:
     """Put an earlier champion back in service at once.
 
-    Without --to it undoes the last promotion. The same command again finishes a rollback that was killed and never
-    starts a second one: to go further back, name the model with --to.
+    Without --to it undoes the last promotion, or ends the canary that runs. The same command again finishes a rollback
+    that was killed and never starts a second one: to go further back, name the model with --to.
     """
     # `--to round 2` without quotes reaches here as an option and an argument.
     if number is not None:
@@ -93,12 +184,17 @@ def rollback(
     # Unchecked: in an emergency a missing pool file must not stand between the user and the earlier model.
     with open_workspace(workspace, write=True, checked=False) as (store, config):
         registry = ModelRegistry(store, config.deploy)
+        running = registry.running_canary
         plan = registry.plan_rollback(None if to is None else find_round_model(store, to))
         change = f"{_round_text(store, plan.source)} → {_round_text(store, plan.target)}"
-        if not (plan.done or yes) and registry.is_base(plan.target):
+        if not (plan.done or plan.ends_canary or yes) and registry.is_base(plan.target):
             _confirm_base(change)
-        plan = registry.rollback(reason, to=plan.target)
-        if not plan.done:
+        plan = registry.rollback(reason, to=None if plan.ends_canary else plan.target)
+        _print_ended(store, running)
+        if plan.ends_canary:
+            further = "the canary was rolled back before" if plan.done else "the champion stays"
+            print_line(f"{further}; to put an earlier champion in service, name it with --to")
+        elif not plan.done:
             print_line(change)
         elif plan.source == plan.target:
             print_line(f"{_round_text(store, plan.target)} is the champion already")

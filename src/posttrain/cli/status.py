@@ -29,6 +29,10 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
         )
         if champion:
             print_damage(champion["damage"])
+        if state["canary"]:
+            print_line(state["canary"]["line"])
+            for problem in state["canary"]["problems"]:
+                print_line(problem)
         last = state["rounds"][-1] if state["rounds"] else None
         if last and last["status"] != "done" and last["forecast"]:
             print_line(f"round {last['round']}: {last['forecast']}")

@@ -196,7 +196,7 @@ def _log_factors(blocks: Blocks, shift: float, difference: float) -> np.ndarray:
             + good_t * np.log(alternative_t / null_t)
             + bad_t * np.log((1 - alternative_t) / (1 - null_t))
         )
-    return np.where(possible, logs, 0.0)
+    return np.asarray(np.where(possible, logs, 0.0))
 
 
 def nearest_null(
@@ -222,7 +222,8 @@ def nearest_null(
         # The derivative, times x (1 - x) y (1 - y), which is positive: no division by a share near 0.
         slope = n_control * (x - control) * y * (1 - y) + n_treatment * (y - treatment) * x * (1 - x)
         low, high = np.where(slope < 0, x, low), np.where(slope < 0, high, x)
-    return (low + high) / 2
+    middle: np.ndarray = (low + high) / 2
+    return middle
 
 
 def _upper_end(blocks: Blocks, margin: float, needed: float) -> float:

@@ -17,6 +17,7 @@ from posttrain.data.records.provenance import PSEUDO
 from posttrain.inspect.champion import champion_problems, last_rollback
 from posttrain.loop.adjust import Adjustment
 from posttrain.loop.batch_counts import batch_counts
+from posttrain.loop.canary import canary_problems, describe_canary
 from posttrain.loop.config import Config
 from posttrain.loop.gain import current_estimate, gain_sentence
 from posttrain.loop.history import finished_rounds, finished_states
@@ -48,7 +49,8 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         linear head reaches with its labels: accuracy, low, high, n, labels and a sentence, or None), models (what
         models labelled, see `posttrain.loop.stages.suggest.check_report`, or None), drift (of its new inputs, see
         `posttrain.loop.drift`, or None) and adjustments (sentences on what its rules changed for later rounds);
-        ``final``: the champion and its metrics on all test records, or None; ``rollback``: the roll-back that restored
+        ``final``: the champion and its metrics on all test records, or None; ``canary``: id, model, share, since, line
+        and problems of the canary that runs, or None; ``rollback``: the roll-back that restored
         the champion, see `posttrain.inspect.champion.RollbackReport`, or None; ``rounds_wanted``: number of the last
         round, None without an end; ``stages``: of the round in progress, or of the last round, each stage's name, state
         (``done``, ``running``, ``waiting``, ``failed``, ``open``, or ``unused`` for one that had nothing to do) and
@@ -65,6 +67,7 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         "rounds_wanted": config.rounds,
         "champion": champion,
         "waiting": _waiting(workspace),
+        "canary": _canary(workspace),
         "rounds": [
             _round(workspace, entry, [run for run in runs if run.round == entry.number], champion) for entry in rounds
         ],
@@ -152,6 +155,20 @@ def _champion(workspace: Workspace) -> dict[str, Any] | None:
         "metrics": (RoundState.from_row(trained[-1]).metrics or {}) if trained else {},
         "path": str(workspace.champion_path),
         "damage": champion_problems(workspace, champion.model_id),
+    }
+
+
+def _canary(workspace: Workspace) -> dict[str, Any] | None:
+    canary = ModelRegistry(workspace).running_canary
+    if canary is None:
+        return None
+    return {
+        "id": canary.id,
+        "model": canary.model_id,
+        "share": canary.share,
+        "since": canary.created_at.isoformat(),
+        "line": describe_canary(canary),
+        "problems": canary_problems(canary),
     }
 
 

@@ -134,11 +134,11 @@ def judge_canary(workspace: Workspace, config: Config) -> str | None:
     detail = {**canary.detail, "judgement": judgement.as_dict()}
     if judgement.status != "running":
         ended = registry.end_canary(canary.id, judgement.status, judgement.line, detail)
-        log.info("%s %s: %s", canary.name, ended.status.replace("_", " "), ended.conclusion)
-        return f"{canary.name} {ended.status.replace('_', ' ')}: {ended.conclusion}"
-    counts = [sum(numbers["total"] for numbers in (row["canary"], row["champion"])) for row in [before] if row]
+        log.info("%s", describe_canary(ended))
+        return describe_canary(ended)
     total = judgement.canary.total + judgement.champion.total
-    if before is None or list(judgement.problems) != before["problems"] or total > counts[0] * _GROWTH:
+    seen = sum(before[arm]["total"] for arm in ("canary", "champion")) if before else -1
+    if list(judgement.problems) != (before or judgement.as_dict())["problems"] or total > seen * _GROWTH:
         workspace.metadata.update_canary(canary.id, detail=detail)
         log.info("%s", judgement.line)
     return judgement.line
@@ -168,9 +168,8 @@ def judge(workspace: Workspace, canary: Canary, config: CanaryConfig, now: datet
     status = {"worse": "rolled_back", "not_worse": "promoted"}.get(test.decision or "", "running")
     if status == "running" and (len(good) >= config.max_outcomes or now >= end):
         status = "kept"
-    difference = (
-        arms[0].good / arms[0].total - arms[1].good / arms[1].total if arms[0].total and arms[1].total else None
-    )
+    shares = [arm.good / arm.total for arm in arms if arm.total]
+    difference = shares[0] - shares[1] if len(shares) == 2 else None
     return Judgement(
         status=status,
         canary=arms[0],
@@ -210,20 +209,38 @@ def read_outcomes(workspace: Workspace, canary: Canary, until: datetime) -> Outc
                 received = datetime.fromisoformat(entry["received"])
             except (UserError, ValueError):
                 continue  # reading the inbox into datasets reports such a line
-            if not canary.created_at <= received <= until:
+            if received > until:
                 continue
             outcome = outcome_of(feedback.model_dump())
             if feedback.arm is None:
-                unnamed += outcome is not None
+                unnamed += outcome is not None and received >= canary.created_at
             elif feedback.arm not in names:
-                unknown[feedback.arm] += 1
+                unknown[feedback.arm] += received >= canary.created_at
             elif feedback.arm in (canary.name, canary.champion_name):
                 if outcome is None:
                     unclear += 1
                 else:
                     rows.append((feedback.arm == canary.name, outcome))
     values = np.array(rows, bool).reshape(-1, 2)
-    return Outcomes(values[:, 0], values[:, 1], dict(unknown.most_common(5)), unnamed, unclear)
+    return Outcomes(
+        values[:, 0], values[:, 1], {name: count for name, count in unknown.most_common(5) if count}, unnamed, unclear
+    )
+
+
+def describe_canary(canary: Canary) -> str:
+    """Describes a canary in one line, with the numbers of its last judgement."""
+    share, since = f"{100 * canary.share:g}%", canary.created_at.strftime("%Y-%m-%d %H:%M UTC")
+    judgement = canary.detail.get("judgement")
+    if canary.status != "running":
+        return f"{canary.name} {canary.status.replace('_', ' ')}: {canary.conclusion}"
+    numbers = judgement["line"] if judgement else "not judged yet"
+    return f"{canary.name}: {canary.model_id} has {share} of the requests since {since}; {numbers}"
+
+
+def canary_problems(canary: Canary) -> list[str]:
+    """Returns what the last judgement of a canary complained about."""
+    judgement = canary.detail.get("judgement")
+    return list(judgement["problems"]) if judgement and canary.status == "running" else []
 
 
 def _problems(

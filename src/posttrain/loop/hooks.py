@@ -31,7 +31,7 @@ class CanaryConfig(Section):
 
 
 class DeployConfig(Section):
-    """Called after every promotion and rollback, when a canary starts or ends, and again by the next run if it failed."""
+    """Called after every promotion and rollback and when a canary starts or ends; a call that failed is repeated."""
 
     command: str | None = Field(
         None, description="Command to run, with POSTTRAIN_CHAMPION, POSTTRAIN_MODEL, POSTTRAIN_ACTION set."

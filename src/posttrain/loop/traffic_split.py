@@ -55,7 +55,7 @@ def write_split(workspace: Workspace, canary: Canary) -> list[dict[str, object]]
         DamagedArtifactError: one of the two models is missing or damaged; nothing is written.
         UserError: the disk refused.
     """
-    # The canary first: its users keep their model where a later canary of the same salt has a larger share.
+    # The canary first: it has the keys whose numbers lie below its share.
     models = (
         (canary.name, canary.model_id, canary.share),
         (canary.champion_name, canary.champion_id, 1 - canary.share),

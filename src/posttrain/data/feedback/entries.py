@@ -169,13 +169,11 @@ def outcome_of(feedback: Mapping[str, Any], ratings: Ratings = Ratings()) -> boo
 
     A rating decides. Without one, a corrected answer decides: it is the model's own, or it refuses that one.
     """
-    rating, completion, corrected = (feedback.get(name) for name in ("rating", "completion", "corrected_answer"))
-    if rating is not None:
+    if (rating := feedback.get("rating")) is not None:
         direction = ratings.of(rating)
         return None if direction is None else direction == "up"
-    if not (completion or "").strip() or not (corrected or "").strip():
-        return None
-    return normalise_text(completion) == normalise_text(corrected)
+    completion, corrected = (normalise_text(feedback.get(name) or "") for name in ("completion", "corrected_answer"))
+    return completion == corrected if completion and corrected else None
 
 
 def unknown_answer(feedback: Feedback, labels: Collection[str], ratings: Ratings = Ratings()) -> str | None:  # noqa: B008

@@ -39,6 +39,7 @@ class State(BaseModel):
     rounds: list[dict[str, Any]]
     final: dict[str, Any] | None
     rollback: dict[str, Any] | None
+    canary: dict[str, Any] | None
 
 
 class Model(BaseModel):
@@ -87,6 +88,7 @@ class RollbackResult(BaseModel):
     source: str
     target: str
     done: bool
+    ends_canary: bool = Field(description="The model that left was a canary, and the target is the champion still.")
 
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -158,7 +160,7 @@ def loop_routes(site: Site) -> APIRouter:
             plan = registry.plan_rollback(body.to)
             if body.confirm != plan.source:
                 raise Conflict(f"`confirm` must be the id of the model that leaves service, {plan.source}")
-            result = registry.rollback(f"{body.reason} ({sender.name})", to=plan.target)
+            result = registry.rollback(f"{body.reason} ({sender.name})", to=None if plan.ends_canary else plan.target)
         if not result.done:
             _record(sender, "roll back", result.source, result.target)
         return RollbackResult(**vars(result))
