@@ -24,7 +24,8 @@ def fill(workspace: Workspace) -> None:
         metadata.update_round(
             number, status="done", candidate=artifact.id, detail={"metrics": {"rouge_l": 0.1, "latency_p50": 1}}
         )
-        metadata.add_deployment(artifact.id, round=number, action="promote")
+        champion = metadata.add_deployment(artifact.id, round=number, action="promote")
+        metadata.add_canary(artifact.id, champion=champion, share=0.1, reason="try", detail={}, hook="none")
         metadata.name_artifact("model", artifact.id, parent)
         parent = artifact.id
     metadata.tag("model", 2, "production")

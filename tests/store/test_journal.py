@@ -135,6 +135,9 @@ class JournaledContract:
             loop.open_round(0, None)
             loop.update_round(0, status="done", decision={"action": "baseline"}, seconds=1, detail={"labels": 3})
             loop.set_hook(loop.add_deployment(artifact(1).id, round=0, action="baseline", hook="pending").id, "done")
+            champion = loop.deployments()[-1]
+            canary = loop.add_canary(artifact(2).id, champion=champion, share=0.1, reason="try", detail={}, hook="none")
+            loop.update_canary(canary.id, status="kept", conclusion="undecided", detail={"good": 1.5})
         metadata.name_artifact("support", artifact(1).id, semantic="1.0.0", note="first")
         metadata.name_artifact("support", artifact(2).id, artifact(1).id)
         for version in (1, 2):

@@ -4,7 +4,7 @@ import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -111,7 +111,8 @@ def show_canary(
         if stop:
             canary = registry.end_canary(canary.id, "stopped", reason, {**canary.detail, "judgement": numbers})
     if json:
-        print_json({**asdict(canary), "name": canary.name, "detail": None, "judgement": numbers})
+        row = {name: value for name, value in asdict(canary).items() if name != "detail"}
+        print_json({**row, "name": canary.name, "judgement": numbers})
         return
     current = replace(canary, detail={**canary.detail, "judgement": numbers})
     print_line(describe_canary(current))

@@ -205,6 +205,7 @@ def loop_pages(site: Site) -> APIRouter:
         deployments = workspace.metadata.deployments()[::-1]
         champion = registry.champion
         earlier = registry.earlier_champions() if deployments else []
+        canary = registry.last_canary
         return _page(
             request,
             principal,
@@ -214,6 +215,8 @@ def loop_pages(site: Site) -> APIRouter:
             earlier=earlier,
             base={model for model in earlier if registry.is_base(model)},
             deployments=deployments,
+            canary=canary,
+            judgement=canary.detail.get("judgement") if canary else None,
             rounds={model: entry.number for model, entry in candidates.items()},
             main=next((name for entry in listed for name in entry["state"].metrics or ()), None),
             **_formats(),

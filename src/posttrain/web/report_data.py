@@ -133,6 +133,7 @@ class Report:
         rollback: the roll-back that restored the champion, or None.
         head: what a linear head reaches with the labels of the last round that measured one, in a sentence, or why none
             was measured.
+        canary: the canary that runs, or the last one, in a line.
         damage: a sentence for each thing that is damaged, and so missing from the page.
     """
 
@@ -157,6 +158,7 @@ class Report:
     created: str = ""
     rollback: RollbackReport | None = None
     head: str = ""
+    canary: str = ""
     damage: tuple[str, ...] = ()
 
     @property

@@ -12,8 +12,10 @@ from posttrain.inspect.champion import MEND, RollbackReport, last_rollback
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
 from posttrain.inspect.status import model_seconds, models_beside, stage_seconds, status
 from posttrain.loop.batch_counts import BatchCounts, batch_counts
+from posttrain.loop.canary import describe_canary
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
+from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.rows import Deployment, Round
@@ -95,6 +97,7 @@ def read_loop(workspace: Workspace, config: Config) -> page.Report:
         created=now_text(),
         head=next((entry["head_sentence"] for entry in reversed(state["rounds"]) if entry["head_sentence"]), ""),
         rollback=rollback,
+        canary=describe_canary(canary) if (canary := ModelRegistry(workspace).last_canary) else "",
         damage=tuple(damage),
     )
 

@@ -1,0 +1,177 @@
+"""The sequential test: exact factors, an error that is bounded whenever one looks, and decisions that come soon."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import rel_entr
+
+from posttrain.evaluate.sequential import BLOCK_OUTCOMES, Blocks, log_e_values, make_blocks, nearest_null, run_test
+
+
+def draw(seed: int, n: int, share: float, canary: float, champion: float) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    treatment = generator.random(n) < share
+    return treatment, generator.random(n) < np.where(treatment, canary, champion)
+
+
+def test_blocks_hold_every_outcome_once_and_enough_of_both_arms() -> None:
+    treatment, good = draw(0, 1000, 0.1, 0.7, 0.8)
+    blocks = make_blocks(treatment, good)
+    last = blocks.ends[-1]
+    assert blocks.control.sum() + blocks.treatment.sum() == last
+    assert blocks.treatment[:, 1].sum() == (treatment & good)[:last].sum()
+    assert blocks.control[:, 0].sum() == (~treatment & ~good)[:last].sum()
+    counts = np.minimum(blocks.control.sum(axis=1), blocks.treatment.sum(axis=1))
+    assert counts.min() == counts.max() == BLOCK_OUTCOMES
+    # The block ends with the outcome that completes it, and no later.
+    assert [bool(treatment[end - 1]) for end in blocks.ends] == [True] * len(blocks.ends)
+    assert (~treatment)[last:].sum() < 1000
+    assert treatment[last:].sum() < BLOCK_OUTCOMES
+
+
+@pytest.mark.parametrize("shift", [0.0, -0.3, 0.05, 0.6])
+def test_the_nearest_null_is_where_a_general_minimiser_has_it(shift: float) -> None:
+    generator = np.random.default_rng(1)
+    control, treatment = generator.uniform(0.01, 0.99, (2, 20))
+    n_control, n_treatment = generator.integers(1, 60, (2, 20)).astype(float)
+
+    def divergence(x: float, at: int) -> float:
+        y = x + shift
+        first = rel_entr(control[at], x) + rel_entr(1 - control[at], 1 - x)
+        second = rel_entr(treatment[at], y) + rel_entr(1 - treatment[at], 1 - y)
+        return float(n_control[at] * first + n_treatment[at] * second)
+
+    bounds = (max(0.0, -shift), min(1.0, 1 - shift))
+    expected = [
+        minimize_scalar(divergence, bounds=bounds, args=(at,), method="bounded", options={"xatol": 1e-9}).x
+        for at in range(20)
+    ]
+    np.testing.assert_allclose(nearest_null(control, treatment, n_control, n_treatment, shift), expected, atol=1e-5)
+
+
+def test_without_a_shift_the_nearest_null_is_the_pooled_share() -> None:
+    # Turner, Ly and Grünwald (2024), equation 2.
+    pooled = nearest_null(np.array([0.8]), np.array([0.5]), np.array([30.0]), np.array([10.0]), 0.0)
+    assert pooled == pytest.approx([(30 * 0.8 + 10 * 0.5) / 40])
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1, -0.05])
+@pytest.mark.parametrize(("champion", "distance"), [(0.5, 0.0), (0.8, 0.0), (0.85, 0.1), (0.2, 0.3), (0.97, 0.0)])
+def test_the_mean_of_a_factor_is_at_most_one_under_the_null(shift: float, champion: float, distance: float) -> None:
+    canary = min(champion + shift + distance, 1.0)
+    champion = min(champion, canary - shift)
+    # All outcomes of a second block, weighted by their probability; the first block sets the alternative.
+    n_c, n_t = 7, 5
+    binomials = [
+        [np.prod([(n - i) / (i + 1) for i in range(k)]) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+        for n, p in ((n_c, champion), (n_t, canary))
+    ]
+    for first in ((3, 4, 2, 3), (0, 7, 0, 5), (7, 0, 5, 0), (1, 6, 4, 1)):
+        mean = 0.0
+        for k_c in range(n_c + 1):
+            for k_t in range(n_t + 1):
+                blocks = Blocks(
+                    np.array([first[:2], (n_c - k_c, k_c)], float),
+                    np.array([first[2:], (n_t - k_t, k_t)], float),
+                    np.array([12, 24]),
+                )
+                # One alternative at a time: the factor of the mixture depends on the first block's outcomes.
+                values = log_e_values(blocks, shift, 0.05)
+                mean += binomials[0][k_c] * binomials[1][k_t] * np.exp(values[1] - values[0])
+        assert mean <= 1 + 1e-9
+
+
+def test_a_bet_on_the_truth_grows_by_its_divergence() -> None:
+    # After many outcomes the alternative is known: the growth a block is the divergence from the pooled share.
+    n = 4000
+    control, treatment = np.tile([20.0, 80.0], (n, 1)), np.tile([3.0, 7.0], (n, 1))
+    values = log_e_values(Blocks(control, treatment, np.arange(1, n + 1) * 110), 0.0, 0.1)
+    pooled = 87 / 110
+    expected = 100 * (rel_entr(0.8, pooled) + rel_entr(0.2, 1 - pooled))
+    expected += 10 * (rel_entr(0.7, pooled) + rel_entr(0.3, 1 - pooled))
+    assert values[-1] - values[-2] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("canary", "champion", "share", "wrong"),
+    [(0.8, 0.8, 0.1, "worse"), (0.8, 0.8, 0.5, "worse"), (0.75, 0.8, 0.1, "not_worse"), (0.93, 0.98, 0.5, "not_worse")],
+)
+def test_wrong_decisions_are_as_rare_as_promised(canary: float, champion: float, share: float, wrong: str) -> None:
+    decisions = [
+        run_test(*draw(seed, 3000, share, canary, champion), alpha=0.05, margin=0.05, interval=False).decision
+        for seed in range(200)
+    ]
+    # The 99.9% point of a binomial of 200 with 5%: 20.
+    assert decisions.count(wrong) <= 20  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_loss_is_found_and_an_equal_model_is_promoted() -> None:
+    for seed in range(20):
+        for canary, decision in ((0.70, "worse"), (0.85, "not_worse")):
+            outcomes = draw(seed, 20_000, 0.1, canary, 0.8)
+            assert run_test(*outcomes, alpha=0.05, margin=0.05, interval=False).decision == decision
+
+
+@pytest.mark.slow
+def test_the_interval_covers_the_difference_and_agrees_with_the_decision() -> None:
+    missed = 0
+    for seed in range(25):
+        result = run_test(*draw(seed, 1500, 0.3, 0.74, 0.8), alpha=0.05, margin=0.05)
+        missed += not result.low <= -0.06 <= result.high
+        if result.decision == "worse":
+            assert result.high < 0.003
+        elif result.decision == "not_worse":
+            assert result.low > -0.053
+        else:
+            assert result.low < -0.047
+            assert result.high > -0.003
+    # The 99.9% point of a binomial of 25 with 10%: 8.
+    assert missed <= 8
+
+
+def test_a_decision_depends_on_no_later_outcome() -> None:
+    treatment, good = draw(3, 4000, 0.5, 0.4, 0.8)
+    result = run_test(treatment, good, alpha=0.05, margin=0.05)
+    assert result.decision == "worse"
+    assert result.outcomes < 400
+    changed = good.copy()
+    changed[result.outcomes :] ^= True
+    assert run_test(treatment, changed, alpha=0.05, margin=0.05) == result
+    end = result.outcomes
+    assert run_test(treatment[:end], good[:end], alpha=0.05, margin=0.05) == result
+    assert run_test(treatment[: end - 1], good[: end - 1], alpha=0.05, margin=0.05).decision is None
+
+
+def test_nothing_is_decided_before_the_minimum_of_each_arm() -> None:
+    treatment, good = draw(3, 4000, 0.5, 0.2, 0.9)
+    early = run_test(treatment, good, alpha=0.05, margin=0.05)
+    late = run_test(treatment, good, alpha=0.05, margin=0.05, minimum=200)
+    assert early.outcomes < 150
+    reached = late.outcomes
+    assert min(treatment[:reached].sum(), (~treatment)[:reached].sum()) >= 200
+    assert reached < 450
+
+
+@pytest.mark.parametrize("n", [0, 1, 9])
+def test_few_outcomes_or_one_arm_decide_nothing(n: int) -> None:
+    for treatment in (np.zeros(n, bool), np.ones(n, bool), np.arange(n) % 2 == 0):
+        result = run_test(treatment, np.zeros(n, bool), alpha=0.05, margin=0.05)
+        assert (result.decision, result.low, result.high, result.worse) == (None, -1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("canary", [0.0, 1.0])
+@pytest.mark.parametrize("champion", [0.0, 1.0])
+def test_arms_that_are_always_good_or_bad_keep_the_numbers_finite(canary: float, champion: float) -> None:
+    result = run_test(*draw(0, 4000, 0.5, canary, champion), alpha=0.05, margin=0.05)
+    assert result.decision == ("worse" if canary < champion else "not_worse")
+    assert -1 <= result.low <= canary - champion <= result.high <= 1
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="two arrays"):
+        run_test(np.zeros(2, bool), np.zeros(3, bool), alpha=0.05, margin=0.05)
+    for alpha, margin in ((0.0, 0.05), (0.05, 1.0)):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            run_test(np.zeros(2, bool), np.zeros(2, bool), alpha=alpha, margin=margin)
