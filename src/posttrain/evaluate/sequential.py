@@ -28,9 +28,9 @@ _EFFECTS = (1.0, 2.0, 4.0)
 
 _PRIOR = 1.0  # good and bad outcomes that each alternative begins with
 
-_BISECTIONS = 40
+_BISECTIONS = 30
 
-_GRID_STEPS = 40  # of the interval's first search, over all differences from -1 to 1
+_GRID_STEPS = 20  # of the interval's first search, over all differences from -1 to 1
 
 Decision = Literal["worse", "not_worse"]
 
@@ -237,7 +237,7 @@ def _upper_end(blocks: Blocks, margin: float, needed: float) -> float:
     # Its ends need no test: a difference of 1 or -1 bounds every interval.
     inner = next((at for at, shift in enumerate(grid[1:-1], 1) if not is_ruled_out(float(shift))), len(grid) - 1)
     ruled_out, accepted = float(grid[inner - 1]), float(grid[inner])
-    for _ in range(8):
+    for _ in range(9):
         middle = (ruled_out + accepted) / 2
         ruled_out, accepted = (middle, accepted) if is_ruled_out(middle) else (ruled_out, middle)
     return ruled_out

@@ -179,7 +179,7 @@ class ModelRegistry:
                 raise UserError(f"`{model_id}` is the champion already", fix="name another model")
             if running is not None:
                 what = f"{running.name} runs already, with {running.model_id}"
-                raise UserError(what, fix="end it first: posttrain models canary --stop")
+                raise UserError(what, fix="posttrain models canary --stop")
             check_finite_files(self.workspace.artifacts.path(model_id))
             self.workspace.artifacts.path(champion.model_id)
             canary = self.workspace.metadata.add_canary(

@@ -19,6 +19,7 @@ def test_a_workspace_without_rounds_has_a_state_and_no_models(server: Any) -> No
         "rounds": [],
         "final": None,
         "rollback": None,
+        "canary": None,
     }
     assert viewer.get("/api/models").json() == viewer.get("/api/deployments").json() == []
     answer = owner.post("/api/models/promote", json={"model": "model-x", "confirm": "model-x"})

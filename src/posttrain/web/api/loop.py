@@ -83,12 +83,11 @@ class RollbackRequest(Body):
 
 
 class RollbackResult(BaseModel):
-    """The models that left and entered service; `done`: they had before."""
+    """The models that left and entered service, or of a canary and the champion that stays; `done`: before."""
 
     source: str
     target: str
     done: bool
-    ends_canary: bool = Field(description="The model that left was a canary, and the target is the champion still.")
 
 
 _STREAM: dict[int | str, dict[str, Any]] = {
