@@ -9,8 +9,8 @@ same outcomes and may stop after each of them, at 5%:
 - *posttrain*: `posttrain.evaluate.sequential`, which rolls back, promotes, or goes on.
 - *z-test, peeked*: the one-sided pooled z-test of two proportions, after each outcome, from 30 of each arm on.
 - *savvi*: ``Multinomial`` (M. Lindon and A. Malek, Anytime-valid inference for multinomial count data, 2022) on the
-  arms of the bad outcomes, two-sided, looked at after every tenth of them. It takes the shares of the outcomes as known,
-  so that an arm whose users report less often would be a false alarm.
+  arms of the bad outcomes, two-sided, looked at after every tenth of them. It takes the shares of the outcomes as
+  known, so that an arm whose users report less often would be a false alarm.
 
 A false alarm rolls back a canary that is as good as the champion, or promotes one that is worse by the margin.
 """
@@ -95,7 +95,7 @@ def main() -> None:
         for name, canary in (("as good", CHAMPION), ("5 points worse", CHAMPION - LOSS)):
             treatment, good = draw(arguments.runs, arguments.outcomes, share, canary, arguments.seed)
             results = [
-                run_test(one, two, alpha=ALPHA, margin=LOSS, interval=False)
+                run_test(one, two, share=share, alpha=ALPHA, margin=LOSS, interval=False)
                 for one, two in zip(treatment, good, strict=True)
             ]
             rows: dict[tuple[str, str], list[int | None]] = {
@@ -107,8 +107,8 @@ def main() -> None:
                 rows["savvi", "different"] = savvi_stops(arguments.peer_python, treatment, good, share)
             for (method, decides), stops in rows.items():
                 print(f"| {share:.0%} | {name} | {method} | {decides} | {delay(stops, treatment)}", flush=True)
-        horizon = fixed_horizon(share)
-        print(f"| {share:.0%} | 5 points worse | z-test, one look | worse | 80.0% | {share * horizon:,.0f} | {horizon:,} |")
+        total = fixed_horizon(share)
+        print(f"| {share:.0%} | 5 points worse | z-test, one look | worse | 80.0% | {share * total:,.0f} | {total:,} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs savvi's multinomial test on the arms of the bad outcomes of each run; prints where it stops, as JSON.
 
-    python savvi_canary.py OUTCOMES.npz SHARE ALPHA
+python savvi_canary.py OUTCOMES.npz SHARE ALPHA
 """
 
 import json

@@ -14,19 +14,29 @@ def draw(seed: int, n: int, share: float, canary: float, champion: float) -> tup
     return treatment, generator.random(n) < np.where(treatment, canary, champion)
 
 
-def test_blocks_hold_every_outcome_once_and_enough_of_both_arms() -> None:
-    treatment, good = draw(0, 1000, 0.1, 0.7, 0.8)
-    blocks = make_blocks(treatment, good)
-    last = blocks.ends[-1]
-    assert blocks.control.sum() + blocks.treatment.sum() == last
-    assert blocks.treatment[:, 1].sum() == (treatment & good)[:last].sum()
-    assert blocks.control[:, 0].sum() == (~treatment & ~good)[:last].sum()
-    counts = np.minimum(blocks.control.sum(axis=1), blocks.treatment.sum(axis=1))
-    assert counts.min() == counts.max() == BLOCK_OUTCOMES
-    # The block ends with the outcome that completes it, and no later.
-    assert [bool(treatment[end - 1]) for end in blocks.ends] == [True] * len(blocks.ends)
-    assert (~treatment)[last:].sum() < 1000
-    assert treatment[last:].sum() < BLOCK_OUTCOMES
+@pytest.mark.parametrize(("share", "control", "treated"), [(0.1, 45, 5), (0.5, 5, 5), (0.8, 5, 20), (0.3, 12, 5)])
+def test_blocks_hold_the_outcomes_of_each_arm_in_their_order(share: float, control: int, treated: int) -> None:
+    treatment, good = draw(0, 1000, share, 0.7, 0.8)
+    blocks = make_blocks(treatment, good, share)
+    assert min(control, treated) == BLOCK_OUTCOMES
+    assert len(blocks.ends) == min((~treatment).sum() // control, treatment.sum() // treated) > 10
+    for at in range(len(blocks.ends)):
+        of_control = good[~treatment][at * control : (at + 1) * control]
+        of_treatment = good[treatment][at * treated : (at + 1) * treated]
+        assert blocks.control[at].tolist() == [(~of_control).sum(), of_control.sum()]
+        assert blocks.treatment[at].tolist() == [(~of_treatment).sum(), of_treatment.sum()]
+        # It is full with the outcome that was missing, and no earlier.
+        arrived = treatment[: blocks.ends[at]]
+        assert arrived.sum() >= (at + 1) * treated
+        assert (~arrived).sum() >= (at + 1) * control
+        assert arrived[:-1].sum() < (at + 1) * treated or (~arrived[:-1]).sum() < (at + 1) * control
+
+
+def test_the_order_in_which_the_arms_report_changes_no_evidence() -> None:
+    treatment, good = draw(0, 2000, 0.2, 0.8, 0.8)
+    batches = np.argsort(treatment, kind="stable")
+    mixed = log_e_values(make_blocks(treatment, good, 0.2), 0.0, 0.05)
+    np.testing.assert_array_equal(log_e_values(make_blocks(treatment[batches], good[batches], 0.2), 0.0, 0.05), mixed)
 
 
 @pytest.mark.parametrize("shift", [0.0, -0.3, 0.05, 0.6])
@@ -99,7 +109,9 @@ def test_a_bet_on_the_truth_grows_by_its_divergence() -> None:
 )
 def test_wrong_decisions_are_as_rare_as_promised(canary: float, champion: float, share: float, wrong: str) -> None:
     decisions = [
-        run_test(*draw(seed, 2000, share, canary, champion), alpha=0.05, margin=0.05, interval=False).decision
+        run_test(
+            *draw(seed, 2000, share, canary, champion), share=share, alpha=0.05, margin=0.05, interval=False
+        ).decision
         for seed in range(200)
     ]
     # The 99.9% point of a binomial of 200 with 5%: 20.
@@ -111,14 +123,14 @@ def test_a_loss_is_found_and_an_equal_model_is_promoted() -> None:
     for seed in range(20):
         for canary, decision in ((0.70, "worse"), (0.85, "not_worse")):
             outcomes = draw(seed, 20_000, 0.1, canary, 0.8)
-            assert run_test(*outcomes, alpha=0.05, margin=0.05, interval=False).decision == decision
+            assert run_test(*outcomes, share=0.1, alpha=0.05, margin=0.05, interval=False).decision == decision
 
 
 @pytest.mark.slow
 def test_the_interval_covers_the_difference_and_agrees_with_the_decision() -> None:
     missed = 0
     for seed in range(12):
-        result = run_test(*draw(seed, 1500, 0.3, 0.74, 0.8), alpha=0.05, margin=0.05)
+        result = run_test(*draw(seed, 1500, 0.3, 0.74, 0.8), share=0.3, alpha=0.05, margin=0.05)
         missed += not result.low <= -0.06 <= result.high
         if result.decision == "worse":
             assert result.high < 0.003
@@ -133,21 +145,21 @@ def test_the_interval_covers_the_difference_and_agrees_with_the_decision() -> No
 
 def test_a_decision_depends_on_no_later_outcome() -> None:
     treatment, good = draw(3, 4000, 0.5, 0.4, 0.8)
-    result = run_test(treatment, good, alpha=0.05, margin=0.05)
+    result = run_test(treatment, good, share=0.5, alpha=0.05, margin=0.05)
     assert result.decision == "worse"
     assert result.outcomes < 400
     changed = good.copy()
     changed[result.outcomes :] ^= True
-    assert run_test(treatment, changed, alpha=0.05, margin=0.05) == result
+    assert run_test(treatment, changed, share=0.5, alpha=0.05, margin=0.05) == result
     end = result.outcomes
-    assert run_test(treatment[:end], good[:end], alpha=0.05, margin=0.05) == result
-    assert run_test(treatment[: end - 1], good[: end - 1], alpha=0.05, margin=0.05).decision is None
+    assert run_test(treatment[:end], good[:end], share=0.5, alpha=0.05, margin=0.05) == result
+    assert run_test(treatment[: end - 1], good[: end - 1], share=0.5, alpha=0.05, margin=0.05).decision is None
 
 
 def test_nothing_is_decided_before_the_minimum_of_each_arm() -> None:
     treatment, good = draw(3, 4000, 0.5, 0.2, 0.9)
-    early = run_test(treatment, good, alpha=0.05, margin=0.05)
-    late = run_test(treatment, good, alpha=0.05, margin=0.05, minimum=200)
+    early = run_test(treatment, good, share=0.5, alpha=0.05, margin=0.05)
+    late = run_test(treatment, good, share=0.5, alpha=0.05, margin=0.05, minimum=200)
     assert early.outcomes < 150
     reached = late.outcomes
     assert min(treatment[:reached].sum(), (~treatment)[:reached].sum()) >= 200
@@ -157,21 +169,21 @@ def test_nothing_is_decided_before_the_minimum_of_each_arm() -> None:
 @pytest.mark.parametrize("n", [0, 1, 9])
 def test_few_outcomes_or_one_arm_decide_nothing(n: int) -> None:
     for treatment in (np.zeros(n, bool), np.ones(n, bool), np.arange(n) % 2 == 0):
-        result = run_test(treatment, np.zeros(n, bool), alpha=0.05, margin=0.05)
+        result = run_test(treatment, np.zeros(n, bool), share=0.5, alpha=0.05, margin=0.05)
         assert (result.decision, result.low, result.high, result.worse) == (None, -1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("canary", [0.0, 1.0])
 @pytest.mark.parametrize("champion", [0.0, 1.0])
 def test_arms_that_are_always_good_or_bad_keep_the_numbers_finite(canary: float, champion: float) -> None:
-    result = run_test(*draw(0, 4000, 0.5, canary, champion), alpha=0.05, margin=0.05)
+    result = run_test(*draw(0, 4000, 0.5, canary, champion), share=0.5, alpha=0.05, margin=0.05)
     assert result.decision == ("worse" if canary < champion else "not_worse")
     assert -1 <= result.low <= canary - champion <= result.high <= 1
 
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="two arrays"):
-        run_test(np.zeros(2, bool), np.zeros(3, bool), alpha=0.05, margin=0.05)
+        run_test(np.zeros(2, bool), np.zeros(3, bool), share=0.5, alpha=0.05, margin=0.05)
     for alpha, margin in ((0.0, 0.05), (0.05, 1.0)):
         with pytest.raises(ValueError, match="between 0 and 1"):
-            run_test(np.zeros(2, bool), np.zeros(2, bool), alpha=alpha, margin=margin)
+            run_test(np.zeros(2, bool), np.zeros(2, bool), share=0.5, alpha=alpha, margin=margin)

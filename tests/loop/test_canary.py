@@ -282,7 +282,7 @@ def test_late_outcomes_of_an_earlier_canary_count_for_nobody(
 
 def test_only_one_canary_runs(store: Workspace, config: Config, model: dict[str, str]) -> None:
     begin(store, config, model[B])
-    with pytest.raises(UserError, match="canary-1 runs already.*models canary --stop"):
+    with pytest.raises(UserError, match=r"canary-1 runs already.*models canary --stop"):
         begin(store, config, model[C])
     assert len(store.metadata.canaries()) == 1
 

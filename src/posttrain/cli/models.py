@@ -126,7 +126,9 @@ def show_canary(
     print_table("", ["arm", "model", "share", "good", "outcomes", "good share"], rows)
     for problem in numbers["problems"]:
         print_line(problem)
-    if canary.status == "running":
+    if numbers["status"] != "running" and canary.status == "running":
+        print_line("decided: the next posttrain run carries it out")
+    elif canary.status == "running":
         rules = config.deploy.canary
         needed = f"{numbers['test']['needed']:g}"
         print_line(

@@ -9,9 +9,8 @@ theorem 1 and equation 3; for equal shares R. J. Turner, A. Ly and P. D. Grünwa
 sequential k-sample tests that allow for optional stopping (2024), equation 2.
 
 A product of such factors exceeds 1 / alpha at any time at all with a probability of at most alpha (J. Ville, 1939). So
-the error is bounded exactly, for any number of outcomes, and whoever looks after each of them may stop at once. What is
-assumed: outcomes of one arm are independent and equally often good, and which arm reports next does not depend on the
-outcomes of the present block.
+the error is bounded exactly, for any number of outcomes, and whoever looks after each of them may stop at once. The
+outcomes of an arm are assumed to be independent and equally often good; arms may report at any time, in any order.
 """
 
 import math
@@ -21,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 BLOCK_OUTCOMES = 5
-"""Outcomes of the rarer arm in a block: more delay a decision, fewer waste what the other arm has more of."""
+"""Outcomes of the arm with the smaller share in a block: more delay a decision, fewer make the sizes less equal to the shares."""
 
 _EFFECTS = (1.0, 2.0, 4.0)
 """Effects that the alternatives have, in margins: the least one worth noticing, and larger ones, seen sooner."""
@@ -37,12 +36,12 @@ Decision = Literal["worse", "not_worse"]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Outcomes in blocks, each with at least `BLOCK_OUTCOMES` of both arms.
+    """Outcomes in blocks, which hold as many of each arm as every other block.
 
     Attributes:
         control: float64 [B, 2], bad and good outcomes of the control.
         treatment: float64 [B, 2], the same of the treatment.
-        ends: int64 [B], number of outcomes until the end of each block.
+        ends: int64 [B], number of outcomes that have arrived once each block is full.
     """
 
     control: np.ndarray
@@ -80,7 +79,14 @@ class SequentialResult:
 
 
 def run_test(
-    treatment: np.ndarray, good: np.ndarray, *, alpha: float, margin: float, minimum: int = 0, interval: bool = True
+    treatment: np.ndarray,
+    good: np.ndarray,
+    *,
+    share: float,
+    alpha: float,
+    margin: float,
+    minimum: int = 0,
+    interval: bool = True,
 ) -> SequentialResult:
     """Tests outcomes in the order of their arrival, and stops at the first one that decides.
 
@@ -90,27 +96,25 @@ def run_test(
     Args:
         treatment: bool [N], True for outcomes of the treatment.
         good: bool [N].
+        share: Share of outcomes that the treatment is expected to have; a wrong one costs outcomes, not validity.
         alpha: Greatest probability of a wrong decision.
         margin: Least loss worth noticing, as a difference of shares.
         minimum: Outcomes of each arm before which nothing is decided.
         interval: False to leave the interval at -1 to 1, which takes most of the time.
 
     Raises:
-        ValueError: the lengths differ, or alpha or margin is not between 0 and 1.
+        ValueError: the lengths differ, or share, alpha or margin is not between 0 and 1.
     """
     if treatment.shape != good.shape or treatment.ndim != 1:
         raise ValueError(f"outcomes must be two arrays [N], got shapes {treatment.shape} and {good.shape}")
-    if not 0 < alpha < 1 or not 0 < margin < 1:
-        raise ValueError(f"alpha and margin must be between 0 and 1, got {alpha} and {margin}")
+    if not all(0 < value < 1 for value in (share, alpha, margin)):
+        raise ValueError(f"share, alpha and margin must be between 0 and 1, got {share}, {alpha} and {margin}")
     needed = math.log(1 / alpha)
-    blocks = make_blocks(treatment, good)
+    blocks = make_blocks(treatment, good, share)
     worse = log_e_values(blocks, 0.0, margin)
     not_worse = log_e_values(blocks.reversed(), margin, margin)
-    counted = (
-        np.minimum(np.cumsum(blocks.control.sum(axis=1)), np.cumsum(blocks.treatment.sum(axis=1))) >= minimum
-        if len(blocks.ends)
-        else np.zeros(0, bool)
-    )
+    in_blocks = [np.cumsum(arm.sum(axis=1)) for arm in (blocks.control, blocks.treatment)]
+    counted = np.minimum(*in_blocks) >= minimum
     decided = np.flatnonzero(counted & (np.maximum(worse, not_worse) >= needed))
     decision: Decision | None = None
     last = len(blocks.ends)
@@ -133,25 +137,24 @@ def run_test(
     )
 
 
-def make_blocks(treatment: np.ndarray, good: np.ndarray, size: int = BLOCK_OUTCOMES) -> Blocks:
-    """Cuts outcomes into blocks: each ends with the first outcome by which both arms have ``size`` in it.
+def make_blocks(treatment: np.ndarray, good: np.ndarray, share: float) -> Blocks:
+    """Cuts the outcomes of each arm into blocks of a fixed size, in the proportion of the shares.
 
     Args:
         treatment: bool [N], True for outcomes of the treatment.
         good: bool [N].
-        size: Least number of each arm's outcomes in a block; the last, unfinished block is left out.
+        share: Share of outcomes that the treatment is expected to have, between 0 and 1.
     """
-    of_control, of_treatment = np.flatnonzero(~treatment), np.flatnonzero(treatment)
-    cells = [np.cumsum(arm & outcome) for arm in (~treatment, treatment) for outcome in (~good, good)]
-    controls, treatments = cells[0] + cells[1], cells[2] + cells[3]
-    ends: list[int] = []
-    first, second = size, size
-    while first <= len(of_control) and second <= len(of_treatment):
-        end = int(max(of_control[first - 1], of_treatment[second - 1]))
-        ends.append(end)
-        first, second = int(controls[end]) + size, int(treatments[end]) + size
-    counts = np.stack([np.diff(cell[ends], prepend=0) for cell in cells], axis=1).astype(np.float64)
-    return Blocks(counts[:, :2], counts[:, 2:], np.array(ends, np.int64) + 1)
+    # Fixed sizes, whenever an arm reports: then the bound holds for every order in which outcomes arrive, and a batch
+    # of one arm's outcomes waits for those of the other instead of filling one large block.
+    smaller = min(share, 1 - share)
+    sizes = [round(BLOCK_OUTCOMES * (1 - share) / smaller), round(BLOCK_OUTCOMES * share / smaller)]
+    positions = [np.flatnonzero(~treatment), np.flatnonzero(treatment)]
+    count = min(len(arm) // size for arm, size in zip(positions, sizes, strict=True))
+    cut = [arm[: count * size].reshape(count, size) for arm, size in zip(positions, sizes, strict=True)]
+    arms = [np.stack([(~good[arm]).sum(axis=1), good[arm].sum(axis=1)], axis=1).astype(np.float64) for arm in cut]
+    ends = np.maximum(cut[0][:, -1], cut[1][:, -1]) + 1
+    return Blocks(arms[0], arms[1], ends.astype(np.int64))
 
 
 def log_e_values(blocks: Blocks, shift: float, margin: float) -> np.ndarray:

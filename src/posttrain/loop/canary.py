@@ -154,7 +154,14 @@ def judge(workspace: Workspace, canary: Canary, config: CanaryConfig, now: datet
     end = canary.created_at + timedelta(days=config.days)
     outcomes = read_outcomes(workspace, canary, until=end)
     treatment, good = outcomes.treatment[: config.max_outcomes], outcomes.good[: config.max_outcomes]
-    test = run_test(treatment, good, alpha=config.alpha, margin=config.margin, minimum=config.min_outcomes)
+    test = run_test(
+        treatment,
+        good,
+        share=canary.share,
+        alpha=config.alpha,
+        margin=config.margin,
+        minimum=config.min_outcomes,
+    )
     # What came after the decision takes no part in it.
     treatment, good = treatment[: test.outcomes], good[: test.outcomes]
     arms = [

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from posttrain.label.queue_rows import NewItem
+from posttrain.loop.canary import start_canary
+from posttrain.loop.loop import Loop
 from posttrain.web.app_page import NAVIGATION
-from posttrain.web.report_reader import read_lineage
+from posttrain.web.report import render_report
+from posttrain.web.report_reader import read_lineage, read_loop
 
 ROLES = ("viewer", "annotator", "reviewer", "owner")
 PAGES = {
@@ -102,6 +105,26 @@ def test_the_pages_of_a_finished_loop(finished_server: Any) -> None:
     assert texts["/dashboard"].count('class="done"') > 5
     assert texts[f"/runs?{runs}"].count('<figure class="chart">') >= 3
     assert "pool@v1" in texts["/records"]
+
+
+@pytest.mark.slow
+def test_the_models_page_shows_a_canary_in_both_languages(finished_server: Any) -> None:
+    site, viewer = finished_server.site, finished_server.browser("viewer")
+    assert 'id="canary"' not in viewer.get("/models", headers=HTML).text
+    model = next(row.candidate for row in site.workspace.metadata.rounds() if row.number == 1)
+    start_canary(site.workspace, site.config, model, 0.1, "try")
+    assert "Not judged yet" in viewer.get("/models", headers=HTML).text
+    Loop(site.workspace, site.config).run()
+    page = viewer.get("/models", headers=HTML).text
+    assert "canary-1" in page
+    assert "canary-1 0 of 0 good" in page
+    chinese = viewer.get("/models", headers=HTML | {"Accept-Language": "zh"}).text
+    assert "金丝雀发布" in chinese
+    assert "canary-1：0/0 好评，champion-1：0/0 好评" in chinese
+    assert viewer.get("/api/status").json()["canary"]["model"] == model
+    report = read_loop(site.workspace, site.config)
+    assert report.canary.startswith("canary-1")
+    assert report.canary in render_report(report)
 
 
 def test_a_folder_without_a_loop_still_has_people(bare_server: Any) -> None:
