@@ -44,7 +44,7 @@ def test_a_canary_from_its_start_to_its_promotion(finished_copy: Path, posttrain
     status = posttrain("status", "-w", root)
     assert f"champion: {earlier}" in status.out
     assert posttrain("status", "-w", root, "--json").json["canary"] is None
-    deployment = posttrain("show", earlier, "-w", root, "--json").json["artifact"]["deployments"][-1]
+    deployment = posttrain("show", earlier, "-w", root, "--json").json["deployments"][-1]
     assert deployment["action"] == "promote"
     assert "surely not worse" in deployment["reason"]
     assert "canary-1 promoted" in posttrain("models", "canary", "-w", root).out

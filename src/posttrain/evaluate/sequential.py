@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 BLOCK_OUTCOMES = 5
-"""Outcomes of the arm with the smaller share in a block: more delay a decision, fewer make the sizes less equal to the shares."""
+"""Outcomes of the arm with the smaller share in a block: more would delay a decision."""
 
 _EFFECTS = (1.0, 2.0, 4.0)
 """Effects that the alternatives have, in margins: the least one worth noticing, and larger ones, seen sooner."""
