@@ -3,8 +3,8 @@
     python benchmarks/canary.py --peer-python OTHER/bin/python [--runs 1000] [--outcomes 20000]
 
 The peer has a virtual environment of its own (``pip install savvi==0.3.1 matplotlib pandas``).
-Each run draws outcomes one after another: each is the canary's with the probability of its share, and good with the probability of its arm. All methods see the
-same outcomes and may stop after each of them, at 5%:
+Each run draws outcomes one after another: each is the canary's with the probability of its share, and good with the
+probability of its arm. All methods see the same outcomes and may stop after each of them, at 5%:
 
 - *posttrain*: `posttrain.evaluate.sequential`, which rolls back, promotes, or goes on.
 - *z-test, peeked*: the one-sided pooled z-test of two proportions, after each outcome, from 30 of each arm on.

@@ -47,6 +47,7 @@ def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:
         "round": None,
         "rounds_wanted": 2,
         "champion": None,
+        "canary": None,
         "waiting": None,
         "rounds": [],
         "final": None,
