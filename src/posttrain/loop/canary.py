@@ -23,6 +23,7 @@ from posttrain.loop.model_registry import ModelRegistry
 from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError, shorten
 from posttrain.store.hashing import read_lines
+from posttrain.store.logs import EVENT
 from posttrain.store.rows import Canary
 from posttrain.store.workspace import Workspace
 
@@ -134,7 +135,7 @@ def judge_canary(workspace: Workspace, config: Config) -> str | None:
     detail = {**canary.detail, "judgement": judgement.as_dict()}
     if judgement.status != "running":
         ended = registry.end_canary(canary.id, judgement.status, judgement.line, detail)
-        log.info("%s", describe_canary(ended))
+        log.info("%s", describe_canary(ended), extra=EVENT)
         return describe_canary(ended)
     total = judgement.canary.total + judgement.champion.total
     seen = sum(before[arm]["total"] for arm in ("canary", "champion")) if before else -1

@@ -26,12 +26,10 @@ from posttrain.loop.suites import check_suite_files
 from posttrain.loop.triggers import evaluate_triggers
 from posttrain.store.database import utc_now
 from posttrain.store.errors import DamagedArtifactError, UserError, Waiting
+from posttrain.store.logs import EVENT
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
-
-EVENT = {"event": True}
-"""Marks the log lines that say what the loop does by itself; a watcher prints these alone."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from posttrain.data.feedback.ingest import add_feedback, has_feedback, ingest
 from posttrain.label.queue import Queue
 from posttrain.label.webhook import webhook_calls
 from posttrain.loop.config import Config, open_workspace
-from posttrain.loop.loop import EVENT, Loop
+from posttrain.loop.loop import Loop
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.database import utc_now
@@ -27,7 +27,7 @@ from posttrain.store.errors import (
     WorkError,
     is_user_mistake,
 )
-from posttrain.store.logs import log_to_file
+from posttrain.store.logs import EVENT, log_to_file
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 

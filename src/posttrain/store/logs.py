@@ -11,6 +11,10 @@ from pathlib import Path
 from posttrain.store.secrets import mask_text
 
 
+EVENT = {"event": True}
+"""``extra`` of the log lines that say what the loop does by itself; a watcher prints these and warnings alone."""
+
+
 def quiet_libraries() -> None:
     """Silences other libraries unless something is wrong, and their telemetry; the environment's settings stay."""
     # In the environment and now, since these libraries read it once when they are imported.
