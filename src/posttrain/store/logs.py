@@ -10,7 +10,6 @@ from pathlib import Path
 
 from posttrain.store.secrets import mask_text
 
-
 EVENT = {"event": True}
 """``extra`` of the log lines that say what the loop does by itself; a watcher prints these and warnings alone."""
 
