@@ -344,13 +344,25 @@ def test_a_column_that_is_missing_everywhere_is_reported_once(tmp_path: Path, po
     output = posttrain(*arguments).out
     line = "a.jsonl:1: there is no column `user`; the columns are prompt, answer (the same in 39 more records)"
     assert line in output.splitlines()[0]
-    assert len(output.splitlines()) == 2, output
+    assert output.splitlines()[1:] == ["missing column: 40; --all lists every record"]
     assert len(posttrain(*arguments, "--json").json["problems"]) == 40, "the JSON lists every line"
 
 
-def test_other_problems_are_reported_for_every_record(tmp_path: Path, posttrain: Call) -> None:
-    write(tmp_path / "a.jsonl", [{"prompt": "", "completion": "yes"}] * 3)
-    assert posttrain("data", "check", tmp_path / "a.jsonl", "-w", tmp_path).out.count("the prompt is empty") == 3
+def test_each_kind_of_problem_is_one_line_with_a_count(tmp_path: Path, posttrain: Call) -> None:
+    rows = [{"prompt": "", "completion": "yes"}] * 3 + [{"prompt": str(number)} for number in range(3)]
+    file = write(tmp_path / "a.jsonl", rows)
+    with file.open("a", encoding="utf-8") as more:
+        more.write("{\n[1]\n{}\n{\n")
+    lines = posttrain("data", "check", file, "-w", tmp_path).out.splitlines()
+    assert len(lines) == 5, lines
+    assert lines[0] == f"{file}:1: the prompt is empty (the same in 2 more records)"
+    assert lines[-1].endswith("; --all lists every record")
+    every = posttrain("data", "check", file, "-w", tmp_path, "--all").out.splitlines()
+    assert sum("the prompt is empty" in line for line in every) == 3
+    assert len(every) == 8
+    # A command that stops at the first one counts the others, too.
+    message = posttrain("data", "add", file, "--name", "x", *INLINE, "-w", tmp_path).mistake
+    assert "a.jsonl:1: the prompt is empty (the same in 2 more records; `posttrain data check a.jsonl --all`" in message
 
 
 def test_a_name_that_is_neither_a_file_nor_a_version_is_refused(root: Path, posttrain: Call) -> None:

@@ -11,7 +11,7 @@ class _Verbs(LazyGroup):
     verbs: ClassVar = {
         "check": LazyVerb(
             "posttrain.cli.data.add:check",
-            "List every problem of the files, with file and line; exit with 2 if `data add` would refuse one.",
+            "List the problems of the files, with file and line; exit with 2 if `data add` would refuse one.",
         ),
         "add": LazyVerb(
             "posttrain.cli.data.add:add",

@@ -163,7 +163,7 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
             problems = find_problems(file, config.data.columns, labels, name=str(file), answers=answers)
             bad = [problem for problem in problems if problem.blocking]
             if bad:
-                raise bad[0].error()
+                raise next(group_problems(bad)).error()
         folder = workspace / "data" / to
         contents: dict[Path, bytes] = {}
         for file in files:
@@ -186,10 +186,11 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
 def check(
     files: Annotated[list[str], typer.Argument(help="Files of records, globs or URLs.")],
     column: ColumnOption = None,
+    every: Annotated[bool, typer.Option("--all", help="List every record, not one line a kind of problem.")] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """List every problem of the files, with file and line; exit with 2 if `data add` would refuse one."""
+    """List the problems of the files, with file and line; exit with 2 if `data add` would refuse one."""
     config = load_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
     columns = merge_columns(config.data.columns if config else None, column)
     labels = config.task.label_set or None if config else None
@@ -204,9 +205,11 @@ def check(
     if json:
         print_json({"counts": dict(counts), "problems": [_problem_json(problem) for problem in problems]})
     else:
-        for problem in group_problems(problems):
+        lines = problems if every else list(group_problems(problems))
+        for problem in lines:
             print_line(str(problem.error()))
-        print_line(", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found")
+        summary = ", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found"
+        print_line(f"{summary}; --all lists every record" if len(lines) < len(problems) else summary)
         if problems and not blocking:
             print_line("`data add` takes the files: these records are left out, or taken out by steps, and counted")
     report_unused_columns([file for file in sources if not isinstance(file, Path) or file.exists()], Path(), columns)

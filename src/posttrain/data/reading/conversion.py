@@ -5,9 +5,11 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from posttrain.data.reading.messages import (
     Content,
@@ -21,13 +23,24 @@ from posttrain.data.reading.messages import (
     convert_text,
 )
 from posttrain.data.reading.request_log import LOG_COLUMNS, parse_request_log
-from posttrain.data.reading.rows import MAX_COLUMNS, Problem, Row, join_names, parse_json
+from posttrain.data.reading.rows import (
+    MAX_COLUMNS,
+    Problem,
+    Row,
+    join_names,
+    list_command,
+    parse_json,
+    unknown_label_problem,
+    with_count,
+)
 from posttrain.data.records.record import content_ids, image_name, records
 from posttrain.store.errors import closest_match, shorten, suggest
 
 Record = dict[str, Any]
 
 BATCH_RECORDS = 8192  # of one table; bounds the memory of reading a file
+
+_COUNTED_ROWS = 1_000_000  # after the first bad record, among which others like it are counted
 
 OnSkipped = Callable[[Problem], None]
 
@@ -336,13 +349,16 @@ def record_tables(
         skipped: called with the problem of each record that is skipped.
 
     Raises:
-        UserError: on the first bad record, with file and line.
+        UserError: on the first bad record, with file and line, and the number of others with its kind of problem.
     """
     waiting: list[Record] = []
+    items = iter(items)
     for item in items:
         if isinstance(item, Problem):
             if item.blocking:
-                raise item.error()
+                others = (other for other in islice(items, _COUNTED_ROWS) if isinstance(other, Problem))
+                same = (other.message == item.message for other in others if other.kind == item.kind)
+                raise with_count(item, same, list_command(item.file)).error()
             if skipped is not None:
                 skipped(item)
             continue
@@ -352,3 +368,20 @@ def record_tables(
             waiting = []
     if waiting:
         yield records(waiting)
+
+
+def require_known_labels(table: pa.Table, labels: Collection[str]) -> None:
+    """Raises a UserError for the first answer outside the closed label set, with the number of others in its file.
+
+    Args:
+        table: RECORD table; records without an answer are not wrong.
+    """
+    # Compared by Arrow, as nearly all tables have no wrong answer.
+    known = pa.array([None, *labels], pa.string())
+    wrong = table.filter(pa.compute.invert(pa.compute.is_in(table["completion"], value_set=known)))
+    if not wrong.num_rows:
+        return
+    answers, files, lines = (wrong[column].to_pylist() for column in ("completion", "source", "line"))
+    same = (answer == answers[0] for answer, file in zip(answers[1:], files[1:], strict=True) if file == files[0])
+    problem = unknown_label_problem(answers[0], labels, files[0], lines[0])
+    raise with_count(problem, same, list_command(files[0])).error()

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 
-from posttrain.data.reading.conversion import RecordConverter, record_tables
+from posttrain.data.reading.conversion import RecordConverter, record_tables, require_known_labels
 from posttrain.data.reading.data_files import (
     DELIMITERS,
     DataPath,
@@ -22,7 +21,7 @@ from posttrain.data.reading.data_files import (
 )
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.json_rows import json_lines
-from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
+from posttrain.data.reading.rows import Problem, Row
 from posttrain.data.records.record import concat
 from posttrain.store.errors import UserError
 
@@ -169,15 +168,7 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
         rows = json_lines(read_line_range(piece.path, piece.start, piece.stop), piece.name, piece.first_line)
     table = concat(list(record_tables(conversion(rows), skipped=skipped)))
     if labels:
-        _check_labels(table, labels)
+        require_known_labels(table, labels)
     return PieceRecords(
         table, conversion.shape.name if conversion.shape else None, dict(left_out), conversion.user_ids.table()
     )
-
-
-def _check_labels(table: pa.Table, labels: Sequence[str]) -> None:
-    # None is among them: a record without an answer is no wrong label.
-    names = pa.array([None, *labels], pa.string())
-    wrong = pa.compute.invert(pa.compute.is_in(table["completion"], value_set=names))
-    for row in table.filter(wrong).slice(0, 1).to_pylist():
-        raise unknown_label_problem(row["completion"], labels, row["source"], row["line"]).error()

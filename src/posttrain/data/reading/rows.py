@@ -12,9 +12,6 @@ from posttrain.store.errors import UserError, shorten, suggest, to_line
 MAX_MESSAGE = 400
 """Characters of a message that reaches a terminal."""
 
-COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
-"""Kinds of problems with columns, which all rows of a table share."""
-
 # Python's own recursion limit depends on the depth of the caller: the same file could pass in one command and fail in
 # another.
 MAX_DEPTH = 100
@@ -57,19 +54,34 @@ class Problem:
 
 
 def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yields the problems, but each problem with columns once a file, where it is met first, with its count."""
-    # A misspelled column is wrong in every record; a million equal lines would hide all other problems.
-    collected = list(problems)
-    counts = Counter(
-        (problem.file, problem.kind, problem.message) for problem in collected if problem.kind in COLUMN_KINDS
-    )
-    for problem in collected:
-        count = counts.pop((problem.file, problem.kind, problem.message), 0)
-        if problem.kind not in COLUMN_KINDS or count == 1:
-            yield problem
-        elif count:
-            more = "1 more record" if count == 2 else f"{count - 1:,} more records"
-            yield replace(problem, message=f"{problem.message} (the same in {more})")
+    """Yields the first problem of each kind in each file, with the number of the others in its message."""
+    # A million equal lines would hide all other problems.
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem.file, problem.kind), []).append(problem)
+    for first, *others in groups.values():
+        yield with_count(first, [other.message == first.message for other in others])
+
+
+def with_count(first: Problem, others: Iterable[bool], hint: str = "") -> Problem:
+    """Returns the first problem of a kind in a file, with the number of the others in its message.
+
+    Args:
+        others: for each other problem of the kind, whether its message is the same.
+        hint: names the command that lists them all.
+    """
+    counts = Counter(others)
+    if not counts:
+        return first
+    count = counts.total()
+    more = "1 more record" if count == 1 else f"{count:,} more records"
+    text = f"and {more} of this kind" if counts[False] else f"the same in {more}"
+    return replace(first, message=f"{first.message} ({text}{hint and '; '}{hint})")
+
+
+def list_command(file: str) -> str:
+    """Returns the hint that names the command for all problems of a file."""
+    return f"`posttrain data check {shorten(file, 200)} --all` lists them"
 
 
 def one_line(text: str) -> str:

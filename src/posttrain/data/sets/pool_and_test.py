@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.config import DataConfig
+from posttrain.data.reading.conversion import require_known_labels
 from posttrain.data.reading.data_files import content_digest, locate_file
 from posttrain.data.reading.reader import read
-from posttrain.data.reading.rows import unknown_label_problem
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 from posttrain.data.records.provenance import without_held_out_variants
 from posttrain.data.records.record import CHANGED, RECORD, concat, locations, without_answers
@@ -174,7 +174,7 @@ class _NamedSources:
                 fix = "name the column of the completion in `data.columns`" if name not in self.versions else None
                 raise UserError("no record has an answer", where=name, fix=fix)
             if labels is not None:
-                _require_known_labels(table, labels)
+                require_known_labels(table, labels)
         return concat(tables)
 
     def processed_ids(self, step: DataStep) -> set[str]:
@@ -197,14 +197,6 @@ def _skip_processed(processed_ids: set[str], work: Transform) -> Transform:
         return outcome._replace(kept=concat([records.filter(is_processed), outcome.kept]))
 
     return apart if processed_ids else work
-
-
-def _require_known_labels(table: pa.Table, labels: Sequence[str]) -> None:
-    label_set = set(labels)
-    columns = (table[name].to_pylist() for name in ("completion", "source", "line"))
-    for answer, source, line in zip(*columns, strict=True):
-        if answer is not None and answer not in label_set:
-            raise unknown_label_problem(answer, labels, source, line).error()
 
 
 def drop_labelled(labelled: pa.Table) -> Transform:

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
+from posttrain.data.reading.conversion import require_known_labels
 from posttrain.data.reading.reader import read
-from posttrain.data.reading.rows import unknown_label_problem
+from posttrain.data.records.record import concat
 from posttrain.label.annotator import AnnotationRequest, label_summary, labelled_by_model
 from posttrain.label.config import build_annotator
 from posttrain.label.file_annotator import Skip, export_labels, fill_labels, import_labels, input_text
@@ -59,15 +60,10 @@ def check_answers(config: Config, root: Path) -> None:
 
 def _check_file(config: Config, path: Path, name: str, columns: dict[str, str] | None) -> int:
     """Checks the answers of a file; returns their number."""
-    labels, count = set(config.task.label_set), 0
-    for table in read(path, columns, name=name):
-        for answer, line in zip(table["completion"].to_pylist(), table["line"].to_pylist(), strict=True):
-            if answer is None:
-                continue
-            count += 1
-            if labels and answer not in labels:
-                raise unknown_label_problem(answer, config.task.label_set, name, line).error()
-    return count
+    table = concat(list(read(path, columns, name=name)))
+    if config.task.label_set:
+        require_known_labels(table, config.task.label_set)
+    return int(table.num_rows - table["completion"].null_count)
 
 
 @dataclass(frozen=True)
