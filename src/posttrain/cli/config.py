@@ -12,14 +12,13 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from posttrain.cli.output import JsonOption, one_line, print_json, print_line, print_table
+from posttrain.cli.output import JsonOption, one_line, print_error, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
-from posttrain.data.sets.pool_and_test import input_digests
+from posttrain.data.reading.rows import join_names
 from posttrain.data.steps.step import DataStep
-from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.data.versions.recipe import step_values
+from posttrain.inspect.config_check import DataReport, check_data
 from posttrain.loop.config import Config, load_config
-from posttrain.loop.stages.collect import with_added_files
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.suites import check_suite_files
 from posttrain.store.config import CONFIG_FILE
@@ -71,16 +70,41 @@ def keys(
 
 
 @app.command()
-def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
-    """Check the config, and the files and versions it names."""
+def check(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
+    """Check the config and the records, columns and labels of every file it names; exit with 2 if a run would refuse.
+
+    Prints a line for each file, and notes on what a run accepts but you may not expect.
+    """
     config = load_config(workspace)
-    data = with_added_files(config.data, workspace)
     # A workspace that has never run has no store, and so no versions that the config could name.
     stored = (workspace / ".posttrain" / "format.json").is_file()
     with open_store(workspace) if stored else nullcontext() as store:
-        input_digests(data, workspace, resolve_versions(data.files, workspace, store))
+        report = check_data(config, workspace, store)
+    if json:
+        print_json(report.to_json())
+    if report.errors:
+        for problem in [] if json else report.errors:
+            print_error(problem.error())
+        raise typer.Exit(2)
+    # What the records alone do not tell: functions of suites, and answers of gold items.
     check_answers(config, workspace)
     check_suite_files(config, workspace)
+    if not json:
+        _print_report(report)
+
+
+def _print_report(report: DataReport) -> None:
+    columns = ["file", "as", "records", "columns", *(["labels"] if report.labels else [])]
+    rows = []
+    for file in report.files:
+        names = [f"{name} (unused)" if name in file.unused else name for name in file.columns]
+        labels = f"{len(file.labels):,} of {len(report.labels):,}" if file.role != "pool" else ""
+        rows.append(
+            [file.name, file.role, f"{file.records:,}", join_names(names), *([labels] if report.labels else [])]
+        )
+    print_table("", columns, rows)
+    for note in report.notes:
+        print_line(f"note: {note}")
     print_line("the config is right")
 
 

@@ -3,14 +3,13 @@
 import os
 import sys
 import traceback
-from contextlib import suppress
 from typing import ClassVar
 
 import typer
 from typer.exceptions import TyperException
 
 from posttrain import __version__
-from posttrain.cli.output import error_console, setup_logging
+from posttrain.cli.output import MAX_LINE, print_error_text, setup_logging
 from posttrain.cli.process import (
     BROKEN_PIPE_CODE,
     STOP_CODES,
@@ -84,8 +83,6 @@ app = typer.Typer(
 
 _INTERRUPTED = 130
 
-_MAX_LINE = 5_000  # characters of an error's line; a path alone may have 4,096
-
 
 @app.callback(invoke_without_command=True)
 def _options(
@@ -125,7 +122,7 @@ def _run(arguments: list[str]) -> int:
     except TyperException as error:
         # The message is empty where help was printed instead.
         if line := to_line(error.format_message()):
-            _print_error(f"posttrain: {line}")
+            print_error_text(f"posttrain: {line}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return _stopped(_INTERRUPTED)
@@ -153,28 +150,22 @@ def _run(arguments: list[str]) -> int:
 
 
 def _stopped(code: int) -> int:
-    _print_error("stopped; the same command resumes from here", style=None)
+    print_error_text("stopped; the same command resumes from here", style=None)
     return code
 
 
 def _closed_output() -> int:
     discard_output()
-    _print_error("posttrain: the output was closed before its end")
+    print_error_text("posttrain: the output was closed before its end")
     return BROKEN_PIPE_CODE
 
 
 def _fail(error: Exception, code: int, arguments: list[str], before: str = "", after: str = "") -> int:
     # From the arguments, since an error may come before the options are parsed.
     if "--debug" in arguments:
-        _print_error(mask_text("".join(traceback.format_exception(error))).rstrip(), style=None)
+        print_error_text(mask_text("".join(traceback.format_exception(error))).rstrip(), style=None)
     else:
         # A user's mistake is one line, however the message was wrapped.
-        line = mask_text(to_line(str(error)[: 2 * _MAX_LINE]))
-        _print_error(f"posttrain: {before}{shorten(line, _MAX_LINE)}{after}")
+        line = mask_text(to_line(str(error)[: 2 * MAX_LINE]))
+        print_error_text(f"posttrain: {before}{shorten(line, MAX_LINE)}{after}")
     return code
-
-
-def _print_error(text: str, style: str | None = "red") -> None:
-    # A standard error that takes nothing leaves the exit code to tell.
-    with suppress(OSError):
-        error_console.print(text, markup=False, highlight=False, style=style, soft_wrap=True)

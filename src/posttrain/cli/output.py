@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
+from posttrain.store.errors import shorten, to_line
 from posttrain.store.logs import mask_secrets, quiet_libraries
 from posttrain.store.text_files import finite_json
 
@@ -20,6 +21,9 @@ console = Console(emoji=False)
 error_console = Console(stderr=True, emoji=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+MAX_LINE = 5_000
+"""Characters of an error's line; a path alone may have 4,096."""
 
 _FILE_WIDTH = 1_000_000
 """Characters in a line of a table that goes to a file or a pipe, which wraps nothing."""
@@ -35,6 +39,19 @@ def print_line(text: str) -> None:
     """Prints a text as it is."""
     # Brackets in a record are no markup, and a path that is broken over lines cannot be copied.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_error(error: Exception) -> None:
+    """Prints an error's line to standard error, as the end of a command does."""
+    line = shorten(mask_text(to_line(str(error)[: 2 * MAX_LINE])), MAX_LINE)
+    print_error_text(f"posttrain: {line}")
+
+
+def print_error_text(text: str, style: str | None = "red") -> None:
+    """Prints a text to standard error as it is."""
+    # A standard error that takes nothing leaves the exit code to tell.
+    with suppress(OSError):
+        error_console.print(text, markup=False, highlight=False, style=style, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -12,6 +12,9 @@ from posttrain.store.errors import UserError, shorten, suggest, to_line
 MAX_MESSAGE = 400
 """Characters of a message that reaches a terminal."""
 
+COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
+"""Kinds of problems with columns, which all rows of a table share."""
+
 # Python's own recursion limit depends on the depth of the caller: the same file could pass in one command and fail in
 # another.
 MAX_DEPTH = 100
