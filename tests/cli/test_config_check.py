@@ -108,8 +108,9 @@ def test_answers_that_look_like_labels_are_noted(root: Path, posttrain: Call) ->
     config = yaml.safe_load((root / "posttrain.yaml").read_text("utf-8"))
     (root / "posttrain.yaml").write_text(yaml.safe_dump({**config, "task": {}}), encoding="utf-8")
     notes = posttrain("config", "check", "-w", root, "--json").json["notes"]
-    assert [note.partition(":")[0] for note in notes] == ["the test records have only 2 different answers"] + [
-        "the labelled records have only 2 different answers"
+    roles = ("test", "labelled")
+    assert [note.partition(":")[0] for note in notes] == [
+        f"the {role} records have only 2 different answers" for role in roles
     ]
     write(root / "test.csv", [(f"question {number}", f"answer {number}") for number in range(9)])
     assert len(posttrain("config", "check", "-w", root, "--json").json["notes"]) == 1

@@ -54,9 +54,13 @@ def test_the_demo_runs_on_the_users_file_and_resumes(
     [
         ("none.csv", None, "none.csv: there is no such file"),
         ("empty.csv", "", "empty.csv"),
-        ("odd.csv", "a,b\n1,2\n", "cannot tell text and label apart in the columns a, b; call them `text` and `label`"),
+        (
+            "odd.csv",
+            "a,b\n1,2\n",
+            "cannot tell prompts and answers apart in the columns a, b; call them `text` and `label`",
+        ),
         ("one.csv", "text,label\na,x\nb,x\nc,x\n", "at least two different labels; name another file"),
-        ("odd.jsonl", '\n{"text": "a", "topic": "x"}\n', "odd.jsonl:2: cannot tell text and label apart"),
+        ("odd.jsonl", '\n{"text": "a", "topic": "x"}\n', "odd.jsonl:2: cannot tell prompts and answers apart"),
         ("latin.csv", b"text,label\ncaf\xe9,x\n", "latin.csv:2: holds bytes or characters that are not UTF-8"),
         ("header.csv", b"text,\xe9tiquette\na,x\n", "header.csv:2: holds bytes or characters that are not UTF-8"),
         ("broken.jsonl", '{"prompt": "a", "completion": "x"}\n{"prompt"\n', "broken.jsonl:2: broken JSON"),

@@ -1,4 +1,4 @@
-"""``posttrain init``: make an empty workspace."""
+"""``posttrain init``: makes a workspace, empty or for the user's own files."""
 
 from importlib import resources
 from pathlib import Path
@@ -7,29 +7,69 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.output import print_line
+from posttrain.inspect.config_proposal import LABELS_FILE, DataFiles, Proposal, propose_config
 from posttrain.loop.config import Config, create_workspace
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
+from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.yaml_files import read_yaml
 
 
 def init(
     directory: Annotated[Path, typer.Argument(help="Folder of the new workspace.")],
     template: Annotated[
-        str, typer.Option(help="classify (a closed set of labels) or answer (free text).")
-    ] = "classify",
+        str | None,
+        typer.Option(help="classify (a closed set of labels) or answer (free text); by the answers, else classify."),
+    ] = None,
+    test: Annotated[str | None, typer.Option(help="Your file of records with answers to measure by.")] = None,
+    pool: Annotated[str | None, typer.Option(help="Your file of inputs to choose from.")] = None,
+    labelled: Annotated[str | None, typer.Option(help="Your file of records with answers to train on.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The column of the prompts; detected by default.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the answers; detected by default.")] = None,
 ) -> None:
-    """Create a workspace with a commented posttrain.yaml."""
+    """Create a workspace with a commented posttrain.yaml; with --test and --pool, for your files.
+
+    The files stay where they are. Their columns, and the labels if there are few, are detected.
+    """
     templates = resources.files("posttrain.cli") / "templates"
-    source = templates / f"{template}.yaml"
-    if not source.is_file():
+    if template is not None and not (templates / f"{template}.yaml").is_file():
         names = sorted(entry.name.removesuffix(".yaml") for entry in templates.iterdir())
         raise UserError(f"no template `{template}`", where="--template", fix=f"one of {', '.join(names)}")
     config = directory / CONFIG_FILE
-    create_workspace(directory, source.read_bytes())
+    if config.exists():
+        raise UserError("a workspace is here already", where=str(config), fix=f"posttrain run -w {directory}")
+    given = {key: name for key, name in (("prompt", prompt), ("completion", label)) if name is not None}
+    files = DataFiles(test, pool, labelled)
+    if given and files == DataFiles(None, None, None):
+        raise UserError("no file has these columns", where="--prompt, --label", fix="--test FILE --pool FILE")
+    if files != DataFiles(None, None, None):
+        # Before anything is written: a mistake leaves no folder behind.
+        proposal = propose_config(files, given, directory, template)
+        _write(directory, proposal)
+        return
+    create_workspace(directory, (templates / f"{template or 'classify'}.yaml").read_bytes())
     print_line(
         f"made {directory}; put {', '.join(_required_files(config))} in it as {CONFIG_FILE} says, "
         f"then: posttrain run -w {directory}",
+    )
+
+
+def _write(directory: Path, proposal: Proposal) -> None:
+    labels, made = directory / LABELS_FILE, [CONFIG_FILE]
+    if proposal.labels:
+        content = "".join(f"{label}\n" for label in proposal.labels).encode()
+        if labels.exists() and labels.read_bytes() != content:
+            raise UserError("other labels are here already", where=str(labels), fix="move the file away")
+        make_folder(directory)
+        write_atomically(labels, content)
+        made.append(f"{LABELS_FILE} ({len(proposal.labels):,} labels; add those that are missing)")
+    create_workspace(directory, proposal.config.encode())
+    for line in proposal.lines:
+        print_line(line)
+    print_line(f"made {directory}: {' and '.join(made)}, from the template `{proposal.template}`")
+    print_line(
+        f"next: write in `task.system` what the model shall do; posttrain config check -w {directory}; "
+        f"posttrain run -w {directory}"
     )
 
 

@@ -30,7 +30,10 @@ class _Verbs(LazyGroup):
             "posttrain.cli.demo:demo",
             "Run the whole loop on a bundled task: label a few records, train, deploy only a better model.",
         ),
-        "init": LazyVerb("posttrain.cli.init:init", "Create a workspace with a commented posttrain.yaml."),
+        "init": LazyVerb(
+            "posttrain.cli.init:init",
+            "Create a workspace with a commented posttrain.yaml; with --test and --pool, for your files.",
+        ),
         "run": LazyVerb("posttrain.cli.run:run", "Run the loop; resume where it stopped."),
         "status": LazyVerb(
             "posttrain.cli.status:status", "Show the rounds, the champion, and what the loop waits for."

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from posttrain.store.errors import shorten, to_line
 from posttrain.store.logs import mask_secrets, quiet_libraries
+from posttrain.store.secrets import mask_text
 from posttrain.store.text_files import finite_json
 
 # No emoji codes: a path such as `module:Name: message` would show a picture.

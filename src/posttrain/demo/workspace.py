@@ -10,10 +10,7 @@ from typing import Any
 import yaml
 
 from posttrain.data.config import DataConfig
-from posttrain.data.reading.conversion import shape_of
-from posttrain.data.reading.data_files import has_fixed_columns
-from posttrain.data.reading.formats import read_rows
-from posttrain.data.reading.rows import Problem
+from posttrain.data.reading.columns import detect_columns
 from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.demo.messages import generate, write_csv, write_demo_data
 from posttrain.demo.size import ROUNDS, Machine, choose_size
@@ -26,9 +23,6 @@ from posttrain.store.hashing import file_digest
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
-
-_PROMPT_COLUMNS = ("text", "message", "utterance", "query", "question", "sentence", "input", "prompt")
-_LABEL_COLUMNS = ("intent", "label", "category", "class", "target", "completion", "output")
 
 _CONFIG = """\
 # The demo{sized}: {rounds} rounds of {per_round} labels.
@@ -169,9 +163,8 @@ def _read_sizes(config: bytes) -> dict[str, Any] | None:
 
 def _read_own_rows(file: Path) -> list[dict[str, str]]:
     """Reads the user's records as text and intent."""
-    built = build_pool_and_test(
-        DataConfig(labelled=[str(file.absolute())], test=0.25, columns=_columns(file)), Path("/")
-    )
+    columns = detect_columns(file, str(file), "call them `text` and `label`").mapping
+    built = build_pool_and_test(DataConfig(labelled=[str(file.absolute())], test=0.25, columns=columns), Path("/"))
     own = []
     for name in ("labelled", "test"):
         for record in getattr(built, name).to_pylist():
@@ -180,29 +173,6 @@ def _read_own_rows(file: Path) -> list[dict[str, str]]:
     if len({row["intent"] for row in own}) < 2:
         raise UserError("the demo needs at least two different labels", where=str(file), fix="name another file")
     return own
-
-
-def _columns(file: Path) -> dict[str, str] | None:
-    """Detects the text and label columns; None for shapes whose answers the reader recognises."""
-    first = next(read_rows(file, str(file)), None)
-    if first is None:
-        return None  # the reader reports that the file is empty
-    if isinstance(first, Problem):
-        raise first.error()
-    header = first.values
-    shape = shape_of(header)
-    answerless = ("text",) if "completion" in header else ("text", "prompt")
-    if shape is not None and shape.name not in answerless:
-        return None
-    prompt = next((name for name in _PROMPT_COLUMNS if name in header), None)
-    label = next((name for name in _LABEL_COLUMNS if name in header), None)
-    if prompt is None or label is None:
-        raise UserError(
-            f"cannot tell text and label apart in the columns {', '.join(header)}",
-            where=f"{file}:{1 if has_fixed_columns(file) else first.line}",
-            fix="call them `text` and `label`",
-        )
-    return {"prompt": prompt, "completion": label}
 
 
 def _write_own(folder: Path, own: list[dict[str, str]]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttrain.data.reading.columns import is_closed_set
 from posttrain.data.reading.data_files import DataPath, locate_file
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.reader import scan_records, unused_columns
@@ -16,12 +17,6 @@ from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.errors import closest_match, shorten
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
-
-_CLOSED_SET = 200
-"""Different answers up to which a file may hold labels of a closed set."""
-
-_RECORDS_PER_LABEL = 3
-"""Records an answer, on average, from which answers are taken for labels."""
 
 _NAMES = 3
 """Labels that a note names."""
@@ -112,7 +107,12 @@ def check_data(config: Config, root: Path, store: Workspace | None) -> DataRepor
     for file in files:
         if labels and file.role != "pool" and (unknown := _unknown_labels(file, labels)):
             errors.append(unknown)
-    shared = list(_shared_inputs(files))
+    measured = [file for file in files if file.role == "test" or file.role.startswith("suite")]
+    pool = {id for file in files if file.role == "pool" for id in file.inputs}
+    if pool and all(any(id in file.inputs for file in measured) for id in pool):
+        text = f"all {len(pool):,} inputs are also in what models are measured on, so none is left to learn from"
+        errors.append(Problem("data.pool", None, "shared inputs", text, "name other files"))
+    shared = list(_shared_inputs(files, measured))
     if not any(step.removes_leaks for step in data.steps):
         fix = "list the step `decontaminate` in `data.steps`, which removes them from training"
         errors += [Problem(where, None, "shared inputs", text, fix) for where, text in shared]
@@ -223,14 +223,8 @@ def _label_notes(files: list[FileReport], labels: list[str], test: Any) -> Itera
             )
 
 
-def is_closed_set(answers: Counter[str]) -> bool:
-    """Returns whether answers look like labels of a closed set: few, and each in several records on average."""
-    return 2 <= len(answers) <= _CLOSED_SET and answers.total() >= _RECORDS_PER_LABEL * len(answers)
-
-
-def _shared_inputs(files: list[FileReport]) -> Iterator[tuple[str, str]]:
+def _shared_inputs(files: list[FileReport], measured: list[FileReport]) -> Iterator[tuple[str, str]]:
     """Yields each training file that shares inputs with a file that models are measured on, and a line about them."""
-    measured = [file for file in files if file.role == "test" or file.role.startswith("suite")]
     for file in files:
         for other in measured if file.role in ("pool", "labelled") else []:
             shared = [id for id in file.inputs if id in other.inputs]

@@ -144,7 +144,7 @@ def create_workspace(root: Path, config: bytes, store: StoreConfig = StoreConfig
     """
     file = root / CONFIG_FILE
     if file.exists():
-        raise UserError("a workspace is here already", where=str(file), fix="posttrain run")
+        raise UserError("a workspace is here already", where=str(file), fix=f"posttrain run -w {root}")
     make_folder(root)
     Workspace.create(root, store).close()
     # The config last: its presence says that a workspace is here, and a killed command can be run again.
