@@ -13,7 +13,6 @@ from argon2 import PasswordHasher
 from posttrain.cli.serve import serve
 from posttrain.label import accounts as accounts_module
 from posttrain.label.accounts import Accounts
-from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 from posttrain.web import server as server_module
 
@@ -147,11 +146,3 @@ def test_elsewhere_it_starts_only_with_accounts(
     outcome = posttrain("serve", "--host", "0.0.0.0", "--trusted-proxy", "10.0.0.2", "-w", root)
     assert (outcome.code, outcome.err) == (0, "")  # no link: whoever reads the log could use it
     assert announced[0]["trusted_proxies"] == ["10.0.0.2"]
-
-
-def test_without_a_password_hash_library_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "argon2", None)
-    with pytest.raises(UserError, match=r"\(argon2\); pip install 'posttrain\[serve\]'"):
-        serve(workspace=tmp_path)

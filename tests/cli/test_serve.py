@@ -69,10 +69,6 @@ def test_unusable_addresses_folders_and_a_missing_package_are_refused(
         serve(workspace=tmp_path / "nowhere")
     with socket.create_server(("127.0.0.1", 0)) as occupied, pytest.raises(UserError, match="cannot listen on"):
         serve(port=occupied.getsockname()[1], workspace=root)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "uvicorn", None)
-        with pytest.raises(UserError, match=r"pip install 'posttrain\[serve\]'"):
-            serve(workspace=root)
 
 
 @pytest.mark.parametrize(

@@ -328,13 +328,14 @@ def test_init_writes_a_config(
 
 
 def test_version_and_help_are_printed(posttrain: Call) -> None:
-    assert posttrain("--version").out == f"{__version__}\n"
+    assert re.fullmatch(rf"{re.escape(__version__)}( \([0-9a-f]{{12}}(\+changes)?\))?\n", posttrain("--version").out)
     verbs = ["demo", "init", "run", "status", "show", "report", "config", "data", "select", "label", "eval", "models"]
     output = posttrain("--help")
     assert output.code == 0
     assert all(re.search(rf"\b{verb}\b", output.out) for verb in verbs)
     for verb in verbs:
         assert posttrain(verb, "--help").code == 0
+        assert posttrain(verb, "-h") == posttrain(verb, "--help")
     for group in ((), ("config",), ("data",), ("label",), ("models",)):
         output = posttrain(*group)
         assert output.code == 2

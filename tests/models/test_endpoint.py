@@ -1,7 +1,6 @@
 """An endpoint is queried with retries, a few requests at a time, and never twice for the same prompt."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +130,6 @@ def test_the_key_comes_from_the_environment_and_is_never_written(
     contents = [file.read_bytes() for file in tmp_path.iterdir()]
     assert contents
     assert all(b"geheim" not in data for data in contents)
-
-
-def test_a_missing_httpx_raises(endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(UserError, match=r"pip install 'posttrain\[synthesis\]'"):
-        open_endpoint(endpoint, tmp_path)
 
 
 def test_a_local_model_is_queried_only_for_new_prompts(tmp_path: Path) -> None:

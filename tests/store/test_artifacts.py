@@ -213,5 +213,5 @@ def test_an_invalid_url_raises(tmp_path: Path, url: str, message: str) -> None:
 def test_a_missing_extra_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    with pytest.raises(UserError, match=r"pip install 'posttrain\[s3\]'"):
+    with pytest.raises(UserError, match=r"pip install s3fs"):
         open_artifacts("s3://bucket", tmp_path)

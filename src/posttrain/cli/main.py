@@ -3,12 +3,12 @@
 import os
 import sys
 import traceback
+from itertools import pairwise
 from typing import ClassVar
 
 import typer
 from typer.exceptions import TyperException
 
-from posttrain import __version__
 from posttrain.cli.output import MAX_LINE, print_error_text, setup_logging
 from posttrain.cli.process import (
     BROKEN_PIPE_CODE,
@@ -20,6 +20,7 @@ from posttrain.cli.process import (
 )
 from posttrain.cli.verbs import LazyGroup, LazyVerb
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError, shorten, to_line
+from posttrain.store.installation import version_text
 from posttrain.store.paths import to_path_mistake
 from posttrain.store.secrets import mask_text
 
@@ -80,7 +81,7 @@ app = typer.Typer(
     cls=_Verbs,
     help="Improve a language model in rounds: collect, select, label, train, evaluate, decide, deploy.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -89,12 +90,12 @@ _INTERRUPTED = 130
 
 @app.callback(invoke_without_command=True)
 def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(False, "--version", help="Print the version with its commit, and exit."),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks and debug lines."),
 ) -> None:
     setup_logging(debug)
     if version:
-        typer.echo(__version__)
+        typer.echo(version_text())
         raise typer.Exit
 
 
@@ -106,6 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     # No telemetry: nothing leaves the machine unless the user asks for it.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if any(first.startswith("-") and first.endswith("-completion") for first, _ in pairwise(arguments)):
+        # By default typer takes no name of a shell here, and goes by the shell that it runs in.
+        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
     prepare_streams()
     with stop_on_signals():
         code = _run(arguments)

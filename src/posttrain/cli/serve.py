@@ -88,25 +88,17 @@ def run_server(
     if token is None and host not in _LOOPBACK:
         fix = f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1"
         raise UserError("anyone who reaches this address could post", where=f"--host {host}", fix=fix)
-    try:
-        # Imported now, so that a missing extra is reported before the inbox is created.
-        import argon2  # noqa: F401
-        import uvicorn  # noqa: F401
-
-        from posttrain.web.access import Site
-        from posttrain.web.app import labelling_app
-        from posttrain.web.feedback import feedback_app
-        from posttrain.web.server import host_name
-        from posttrain.web.server import serve as run
-        from posttrain.web.sign_in import sign_in_url
-    except ImportError as error:
-        what = f"a package of the server is not installed ({error.name})"
-        raise UserError(what, fix="pip install 'posttrain[serve]'") from None
     from posttrain.data.feedback.inbox import Inbox
     from posttrain.label.accounts import Accounts
     from posttrain.label.quality.queue_report import queue_alarms
     from posttrain.label.queue import Queue
     from posttrain.label.webhook import webhook_calls
+    from posttrain.web.access import Site
+    from posttrain.web.app import labelling_app
+    from posttrain.web.feedback import feedback_app
+    from posttrain.web.server import host_name
+    from posttrain.web.server import serve as run
+    from posttrain.web.sign_in import sign_in_url
 
     hosts = {name: host_name(name) for name in allowed_host}
     if wrong := [name for name, host in hosts.items() if not host]:

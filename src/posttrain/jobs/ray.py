@@ -9,6 +9,7 @@ from typing import Any
 
 from posttrain.jobs.base import Engine, Item, Result
 from posttrain.store.errors import UserError, WorkError
+from posttrain.store.installation import install_command
 
 _BLOCK_SIZE = 256  # items handed over at a time, so that an endless iterable is not drained
 
@@ -25,7 +26,7 @@ class RayEngine(Engine):
             import ray
             import ray.data
         except ImportError:
-            raise UserError("Ray is not installed", where="--engine", fix="pip install 'posttrain[ray]'") from None
+            raise UserError("Ray is not installed", where="--engine", fix=install_command("ray[data]")) from None
         self.workers = workers
         self._ray: Any = ray
         if not ray.is_initialized():

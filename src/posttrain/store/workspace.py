@@ -245,7 +245,7 @@ def _check_format(home: Path) -> None:
         raise UserError(
             f"written by a newer version of posttrain (format {format}, known up to {FORMAT})",
             where=str(home.parent),
-            fix="pip install --upgrade posttrain",
+            fix="install that version",
         )
 
 

@@ -52,7 +52,7 @@ def test_a_missing_package_is_reported_before_any_work(
     with pytest.raises(UserError) as error:
         open_sinks(SinksConfig.read({key: value}, "test"), path, run="r")
     assert str(error.value).startswith(f"train.sinks.{key}: needs a package that is not installed")
-    assert str(error.value).endswith(f"; pip install {package}")
+    assert str(error.value).endswith(f"pip install {package}")
     assert path.read_bytes() == content
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

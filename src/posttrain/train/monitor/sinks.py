@@ -12,6 +12,7 @@ from types import ModuleType
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder
 from posttrain.store.hashing import digest
+from posttrain.store.installation import install_command
 from posttrain.train.monitor.config import SinksConfig
 from posttrain.train.monitor.decisions import ACTIONS, KINDS, MonitorDecision
 from posttrain.train.monitor.metrics import JsonlSink, MultiSink, Sink, StepValues, first_error_line
@@ -83,7 +84,7 @@ def import_optional(module: str, package: str, where: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         what = f"needs a package that is not installed ({error})"
-        raise UserError(what, where=where, fix=f"pip install {package}") from None
+        raise UserError(what, where=where, fix=install_command(package)) from None
 
 
 def open_sinks(config: SinksConfig, path: Path, *, run: str) -> MultiSink:

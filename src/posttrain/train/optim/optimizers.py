@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from posttrain.store.errors import UserError
+from posttrain.store.installation import install_command
 from posttrain.train.optim.config import OptimizerConfig
 from posttrain.train.optim.parameter_groups import NamedParameter, layer_count, parameter_groups
 
@@ -161,7 +162,9 @@ def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer
         from torchao.optim import AdamW8bit
     except ImportError as error:
         raise UserError(
-            f"adam8bit needs a package that is not installed ({error})", where=_OPTIMIZER_KEY, fix="pip install torchao"
+            f"adam8bit needs a package that is not installed ({error})",
+            where=_OPTIMIZER_KEY,
+            fix=install_command("torchao"),
         ) from None
     device = groups[0]["params"][0][1].device.type
     if device not in _ADAM8BIT_DEVICES:
