@@ -1,6 +1,7 @@
 """Records the commit in wheels and source archives, for ``posttrain --version``."""
 
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ class CommitHook(BuildHookInterface):  # type: ignore[misc]
         except OSError:  # no git
             return
         if result.returncode == 0:
-            file = Path(self.directory) / "COMMIT"
-            file.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory()
+            file = Path(self._folder.name) / "COMMIT"
             file.write_text(result.stdout, encoding="ascii")
             folder = "src/posttrain" if self.target_name == "sdist" else "posttrain"
             build_data["force_include"][str(file)] = f"{folder}/COMMIT"

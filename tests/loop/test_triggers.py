@@ -43,7 +43,7 @@ def test_rules_may_use_every_name() -> None:
     ("rule", "message"),
     [
         ("new_record > 3", "nothing is called `new_record`; did you mean `new_records`?"),
-        ("accuracy < 1", "nothing is called `accuracy`; did you mean "),
+        ("accuracy < 1", "nothing is called `accuracy`; one of new_records, "),
         ("new_records >", "something is missing at its end"),
     ],
 )

@@ -93,7 +93,7 @@ def test_unknown_strategies_and_too_few_records_are_refused() -> None:
     features, labels = records()
     with pytest.raises(UserError, match="--strategies: no strategy `margn`; did you mean `margin`"):
         compare_strategies(features, labels, ["margn"])
-    with pytest.raises(UserError, match="--cold-start: no strategy for a cold start: `margin`; did you mean `random`"):
+    with pytest.raises(UserError, match="--cold-start: no strategy for a cold start: `margin`; one of random, diverse"):
         compare_strategies(features, labels, ["margin"], cold_start="margin")
     with pytest.raises(UserError, match="needs the score column `loss`"):
         compare_strategies(features, labels, ["top"])

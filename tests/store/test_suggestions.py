@@ -27,3 +27,9 @@ def test_share_words() -> None:
     assert share_words("num_train_epochs", "epochs")
     assert not share_words("learning_rate", "rate_scale")
     assert not share_words("epoch", "epochs")
+
+
+def test_a_name_that_is_not_similar_is_not_suggested() -> None:
+    assert suggest("zzz", ["one", "two"]) == "one of one, two"
+    assert suggest("zzz", ["one", "two"], listed=False) is None
+    assert suggest("zzz", [f"a{number}" for number in range(12)]) == "one of a0, a1, a2, a3, a4, a5, a6, a7 and 4 more"

@@ -58,7 +58,8 @@ def keys(
     names = list(config_keys(Config))
     matching = [entry for entry in names if entry.key.startswith(prefix)]
     if not matching:
-        raise UserError(f"no key begins with `{prefix}`", fix=suggest(prefix, [entry.key for entry in names]))
+        fix = suggest(prefix, [entry.key for entry in names], listed=False) or "posttrain config keys lists all"
+        raise UserError(f"no key begins with `{prefix}`", fix=fix)
     if json:
         print_json([asdict(entry) for entry in matching])
         return

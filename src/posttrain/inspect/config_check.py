@@ -14,7 +14,7 @@ from posttrain.data.reading.rows import Problem, Row, group_problems, join_names
 from posttrain.data.versions.named_versions import Versions, resolve_versions
 from posttrain.loop.config import Config
 from posttrain.loop.stages.collect import with_added_files
-from posttrain.store.errors import closest_match, shorten
+from posttrain.store.errors import SIMILAR, closest_match, shorten
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
@@ -193,7 +193,7 @@ def _unknown_labels(file: FileReport, labels: Collection[str]) -> Problem | None
         return None
     texts = []
     for label, count in unknown.most_common(_NAMES):
-        near = closest_match(label[:100], labels, cutoff=0.6)
+        near = closest_match(label[:100], labels, SIMILAR)
         meant = f", did you mean `{near}`?" if near else ""
         texts.append(f"`{shorten(label)}` ({count:,} {'record' if count == 1 else 'records'}{meant})")
     more = f" and {len(unknown) - _NAMES:,} more" if len(unknown) > _NAMES else ""

@@ -3,6 +3,11 @@
 import difflib
 from collections.abc import Iterable
 
+SIMILAR = 0.6
+"""Difflib's ratio from which a name is suggested for a mistyped one, as Python's own suggestions have it."""
+
+_LISTED = 8  # names that are listed where none is similar
+
 _COMPARED = 100  # characters of a name that are compared with others
 
 
@@ -92,7 +97,19 @@ def share_words(first: str, second: str) -> bool:
     return first_words <= second_words or second_words <= first_words
 
 
-def suggest(word: str, names: Iterable[str]) -> str | None:
-    """Returns a question that suggests the name most similar to ``word``; None if there are no names."""
-    name = closest_match(word, names)
-    return None if name is None else f"did you mean `{name}`?"
+def suggest(word: str, names: Iterable[str], *, listed: bool = True) -> str | None:
+    """Returns a question that suggests the name most similar to ``word``; the first names if none is similar.
+
+    Args:
+        listed: False to return None if no name is similar, where the names are listed already.
+
+    Returns:
+        None also if there are no names.
+    """
+    known = list(dict.fromkeys(names))
+    if (name := closest_match(word, known, SIMILAR)) is not None:
+        return f"did you mean `{name}`?"
+    if not listed or not known:
+        return None
+    more = f" and {len(known) - _LISTED:,} more" if len(known) > _LISTED else ""
+    return f"one of {', '.join(map(shorten, known[:_LISTED]))}{more}"

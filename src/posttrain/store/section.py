@@ -26,6 +26,9 @@ class Section(BaseModel):
     key_list: ClassVar[str | None] = None
     """The command that lists the keys, for the errors of a whole config."""
 
+    key_aliases: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Dotted key of a whole config, and how its value differs, by the name that another program has for it."""
+
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_values_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
@@ -61,7 +64,7 @@ class Section(BaseModel):
             raise _to_user_error(cls, error, where) from None
 
 
-def _to_user_error(section: type[BaseModel], error: ValidationError, where: str) -> UserError:
+def _to_user_error(section: type["Section"], error: ValidationError, where: str) -> UserError:
     # Only the first: the later ones are often consequences of it, such as a required key that was mistyped.
     problem = error.errors(include_url=False)[0]
     # Keys are the user's too, and may hold anything.
@@ -107,11 +110,14 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
-    """Suggests the key that was meant: the same one in a section below, or a similar one in this section."""
+def _suggest_key(section: type["Section"], path: list[str]) -> str | None:
+    """Suggests the key that was meant: another program's, the same in a section below, or a similar one in this."""
     *parents, name = path
     if (at := _section_at(section, parents)) is None:
         return None
+    if (alias := section.key_aliases.get(name)) is not None:
+        note = f" ({alias[1]})" if alias[1] else ""
+        return f"did you mean `{alias[0]}`{note}?"
     below = _paths_below(at, name)
     # The shallowest path, and only if no other is as shallow: a wrong suggestion is worse than none.
     shortest = [path_below for path_below in below if len(path_below) == min(map(len, below))]

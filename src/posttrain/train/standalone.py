@@ -34,6 +34,7 @@ from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
+from posttrain.train.key_aliases import KEY_ALIASES
 
 if TYPE_CHECKING:
     from posttrain.train.callbacks import CallbackList
@@ -54,6 +55,7 @@ class TrainJobConfig(Section):
     """Everything that determines a training outside of a loop."""
 
     key_list = "posttrain config keys"
+    key_aliases = KEY_ALIASES
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")

@@ -67,6 +67,9 @@ def add(
         if column:
             fix = "set `data.columns` in posttrain.yaml, which the loop reads by"
             raise UserError("only a named dataset takes columns", where="--column", fix=fix)
+        if not (workspace / CONFIG_FILE).is_file():
+            fix = "--name NAME builds a dataset version; -w DIR adds to the pool of that workspace; "
+            raise UserError(f"no {CONFIG_FILE} here", where=str(workspace), fix=f"{fix}posttrain init DIR makes one")
         _add_to_loop([Path(file) for file in files or ()], to or "pool", workspace)
         if batches:
             loop = read_config(workspace)

@@ -79,7 +79,7 @@ def detect_columns(path: DataPath, name: str, fix: str, given: Mapping[str, str]
     for column in given.values():
         if column not in names:
             what = f"there is no column `{column}`; the columns are {join_names(names)}"
-            raise UserError(what, where=where, fix=suggest(column, names))
+            raise UserError(what, where=where, fix=suggest(column, names, listed=False))
     shape = shape_of(names)
     if not given and shape is not None and (shape.name not in _ANSWERLESS or _ANSWERS.get(shape.name) in names):
         return Columns(names, shape, None)

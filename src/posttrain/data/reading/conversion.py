@@ -178,7 +178,7 @@ class RecordConverter:
         for target, column in columns.items():
             if column not in values and (self._answers or target != "completion"):
                 message = f"there is no column `{shorten(column)}`; the columns are {join_names(values) or '(none)'}"
-                raise InvalidRecord("missing column", message, suggest(column[:100], [*values][:1000]))
+                raise InvalidRecord("missing column", message, suggest(column[:100], [*values][:1000], listed=False))
         return {target: values[column] for target, column in columns.items() if column in values}
 
     def _determine_shape(self, row: Row, values: Record) -> None:
