@@ -41,6 +41,10 @@ class _Verbs(LazyGroup):
         ),
         "show": LazyVerb("posttrain.cli.show:show", "Show any artifact, run, round or record with its lineage."),
         "report": LazyVerb("posttrain.cli.report:report", "Write one self-contained HTML page that works offline."),
+        "doctor": LazyVerb(
+            "posttrain.cli.doctor:doctor",
+            "Check versions, devices, disks, optional parts, models and the workspace; say what to install or mend.",
+        ),
         "verify": LazyVerb(
             "posttrain.cli.verify:verify",
             "Compare everything that is stored with its checksums; rebuild a lost database.",

@@ -286,7 +286,7 @@ class SystemMonitor:
         """Returns all resources that can be read on this machine."""
         with self._lock:
             uses = [Use("cpu", "", self._processors(), float(os.cpu_count() or 1))]
-            uses += [memory] if (memory := _memory()) else []
+            uses += [memory] if (memory := read_memory()) else []
             disk = shutil.disk_usage(self.folder)
             return [*uses, Use("disk", "", disk.used, disk.used + disk.free), *self._read_gpus()]
 
@@ -335,7 +335,7 @@ def parse_gpus(output: str) -> list[Use]:
     return uses
 
 
-def _memory() -> Use | None:
+def read_memory() -> Use | None:
     """Returns the memory of this machine, or of the container if that is limited to less."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

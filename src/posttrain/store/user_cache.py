@@ -35,11 +35,17 @@ def write_user_cache(kind: str, key: str, value: Any) -> None:
         log.debug("not kept in the user's cache: %s", error)
 
 
-def _file(kind: str, key: str) -> Path | None:
-    """Returns the file of a key; None if the user has no home."""
+def cache_folder() -> Path | None:
+    """Returns the folder of the cache, which need not exist; None if the user has no home."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
     except RuntimeError:
         return None
+    return Path(base) / "posttrain"
+
+
+def _file(kind: str, key: str) -> Path | None:
+    """Returns the file of a key; None if the user has no home."""
     # A file a key, so that processes with other keys do not overwrite each other's values.
-    return Path(base) / "posttrain" / kind / hashlib.sha256(key.encode()).hexdigest()[:32]
+    folder = cache_folder()
+    return folder and folder / kind / hashlib.sha256(key.encode()).hexdigest()[:32]
