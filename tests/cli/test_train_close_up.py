@@ -145,3 +145,13 @@ def test_unusable_pages_and_folders_are_refused(
     outcome = posttrain("report", tmp_path / page, "--training", tmp_path / folder)
     assert message in outcome.mistake
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_autotune_says_when_nothing_is_better(
+    measured_settings: list[Settings], answers: Path, tmp_path: Path, posttrain: Call
+) -> None:
+    best = ("--set", "train.micro_batch_tokens=4096")
+    outcome = posttrain("train", *SMALL, *best, "--data", answers, "--out", tmp_path / "out", "--autotune")
+    assert outcome.code == 0, outcome
+    assert outcome.out.startswith("nothing better than your settings in ")

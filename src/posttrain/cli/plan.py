@@ -15,8 +15,10 @@ from posttrain.cli.train_options import (
     read_records,
     read_settings,
 )
-from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.models.sources import locate
+from posttrain.store.config import CONFIG_FILE
+from posttrain.store.errors import UserError
 
 _GIB = 2**30
 
@@ -38,7 +40,16 @@ def plan(
     json: JsonOption = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Estimate memory, micro-batch and time of a training from the model's config alone."""
+    """Estimate memory, micro-batch and time of a training from the model's config alone.
+
+    With -w, or in a workspace's folder, that of its posttrain.yaml on its newest training set.
+    """
+    file = workspace / CONFIG_FILE
+    # A model that is named alone, in the folder of a workspace, is one to look at and not the workspace's.
+    if config is None and file.is_file() and (model is None or workspace != CURRENT_FOLDER):
+        config, data = file, data or _training_set(workspace)
+    elif workspace != CURRENT_FOLDER and not file.is_file() and not (workspace / ".posttrain").is_dir():
+        raise UserError(f"no {CONFIG_FILE} here", where=str(workspace), fix=f"posttrain init {workspace}")
     settings = read_settings(config, {"model": model, "data": data, "train.objective": objective}, set or [], plan=True)
     source = locate(settings.model, Path(), weights=False)
     # After the checks: a mistake in an option is reported before torch is loaded.
@@ -51,6 +62,15 @@ def plan(
         print_json(result)
     else:
         _print(result)
+
+
+def _training_set(root: Path) -> list[str] | None:
+    """Returns the id of the newest training set of a workspace; None before its first round."""
+    if not (root / ".posttrain" / "format.json").is_file():
+        return None
+    with open_store(root) as store:
+        id = store.metadata.named("train")
+    return None if id is None else [id]
 
 
 def _print(result: dict[str, Any]) -> None:

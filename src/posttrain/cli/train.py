@@ -135,8 +135,11 @@ def _tune(
 
     tuned = autotune_settings(out, settings, records, fetch, seconds)
     before = f"{tuned.before:,.0f}" if tuned.before else "none that could be measured"
+    rate = f"{tuned.after:,.0f} tokens/s, before {before}; trials: {len(tuned.trials)}"
+    if tuned.settings == tuned.trials[0].settings:
+        rate = f"nothing better than your settings in {len(tuned.trials)} trials: {tuned.after:,.0f} tokens/s"
     lines = [
-        f"{tuned.after:,.0f} tokens/s, before {before}; trials: {len(tuned.trials)}",
+        rate,
         *(f"  --set {change}" for change in as_overrides(tuned)),
         shlex.join(["posttrain", "train", "--config", str(out / CONFIG), "--out", str(out)]),
     ]

@@ -24,7 +24,8 @@ class _Verbs(LazyGroup):
         ),
         "tag": LazyVerb("posttrain.cli.data.versions:tag", "Make NAME@WORD refer to a version."),
         "show": LazyVerb(
-            "posttrain.cli.data.records:show", "Show a version's funnel and records, or the records that were rejected."
+            "posttrain.cli.data.records:show",
+            "Show a version's funnel and records, the records that were rejected, or labels that are likely wrong.",
         ),
         "why": LazyVerb(
             "posttrain.cli.data.records:why",

@@ -11,6 +11,7 @@ from posttrain.cli.data.versions import added_kinds, kinds_text
 from posttrain.cli.output import (
     JsonOption,
     input_preview,
+    one_line,
     print_json,
     print_line,
     print_records,
@@ -25,6 +26,7 @@ from posttrain.data.versions.export import export_folder
 from posttrain.data.versions.history import record_histories
 from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
+from posttrain.store.files import check_new_file
 from posttrain.store.workspace import Workspace
 
 
@@ -33,11 +35,21 @@ def show(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     rejected: Annotated[bool, typer.Option("--rejected", help="Show rejected records and their reasons.")] = False,
     step: Annotated[str | None, typer.Option(help="With --rejected: only this step.")] = None,
+    suspect: Annotated[
+        bool, typer.Option("--suspect", help="Show the labels that are likely wrong, with the likelier ones.")
+    ] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="With --suspect: also write all of them to a CSV for `posttrain label import`.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     limit: Annotated[int, typer.Option(help="Most rows to show.", min=0)] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Show a version's funnel and records, or the records that were rejected."""
+    """Show a version's funnel and records, the records that were rejected, or labels that are likely wrong."""
+    if suspect and rejected:
+        raise UserError("rejected records are not judged", where="--suspect", fix="leave out --rejected")
+    if export is not None and not suspect:
+        raise UserError("only suspects are written", where="--export", fix="add --suspect, or posttrain data export")
     if step is not None and not rejected:
         raise UserError("only what was rejected has a step", where="--step", fix="add --rejected")
     with open_store(workspace) as store:
@@ -47,6 +59,9 @@ def show(
         if step is not None and step not in (steps := {entry["step"] for entry in stored.meta["funnel"]}):
             names = ", ".join(sorted(steps - {"read", "kept"})) or "none"
             raise UserError(f"no step `{step}` rejected anything", where="--step", fix=f"those that did: {names}")
+        if suspect:
+            _show_suspects(stored.records(split), export, limit, json)
+            return
         tables = _rejected_tables(stored, step) if rejected else stored.tables(split)
         rows, count = _first_rows(tables, limit)
         added = added_kinds(store, stored.id)
@@ -60,6 +75,28 @@ def show(
         print_line(f"added: {kinds_text(added)}")
     show_rows = print_rejections if rejected else print_records
     show_rows(f"{len(rows)} of {count} records", rows)
+
+
+def _show_suspects(records: pa.Table, export: Path | None, limit: int, json: bool) -> None:
+    from posttrain.inspect.suspect_labels import export_suspects, find_suspects
+
+    if export is not None:
+        check_new_file(export, [".csv"])
+    suspects = find_suspects(records)
+    if export is not None:
+        export_suspects(suspects, export)
+    if json:
+        print_json({"records": records.num_rows, "suspects": [suspect.to_json() for suspect in suspects]})
+        return
+    rows = [
+        [each.id, one_line(each.input), each.given, each.suggested, each.confidence, f"{each.source}:{each.line}"]
+        for each in suspects[:limit]
+    ]
+    title = f"{len(rows)} of {len(suspects):,} likely label errors in {records.num_rows:,} records"
+    print_table(title, ["id", "input", "given", "suggested", "confidence", "where"], rows)
+    if export is not None:
+        print_line(f"wrote {export}; fill in its column `label`, or import it as it is to decide on the pages:")
+        print_line(f"posttrain label import {export} --batch suspects")
 
 
 def _rejected_tables(version: Version, step: str | None) -> Iterator[pa.Table]:
