@@ -117,7 +117,12 @@ class TrainConfig(Section):
     micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Tokens in memory at once; auto: as many as fit and still make it faster."
     )
-    max_length: int = Field(1024, ge=8, description="Longer examples are cut at the start of their prompt, in tokens.")
+    max_length: int = Field(
+        1024, ge=8, description="Longer examples are cut at the start of their prompt, in tokens; or see `too_long`."
+    )
+    too_long: Literal["truncate", "drop"] = Field(
+        "truncate", description="Cut examples longer than max_length, or leave them out; both are counted and listed."
+    )
     precision: Literal["auto", "bfloat16", "float16", "autocast", "float32"] = Field(
         "auto",
         description="bfloat16 or float16 weights with float32 masters, float32 under bfloat16 autocast, or float32; "
@@ -219,6 +224,7 @@ class TrainConfig(Section):
         """
         # Left out where unused, as keys are older than these settings.
         unused = {name for name in ("options", "stop_loss") if not getattr(self, name)}
+        unused |= {"too_long"} if self.too_long == "truncate" else set()
         exclude = {"start", *OPERATIONAL_SECTIONS, *unused}
         values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
         # Keys of the section that were renamed or removed since: without them a workspace would train again.

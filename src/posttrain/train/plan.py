@@ -29,6 +29,7 @@ from posttrain.train.monitor.meter import DecoderSize, process_bytes, training_f
 from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig
+from posttrain.train.training_set import ANY_LENGTH, require_fitting
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,13 @@ def _plan_phases(
         longest_ones = [min(phase.max_length or train.max_length, train.max_length) for phase in configs]
         return [_PhasePlan(train, most, phase.steps) for most, phase in zip(longest_ones, configs, strict=True)], []
     shape = record_shape(train, records)
-    encoded, _ = encode(load_encoder(source, settings.task), records, train.max_length, shape)
+    encoder = load_encoder(source, settings.task)
+    if train.too_long == "drop":
+        whole, _ = encode(encoder, records, ANY_LENGTH, shape)
+        fits = [max(len(sequence.ids) for sequence in unit) <= train.max_length for unit in whole]
+        records = records.filter(pa.array(fits))
+        require_fitting(sum(fits), len(fits), train.max_length)
+    encoded, _ = encode(encoder, records, train.max_length, shape)
     units = objective_class(train.objective).record_units(encoded)
     lengths = longest_lengths(units)
     times = len(units) // len(encoded)

@@ -72,8 +72,9 @@ def train(
         float16 overflowed, or the monitor decided so), ``tokens``, ``supervised_tokens``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); from scratch
         ``initialization`` (variance of activations and gradients by layer before the first step); ``never_met`` (ids of
-        records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); with a mix
-        ``mixes`` (uses of each kind, as in `posttrain.train.data.mix.mix_counts`).
+        records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); ``too_long`` (ids of
+        records that `train.too_long` left out); with a mix ``mixes`` (uses of each
+        kind, as in `posttrain.train.data.mix.mix_counts`).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -130,6 +131,10 @@ def train(
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
         optional["never_met"] = never_met
+    if data.too_long:
+        total = len(data.too_long) + len(units)
+        log.warning("  left out, longer than train.max_length: %d of %d records", len(data.too_long), total)
+        optional["too_long"] = data.too_long
     if data.weightless:
         log.warning("  left out for their weight of 0: %d records", len(data.weightless))
         optional["weightless"] = data.weightless

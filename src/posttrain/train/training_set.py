@@ -19,6 +19,8 @@ from posttrain.train.data.tokenise import tokenise
 from posttrain.train.objectives.build import record_shape
 from posttrain.train.objectives.registry import objective_spec
 
+ANY_LENGTH = 2**30  # tokens; no record is longer
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
@@ -30,6 +32,7 @@ class TrainingSet:
         difficulties: float64 [R], for a curriculum by a column.
         weights: float64 [R], above 0 and 1 in the mean: weights in the loss; None: all 1.
         weightless: ids of the records of weight 0, which are left out.
+        too_long: ids of the records that are left out as they are longer than ``max_length``.
     """
 
     units: TokenSet
@@ -37,6 +40,7 @@ class TrainingSet:
     difficulties: np.ndarray | None
     weights: np.ndarray | None
     weightless: list[str]
+    too_long: list[str]
 
 
 def read_training_set(
@@ -67,19 +71,38 @@ def read_training_set(
     if difficulties is None:
         difficulties = _record_difficulties(config, records)
     counts, weightless = _record_weights(config, records, weights), []
+    shape, encoder = record_shape(config, records), load_encoder(source, task)
+    folder, processes = scratch / "tokens", config.loader.processes
+    too_long: list[str] = []
+    if config.too_long == "drop":
+        # Whole first: the length of a record is known when it is tokenised, and its number in other columns before.
+        whole = tokenise(encoder, records, ANY_LENGTH, shape, folder, processes)
+        fits = whole.longest <= config.max_length
+        too_long = records.filter(pa.array(~fits))["id"].to_pylist()
+        require_fitting(int(fits.sum()), len(fits), config.max_length)
+        records, counts = records.filter(pa.array(fits)), None if counts is None else counts[fits]
+        difficulties = None if difficulties is None else difficulties[fits]
     if counts is not None:
         # Weight 0 is left out here: a step of such records alone would divide by 0.
         used = counts > 0
+        if not used.any():
+            raise UserError("the records that are short enough have a weight of 0", where="train.max_length")
         weightless = records.filter(pa.array(~used))["id"].to_pylist()
         records, counts = records.filter(pa.array(used)), counts[used] / counts[used].mean()
         difficulties = None if difficulties is None else difficulties[used]
     kinds = mix_kinds(config.phases, records)
-    shape, encoder = record_shape(config, records), load_encoder(source, task)
-    units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
+    units = tokenise(encoder, records, config.max_length, shape, folder, processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, records)
     if objective_spec(config.objective).margins:
         check_margins(records, units.margins)
-    return TrainingSet(units, kinds, difficulties, counts, weightless)
+    return TrainingSet(units, kinds, difficulties, counts, weightless, too_long)
+
+
+def require_fitting(count: int, total: int, max_length: int) -> None:
+    """Raises a UserError if `train.too_long` would leave none of ``total`` records."""
+    if not count:
+        what = f"all {total:,} records are longer than {max_length:,} tokens"
+        raise UserError(what, where="train.max_length", fix="raise it, or set train.too_long to truncate")
 
 
 def _record_weights(config: TrainConfig, records: pa.Table, given: np.ndarray | None) -> np.ndarray | None:

@@ -1,0 +1,64 @@
+"""`train.too_long`: records longer than the limit are cut, or left out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.data.reading.reader import read
+from posttrain.data.records.record import concat
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig
+from posttrain.train.training_set import TrainingSet, read_training_set
+
+LONG = {1, 4}
+
+
+def training_set(folder: Path, answer: str = "fine", **settings: Any) -> TrainingSet:
+    """Six records, of which those in LONG have a prompt of a hundred words, and their number as a weight."""
+    path = folder / "records.jsonl"
+    rows = [
+        {"prompt": "how is it " * (100 if number in LONG else 1) + str(number), "completion": answer, "w": number}
+        for number in range(6)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = TrainConfig.read({"max_length": 64, **settings}, "train")
+    return read_training_set("tiny", concat(list(read(path))), config, TaskConfig(), folder / "scratch", np.arange(6.0))
+
+
+def test_long_records_are_cut_by_default(tmp_path: Path) -> None:
+    data = training_set(tmp_path)
+    assert len(data.units) == 6
+    assert len(data.units.cut) == len(LONG)
+    assert data.too_long == []
+    assert TrainConfig().key_settings() == TrainConfig(too_long="truncate").key_settings()
+    assert "too_long" not in TrainConfig().key_settings(), "finished trainings keep their keys"
+
+
+def test_long_records_are_left_out(tmp_path: Path) -> None:
+    cut, data = training_set(tmp_path), training_set(tmp_path, too_long="drop")
+    assert data.too_long == cut.units.cut
+    assert len(data.units) == 4
+    assert data.units.cut == []
+    kept = [row for row in range(6) if row not in LONG]
+    assert data.difficulties is not None
+    assert data.difficulties.tolist() == kept
+    assert data.units[:] == [cut.units[row] for row in kept]
+    assert TrainConfig(too_long="drop").key_settings()["too_long"] == "drop"
+
+
+def test_weights_are_those_of_the_records_that_stay(tmp_path: Path) -> None:
+    data = training_set(tmp_path, too_long="drop", weight="w")
+    assert len(data.weightless) == 1
+    assert data.weights is not None
+    assert data.weights.tolist() == pytest.approx([2 * 3 / 10, 3 * 3 / 10, 5 * 3 / 10])
+
+
+def test_an_answer_that_leaves_no_room_is_left_out_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        training_set(tmp_path, "word " * 100)
+    with pytest.raises(UserError, match=r"^train\.max_length: all 6 records are longer than 64 tokens; raise it"):
+        training_set(tmp_path, "word " * 100, too_long="drop")
