@@ -101,8 +101,13 @@ def assert_sound(result: Outcome, name: str) -> None:
     assert lines == sorted(lines)
     if not re.search(r"\.json\b", name):  # an array may stand on one line
         assert len(lines) == len(set(lines))
-    blocking = [str(problem.error()) for problem in result.problems if problem.blocking]
-    assert result.refusal == next(iter(blocking), None)
+    first = next((problem for problem in result.problems if problem.blocking), None)
+    # The refusal is the first problem, and may count others of its kind.
+    assert (result.refusal is None) == (first is None)
+    if first is not None:
+        place = first.file if first.line is None else f"{first.file}:{first.line}"
+        assert str(result.refusal).startswith(f"{place}: {first.message[:100]}")
+        assert first.fix is None or first.fix[:100] in str(result.refusal)
     assert records.num_rows or result.problems
     for problem in result.check_problems:
         location, message = name if problem.line is None else f"{name}:{problem.line}", str(problem.error())

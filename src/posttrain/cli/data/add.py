@@ -54,6 +54,9 @@ def add(
     inbox: Annotated[
         bool, typer.Option("--inbox", help="Also add the feedback collected by `posttrain serve`.")
     ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="A record that cannot be read: stop, or skip it and keep its reason; with --name.")
+    ] = "stop",
     engine: Annotated[str, typer.Option(help="auto, inline, processes or ray.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Number of parallel workers.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
@@ -63,7 +66,12 @@ def add(
     batches = ingest(workspace.absolute() / ".posttrain" / "inbox") if inbox else []
     if not files and not inbox:
         raise UserError("no file is named", fix="posttrain data add FILE, or --inbox")
+    if on_error not in ("stop", "skip"):
+        raise UserError(f"`{on_error}` is neither stop nor skip", where="--on-error")
     if name is None:
+        if on_error != "stop":
+            fix = "--name NAME builds a dataset, which `data.pool` or `data.labelled` may name"
+            raise UserError("the loop's files are copied whole", where="--on-error", fix=fix)
         if column:
             fix = "set `data.columns` in posttrain.yaml, which the loop reads by"
             raise UserError("only a named dataset takes columns", where="--column", fix=fix)
@@ -88,6 +96,7 @@ def add(
         "note": note,
         "tags": tag or [],
         "fresh": fresh,
+        "on_error": on_error,
         "engine": engine,
         "workers": workers,
     }

@@ -341,12 +341,16 @@ class UserIds:
 
 
 def record_tables(
-    items: Iterable[Record | Problem], batch: int = BATCH_RECORDS, skipped: OnSkipped | None = None
+    items: Iterable[Record | Problem],
+    batch: int = BATCH_RECORDS,
+    skipped: OnSkipped | None = None,
+    skippable: Callable[[Problem], bool] | None = None,
 ) -> Iterator[pa.Table]:
     """Collects records in tables of RECORD with up to ``batch`` rows.
 
     Args:
         skipped: called with the problem of each record that is skipped.
+        skippable: returns whether a record with this blocking problem is skipped; None: none is.
 
     Raises:
         UserError: on the first bad record, with file and line, and the number of others with its kind of problem.
@@ -355,7 +359,7 @@ def record_tables(
     items = iter(items)
     for item in items:
         if isinstance(item, Problem):
-            if item.blocking:
+            if item.blocking and not (skippable and skippable(item)):
                 others = (other for other in islice(items, _COUNTED_ROWS) if isinstance(other, Problem))
                 same = (other.message == item.message for other in others if other.kind == item.kind)
                 raise with_count(item, same, list_command(item.file)).error()

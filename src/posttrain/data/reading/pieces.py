@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from posttrain.data.reading.conversion import RecordConverter, record_tables, require_known_labels
 from posttrain.data.reading.data_files import (
@@ -21,8 +22,8 @@ from posttrain.data.reading.data_files import (
 )
 from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.json_rows import json_lines
-from posttrain.data.reading.rows import Problem, Row
-from posttrain.data.records.record import concat
+from posttrain.data.reading.rows import COLUMN_KINDS, Problem, Row, unknown_label_problem
+from posttrain.data.records.record import REJECTED, concat
 from posttrain.store.errors import UserError
 
 MAX_PIECE_BYTES = 16 << 20
@@ -135,19 +136,25 @@ class PieceRecords:
         shape: shape of the records; None where there are none.
         left_out: number of skipped rows by kind, such as the failed requests of a log.
         user_ids: `posttrain.data.reading.conversion.UserIds.table`.
+        unreadable: REJECTED table of the records that could not be read, where these are skipped; among ``left_out``.
     """
 
     records: pa.Table
     shape: str | None
     left_out: dict[str, int]
     user_ids: pa.Table
+    unreadable: pa.Table
 
 
-def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence[str] = ()) -> PieceRecords:
+def read_piece(
+    piece: Piece, columns: Mapping[str, str] | None, labels: Sequence[str] = (), *, skip_errors: bool = False
+) -> PieceRecords:
     """Reads the records of a piece.
 
     Args:
         labels: the closed label set; empty for open-ended answers.
+        skip_errors: whether a record that cannot be read is left out, with its reason, and the others are read. A fault
+            of the whole file, such as a missing column of a CSV, stays an error.
 
     Raises:
         UserError: on the first bad record, with file and line.
@@ -155,20 +162,49 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
     path = to_data_path(piece.path)
     cells = file_format(path) in DELIMITERS
     # Answers may be missing here: the same file may serve as a pool. Steps decide about records without one.
-    conversion = RecordConverter(piece.name, columns, answers=False, cells=cells, same_columns=has_fixed_columns(path))
+    fixed = has_fixed_columns(path)
+    conversion = RecordConverter(piece.name, columns, answers=False, cells=cells, same_columns=fixed)
     left_out: Counter[str] = Counter()
+    unreadable: list[dict[str, Any]] = []
 
     def skipped(problem: Problem) -> None:
         left_out[problem.kind] += 1
+        if problem.blocking:
+            unreadable.append(_rejection(problem))
 
     rows: Iterable[Row | Problem]
     if piece.rows is not None:
         rows = piece.rows
     else:
         rows = json_lines(read_line_range(piece.path, piece.start, piece.stop), piece.name, piece.first_line)
-    table = concat(list(record_tables(conversion(rows), skipped=skipped)))
-    if labels:
+    skippable = (lambda problem: not _is_of_file(problem, fixed)) if skip_errors else None
+    table = concat(list(record_tables(conversion(rows), skipped=skipped, skippable=skippable)))
+    if labels and skip_errors:
+        known = pa.compute.is_in(table["completion"], value_set=pa.array([None, *labels], pa.string()))
+        for row in table.filter(pa.compute.invert(known)).to_pylist():
+            problem = unknown_label_problem(row["completion"], labels, row["source"], row["line"])
+            left_out[problem.kind] += 1
+            unreadable.append({**_rejection(problem), **row})
+        table = table.filter(known)
+    elif labels:
         require_known_labels(table, labels)
     return PieceRecords(
-        table, conversion.shape.name if conversion.shape else None, dict(left_out), conversion.user_ids.table()
+        table,
+        conversion.shape.name if conversion.shape else None,
+        dict(left_out),
+        conversion.user_ids.table(),
+        pa.Table.from_pylist(unreadable, schema=REJECTED),
     )
+
+
+def _is_of_file(problem: Problem, fixed_columns: bool) -> bool:
+    """Returns whether a problem is one of the whole file, whose other records cannot be read either."""
+    return problem.line is None or (fixed_columns and problem.kind in COLUMN_KINDS)
+
+
+def _rejection(problem: Problem) -> dict[str, Any]:
+    """Returns a REJECTED row for a record that could not be read: known by its place, as it has no content."""
+    id = hashlib.sha256(f"{problem.file}:{problem.line}".encode()).hexdigest()[:20]
+    detail = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
+    place = {"source": problem.file, "line": problem.line}
+    return {"id": id, "input_id": id, **place, "meta": "{}", "step": "read", "reason": problem.kind, "detail": detail}

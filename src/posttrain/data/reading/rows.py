@@ -13,7 +13,7 @@ MAX_MESSAGE = 400
 """Characters of a message that reaches a terminal."""
 
 COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
-"""Kinds of problems with columns, which all rows of a table share."""
+"""Kinds of problems with columns: in a file whose rows share their columns, all of them have it."""
 
 # Python's own recursion limit depends on the depth of the caller: the same file could pass in one command and fail in
 # another.

@@ -298,7 +298,8 @@ def reading_task(recipe: Recipe, piece: Piece, folder: Path) -> ShardTask:
     """Builds the task that reads a piece, runs the first row steps and sketches for the global steps after them."""
     first = row_steps(recipe.chain[: recipe.boundary], 0)
     sketchers = global_steps(recipe.chain, len(first))
-    return ShardTask(piece, recipe.columns, tuple(recipe.labels), first, sketchers, folder)
+    skip = recipe.on_error == "skip"
+    return ShardTask(piece, recipe.columns, tuple(recipe.labels), first, sketchers, folder, skip)
 
 
 def _take_rows(view_and_rows: tuple[ShardView, npt.NDArray[np.int64]]) -> pa.Table:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny
 
@@ -97,6 +97,9 @@ class Recipe(Section):
     labels: list[str] = Field([], description="Closed label set; empty: answers are open-ended.")
     steps: Steps = Field([], description="Steps that the records go through.")
     splits: FrozenSplits | None = Field(None, description="Held-out splits; null: none.")
+    on_error: Literal["stop", "skip"] = Field(
+        "stop", description="Stop at a record that cannot be read, or leave it out and keep its reason."
+    )
 
     def located(self, root: Path) -> "Recipe":
         """Copies the recipe with the steps' files resolved against ``root``."""
@@ -120,6 +123,8 @@ class Recipe(Section):
             "labels": self.labels,
             "steps": [step.key() for step in self.steps],
             "splits": self.splits.model_dump(mode="json") if self.splits else None,
+            # Versions are older than this setting.
+            **({"on_error": self.on_error} if self.on_error != "stop" else {}),
         }
 
 

@@ -107,6 +107,8 @@ class ShardTask:
         steps: Row steps that run on the rows.
         sketchers: The global steps that follow, by their index in the recipe.
         parent: The folder in which the shard's own, named by its key, is created.
+        skip_errors: Leave out records of a piece that cannot be read. Not in the key: without it such a piece has no
+            shard at all, and a version that grows from one with it takes its shards as they are.
     """
 
     source: Piece | PreviousShard
@@ -115,6 +117,7 @@ class ShardTask:
     steps: tuple[RowStep, ...]
     sketchers: tuple[tuple[int, GlobalStep], ...]
     parent: Path
+    skip_errors: bool = False
 
     @property
     def key(self) -> str:
@@ -164,8 +167,7 @@ class ShardTask:
 
     def _fill(self, folder: Path) -> None:
         """Runs the row steps and writes records, rejections, changes, facts, sketches and summary."""
-        table, untouched, changes, funnel, shape, piece = self._start(folder)
-        rejections: list[pa.Table] = []
+        table, untouched, changes, rejections, funnel, shape, piece = self._start(folder)
         facts: list[pa.Table] = []
         for step in self.steps:
             before = table
@@ -194,15 +196,23 @@ class ShardTask:
 
     def _start(
         self, folder: Path
-    ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
+    ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
         """Reads the rows to process, the untouched rows, and what the source knows of them."""
         if isinstance(self.source, Piece):
-            piece = read_piece(self.source, self.columns, self.labels)
+            piece = read_piece(self.source, self.columns, self.labels, skip_errors=self.skip_errors)
             funnel = [["read", "in", piece.records.num_rows + sum(piece.left_out.values())]]
             funnel += [["read", kind, count] for kind, count in piece.left_out.items()]
             if piece.user_ids.num_rows:
                 parquet.write_table(piece.user_ids, folder / USER_IDS, compression="zstd")
-            return piece.records, RECORD.empty_table(), [], funnel, piece.shape, self.source.described()
+            return (
+                piece.records,
+                RECORD.empty_table(),
+                [],
+                [piece.unreadable],
+                funnel,
+                piece.shape,
+                self.source.described(),
+            )
         previous = self.source
         table, changed = rewrite(previous.shard.records(), previous.rewritten, previous.rewriter)
         is_processed, is_untouched = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
@@ -213,6 +223,7 @@ class ShardTask:
             table.filter(pa.array(is_processed)),
             untouched,
             [changed],
+            [],
             [],
             previous.shard.shape,
             previous.shard.piece,
