@@ -10,9 +10,9 @@ import pytest
 from posttrain.inspect.preview import preview_selection
 from posttrain.loop.config import load_config
 from posttrain.loop.gain import gain_sentence, gain_to_json
+from posttrain.loop.label_reports import label_reports
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
-from posttrain.loop.stages.label import label_reports
 from posttrain.select.strategy import NeighbourAgreement
 from posttrain.store.errors import UserError
 from posttrain.web.selection_reader import read_selections

@@ -13,7 +13,7 @@ from word_embeddings import embed_words
 
 from posttrain.inspect.status import status
 from posttrain.loop.config import load_config
-from posttrain.loop.stages.label import label_reports
+from posttrain.loop.label_reports import label_reports
 from posttrain.loop.stages.select import batch_size
 from posttrain.loop.stages.suggest import SUGGESTIONS
 from posttrain.web.report_reader import read_report

@@ -11,7 +11,8 @@ import pytest
 
 from posttrain.label.queue import Queue
 from posttrain.loop.config import load_config
-from posttrain.loop.stages.label import export_batch, import_batch, label_reports
+from posttrain.loop.label_reports import label_reports
+from posttrain.loop.open_batch import export_batch, import_batch
 from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from posttrain.inspect.status import status
 from posttrain.label.webhook import webhook_calls
 from posttrain.loop.config import Config, create_workspace
 from posttrain.loop.loop import Loop
-from posttrain.loop.stages.label import answer_batch, read_batch
+from posttrain.loop.open_batch import answer_batch, read_batch
 from posttrain.loop.watch import loop_session
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError

@@ -9,7 +9,8 @@ from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.serve import serve_labelling
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.label.tokens import Conflict
-from posttrain.loop.stages.label import export_batch, import_batch, label_reports, waiting_round
+from posttrain.loop.label_reports import label_reports
+from posttrain.loop.open_batch import export_batch, import_batch, waiting_round
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.workspace import Workspace
 

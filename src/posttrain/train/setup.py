@@ -37,8 +37,7 @@ from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.recovery import Recovery, read_recovery_log
-from posttrain.train.regularization.dropout import apply_noise
-from posttrain.train.regularization.weight_standardization import standardize_weights
+from posttrain.train.regularization.layers import apply_noise, standardize_weights
 from posttrain.train.state import Interventions, TrainingState
 
 

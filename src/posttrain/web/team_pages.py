@@ -11,7 +11,7 @@ from starlette.responses import Response
 from posttrain.label.accounts import Account
 from posttrain.label.audit import list_actions, list_changes
 from posttrain.label.tokens import RANKS
-from posttrain.loop.stages.label import label_reports
+from posttrain.loop.label_reports import label_reports
 from posttrain.store.section import MAX_INTEGER
 from posttrain.web.access import Principal, Site
 from posttrain.web.app_page import add_to_navigation, app_page, page_access

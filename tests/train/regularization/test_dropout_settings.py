@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
 from posttrain.train.regularization.config import DropoutConfig, NoiseConfig
-from posttrain.train.regularization.dropout import apply_noise, set_dropout
+from posttrain.train.regularization.layers import apply_noise, set_dropout
 
 Fresh = Callable[..., LanguageModel]
 IDS = torch.arange(24)[None]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.store.errors import UserError
-from posttrain.train.regularization.weight_standardization import standardize_weights
+from posttrain.train.regularization.layers import standardize_weights
 
 Fresh = Callable[..., LanguageModel]
 IDS = torch.arange(20)[None]

@@ -1,10 +1,9 @@
-"""Label: requests the labels of the batch from people or an oracle; exports a waiting batch and imports its labels."""
+"""Label: requests the labels of the batch from people, a model or an oracle."""
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,19 @@ import pyarrow.parquet as parquet
 from posttrain.data.reading.conversion import require_known_labels
 from posttrain.data.reading.reader import read
 from posttrain.data.records.record import concat
-from posttrain.label.annotator import AnnotationRequest, label_summary, labelled_by_model
+from posttrain.label.annotator import AnnotationRequest, Annotator, label_summary, labelled_by_model
 from posttrain.label.config import build_annotator
-from posttrain.label.file_annotator import Skip, export_labels, fill_labels, import_labels, input_text
-from posttrain.label.model_annotators import ModelAnnotator
-from posttrain.label.people import PeopleAnnotator, labels_in_file
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.score_files import BATCH, LABELS, SCORES, UNLABELLED, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.answer import Answer, read_answers
-from posttrain.loop.stages.suggest import check_report, rest_for_people, suggestions_of, with_suggestions
+from posttrain.loop.stages.suggest import suggestions_of, with_suggestions
 from posttrain.loop.state import RoundState, save_state
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
-from posttrain.store.errors import DamagedArtifactError, UserError, shorten, suggest
-from posttrain.store.files import check_new_file, disk_errors, write_atomically
+from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 from posttrain.store.paths import locate_path
-from posttrain.store.rows import Run
-from posttrain.store.text_files import read_text
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -125,9 +118,8 @@ class Label(Stage):
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Writes the answers, a RECORD table, and why other records have none."""
-        config, root = context.config, context.workspace.root
-        batch, request = _request(context, self.selection, self.pool)
-        annotator = build_annotator(config.label, root, _read, _columns(config), context.workspace.metadata)
+        batch, request = label_request(context, self.selection, self.pool)
+        annotator = round_annotator(context.workspace, context.config)
         answers = annotator.annotate(batch, request)
         parquet.write_table(answers, out / LABELS)
         # People may have skipped records, and `--partial` leaves some to later rounds.
@@ -142,7 +134,7 @@ class Label(Stage):
         return label_summary(answers, seen, unlabelled=list(reasons.values()))
 
 
-def _request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table, AnnotationRequest]:
+def label_request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table, AnnotationRequest]:
     """Returns the records to answer, and the request that goes with them."""
     batch, suggestions = chosen_records(context, context.artifact(selection), context.artifact(pool))
     why = parquet.read_table(context.path(selection) / BATCH)
@@ -167,6 +159,11 @@ def _request(context: RoundContext, selection: str, pool: str) -> tuple[pa.Table
     # Two answers are compared without a suggestion of which is better.
     request = replace(request.take(rows), suggestions=None, candidates=[pairs[id] for id in batch["id"].to_pylist()])
     return batch, request
+
+
+def round_annotator(workspace: Workspace, config: Config) -> Annotator:
+    """Builds the annotator that the config names."""
+    return build_annotator(config.label, workspace.root, _read, _columns(config), workspace.metadata)
 
 
 def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.Table]:
@@ -219,209 +216,3 @@ def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolSha
     rows = [row for row in sample.to_pylist() if answer_of.get(row["id"]) is not None]
     agrees = np.array([answer_of[row["id"]] == row["predicted"] for row in rows], bool)
     return estimate_pool_share(agrees, np.array([row["inclusion"] for row in rows], np.float64))
-
-
-def batch_shift(workspace: Workspace, selection: str) -> dict[str, Any] | None:
-    """Compares the labels that the champion predicts in the batch with those that it predicts in the pool.
-
-    Returns:
-        ``psi``, the population stability index, its ``p_value``, and the ``label`` whose share differs most, with its
-        shares of ``batch`` and ``pool``; None before the champion's first training, and without a closed label set.
-    """
-    # Only here: it imports scipy's statistics.
-    from posttrain.label.quality.findings import compare_counts
-
-    scores = workspace.artifacts.path(workspace.metadata.producers(selection)[-1].inputs["scores"]) / SCORES
-    if "probabilities" not in parquet.read_schema(scores).names:
-        return None
-    chosen = parquet.read_table(workspace.artifacts.path(selection) / BATCH, columns=["predicted"])
-    pool, batch = (
-        Counter(table["predicted"].drop_null().to_pylist())
-        for table in (parquet.read_table(scores, columns=["predicted"]), chosen)
-    )
-    names = sorted({*pool, *batch})
-    shift = compare_counts([pool[name] for name in names], [batch[name] for name in names], names)
-    if shift.largest is None:
-        return None
-    label, before, after = shift.largest
-    return {"psi": shift.psi, "p_value": shift.p_value, "label": label, "batch": after, "pool": before}
-
-
-def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
-    """Writes the open round's batch to a new CSV file; returns the number of records.
-
-    Raises:
-        UserError: if no round waits for labels, or the file exists.
-    """
-    _, batch, request = _open_batch(workspace, config)
-    check_new_file(file)
-    write_atomically(file, export_labels(batch, request.suggestions, request.candidates).encode())
-    return int(batch.num_rows)
-
-
-def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
-    """Checks a filled batch and stores it where the next run reads it; its labels are in the queue at once.
-
-    Returns:
-        The number of rows that have a label or are skipped, and of records in the batch.
-
-    Raises:
-        UserError: if no round waits for labels, or the file does not fit its batch.
-    """
-    _, batch, request = _open_batch(workspace, config)
-    if not file.is_file():
-        raise UserError("there is no such file", where=str(file))
-    import_labels(file, batch, labels_in_file(request))
-    return _store_answers(workspace, config, batch, request, file.read_bytes())
-
-
-def read_batch(workspace: Workspace, config: Config) -> list[dict[str, Any]]:
-    """Reads the open round's batch with the labels that its file has so far.
-
-    Returns:
-        A dictionary a record: ``id``; ``input``, as people read it; ``prompt``, its turns, or None; ``suggestion`` of
-        the champion, or None; ``reason`` of its choice; ``a`` and ``b``, two answers to compare, in a loop on
-        preferences; ``meta``, its other columns; ``label``, or None; ``skipped``, True if the file leaves it out.
-
-    Raises:
-        UserError: if no round waits for labels.
-    """
-    _, batch, request = _open_batch(workspace, config)
-    file = _labels_file(workspace, config, batch, request)[2]
-    answers = import_labels(file, batch, labels_in_file(request)) if file.exists() else [None] * batch.num_rows
-    rows = []
-    for row, (record, answer) in enumerate(zip(batch.to_pylist(), answers, strict=True)):
-        pair = {} if request.candidates is None else dict(zip("ab", request.candidates[row], strict=True))
-        rows.append(
-            {
-                "id": record["id"],
-                "input": input_text(record["prompt"], record["text"]),
-                "prompt": record["prompt"],
-                "suggestion": None if request.suggestions is None else request.suggestions[row],
-                "reason": None if request.reasons is None else request.reasons[row],
-                **pair,
-                "meta": json.loads(record["meta"] or "{}"),
-                "label": None if isinstance(answer, Skip) else answer,
-                "skipped": isinstance(answer, Skip),
-            }
-        )
-    return rows
-
-
-def answer_batch(workspace: Workspace, config: Config, answers: Mapping[str, str]) -> tuple[int, int]:
-    """Fills in labels of the open round's batch, as `import_batch` does from a file; other labels stay.
-
-    Args:
-        workspace: The workspace.
-        config: Its config.
-        answers: The label of each record, by the record's id.
-
-    Returns:
-        The number of labels that are filled in, and of records in the batch.
-
-    Raises:
-        UserError: if no round waits for labels, an id is not in the batch, or a label is not in the label set.
-    """
-    _, batch, request = _open_batch(workspace, config)
-    ids, labels = set(batch["id"].to_pylist()), labels_in_file(request)
-    for id, label in answers.items():
-        if id not in ids:
-            raise UserError(f"no record of the batch has the id `{id}`", where="labels")
-        if labels is not None and label not in labels:
-            what = f"label `{shorten(label)}` of record {id} is not in the label set"
-            raise UserError(what, where="labels", fix=suggest(label, labels))
-    file = _labels_file(workspace, config, batch, request)[2]
-    if file.exists():
-        # A mistake that is in the file already is reported as such.
-        import_labels(file, batch, labels)
-        text = read_text(file, str(file))
-    else:
-        text = export_labels(batch, request.suggestions, request.candidates)
-    return _store_answers(workspace, config, batch, request, fill_labels(text, str(file), answers).encode())
-
-
-def _labels_file(
-    workspace: Workspace, config: Config, batch: pa.Table, request: AnnotationRequest
-) -> tuple[PeopleAnnotator, str, Path]:
-    """Returns the annotator that waits, its name of the batch, and the batch's CSV file."""
-    annotator = build_annotator(config.label, workspace.root, _read, _columns(config), workspace.metadata)
-    if isinstance(annotator, ModelAnnotator):
-        annotator = annotator.people
-    assert isinstance(annotator, PeopleAnnotator), "an oracle does not wait"
-    name = annotator.enqueue(batch, request)
-    return annotator, name, workspace.root / annotator.file_name(name)
-
-
-def _store_answers(
-    workspace: Workspace, config: Config, batch: pa.Table, request: AnnotationRequest, content: bytes
-) -> tuple[int, int]:
-    """Writes a filled batch where the next run reads it, and into the queue; returns its answers and its records."""
-    annotator, name, target = _labels_file(workspace, config, batch, request)
-    if not target.exists() or target.read_bytes() != content:
-        with disk_errors(target):
-            target.parent.mkdir(exist_ok=True)
-        write_atomically(target, content)
-    answers = import_labels(target, batch, labels_in_file(request))
-    annotator.take_file(name, target, batch, request)
-    return sum(answer is not None for answer in answers), len(answers)
-
-
-def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
-    """Reports on each round's labels: counts by class and annotator, agreement with the champion.
-
-    ``pool_agreement`` is the share of the whole pool that the champion labelled right, estimated from the records that
-    were drawn at random: value, low, high, drawn; None where there are none, or they cannot be read any more.
-    ``shift`` is how the batch differs from the pool, see `batch_shift`; the selection intends that it does.
-    ``models`` is what a model suggested and what was accepted without people, see
-    `posttrain.loop.stages.suggest.check_report`.
-    """
-    reports = []
-    for run in workspace.metadata.runs(stage="label", status="done"):
-        row = workspace.metadata.artifact(run.output or "")
-        if row is not None:
-            report = {"round": run.round, **row.meta, "pool_agreement": _pool_agreement(workspace, run)}
-            reports.append({**report, "shift": _shift(workspace, run), "models": _models_part(workspace, run)})
-    return sorted(reports, key=lambda report: report["round"])
-
-
-def _models_part(workspace: Workspace, run: Run) -> dict[str, Any] | None:
-    """Returns the counts of a model's labels in a round and of their checks by people; None where there are none."""
-    if "suggestions" not in run.inputs:
-        return None
-    try:
-        return check_report(workspace, run.inputs["suggestions"], str(run.output))
-    except DamagedArtifactError as error:
-        log.warning("%s; what models labelled is unknown", error)
-        return None
-
-
-def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
-    try:
-        share = pool_agreement(workspace, run.inputs["selection"], str(run.output))
-    except DamagedArtifactError as error:
-        log.warning("%s; how often the champion was right on the pool is unknown", error)
-        return None
-    return asdict(share) if share else None
-
-
-def _shift(workspace: Workspace, run: Run) -> dict[str, Any] | None:
-    try:
-        return batch_shift(workspace, run.inputs["selection"])
-    except DamagedArtifactError as error:
-        log.warning("%s; how the batch differs from the pool is unknown", error)
-        return None
-
-
-def waiting_round(workspace: Workspace) -> int | None:
-    """Returns the number of the round that waits for labels, or None."""
-    waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
-    return waiting[-1].number if waiting and RoundState.from_row(waiting[-1]).batch is not None else None
-
-
-def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, AnnotationRequest]:
-    waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
-    state = RoundState.from_row(waiting[-1]) if waiting else RoundState()
-    if state.batch is None:
-        raise UserError("no round waits for labels", fix="posttrain status")
-    context = RoundContext(workspace, config, waiting[-1].number, state=state)
-    return context, *rest_for_people(*_request(context, state.batch["selection"], state.batch["pool"]))
