@@ -1,7 +1,7 @@
 """Feeds mutated configs to ``posttrain config check``: ``python tests/attack/config_fuzz.py --count 5000 [--seed 0]``.
 
-Each must end within two seconds, with exit code 0 or with 2 and one line of error. Prints how often each outcome and
-mutation came up, and each failure with its seed.
+Each must end within two seconds, with exit code 0 or with 2 and a line for each mistake. Prints how often each outcome
+and mutation came up, and each failure with its seed.
 """
 
 import argparse
@@ -240,8 +240,11 @@ def case(seed: int, number: int) -> Case:
 
 def prepare(root: Path) -> None:
     """Writes the files that the configs name, and some that no config should."""
-    rows = [f"the {label} is {word},{label}" for label in BASE["task"]["labels"] for word in ("late", "lost", "new")]
-    for name in ("pool.csv", "test.csv", "answers.csv"):
+    rows = [
+        f"the {label} is {word},{label}" for word in ("late", "lost", "new", "odd") for label in BASE["task"]["labels"]
+    ]
+    files = {"pool.csv": rows[:8], "test.csv": rows[8:], "answers.csv": rows}
+    for name, rows in files.items():
         (root / name).write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
     (root / "folder").mkdir()
     os.mkfifo(root / "pipe")
@@ -265,7 +268,8 @@ def outcome(root: Path, content: bytes) -> tuple[int, str]:
         return code, f"took {seconds:.1f} seconds"
     if code == 0 and not lines:
         return code, ""
-    if code != 2 or len(lines) != 1 or not lines[0].isprintable() or not lines[0].startswith("posttrain: "):
+    # A line for each mistake: `config check` names all that the files have.
+    if code != 2 or not lines or not all(line.isprintable() and line.startswith("posttrain: ") for line in lines):
         return code, f"exit {code}: {errors.getvalue()[:1000]}"
     return code, ""
 

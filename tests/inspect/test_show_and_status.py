@@ -42,7 +42,7 @@ def test_the_status_of_a_new_workspace(small: Any, open_loop: Open) -> None:
     state = open_loop(small()).status
     stages = state.pop("stages")
     assert {(stage["state"], stage["seconds"]) for stage in stages} == {("open", 0)}
-    assert [stage["name"] for stage in stages][:3] == ["collect", "fetch", "score"]
+    assert [stage["name"] for stage in stages][:3] == ["collect", "fetch", "drift"]
     assert state == {
         "round": None,
         "rounds_wanted": 2,

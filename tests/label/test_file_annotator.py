@@ -157,7 +157,7 @@ def test_rows_are_skipped_by_a_reason_or_a_mark(tmp_path: Path, batch: Batch) ->
         (["{0},x,card"], "a.csv: 1 of 2 records have no row, the first is `{1}`; put the rows back"),
         (
             ["{0},x,a", "{1},x,b"],
-            "a.csv:2: label `a` is not in the label set (and 1 more); did you",
+            "a.csv:2: label `a` is not in the label set (and 1 more); one of card, cash",
         ),
         (["{0},x"], "a.csv:2: 2 fields where the header names 3"),
         (["{0},x,card", '{1},"x,card'], "a.csv:3: broken CSV: a quoted field never closes"),

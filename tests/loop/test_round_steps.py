@@ -57,8 +57,8 @@ def config_with(*stages: str) -> Config:
 def test_a_stage_follows_the_one_that_it_names() -> None:
     names = [step.name for step in round_steps(config_with("my_round:Count", "my_round:Compress"))]
     assert names == [
-        *("collect", "fetch", "score", "select", "answer", "suggest", "label", "dataset", "count"),
-        *("pseudo", "negatives", "train", "compress", "evaluate", "decide", "deploy"),
+        *("collect", "fetch", "drift", "score", "select", "answer", "suggest", "label", "dataset", "count"),
+        *("pseudo", "negatives", "train", "compress", "evaluate", "decide", "adjust", "deploy"),
     ]
 
 

@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow
 
-ROUND = ["score", "select", "label", "dataset", "train", "evaluate", "latency", "decide"]
+ROUND = ["drift", "score", "select", "label", "dataset", "train", "evaluate", "latency", "decide"]
 BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "dataset", "evaluate", "latency"]
 Open = Callable[[Path], Any]
 
@@ -94,7 +94,7 @@ def test_a_changed_config_affects_only_the_open_round(small: Any, copied_loop: A
     small.configure(loop.root, train={"epochs": 3}, label={"per_round": 9, "when_refused": "keep"})
     loop.run(3)
     assert loop.metadata.rounds()[2] == second
-    assert loop.stages(after=len(stages_before)) == [f"3 {stage}" for stage in ROUND[1:] if stage != "latency"]
+    assert loop.stages(after=len(stages_before)) == [f"3 {stage}" for stage in ROUND[2:] if stage != "latency"]
     third = loop.metadata.rounds()[3]
     assert third.detail["labels"] == 33
     assert third.candidate != old_candidate
@@ -102,7 +102,7 @@ def test_a_changed_config_affects_only_the_open_round(small: Any, copied_loop: A
     small.configure(loop.root)
     before = len(loop.stages())
     loop.run(4, until="train")
-    assert loop.stages(after=before) == [f"4 {stage}" for stage in ROUND[:5]]
+    assert loop.stages(after=before) == [f"4 {stage}" for stage in ROUND[:6]]
 
 
 @pytest.mark.usefixtures("timed")
@@ -133,7 +133,7 @@ def test_a_run_stops_after_a_stage_and_the_next_run_resumes(small: Any, open_loo
 
 
 def test_an_unknown_stage_is_refused(small: Any, open_loop: Open) -> None:
-    with pytest.raises(UserError, match="--until: no stage `trian`; one of collect, score"):
+    with pytest.raises(UserError, match="--until: no stage `trian`; one of collect, drift, score"):
         open_loop(small()).run(until="trian")
 
 

@@ -151,7 +151,7 @@ def test_the_lock_names_its_holder(workspace: Workspace, in_process: InProcess) 
 
     with workspace.lock():
         outcome = in_process(enter)
-        assert outcome["error"].startswith("UserError: ")
+        assert outcome["error"].startswith("LockedError: ")
         note = json.loads((workspace.home / "lock.json").read_text())
         assert note["pid"] == os.getpid()
         for word in (f"process {os.getpid()} on {note['host']} since {note['since']}", str(workspace.root)):

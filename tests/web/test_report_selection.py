@@ -123,7 +123,7 @@ def test_the_expected_gain_is_compared_with_the_achieved_gain(
     _with_outlook(
         monkeypatch,
         store,
-        {"expected_gain": {**expected_gain, "metric": "token_f1"}, "why_stop": "champions answer alike"},
+        {"labels": 16, "expected_gain": {**expected_gain, "metric": "token_f1"}, "why_stop": "champions answer alike"},
     )
     _, second = read_selections(store)
     assert second.gain is not None

@@ -87,7 +87,7 @@ def _base_model(workspace: Workspace, model: str) -> str | None:
 
 def _summary(state: RoundState, number: int | None, trained: bool) -> str:
     if not trained:
-        return "A base model that posttrain has not trained."
+        return "A base model, not trained here."
     where = "outside of a finished round" if number is None else f"in round {number}"
     return f"Trained {where} of a loop of posttrain, on {state.labels or 0:,} records."
 

@@ -199,8 +199,8 @@ class Watcher:
         return self.session() if self.session else loop_session(self.root)
 
     def _check_store(self) -> None:
-        """Raises an EmptyDatabaseError if the workspace has had a store and has none any more."""
-        if self._config is not None and not (self.root / ".posttrain" / "format.json").exists():
+        """Raises an EmptyDatabaseError if the workspace was watched before, and has no store any more."""
+        if self._started and not (self.root / ".posttrain" / "format.json").exists():
             what = "the workspace is gone while it was watched"
             raise EmptyDatabaseError(what, where=str(self.root), fix="watch it where it is now, or restore it")
 

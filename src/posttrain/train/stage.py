@@ -21,7 +21,7 @@ from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
 from posttrain.train.lora import add_adapter, merge_adapter
 from posttrain.train.memory.token_budget import resolve_token_budget
-from posttrain.train.monitor.metrics import Sink, StepValues, finite, mean_loss
+from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mean_loss
 from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.trainer import Trainer
@@ -29,8 +29,6 @@ from posttrain.train.training_set import read_training_set
 
 log = logging.getLogger("posttrain")
 
-STEPS = "training.json"
-"""A list with the values of each step, as in `posttrain.train.monitor.metrics.StepValues.to_json`, but for times."""
 
 _TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 

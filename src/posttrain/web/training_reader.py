@@ -14,7 +14,7 @@ from posttrain.store.workspace import Workspace
 from posttrain.store.yaml_files import read_yaml
 from posttrain.train.monitor.decisions import MonitorDecision
 from posttrain.train.monitor.meter import PHASES
-from posttrain.train.monitor.metrics import read_steps
+from posttrain.train.monitor.metrics import STEPS, read_steps
 from posttrain.train.standalone import CONFIG, METRICS, SUMMARY
 from posttrain.web.charts.curve import FloatArray
 
@@ -99,7 +99,7 @@ def read_round_training(workspace: Workspace, run: Run, name: str) -> TrainingCu
     home, output = workspace.home, str(run.output)
     # Artifacts hold no times, because the same training must give the same bytes; the workspace keeps them apart.
     timed = home / "metrics" / f"{run.key}.jsonl"
-    untimed = [folder / output / "training.json" for folder in (home / "artifacts", home / "cache")]
+    untimed = [folder / output / STEPS for folder in (home / "artifacts", home / "cache")]
     if timed.is_file():
         lines = read_steps(timed)
     elif files := [file for file in untimed if file.is_file()]:

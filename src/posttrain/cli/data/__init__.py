@@ -17,7 +17,10 @@ class _Verbs(LazyGroup):
             "posttrain.cli.data.add:add",
             "With --name: run the pipeline and name the version. Without: copy files into the loop's pool.",
         ),
-        "list": LazyVerb("posttrain.cli.data.versions:list_versions", "List all dataset versions."),
+        "list": LazyVerb(
+            "posttrain.cli.data.versions:list_versions",
+            "List all dataset versions; of those up to 100,000 records what they added to their parent, by kind.",
+        ),
         "log": LazyVerb(
             "posttrain.cli.data.versions:log",
             "Show a dataset's versions, newest first: records added and removed, by which steps, and why.",

@@ -27,7 +27,7 @@ class _Verbs(LazyGroup):
         ),
         "hard": LazyVerb(
             "posttrain.cli.select.hard:hard",
-            "List the records that the champion finds hardest; export pairs with hard negatives.",
+            "List training, pool and test records whose loss or entropy is above a percentile, the hardest first.",
         ),
         "adversarial": LazyVerb(
             "posttrain.cli.select.adversarial:adversarial",

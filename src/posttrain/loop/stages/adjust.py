@@ -13,7 +13,7 @@ from posttrain.loop.history import finished_states, label_values
 from posttrain.loop.stage import RoundStep
 from posttrain.loop.stages.decide import drift_of
 from posttrain.loop.state import RoundState
-from posttrain.train.stage import STEPS
+from posttrain.train.monitor.metrics import STEPS
 
 log = logging.getLogger("posttrain")
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from posttrain.train.monitor.decisions import MonitorDecision
 
 # Fields that hold several numbers, and the prefix of these in tools that plot.
+STEPS = "training.json"
+"""File of a trained model: a list with each step's `StepValues.to_json`, without times."""
+
 _DICT_FIELDS = {"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"}
 
 log = logging.getLogger("posttrain")
