@@ -67,6 +67,8 @@ def test_a_hub_that_does_not_answer_is_one_line(hub: Hub, monkeypatch: pytest.Mo
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    # Its client waits half a minute between its tries.
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     with pytest.raises(UserError, match=r"^hub:me/one: the Hub cannot be reached \(.+\); check the network, or "):
         fetch_hub_dataset("hub:me/one")
 
