@@ -204,7 +204,7 @@ def test_labelled_records_alone_start_a_round(small: Any, open_loop: Open) -> No
     root = small(rounds=5, train={"epochs": 1}, data={"pool": [], "labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[:20])
     loop = open_loop(root)
-    waits = "new inputs: every record of the pool is labelled (posttrain data add FILE)"
+    waits = "new inputs or labels: there is no pool, and all labels are used (posttrain data add FILE)"
     assert loop.run() == waits
     assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done", "waiting"]
     assert loop.status["waiting"] == waits
@@ -335,3 +335,14 @@ def test_a_round_takes_up_what_people_answered_on_the_pages(waiting_loop: Any, s
     assert (report["labels"], report["dropped"], report["annotators"]) == (11, 1, {"anna": 10, "root": 1})
     assert queue.batches("done")[0].name == "round-1"
     assert len(loop.labelled_inputs(1)) == 11
+
+
+def test_a_round_asks_for_no_labels_where_none_are_wanted(small: Any, open_loop: Open) -> None:
+    label = {"annotator": "people", "file": None, "per_round": 0}
+    root = small(rounds=2, label=label, data={"labelled": ["labelled.csv"]})
+    small.write(root / "labelled.csv", small.rows()[100:130])
+    loop = open_loop(root)
+    assert loop.run() == "new labels, as label.per_round is 0 (posttrain data add FILE --to labelled)"
+    assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done", "waiting"]
+    assert len(loop.trained_on(1)) == 30
+    assert not (root / "labels").exists()

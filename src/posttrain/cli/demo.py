@@ -43,6 +43,8 @@ def demo(
         print_learning_curve(loop_status(store, config)["rounds"])
         report = dir / "report.html"
         write_report(read_report(store, config), report)
+    if quick:
+        print_line("The tiny model shows the mechanics and learns little; without --quick a real one learns the task.")
     lines = [
         f"waiting for {waiting}" if waiting else f"done in {time.monotonic() - start:.0f} s",
         f"report: {report}",

@@ -51,7 +51,11 @@ class SuiteConfig(Section):
 class LatencyConfig(Section):
     """Latency of single requests, measured on candidate and champion side by side."""
 
-    prompts: int = Field(default=32, ge=0, description="Test prompts that are timed; 0 leaves latency out.")
+    prompts: int = Field(
+        default=32,
+        ge=0,
+        description="Test prompts that are timed, where a rule uses latency or this section is set; 0 leaves it out.",
+    )
     repeats: int = Field(
         default=16,
         ge=1,
@@ -86,6 +90,10 @@ class EvaluateConfig(Section):
         description="How much evaluation steers the loss: a training record counts 1 + this * (1 - recall of its label "
         "by the champion on the first suite); 0: all records count alike.",
     )
+
+    def without_latency(self) -> "EvaluateConfig":
+        """Returns the section with latency left out."""
+        return self.model_copy(update={"latency": self.latency.model_copy(update={"prompts": 0})})
 
     @field_validator("suites")
     @classmethod

@@ -70,7 +70,9 @@ class LabelConfig(Section):
         description="URL that gets a JSON POST when a batch is ready (`batch ready`), when all of it is decided "
         "(`batch done`), and for alarms (`alarm`).",
     )
-    per_round: int = Field(default=100, ge=1, description="Labels requested in a round.")
+    per_round: int = Field(
+        default=100, ge=0, description="Labels requested in a round; 0: none, rounds train on labelled files alone."
+    )
     budget: int | None = Field(default=None, ge=1, description="Labels of all rounds together; null: no limit.")
     error_rate: dict[int, Annotated[float, Field(ge=0, le=1)]] = Field(
         default={},

@@ -11,7 +11,7 @@ from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.metric_names import check_suites, metric_names
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.label.config import LabelConfig
-from posttrain.loop.adjust import Adjust, check_adjustments
+from posttrain.loop.adjust import Adjust, adjustment_rules, check_adjustments
 from posttrain.loop.drift import DriftConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
@@ -180,7 +180,14 @@ def load_config(root: Path) -> Config:
     # The default rule depends on what the main suite pairs: a gain in log likelihood where perplexity is measured.
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     gate = config.gate.with_default(f"gain.{main.paired}")
-    return config.model_copy(update={"task": task, "train": train, "gate": gate})
+    evaluate = config.evaluate if _uses_latency(config) else config.evaluate.without_latency()
+    return config.model_copy(update={"task": task, "train": train, "gate": gate, "evaluate": evaluate})
+
+
+def _uses_latency(config: Config) -> bool:
+    """Returns True if the config sets latency, or a rule uses it: to time hundreds of answers takes minutes."""
+    names = config.gate.names | {name for rule, _ in adjustment_rules(config.adjust) for name in rule.names}
+    return "latency" in config.evaluate.model_fields_set or any("latency" in name for name in names)
 
 
 def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
@@ -25,6 +26,8 @@ def quiet_libraries() -> None:
     if not sys.stderr.isatty():
         # A progress bar in a log file is thousands of lines.
         os.environ.setdefault("TQDM_DISABLE", "1")
+    # Of transformers' own modules, at each evaluation.
+    warnings.filterwarnings("ignore", "`?past_key_values`? is deprecated", FutureWarning)
     # torchao logs at import which GPU kernels do not load on a CPU, and torch logs deprecations in torchao.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

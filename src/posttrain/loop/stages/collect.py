@@ -21,6 +21,7 @@ from posttrain.loop.state import RoundState
 from posttrain.loop.suites import other_suites, suite_inputs, suite_settings
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
+from posttrain.store.logs import EVENT
 
 log = logging.getLogger("posttrain")
 
@@ -53,10 +54,14 @@ class Collect(RoundStep):
         check_columns(context, data.pool.id, data.labelled.id)
         check_costs(context, data.pool.id)
         # Logged after the checks: a user's mistake is one line and nothing else.
-        log.info("round %d%s", context.number, "" if context.number else ": baseline")
-        if context.number == 0:
-            for artifact in (data.pool, data.test):
+        if context.number:
+            log.info("round %d", context.number)
+        else:
+            log.info("round 0: baseline", extra=EVENT)
+            for artifact in (data.pool, data.test, data.labelled):
                 counts = artifact.meta["counts"]
+                if artifact is data.labelled and not counts["records"] + counts["rejected"]:
+                    continue
                 log.info("  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"])
         return context.update(pool=data.pool.id, test=data.test.id, files=data.labelled.id)
 

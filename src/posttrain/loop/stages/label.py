@@ -27,6 +27,7 @@ from posttrain.loop.state import RoundState, save_state
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
+from posttrain.store.logs import EVENT
 from posttrain.store.paths import locate_path
 from posttrain.store.workspace import Workspace
 
@@ -86,7 +87,7 @@ class Label(Stage):
         # Raises Waiting before the row changes: the round stays on this stage until the labels are in.
         labels = context.run(cls(state.selection, state.queried_pool))
         save_state(context.workspace.metadata, context.number, state, status="open")
-        log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]))
+        log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]), extra=EVENT)
         if agreement := pool_agreement(context.workspace, state.selection, labels.id):
             log.info(
                 "  of %d drawn at random, the champion had %.0f%% right (of the pool: %.0f%% to %.0f%%)",

@@ -76,6 +76,9 @@ class Select(Stage):
             return state
         champion = state.id("champion")
         n = batch_size(context)
+        if not context.config.label.per_round:
+            what = "new labels, as label.per_round is 0 (posttrain data add FILE --to labelled)"
+            return _nothing_to_label(context, what)
         if not n:
             budget = context.config.label.budget
             return _nothing_to_label(context, f"a larger label.budget: all {budget} labels are used up")
@@ -83,6 +86,9 @@ class Select(Stage):
         evaluation = context.run(Evaluate(champion, state.id("test")))
         selection = context.run(cls(champion, state.id("pool"), scores, evaluation.id, n, scores.meta["cold"]))
         if not selection.meta["records"]:
+            if not context.config.data.pool:
+                what = "new inputs or labels: there is no pool, and all labels are used (posttrain data add FILE)"
+                return _nothing_to_label(context, what)
             return _nothing_to_label(
                 context, "new inputs: every record of the pool is labelled (posttrain data add FILE)"
             )
