@@ -91,7 +91,7 @@ def test_a_base_model_has_a_card_too(posttrain: Call, finished_copy: Path, tmp_p
     outcome = posttrain("models", "export", base, tmp_path / "base", "--card", "-w", finished_copy)
     assert outcome.code == 0, outcome
     card = (tmp_path / "base" / "README.md").read_text(encoding="utf-8")
-    assert "A base model that posttrain has not trained." in card
+    assert "A base model, not trained here." in card
     assert "None: it is the base model, which round 0 put in service." in card
 
 

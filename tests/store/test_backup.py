@@ -25,7 +25,7 @@ from filled import all_rows
 from posttrain.data.feedback.inbox import Inbox
 from posttrain.data.feedback.ingest import ingest
 from posttrain.data.feedback.segment import count_entries
-from posttrain.store.backup import create_backup, list_backups
+from posttrain.store.backup import create_backup, list_backups, segments_to_leave_out
 from posttrain.store.backup_repository import create_repository, open_repository
 from posttrain.store.errors import StorageError
 from posttrain.store.workspace import Workspace
@@ -298,3 +298,21 @@ def test_an_empty_folder_of_another_user_is_a_place(
     outcome = unprivileged(lambda: back_up(copy, str(open_folder / "share")).artifacts)
     assert (outcome["value"], outcome["error"]) == (3, None)
     assert (open_folder / "share").stat().st_mode & 0o777 == 0o777
+
+
+@pytest.mark.parametrize(
+    ("files", "left_out"),
+    [
+        ("1.jsonl 2.jsonl 3.open", ""),
+        ("1.jsonl 2.jsonl 2.open 3.open", "2.open"),
+        ("1.jsonl 3.jsonl 4.open", "3.jsonl 4.open"),  # the listing missed the second
+        ("1.jsonl 2.open 3.jsonl 4.open", "3.jsonl 4.open"),  # it was sealed after its copy
+        ("1.open", ""),
+        ("", ""),
+    ],
+)
+def test_a_segment_that_a_listing_missed_ends_the_feedback_of_a_backup(files: str, left_out: str) -> None:
+    folder = ".posttrain/inbox/segments"
+    paths = [f"{folder}/{name.zfill(12)}" for name in files.split()]
+    expected = {f"{folder}/{name.zfill(12)}" for name in left_out.split()}
+    assert segments_to_leave_out([*paths, f"{folder}/000001.taken", "labels/3.open", "posttrain.yaml"]) == expected

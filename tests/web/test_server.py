@@ -27,18 +27,18 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             pass
     if scope["path"] == "/waits":
         await asyncio.sleep(0.6)
-    texts = {"/long": lambda: "x" * 2**20, "/delays": lambda: str(connection_delays())}
+    texts = {"/long": lambda: "x" * 2**20, "/delays": lambda: str(connection_delays(scope["server"][1]))}
     await PlainTextResponse(texts.get(scope["path"], lambda: "answer")())(scope, receive, send)
 
 
-def connection_delays() -> list[bool]:
-    """For each TCP connection of this process: whether a small packet waits for an acknowledgement (Nagle)."""
+def connection_delays(port: int) -> list[bool]:
+    """For each TCP connection to a port: whether a small packet waits for an acknowledgement (Nagle)."""
     delays = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if stat.S_ISSOCK(os.stat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as copy:
-                    if copy.family == socket.AF_INET and copy.getpeername():
+                    if copy.family == socket.AF_INET and copy.getpeername() and copy.getsockname()[1] == port:
                         delays.append(not copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
     return delays
 

@@ -6,16 +6,17 @@ to the same repository copies only what is new.
 """
 
 import glob
+import itertools
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sqlalchemy import text
@@ -49,6 +50,8 @@ _FILE_KIND = "file"
 _FOLDERS = ("inbox/segments", "inbox/records", "inbox/rejected", "metrics", "replies")
 
 _MARKS = "inbox/segments/*.taken"
+
+_SEGMENTS = ".posttrain/inbox/segments/"
 
 _SHARED_BYTES = 1 << 20
 """Size from which a file is an artifact of its own, which the next backup need not copy again."""
@@ -265,9 +268,30 @@ def _copy_files(
         except FileNotFoundError:
             continue  # removed or renamed since it was listed
         names[relative] = name
-    # A segment that was sealed between the two listings is there twice.
-    twice = [path for path in names if path.endswith(".open") and f"{path.removesuffix('.open')}.jsonl" in names]
-    return {path: name for path, name in names.items() if path not in twice}
+    left_out = segments_to_leave_out(names)
+    return {path: name for path, name in names.items() if path not in left_out}
+
+
+def segments_to_leave_out(paths: Collection[str]) -> set[str]:
+    """Returns the segments of the inbox that a copy has to do without, as they were sealed while it was made.
+
+    A segment that was sealed between the two listings is there twice. One that was sealed amid a listing may be missing
+    from it, or be there as it was when it was open: then what follows it was written after the backup began.
+
+    Args:
+        paths: Paths of the copied files, relative to the workspace.
+    """
+    suffixes: dict[int, set[str]] = {}
+    segments = {path: PurePosixPath(path) for path in paths if path.startswith(_SEGMENTS)}
+    segments = {path: file for path, file in segments.items() if file.suffix in (".open", ".jsonl")}
+    for file in segments.values():
+        suffixes.setdefault(int(file.stem), set()).add(file.suffix)
+    last = next(number for number in itertools.count(1) if ".jsonl" not in suffixes.get(number, ()))
+    return {
+        path
+        for path, file in segments.items()
+        if int(file.stem) > last or (file.suffix == ".open" and ".jsonl" in suffixes[int(file.stem)])
+    }
 
 
 def _copy_large_file(workspace: Workspace, repository: BackupRepository, path: Path, copies: _Copies) -> str:

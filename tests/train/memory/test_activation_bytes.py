@@ -13,7 +13,7 @@ from posttrain.train.memory.activations import layer_costs
 from posttrain.train.memory.estimate import estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
 from posttrain.train.memory.weights import ModelSpec
-from posttrain.train.regularization import dropout
+from posttrain.train.regularization import layers
 from posttrain.train.regularization.config import NoiseConfig
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_activations_with_attention_scores_and_noise(
     packed = row(lengths, 300)
     lm = model("llama", config, 4)
     result = estimate_memory(ModelSpec.from_model(lm.model), config, MicroBatch.from_packed(packed))
-    with dropout.apply_noise(lm, config.noise):
+    with layers.apply_noise(lm, config.noise):
         assert result.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
 
 
