@@ -126,3 +126,11 @@ def test_a_failure_at_the_end_leaves_the_model(tmp_path: Path, expected: str) ->
     with pytest.raises(WorkError, match=r"^callbacks\[0\] \(Faulty\) failed at the end: OSError: no reply$"):
         train(tmp_path / "out", Faulty())
     assert weights(tmp_path / "out") == expected
+
+
+def test_a_callback_of_transformers_is_refused_before_the_training(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    with pytest.raises(UserError, match="TrainerCallback is a callback of transformers' Trainer"):
+        train(tmp_path / "out", TrainerCallback())
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.safetensors"))

@@ -109,6 +109,10 @@ class CallbackList:
 def _handlers(callback: Any, index: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     # A class passed in place of an object would fail at the first step only, in its missing `self`.
     methods = [] if isinstance(callback, type) else [event for event in _EVENTS if hasattr(callback, event)]
+    # transformers' has `on_save`, too, with other arguments: it would end the training at the first checkpoint.
+    if hasattr(callback, "on_step_end"):
+        what = f"{type(callback).__name__} is a callback of transformers' Trainer, whose methods are not called"
+        raise UserError(what, where=f"callbacks[{index}]", fix="give on_step(step), on_save(steps) or on_end(result)")
     if methods:
         yield from ((event, getattr(callback, event)) for event in methods)
     elif callable(callback) and not isinstance(callback, type):

@@ -277,7 +277,7 @@ def _truncate(sequence: TokenizedExample, record: Mapping[str, Any], max_length:
         raise record_error(
             record,
             f"its answer leaves no room for its prompt in {max_length} tokens",
-            fix="raise train.max_length, or take it out of the data",
+            fix="raise train.max_length, or leave too long records out: train.too_long: drop",
             kind=ExampleTooLong,
         )
     return short
