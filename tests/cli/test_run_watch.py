@@ -48,7 +48,11 @@ def test_each_event_is_a_line_with_its_time_and_all_lines_are_in_the_log(
     result = posttrain("run", "--watch", "-w", root)
     assert result.code == 0
     events = [line[17:] for line in result.err.splitlines() if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d round", line)]
-    assert [event.split(", accuracy")[0] for event in events] == ["round 1: deploy"]
+    assert [event.split(", accuracy")[0] for event in events] == [
+        "round 0: baseline",
+        "round 1: deploy",
+    ]
+    assert "labelled 12 records, 4 classes" in result.err
     assert "training set: 12 records" not in result.err
     assert "training set: 12 records" in (root / ".posttrain" / "run.log").read_text()
     assert result.out.splitlines()[0].split() == ["round", "labels", "accuracy", "macro_f1", "decision", "seconds"]

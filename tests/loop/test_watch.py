@@ -135,18 +135,24 @@ def test_a_day_with_a_schedule_feedback_drift_a_failed_training_and_a_broken_con
     )
     triggers = "new_labels >= 5 (new_labels = 0); drift.psi > 0.5 (drift.psi = nan); schedule 0 3 * * *"
     tomorrow = f"{triggers} (next 2026-11-27 03:00)"
-    assert [re.sub(r"accuracy.*|psi = [\d.]+", "…", line) for line in lines] == [
+    assert [re.sub(r"accuracy.*|psi = [\d.]+|\d classes", "…", line) for line in lines] == [
+        "00:00 round 0: baseline",
         f"00:00 waiting for a trigger for round 1: {triggers} (next 2026-11-26 03:00)",
         "03:00 round 1 starts: schedule 0 3 * * * (due 2026-11-26 03:00)",
+        "03:00   labelled 6 records, …",
         "03:00 round 1: deploy, …",
         f"03:00 waiting for a trigger for round 2: {tomorrow}",
         "09:00 took feedback in: 6 preferences",
         "09:00 round 2 starts: new_labels >= 5 (new_labels = 6)",
+        "09:00   labelled 6 records, …",
         "09:00 round 2: deploy, …",
         f"09:00 waiting for a trigger for round 3: {tomorrow}",
         "14:00 round 3 starts: drift.psi > 0.5 (drift.…)",
+        "14:00   labelled 6 records, …",
         "14:00 the loss is NaN; next try in 1 min",
+        "14:04   labelled 6 records, …",
         "14:04 the loss is NaN; next try in 2 min",
+        "14:08   labelled 6 records, …",
         "14:08 round 3: deploy, …",
         f"14:08 waiting for a trigger for round 4: {tomorrow}",
         "20:00 posttrain.yaml:2: unknown key `round`; did you mean `rounds`? `posttrain config keys` lists the keys; "

@@ -96,6 +96,14 @@ def setup_logging(debug: bool) -> None:
     logger.propagate = False
 
 
+class _EventFormatter(logging.Formatter):
+    """Puts the time before a line, without the indent that it has below its round's."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = record.message.strip()
+        return super().formatMessage(record)
+
+
 @contextmanager
 def print_events() -> Iterator[None]:
     """Prints, with their times, only the log lines of events and those that say that something is wrong."""
@@ -107,7 +115,7 @@ def print_events() -> Iterator[None]:
 
     before = handler.formatter
     handler.addFilter(select)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M"))
+    handler.setFormatter(_EventFormatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M"))
     try:
         yield
     finally:
