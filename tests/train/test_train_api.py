@@ -175,10 +175,10 @@ def test_a_result_loads_a_model_that_generates(data: Path, tmp_path: Path) -> No
 
 def test_importing_posttrain_imports_neither_torch_nor_the_config() -> None:
     code = "import posttrain, sys; assert not {'torch', 'pydantic', 'pyarrow'} & set(sys.modules); dir(posttrain)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     # The package of this name takes the place of the function: it can be called all the same.
     code = "import posttrain.train.config; from posttrain import train; assert callable(train), train"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.slow

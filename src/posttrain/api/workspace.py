@@ -154,13 +154,13 @@ class Workspace:
         """
         with open_call(self.path, write=True) as (store, config):
             if callable(answers) and not isinstance(answers, Mapping):
-                given = {record["id"]: answers(record) for record in read_batch(store, config)}
+                answer_of = {record["id"]: answers(record) for record in read_batch(store, config)}
             else:
-                given = _by_id(answers)
-            for id, label in given.items():
+                answer_of = _by_id(answers)
+            for id, label in answer_of.items():
                 if label is not None and not isinstance(label, str):
                     raise UserError(f"the label of record {id} is {type(label).__name__} and no text", where="labels")
-            labels = {str(id): label for id, label in given.items() if label is not None}
+            labels = {str(id): label for id, label in answer_of.items() if label is not None}
             with webhook_calls(store.metadata, config.label.webhook):
                 return answer_batch(store, config, labels)
 

@@ -38,13 +38,13 @@ def init(
     config = directory / CONFIG_FILE
     if config.exists():
         raise UserError("a workspace is here already", where=str(config), fix=f"posttrain run -w {directory}")
-    given = {key: name for key, name in (("prompt", prompt), ("completion", label)) if name is not None}
+    columns = {key: name for key, name in (("prompt", prompt), ("completion", label)) if name is not None}
     files = DataFiles(test, pool, labelled)
-    if given and files == DataFiles(None, None, None):
+    if columns and files == DataFiles(None, None, None):
         raise UserError("no file has these columns", where="--prompt, --label", fix="--test FILE --pool FILE")
     if files != DataFiles(None, None, None):
         # Before anything is written: a mistake leaves no folder behind.
-        proposal = propose_config(files, given, directory, template)
+        proposal = propose_config(files, columns, directory, template)
         _write(directory, proposal)
         return
     create_workspace(directory, (templates / f"{template or 'classify'}.yaml").read_bytes())
@@ -55,18 +55,18 @@ def init(
 
 
 def _write(directory: Path, proposal: Proposal) -> None:
-    labels, made = directory / LABELS_FILE, [CONFIG_FILE]
+    labels, files = directory / LABELS_FILE, [CONFIG_FILE]
     if proposal.labels:
         content = "".join(f"{label}\n" for label in proposal.labels).encode()
         if labels.exists() and labels.read_bytes() != content:
             raise UserError("other labels are here already", where=str(labels), fix="move the file away")
         make_folder(directory)
         write_atomically(labels, content)
-        made.append(f"{LABELS_FILE} ({len(proposal.labels):,} labels; add those that are missing)")
+        files.append(f"{LABELS_FILE} ({len(proposal.labels):,} labels; add those that are missing)")
     create_workspace(directory, proposal.config.encode())
     for line in proposal.lines:
         print_line(line)
-    print_line(f"made {directory}: {' and '.join(made)}, from the template `{proposal.template}`")
+    print_line(f"made {directory}: {' and '.join(files)}, from the template `{proposal.template}`")
     print_line(
         f"next: write in `task.system` what the model shall do; posttrain config check -w {directory}; "
         f"posttrain run -w {directory}"

@@ -54,7 +54,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What the files of a config hold.
+    """Report on the content of a config's files.
 
     Args:
         files: A report for each file and role.

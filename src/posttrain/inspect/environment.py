@@ -199,8 +199,8 @@ def _workspace(root: Path) -> Iterator[Check]:
         return
     try:
         with Workspace.open(root, config.store, write=False) as workspace:
-            place = "PostgreSQL" if config.store.database else "SQLite in .posttrain"
-            yield Check("database", f"{place}, {len(workspace.metadata.rounds())} rounds")
+            kind = "PostgreSQL" if config.store.database else "SQLite in .posttrain"
+            yield Check("database", f"{kind}, {len(workspace.metadata.rounds())} rounds")
             artifacts = config.store.artifacts or "the folder .posttrain/artifacts"
             yield Check("artifacts", f"{mask_text(artifacts)}, {len(workspace.artifacts.ids())} artifacts")
     except (UserError, WorkError, DamagedArtifactError) as error:

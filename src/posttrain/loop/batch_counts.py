@@ -26,7 +26,7 @@ _COLUMNS = ["input_id", "meta"]
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What became of the records of a round's batch.
+    """Counts of a round's batch by outcome: learned, skipped, left.
 
     ``asked`` is ``answered + skipped + left``, and ``answered`` is ``learned + duplicates + sum(rejected.values())``.
 

@@ -45,7 +45,7 @@ class RoundState:
         no_head: Why no linear head was measured, where one is configured.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
         adjustments: Changes of the config that rules made for later rounds, as JSON values.
-        batch_counts: What became of each record of the batch, see `posttrain.loop.batch_counts.BatchCounts`.
+        batch_counts: Counts of the batch's records by outcome, see `posttrain.loop.batch_counts.BatchCounts`.
         discards_labels: True if later training sets leave this round's labels out.
         next_parent: Id of the dataset that the next round builds on.
         final: Evaluation of the champion on all test records, after the last round.

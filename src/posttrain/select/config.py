@@ -49,7 +49,7 @@ def cold_start_error(strategy: str) -> str:
 
 
 class HardConfig(Section):
-    """What counts as hard, and what training makes of it."""
+    """Difficulty: the percentile from which records are hard, and pairs of hard negatives for training."""
 
     percentile: float = Field(
         default=HIGH_LOSS_PERCENTILE,

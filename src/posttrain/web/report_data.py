@@ -168,5 +168,5 @@ class Report:
 
     @property
     def batches(self) -> BatchCounts:
-        """What became of the records of all batches together."""
+        """The counts of all batches together."""
         return BatchCounts.total(row.batch for row in self.rounds)

@@ -203,8 +203,8 @@ def _is_of_file(problem: Problem, fixed_columns: bool) -> bool:
 
 
 def _rejection(problem: Problem) -> dict[str, Any]:
-    """Returns a REJECTED row for a record that could not be read: known by its place, as it has no content."""
+    """Returns a REJECTED row for a record that could not be read: identified by file and line, as it has no content."""
     id = hashlib.sha256(f"{problem.file}:{problem.line}".encode()).hexdigest()[:20]
     detail = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
-    place = {"source": problem.file, "line": problem.line}
-    return {"id": id, "input_id": id, **place, "meta": "{}", "step": "read", "reason": problem.kind, "detail": detail}
+    origin = {"source": problem.file, "line": problem.line}
+    return {"id": id, "input_id": id, **origin, "meta": "{}", "step": "read", "reason": problem.kind, "detail": detail}
