@@ -1,5 +1,18 @@
-"""A loop that reads its config again at every run."""
+"""A loop that reads its config again at every run, and an empty store."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from open_loops import copied_loop, finished_loop, loop_class, open_loop, quick
 
+from posttrain.store.workspace import Workspace
+
 __all__ = ["copied_loop", "finished_loop", "loop_class", "open_loop", "quick"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Workspace]:
+    """A workspace in which nothing has run."""
+    with Workspace.create(tmp_path / "workspace") as store:
+        yield store

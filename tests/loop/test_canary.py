@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ from posttrain.store.stage_runner import run_stage
 from posttrain.store.workspace import Workspace
 
 A, B, C = "abc"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Workspace]:
-    with Workspace.create(tmp_path / "workspace") as store:
-        yield store
 
 
 @pytest.fixture

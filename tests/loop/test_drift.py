@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posttrain.loop.config import load_config
+from posttrain.loop.context import RoundContext
 from posttrain.loop.drift import DriftValues, cluster_drift, confidence_drift, embedding_drift
+from posttrain.loop.scoring import remove_unused_scores, scoring_for
+from posttrain.models.embedder_source import embedder_key
 
 
 def cloud(rng: np.random.Generator, count: int, centre: float = 0.0) -> Any:
@@ -77,3 +81,19 @@ def test_new_inputs_start_a_round_whose_gate_and_status_know_the_drift(
     rules = loop.metadata.rounds()[2].decision["rules"]
     assert [rule["holds"] for rule in rules] == [False, True]
     assert f"drift.psi = {entry['drift']['psi']:.4g}" in rules[0]["values"]
+
+
+@pytest.mark.slow
+def test_the_embeddings_that_drift_compares_outlive_a_round(
+    finished_copy: Path, open_loop: Callable[[Path], Any]
+) -> None:
+    loop = open_loop(finished_copy)
+    context = RoundContext(loop.store, load_config(finished_copy), 3, in_round=False)
+    scoring = scoring_for(context, loop.champion)
+    assert scoring.cache.folder is not None
+    # The linear head of small workspaces is off, so that nothing but the drift needs them.
+    kept, unused = (scoring.cache.folder / name for name in (embedder_key("minilm"), "another-model"))
+    for folder in (kept, unused):
+        folder.mkdir(parents=True)
+    remove_unused_scores(context, scoring)
+    assert (kept.exists(), unused.exists()) == (True, False)

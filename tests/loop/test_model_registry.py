@@ -24,12 +24,6 @@ A, B, C = "abc"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Workspace]:
-    with Workspace.create(tmp_path / "workspace") as store:
-        yield store
-
-
-@pytest.fixture
 def model(store: Workspace) -> dict[str, str]:
     """Ids of models that consist only of their name."""
 
