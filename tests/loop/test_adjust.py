@@ -34,7 +34,7 @@ def config(rules: list[dict[str, Any]], **sections: Any) -> Config:
         ([{"plateau >= 2": []}], "changes no key"),
         ([{"loss_variants > 0.3": "train.epochs + 1"}], "no value `loss_variants`; did you mean `loss_variance`"),
         ([{"loss_variance >": "train.epochs + 1"}], "something is missing at its end"),
-        (["loss_variance > 0.3"], "valid dictionary"),
+        (["loss_variance > 0.3"], "`loss_variance > 0.3` names no key to change"),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused_with_the_config(small: Any, rules: list[Any], message: str) -> None:

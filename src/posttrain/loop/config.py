@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from posttrain.data.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
@@ -21,7 +21,7 @@ from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.select.config import SelectConfig
 from posttrain.store.config import CONFIG_FILE, StoreConfig
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, shorten
 from posttrain.store.extensions import add_module_folder
 from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.section import Section
@@ -74,6 +74,14 @@ class Config(Section):
         DeployConfig(), description="The command and the webhook that run when the champion changes."
     )
     store: StoreConfig = Field(StoreConfig(), description="The places of metadata and artifacts.")
+
+    @field_validator("adjust", mode="before")
+    @classmethod
+    def _rules_name_changes(cls, rules: object) -> object:
+        for rule in rules if isinstance(rules, list) else []:
+            if isinstance(rule, str):
+                raise ValueError(f"`{shorten(rule)}` names no key to change; write `RULE: train.learning_rate * 0.5`")
+        return rules
 
 
 def read_config(root: Path) -> Config:
