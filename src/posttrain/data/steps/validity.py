@@ -96,7 +96,8 @@ class Answers(RowStep):
 
     def apply(self, table: pa.Table) -> Outcome:
         missing = pa.compute.and_(pa.compute.is_null(table["completion"]), pa.compute.is_null(table["text"]))
-        rows = pa.compute.indices_nonzero(missing).to_pylist()
+        # numpy's, as pyarrow 25's own crashes the process on a column without chunks.
+        rows = np.flatnonzero(missing.to_numpy()).tolist()
         return reject_rows(table, self.name, dict.fromkeys(rows, Rejection("no answer", "the answer is empty")))
 
 
