@@ -211,7 +211,9 @@ def test_a_variant_follows_the_canonical_trajectory(
 def test_a_compiled_training_follows_the_canonical_trajectory(
     fresh: Fresh, trajectories: dict[str, Trajectory], tmp_path: Path
 ) -> None:
-    assert max_residual(fresh, trajectories, tmp_path, "sft", COMPILED) < COMPILED.tolerance
+    # Layouts differ from row to row; a layer that is compiled again for each ends up not compiled at all.
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert max_residual(fresh, trajectories, tmp_path, "sft", COMPILED) < COMPILED.tolerance
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])

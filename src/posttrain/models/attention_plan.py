@@ -98,7 +98,8 @@ class SegmentGroup:
     hidden: Tensor | None
 
 
-@dataclass(frozen=True)
+# Not frozen: torch's compiler looks into frozen dataclasses, and would compile each layer again for every new layout.
+@dataclass(eq=False)
 class AttentionPlan:
     """The layout of attention over one row of T tokens.
 
