@@ -8,7 +8,7 @@ in the row). Only here are segments of similar length put side by side and padde
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import ceil
 from typing import Any
 
@@ -344,6 +344,8 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    # torch 2.11 has no such argument: its kernel shares key heads among query heads without being asked.
+    shared = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _varlen_parameters() else {}
     output = varlen_attn(
         query,
         key,
@@ -354,7 +356,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
         spans.most_keys,
         scale=scale,
         window_size=(-1, 0),  # causal, aligned with the last query and the last key
-        enable_gqa=query.shape[1] != key.shape[1],
+        **shared,
     )
     assert isinstance(output, Tensor)
     return output
@@ -362,10 +364,16 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
 
 @lru_cache
 def _torch_has_varlen(device: torch.device) -> bool:
+    # The first versions knew no windows.
+    knows = "window_size" in _varlen_parameters()
+    return knows and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def _varlen_parameters() -> frozenset[str]:
+    """Returns the names of the parameters of torch's kernel; none where this torch has no such kernel."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return False
-    # The first versions knew neither shared key heads nor windows.
-    knows = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
-    return knows and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
