@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ROW_CHUNK = 256
 _VOCABULARY_CHUNK = 2048
+_ACCELERATOR_LOGITS = 2**27  # of a part of the vocabulary, at least
 _LOGITS = 2**23  # in memory at once
 
 _Result = TypeVar("_Result")
@@ -75,6 +76,16 @@ def map_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, sl
     count = max(1, _LOGITS // int(lm.model.config.get_text_config().vocab_size))
     parts = [slice(start, min(start + count, len(states))) for start in range(0, len(states), count)]
     return [checkpoint(apply, states[part], part, use_reentrant=False) for part in parts]
+
+
+def vocabulary_chunk(rows: int, device: str) -> int:
+    """Returns how many tokens of the vocabulary the log-probabilities of so many states are computed over at once.
+
+    Args:
+        device: torch's name of the device's kind, such as ``cpu``.
+    """
+    # A processor's caches hold a small part. An accelerator passes over all states again for each part, so it gets few.
+    return _VOCABULARY_CHUNK if device == "cpu" else max(_VOCABULARY_CHUNK, _ACCELERATOR_LOGITS // max(1, rows))
 
 
 def _log_probabilities(
@@ -210,11 +221,15 @@ def _vocabulary_chunks(
 
     The products are rounded to the states' dtype.
     """
-    for start in range(0, len(weight), _VOCABULARY_CHUNK):
-        columns = slice(start, min(start + _VOCABULARY_CHUNK, len(weight)))
-        rows = ((targets >= columns.start) & (targets < columns.stop)).nonzero()[:, 0]
+    chunk = vocabulary_chunk(len(states), states.device.type)
+    starts = range(0, len(weight), chunk)
+    # Sorted once: to search the targets for each part would wait for the device each time.
+    order = targets.argsort()
+    bounds = torch.searchsorted(targets[order], torch.tensor([*starts, len(weight)], device=targets.device)).tolist()
+    for start, first, last in zip(starts, bounds[:-1], bounds[1:], strict=True):
+        columns = slice(start, min(start + chunk, len(weight)))
         weights = weight[columns].to(states.dtype)
-        yield (states @ weights.T).float(), weights, columns, rows
+        yield (states @ weights.T).float(), weights, columns, order[first:last]
 
 
 def _forward(lm: LanguageModel, packed: "Packed", **more: Any) -> Any:

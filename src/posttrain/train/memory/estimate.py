@@ -18,6 +18,7 @@ gone, and what is new fits into the space that they left.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from posttrain.models.head import vocabulary_chunk
 from posttrain.models.shape import ModelShape
 from posttrain.train.config import TrainConfig
 from posttrain.train.memory.activations import NumberSizes, layer_costs, norm_bytes
@@ -35,7 +36,6 @@ from posttrain.train.memory.weights import (
 )
 from posttrain.train.objectives.registry import OBJECTIVES
 
-_VOCABULARY_CHUNK = 2048  # of the vocabulary that the head works on at once (``models/head.py``)
 _LIBRARY_BYTES = 60 * 2**20  # code, threads and buffers of matrix products that come with the first of them
 _DISTILLED_LOGITS = 2**23  # that a distillation works on at once
 
@@ -160,9 +160,9 @@ def estimate_memory(
         activations=activations,
         holes=_fragmentation(spec.shape, config, batch, activations, recomputed, numbers) if on_cpu else 0,
         working={
-            "forward": _forward_working(spec, config, batch, numbers),
+            "forward": _forward_working(spec, config, batch, numbers, device),
             "backward": _backward_working(
-                spec, config, batch, max((policy.saved for policy in policies), default=0), numbers
+                spec, config, batch, max((policy.saved for policy in policies), default=0), numbers, device
             ),
             "step": step,
             "merge_adapter": _merge_adapter_working(spec, config),
@@ -235,7 +235,7 @@ def _fragmentation(
     return activations // share + recomputed * largest * batch.tokens * shape.inner
 
 
-def _forward_working(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes) -> int:
+def _forward_working(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes, device: str) -> int:
     """Estimates the working memory at the end of the forward pass: the last norm, or the head.
 
     The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
@@ -243,11 +243,12 @@ def _forward_working(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, nu
     """
     shape = spec.shape
     normed = (4 if config.dtype == "float32" else 2) + (0 if numbers.fused else 4)
-    return max(batch.tokens * shape.hidden * (2 * numbers.stream + normed), _logit_bytes(spec, config, batch, 0))
+    states = batch.tokens * shape.hidden * (2 * numbers.stream + normed)
+    return max(states, _logit_bytes(spec, config, batch, 0, device))
 
 
 def _backward_working(
-    spec: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes
+    spec: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes, device: str
 ) -> int:
     """Estimates the working memory of the backward pass: the head, the last norm, or a layer.
 
@@ -264,7 +265,7 @@ def _backward_working(
     number = _head_number_bytes(config)
     full = config.method == "full"
     weight = number * shape.vocabulary * shape.hidden if full and _objective_output(config) != "hidden" else 0
-    logits = _logit_bytes(spec, config, batch, 4 if number == 2 else 0)
+    logits = _logit_bytes(spec, config, batch, 4 if number == 2 else 0, device)
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
     norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not numbers.fused else 2 * numbers.stream)
@@ -273,7 +274,7 @@ def _backward_working(
     return max(head, waiting + max(norm, recomputed + layer))
 
 
-def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
+def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int, device: str) -> int:
     """Estimates the working memory of the head: chunks of logits, the previous one included.
 
     Args:
@@ -285,9 +286,10 @@ def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradie
         return 4 * 8 * min(_DISTILLED_LOGITS, batch.supervised * vocabulary)
     if output != "log_probabilities":
         return 0
-    parts = 2 if vocabulary > _VOCABULARY_CHUNK else 1
+    chunk = vocabulary_chunk(batch.supervised, device)
+    parts = 2 if vocabulary > chunk else 1
     low = 0 if config.precision == "float32" else 2
-    return batch.supervised * (min(_VOCABULARY_CHUNK, vocabulary) * (4 * parts + low + gradients) + 16)
+    return batch.supervised * (min(chunk, vocabulary) * (4 * parts + low + gradients) + 16)
 
 
 def _objective_output(config: TrainConfig) -> str:
