@@ -311,7 +311,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    tests = Path(__file__).parents[1]
+    sys.path[:0] = map(str, (tests, tests / "data", tests / "store"))  # where conftest finds its parts under pytest
     from conftest import SmallWorkspaces
 
     start = time.monotonic()
