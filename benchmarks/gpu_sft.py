@@ -104,12 +104,25 @@ def ours(shape: str, data: Path) -> None:
 
 
 _PEER_SCRIPT = """
-import json, sys, time
+import inspect, json, sys, time
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, TrainerCallback
+from torch.nn.attention.varlen import varlen_attn
+from transformers import (
+    AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, TrainerCallback
+)
+from transformers.masking_utils import flash_attention_mask
 from trl import SFTConfig, SFTTrainer
 
+def varlen(module, query, key, value, attention_mask, scaling=None, **options):
+    starts, most = options["cu_seq_lens_q"], options["max_length_q"]
+    q, k, v = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
+    shared = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    output = varlen_attn(q, k, v, starts, starts, most, most, scale=scaling, window_size=(-1, 0), **shared)
+    return output[None], None
+
+AttentionInterface.register("torch_varlen", varlen)
+AttentionMaskInterface.register("torch_varlen", flash_attention_mask)
 settings = json.loads(sys.argv[1])
 torch.manual_seed(0)
 dtype = getattr(torch, settings["peer_dtype"])
@@ -219,7 +232,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python")
     parser.add_argument(
-        "--peer-attention", default="flash_attention_2", help="the attention implementation, by transformers' name"
+        "--peer-attention",
+        default="flash_attention_2",
+        help="the attention implementation, by transformers' name; torch_varlen: PyTorch's own FlashAttention kernel,"
+        " which needs no flash-attn",
     )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--steps", type=int, default=14)
