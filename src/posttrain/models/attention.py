@@ -345,7 +345,8 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
     from torch.nn.attention.varlen import varlen_attn
 
     # torch 2.11 has no such argument: its kernel shares key heads among query heads without being asked.
-    shared = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _varlen_parameters() else {}
+    knows_sharing = "enable_gqa" in _varlen_parameters()
+    options: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if knows_sharing else {}
     output = varlen_attn(
         query,
         key,
@@ -356,7 +357,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
         spans.most_keys,
         scale=scale,
         window_size=(-1, 0),  # causal, aligned with the last query and the last key
-        **shared,
+        **options,
     )
     assert isinstance(output, Tensor)
     return output
