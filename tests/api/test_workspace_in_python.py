@@ -212,7 +212,7 @@ def test_mistakes_name_the_argument_and_not_an_option(finished_copy: Path) -> No
         (lambda: workspace.run(until="trian"), "until: no stage `trian`; one of "),
         (lambda: workspace.select(strategy="entropi"), "strategy: `strategy`: no strategy `entropi`; did you mean "),
         (lambda: workspace.select(0), "n: 0 records are none; give 1 or more"),
-        (lambda: workspace.models.rollback("round 9"), "to: round 9 trained no model; posttrain models list"),
+        (lambda: workspace.models.rollback("round 9"), "round 9 trained no model; posttrain models list"),
     ):
         with pytest.raises(UserError) as caught:
             call()

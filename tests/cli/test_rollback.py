@@ -76,7 +76,7 @@ def test_the_base_model_needs_a_yes(posttrain: Call, root: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--to", "round 9"], "--to: round 9 trained no model; posttrain models list"),
+        (["--to", "round 9"], "round 9 trained no model; posttrain models list"),
         (["--to", "nothing"], "nothing here is called `nothing`"),
         (["1"], "unexpected argument `1`; name the model with --to"),
         (["--to", "round", "x"], "nothing here is called `round x`"),

@@ -30,6 +30,11 @@ GOOD = {"prompt": "my card is gone", "completion": "card lost"}
     ("row", "options", "message"),
     [
         ({"prompt": "hi"}, (), "it has no answer and no text to learn"),
+        (
+            {"prompt": [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]},
+            (),
+            "its last turn is the user's, so it has no answer to learn",
+        ),
         ({"prompt": "hi", "completion": "x" * 50}, ("--set", "train.max_length=40"), "its answer leaves no room"),
         (
             {"prompt": "w" * 1500, "completion": "x"},
@@ -121,3 +126,10 @@ def test_phases_are_set_on_the_command_line(tmp_path: Path, posttrain: Call) -> 
     )
     assert outcome.mistake.startswith(f"{data}:1: record ")
     assert "it has no `topics`; name a column that all records have in train.phases.0.mix_by" in outcome.mistake
+
+
+def test_a_set_value_that_contradicts_its_option_is_refused(tmp_path: Path, posttrain: Call) -> None:
+    data = write(tmp_path / "data.jsonl", GOOD)
+    options = ("train", "--model", "tiny", "--data", data, "--out", tmp_path / "out", "--objective", "dpo")
+    outcome = posttrain(*options, "--set", "train.objective=sft")
+    assert outcome.mistake == "--set train.objective: --objective gives another value; leave one out"

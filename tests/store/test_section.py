@@ -44,12 +44,12 @@ def message(values: dict[str, Any]) -> str:
     [
         ({"sead": 1}, "seed"),
         ({"train_batch_size": 1}, "batch_size"),
-        ({"second": {"rate": 1}}, "rate_scale"),
+        ({"second": {"rate": 1}}, "second.rate_scale"),
         ({"rate_scale": 1}, "second.rate_scale"),
         ({"second": {"decay": 1}}, "second.inner.decay"),
         ({"decay": 1}, "first.decay"),  # and not the one further down
-        ({"parts": [{"hiden": 1}]}, "hidden"),
-        ({"by_key": {"any": {"hiden": 1}}}, "hidden"),
+        ({"parts": [{"hiden": 1}]}, "parts.0.hidden"),
+        ({"by_key": {"any": {"hiden": 1}}}, "by_key.any.hidden"),
     ],
 )
 def test_a_similar_key_is_suggested(values: dict[str, Any], suggestion: str) -> None:

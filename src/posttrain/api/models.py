@@ -9,7 +9,6 @@ from posttrain.inspect.models import (
     check_repository,
     export_model,
     find_model,
-    find_round_model,
     list_models,
     push_model,
 )
@@ -54,7 +53,7 @@ class Models:
         """Makes a model the champion, bypassing the gate; returns its id.
 
         Args:
-            model: the model's name.
+            model: ``champion``, ``round 2`` or the beginning of its id.
             reason: kept in the registry.
 
         Raises:
@@ -80,7 +79,7 @@ class Models:
             DamagedArtifactError: its files are missing or damaged; nothing has changed.
         """
         with open_call(self._path, write=True, checked=False) as (store, config):
-            target = None if to is None else find_round_model(store, to)
+            target = None if to is None else find_model(store, to)
             return ModelRegistry(store, config.deploy).rollback(reason, to=target).target
 
     def load(self, model: str = "champion") -> tuple[Any, Any]:
@@ -89,7 +88,7 @@ class Models:
         Prompt it as it was trained: with ``tokenizer.apply_chat_template`` and the config's ``task.system``.
 
         Args:
-            model: the model's name.
+            model: ``champion``, ``round 2`` or the beginning of its id.
 
         Returns:
             The ``AutoModelForCausalLM`` and its tokenizer.
@@ -109,7 +108,7 @@ class Models:
         """Copies a model in Hugging Face layout into a new folder; returns its path.
 
         Args:
-            model: the model's name.
+            model: ``champion``, ``round 2`` or the beginning of its id.
             folder: the folder to make.
             card: True to write a model card, ``README.md``, into it.
 
@@ -127,7 +126,7 @@ class Models:
         The card holds counts, ids and metrics, and no text of a record.
 
         Args:
-            model: the model's name.
+            model: ``champion``, ``round 2`` or the beginning of its id.
             repository: ``OWNER/NAME``; made if it is missing.
             private: True to make a repository that only its owner sees.
             dry_run: a new folder that gets what would be uploaded, without a network.

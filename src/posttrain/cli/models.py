@@ -17,7 +17,6 @@ from posttrain.inspect.models import (
     check_repository,
     export_model,
     find_model,
-    find_round_model,
     list_models,
     push_model,
 )
@@ -29,7 +28,7 @@ from posttrain.store.workspace import Workspace
 
 app = typer.Typer(name="models", help="List, promote, roll back, export and push models.", no_args_is_help=True)
 
-Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one, or `champion`.")]
+Model = Annotated[str, typer.Argument(help="`champion`, `round 2`, or the beginning of a model's id.")]
 
 
 @app.command(name="list")
@@ -188,7 +187,7 @@ def rollback(
     with open_workspace(workspace, write=True, checked=False) as (store, config):
         registry = ModelRegistry(store, config.deploy)
         running = registry.running_canary
-        plan = registry.plan_rollback(None if to is None else find_round_model(store, to))
+        plan = registry.plan_rollback(None if to is None else find_model(store, to))
         change = f"{_round_text(store, plan.source)} → {_round_text(store, plan.target)}"
         if not (plan.done or plan.ends_canary or yes) and registry.is_base(plan.target):
             _confirm_base(change)

@@ -29,6 +29,9 @@ DataOption = Annotated[
         help="A file of records, which may be repeated, hub:OWNER/NAME:SPLIT, or a dataset version such as train@v2."
     ),
 ]
+_OPTIONS = {"model": "--model", "data": "--data", "train.objective": "--objective"}
+"""The options that are values of keys, which `--set` takes too."""
+
 ObjectiveOption = Annotated[str | None, typer.Option(help="Objective: sft, dpo and others.")]
 ConfigOption = Annotated[
     Path | None,
@@ -75,7 +78,10 @@ def read_settings(
         if not equals or not key:
             raise UserError(f"`{change}` is no setting", where="--set", fix="key=value, such as train.epochs=3")
         # As YAML: `train.epochs=3` is a number and `train.shuffle=false` a truth value, as in the file.
-        _set_value(values, key, parse_yaml(text, f"--set {key}"))
+        value = parse_yaml(text, f"--set {key}")
+        if (option := _OPTIONS.get(key)) and options.get(key) not in (None, value, [value]):
+            raise UserError(f"{option} gives another value", where=f"--set {key}", fix="leave one out")
+        _set_value(values, key, value)
     # The config's own error would name the key train.objective, which the user has not written.
     if options.get("train.objective") is not None:
         objective_spec(options["train.objective"], "--objective")

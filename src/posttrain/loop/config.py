@@ -28,7 +28,7 @@ from posttrain.store.section import Section
 from posttrain.store.workspace import Workspace
 from posttrain.store.yaml_files import line_of, read_yaml
 from posttrain.train.config import TrainConfig
-from posttrain.train.key_aliases import KEY_ALIASES
+from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
 
 _COMPARING = ("people", "file")
@@ -40,6 +40,7 @@ class Config(Section):
 
     key_list = "posttrain config keys"
     key_aliases = KEY_ALIASES
+    value_aliases = VALUE_ALIASES
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     rounds: int | None = Field(3, ge=1, description="Rounds after round 0; null: without an end.")

@@ -27,7 +27,10 @@ class Section(BaseModel):
     """The command that lists the keys, for the errors of a whole config."""
 
     key_aliases: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Dotted key of a whole config, and how its value differs, by the name that another program has for it."""
+    """Dotted key of a whole config, and a note, by the name that another program has for it; no key: the note alone."""
+
+    value_aliases: ClassVar[Mapping[str, Mapping[str, tuple[str, str]]]] = {}
+    """Value and note by dotted key of a whole config and by the value that another program has."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -71,11 +74,16 @@ def _to_user_error(section: type["Section"], error: ValidationError, where: str)
     path = [shorten(to_line(str(part))) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        fixes = [_suggest_key(section, path), _listing(section, path[:-1])]
+        fixes = [_suggest_key(section, path)]
+        if section.key_aliases.get(path[-1], (key,))[0]:
+            fixes.append(_listing(section, path[:-1]))
         return UserError(f"unknown key `{key}`", where=where, fix=" ".join(filter(None, fixes)) or None, key=key)
     if problem["type"] == "model_type" and (within := _section_at(section, path)):
         example = ".".join([*path, next(iter(within.model_fields))])
         return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where, key=key)
+    if (aliases := section.value_aliases.get(key)) and (alias := aliases.get(str(problem["input"]).lower())):
+        value = shorten(to_line(str(problem["input"])))
+        return UserError(f"`{key}`: there is no `{value}`", where=where, fix=describe_alias(alias), key=key)
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] in ("float_parsing", "int_parsing"):
         message = f"a number is expected, not `{shorten(to_line(problem['input']))}`"
@@ -116,8 +124,7 @@ def _suggest_key(section: type["Section"], path: list[str]) -> str | None:
     if (at := _section_at(section, parents)) is None:
         return None
     if (alias := section.key_aliases.get(name)) is not None:
-        note = f" ({alias[1]})" if alias[1] else ""
-        return f"did you mean `{alias[0]}`{note}?"
+        return describe_alias(alias)
     below = _paths_below(at, name)
     # The shallowest path, and only if no other is as shallow: a wrong suggestion is worse than none.
     shortest = [path_below for path_below in below if len(path_below) == min(map(len, below))]
@@ -125,7 +132,15 @@ def _suggest_key(section: type["Section"], path: list[str]) -> str | None:
         return f"did you mean `{'.'.join([*parents, *shortest[0]])}`?"
     keys = sorted(at.model_fields)
     match = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
-    return f"did you mean `{match}`?" if match else None
+    return f"did you mean `{'.'.join([*parents, match])}`?" if match else None
+
+
+def describe_alias(alias: tuple[str, str]) -> str:
+    """Returns the hint for another program's name: ours and how it differs, or why there is none."""
+    name, note = alias
+    if not name:
+        return note
+    return f"did you mean `{name}` ({note})?" if note else f"did you mean `{name}`?"
 
 
 def _listing(section: type[BaseModel], parents: list[str]) -> str | None:

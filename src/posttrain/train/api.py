@@ -83,7 +83,7 @@ def train(
     *,
     objective: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    callbacks: Sequence[AnyCallback] = (),
+    callbacks: AnyCallback | Sequence[AnyCallback] = (),
     fork: bool = False,
 ) -> TrainResult:
     """Trains a model on records, resuming where an earlier call stopped.
@@ -100,7 +100,8 @@ def train(
         objective: such as ``dpo``; None: that of ``settings``, or ``sft``.
         settings: other keys of a config file, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
             to the current folder.
-        callbacks: functions called with the values of each step, or objects with the methods of `posttrain.Callback`.
+        callbacks: functions called with the values of each step, or objects with the methods of `posttrain.Callback`;
+            one may stand without a list.
             One that returns True stops the training, which saves a checkpoint and can be resumed.
         fork: resume although settings, data or code have changed since.
 

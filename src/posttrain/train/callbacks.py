@@ -67,13 +67,15 @@ class CallbackList:
     """Calls several callbacks in their order.
 
     Args:
-        callbacks: functions, or objects with some of the methods of `Callback`.
+        callbacks: functions, or objects with some of the methods of `Callback`; one may stand without a list.
 
     Raises:
         UserError: one of them is neither.
     """
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Any) -> None:
+        if not isinstance(callbacks, Sequence):
+            callbacks = [callbacks]
         self._handlers: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {event: [] for event in _EVENTS}
         for index, callback in enumerate(callbacks):
             for event, handler in _handlers(callback, index):

@@ -34,7 +34,7 @@ from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
 from posttrain.train.data.tokenise import content_digest
-from posttrain.train.key_aliases import KEY_ALIASES
+from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
 
 if TYPE_CHECKING:
     from posttrain.train.callbacks import CallbackList
@@ -56,6 +56,7 @@ class TrainJobConfig(Section):
 
     key_list = "posttrain config keys"
     key_aliases = KEY_ALIASES
+    value_aliases = VALUE_ALIASES
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
@@ -189,6 +190,7 @@ def _train(
     # Here, as the command line reads this module's config: torch would make `posttrain train --help` wait for seconds.
     from posttrain.train.lora import set_base_model
     from posttrain.train.monitor.sinks import open_sinks
+    from posttrain.train.objectives.build import record_shape
     from posttrain.train.recovery import read_recovery_log
     from posttrain.train.stage import train
     from posttrain.train.training_set import read_training_set
@@ -198,6 +200,8 @@ def _train(
         log.info("this training is done")
         return _read(out / SUMMARY)
     _write_config(out, config)
+    if record_shape(config.train, records) != "pair" and records["rejected"].null_count < records.num_rows:
+        log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
     source = locate(config.model, Path(), weights=False)
     if not (Path(source).is_dir() or (work / "base").exists()):
         # Report a mistake in the records before gigabytes of weights are fetched.

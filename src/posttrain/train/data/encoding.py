@@ -176,6 +176,9 @@ def record_error(
 def _completion(encoder: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
     prompt = record_turns(record)
     if not prompt or (record["prompt"] and record["completion"] is None):
+        if len(prompt) > 1 and prompt[-1]["role"] == "user":
+            fix = "add the answer, or take the last turn or the record out of the data"
+            raise record_error(record, "its last turn is the user's, so it has no answer to learn", fix=fix)
         fix = "say which column holds it (`columns`), give it one, or take it out of the data"
         raise record_error(record, "it has no answer and no text to learn", fix=fix)
     if record["completion"] is not None:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.extensions import Registry
-from posttrain.store.section import Section
+from posttrain.store.section import Section, describe_alias
 from posttrain.train.data.config import RecordShape
+from posttrain.train.key_aliases import VALUE_ALIASES
 from posttrain.train.objectives import config as settings
 
 Output = Literal["log_probabilities", "reward", "classes", "logits", "hidden"]
@@ -115,7 +116,9 @@ def objective_spec(name: str, where: str = "train.objective") -> ObjectiveSpec:
         UserError: there is none, with the most similar name; or it cannot be imported.
     """
     if name not in OBJECTIVES:
-        raise UserError(f"no objective `{name}`", where=where, fix=suggest(name, OBJECTIVES))
+        alias = VALUE_ALIASES["train.objective"].get(name.lower())
+        fix = describe_alias(alias) if alias else suggest(name, OBJECTIVES)
+        raise UserError(f"no objective `{name}`", where=where, fix=fix)
     return OBJECTIVES.load(name, where)
 
 
