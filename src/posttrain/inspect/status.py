@@ -198,13 +198,14 @@ def _round(
         "seconds": entry.seconds,
         "stages": _stage_seconds(done),
         "model_seconds": _model_seconds(done),
-        "drift": _drift(workspace, state),
+        "drift": round_drift(workspace, state),
         "adjustments": [Adjustment(**fields).sentence for fields in state.adjustments or ()],
         **models_beside(workspace, state),
     }
 
 
-def _drift(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
+def round_drift(workspace: Workspace, state: RoundState) -> dict[str, Any] | None:
+    """Reports the drift of a round's new inputs, see `posttrain.loop.drift`; None where it was not measured."""
     drift = workspace.metadata.artifact(state.outputs.get(MeasureDrift.name, ""))
     # With too few new inputs there is nothing to report.
     return dict(drift.meta) if drift and drift.meta["psi"] is not None else None

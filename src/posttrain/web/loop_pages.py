@@ -31,7 +31,7 @@ from posttrain.web.loop_view import (
     rollback_text,
     training_runs,
 )
-from posttrain.web.report import funnels, learning_curve, table_metrics, time_by_stage
+from posttrain.web.report import drift_by_round, funnels, learning_curve, table_metrics, time_by_stage
 from posttrain.web.report_data import Report
 from posttrain.web.report_reader import read_funnel, read_lineage, read_loop
 from posttrain.web.request_bodies import RequestRejected
@@ -94,6 +94,7 @@ def loop_pages(site: Site) -> APIRouter:
             batches={row.number: batch_texts(row.batch, translator_of(request)) for row in report.rounds},
             metrics=table_metrics(report),
             time=time_by_stage(report),
+            drift=drift_by_round(report),
             **_formats(),
         )
 

@@ -1,11 +1,15 @@
 """Renders the report: one HTML page about a workspace or about one training, which loads nothing."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from posttrain.web import formatting
 from posttrain.web.charts.bars import bars, count_rows, funnel_charts, stacked_bars
 from posttrain.web.charts.chart import Chart
+from posttrain.web.charts.curve import CurveStyle, compared_curves
 from posttrain.web.charts.heat_map import heat_map
 from posttrain.web.charts.lineage import lineage
 from posttrain.web.charts.rounds import DECISION_NAMES, CurvePoint, learning_curve_chart
@@ -45,6 +49,7 @@ def _render(report: Report, detail: float) -> str:
     charts = {
         "learning_curve": learning_curve,
         "label_counts": label_counts,
+        "drift": drift_by_round,
         "recall": recall,
         "confusion": confusion,
         "time": time_by_stage,
@@ -188,6 +193,17 @@ def interval_levels(report: Report) -> str:
 def evaluated_rounds(report: Report) -> list[RoundRow]:
     """Returns the rounds that have the main metric."""
     return [row for row in report.rounds if report.metric in row.metrics]
+
+
+def drift_by_round(report: Report) -> Chart | None:
+    """Draws the drift of new inputs, and of the champion's confidence on them, by round; None if none was measured."""
+    drifts = {row.number: row.drift for row in report.rounds if row.drift}
+    numbers = np.array(list(drifts), np.float64)
+    curves = [
+        (name, numbers, np.array([math.nan if one[key] is None else one[key] for one in drifts.values()], np.float64))
+        for key, name in (("psi", "inputs"), ("confidence", "confidence"))
+    ]
+    return compared_curves(curves, "stability index", CurveStyle(formatting.number_text, mean=False), axis="round")
 
 
 def label_counts(report: Report) -> Chart | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from posttrain.inspect.champion import RollbackReport
 from posttrain.inspect.random_baseline import Comparison
 from posttrain.loop.batch_counts import BatchCounts
+from posttrain.loop.drift import drift_sentence
 from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.selection_reader import Selection
 from posttrain.web.training_reader import TrainingCurves
@@ -53,7 +54,8 @@ class RoundRow:
     decision to the next one's: first the one that the decision left in service, then those put there by hand; None
     for a model that no round measured. ``seconds`` is by stage in the order of the stages; ``reasons`` counts why
     records were selected. ``labels`` counts the records of its training set, ``batch`` what became of those that it
-    asked for. ``head`` says what a linear head reaches with the same labels.
+    asked for. ``head`` says what a linear head reaches with the same labels. ``drift`` is that of its new inputs, with
+    the fields of `posttrain.loop.drift.DriftValues`, or None.
     """
 
     number: int
@@ -68,6 +70,12 @@ class RoundRow:
     note: str = ""
     head: str = ""
     batch: BatchCounts = field(default_factory=BatchCounts)
+    drift: Mapping[str, float | None] | None = None
+
+    @property
+    def drift_text(self) -> str:
+        """The drift in a sentence; "" where it was not measured."""
+        return drift_sentence(self.drift) if self.drift else ""
 
 
 @dataclass(frozen=True)

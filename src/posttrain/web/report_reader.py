@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.evaluate.suite import SuiteResult, read_evaluation
 from posttrain.inspect.champion import MEND, RollbackReport, last_rollback
 from posttrain.inspect.random_baseline import Comparison, compare_with_random
-from posttrain.inspect.status import model_seconds, models_beside, stage_seconds, status
+from posttrain.inspect.status import model_seconds, models_beside, round_drift, stage_seconds, status
 from posttrain.loop.batch_counts import BatchCounts, batch_counts
 from posttrain.loop.canary import describe_canary
 from posttrain.loop.config import Config
@@ -146,6 +146,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         note=_note(workspace, state),
         head=models_beside(workspace, state)["head_sentence"],
         batch=batch_counts(workspace, state) or BatchCounts(),
+        drift=round_drift(workspace, state),
     )
 
 
