@@ -136,3 +136,16 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(
     (folder / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     assert mistake in posttrain("init", "work", *options.split()).mistake
     assert not (folder / "work").exists()
+
+
+def test_the_example_is_a_workspace_of_its_own(folder: Path, posttrain: Call) -> None:
+    assert posttrain("init", "shop", "--example").code == 0
+    assert {path.name for path in (folder / "shop").iterdir()} >= {"inputs.csv", "test.csv", "labels.txt", "fill.py"}
+    assert posttrain("config", "check", "-w", "shop").code == 0
+    before = {path: path.read_bytes() for path in (folder / "shop").iterdir() if path.is_file()}
+    mistake = posttrain("init", "shop", "--example").mistake
+    assert mistake == "shop/posttrain.yaml: another file is here already; name a new folder"
+    assert {path: path.read_bytes() for path in before} == before
+    mistake = posttrain("init", "other", "--example", "--test", "test.csv").mistake
+    assert mistake == "--example: the example brings its own files; leave out the other options"
+    assert not (folder / "other").exists()

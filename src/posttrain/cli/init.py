@@ -26,11 +26,19 @@ def init(
     labelled: Annotated[str | None, typer.Option(help="Your file of records with answers to train on.")] = None,
     prompt: Annotated[str | None, typer.Option(help="The column of the prompts; detected by default.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the answers; detected by default.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Write the quickstart's files, and a config for a tiny model.")
+    ] = False,
 ) -> None:
     """Create a workspace with a commented posttrain.yaml; with --test and --pool, for your files.
 
     The files stay where they are. Their columns, and the labels if there are few, are detected.
     """
+    if example:
+        if any(value is not None for value in (template, test, pool, labelled, prompt, label)):
+            raise UserError("the example brings its own files", where="--example", fix="leave out the other options")
+        _write_example(directory)
+        return
     templates = resources.files("posttrain.cli") / "templates"
     if template is not None and not (templates / f"{template}.yaml").is_file():
         names = sorted(entry.name.removesuffix(".yaml") for entry in templates.iterdir())
@@ -52,6 +60,19 @@ def init(
         f"made {directory}; put {', '.join(_required_files(config))} in it as {CONFIG_FILE} says, "
         f"then: posttrain run -w {directory}",
     )
+
+
+def _write_example(directory: Path) -> None:
+    files = {entry.name: entry.read_bytes() for entry in (resources.files("posttrain.cli") / "example").iterdir()}
+    for name, content in files.items():
+        path = directory / name
+        if path.exists() and (name == CONFIG_FILE or path.read_bytes() != content):
+            raise UserError("another file is here already", where=str(path), fix="name a new folder")
+    make_folder(directory)
+    for name in sorted(files.keys() - {CONFIG_FILE}):
+        write_atomically(directory / name, files[name])
+    create_workspace(directory, files[CONFIG_FILE])
+    print_line(f"made {directory}: {', '.join(sorted(files))}; next: posttrain run -w {directory}")
 
 
 def _write(directory: Path, proposal: Proposal) -> None:
