@@ -46,8 +46,8 @@ def test_a_run_that_waits_exits_with_0_and_one_line(small: Any, posttrain: Call)
     outcome = posttrain("run", "-w", root)
     assert outcome.code == 0
     line = (
-        "waiting for labels for round 1: fill the label column of labels/round-1.csv (12 records) or answer on the "
-        "pages (posttrain label serve), then run again"
+        f"waiting for labels for round 1: fill the label column of {root}/labels/round-1.csv (12 records) "
+        f"or answer on the pages (posttrain label serve -w {root}), then run again"
     )
     assert outcome.out.splitlines()[-1] == line
     assert posttrain("status", "-w", root).out.splitlines()[-1] == line

@@ -7,7 +7,7 @@ import typer
 
 from posttrain.cli.output import print_events, print_line
 from posttrain.cli.status import print_rounds
-from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, print_waiting
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run(
     if comparison:
         print_line(comparison.conclusion)
     if waiting:
-        print_line(f"waiting for {waiting}")
+        print_waiting(waiting, workspace)
 
 
 def _watch(workspace: Path, rounds: int | None, urgent: bool, partial_batch: bool) -> None:

@@ -1,5 +1,7 @@
 """Opens a workspace, its store or a dataset version for a verb; the options that name them."""
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli.output import error_console
+from posttrain.cli.output import error_console, print_line
 from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
@@ -39,6 +41,14 @@ def open_workspace(
     from posttrain.loop.config import open_workspace
 
     return open_workspace(root, write=write, checked=checked)
+
+
+def print_waiting(waiting: str, root: Path) -> None:
+    """Prints what the loop waits for, with files and commands as they are named from the current folder."""
+    if root != CURRENT_FOLDER:
+        waiting = re.sub(r"\blabels/(?=[\w-]+\.csv)", lambda match: f"{root / match[0]}/", waiting)
+        waiting = re.sub(r"posttrain label serve\b", lambda match: f"{match[0]} -w {shlex.quote(str(root))}", waiting)
+    print_line(f"waiting for {waiting}")
 
 
 def merge_columns(columns: Mapping[str, str] | None, options: Sequence[str] | None) -> dict[str, str] | None:
