@@ -220,7 +220,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (gold_without_answers, "label.queue.gold_file: no record of gold.csv has an answer; fill them in"),
     (
         unknown_key,
-        "unknown key `train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
+        "unknown key `train.epoch`; did you mean `train.epochs`? `posttrain config keys train` lists the keys",
     ),
     (unknown_section, "unknown key `trian`; did you mean `train`?"),
     (wrong_value, "`train.epochs`: "),

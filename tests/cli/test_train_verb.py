@@ -180,7 +180,7 @@ def test_changed_settings_are_refused_by_name(
     [
         (
             ("--set", "train.epoch=2"),
-            "did you mean `epochs`? `posttrain config keys train` lists the keys",
+            "did you mean `train.epochs`? `posttrain config keys train` lists the keys",
         ),
         (("--set", "epochs"), "`epochs` is no setting"),
         (("--objective", "dpa"), "--objective: no objective `dpa`; did you mean `dpo`?"),

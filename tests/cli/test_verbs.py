@@ -32,7 +32,7 @@ def test_run_does_the_remaining_rounds(small: Any, posttrain: Call) -> None:
     root = small()
     first = posttrain("run", "-w", root, "--rounds", "1")
     assert first.code == 0
-    assert [line.split()[0] for line in first.out.splitlines()] == ["round", "0", "1"]
+    assert [line.split()[0] for line in first.out.splitlines()] == ["round", "0", "1", "next:"]
     assert "round 1" in first.err.splitlines()
     again = posttrain("run", "-w", root, "--rounds", "1")
     assert (again.code, again.err) == (0, "1 of 1 rounds are done; raise `rounds` for more\n")

@@ -1,7 +1,7 @@
 """``posttrain run``: run the loop."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +9,6 @@ from posttrain.cli.output import print_events, print_line
 from posttrain.cli.status import print_rounds
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, print_waiting
 from posttrain.store.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(
@@ -55,6 +52,8 @@ def run(
         print_line(comparison.conclusion)
     if waiting:
         print_waiting(waiting, workspace)
+    elif until is None:
+        print_line(f"next: posttrain show champion -w {workspace}   posttrain report -w {workspace}")
 
 
 def _watch(workspace: Path, rounds: int | None, urgent: bool, partial_batch: bool) -> None:

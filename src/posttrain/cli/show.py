@@ -82,10 +82,9 @@ def _record(result: dict[str, Any]) -> None:
 
 def _round(entry: dict[str, Any]) -> None:
     decision = (entry["decision"] or {}).get("action", entry["status"])
-    print_line(
-        f"round {entry['number']}: {decision}; candidate {entry['candidate']},"
-        f" champion before {entry['champion_before']}"
-    )
+    models = {"candidate": entry["candidate"], "champion before": entry["champion_before"]}
+    named = ", ".join(f"{role} {model}" for role, model in models.items() if model)
+    print_line(f"round {entry['number']}: {decision}{f'; {named}' if named else ''}")
     for rule in (entry["decision"] or {}).get("rules", []):
         outcome = "holds" if rule["holds"] else "fails"
         print_line(f"  {outcome}: {rule['section']}: {rule['rule']}  ({rule['values']})")
@@ -97,7 +96,8 @@ def _round(entry: dict[str, Any]) -> None:
     if entry["batch"]:
         print_line(f"  {entry['batch']['sentence']}")
     rows = [[id, reason] for id, reason in entry["unlabelled"].items()]
-    print_table("without a label", ["record", "reason"], rows[:_ROWS])
+    if rows:
+        print_table("without a label", ["record", "reason"], rows[:_ROWS])
     if len(rows) > _ROWS:
         print_line(f"… and {len(rows) - _ROWS} more (--json lists all)")
     if entry["pseudo_labels"]:

@@ -47,7 +47,8 @@ def print_waiting(waiting: str, root: Path) -> None:
     """Prints what the loop waits for, with files and commands as they are named from the current folder."""
     if root != CURRENT_FOLDER:
         waiting = re.sub(r"\blabels/(?=[\w-]+\.csv)", lambda match: f"{root / match[0]}/", waiting)
-        waiting = re.sub(r"posttrain label serve\b", lambda match: f"{match[0]} -w {shlex.quote(str(root))}", waiting)
+        pages = "posttrain label serve"
+        waiting = waiting.replace(pages, f"{pages} -w {shlex.quote(str(root))}")
     print_line(f"waiting for {waiting}")
 
 
