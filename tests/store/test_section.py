@@ -56,6 +56,14 @@ def test_a_similar_key_is_suggested(values: dict[str, Any], suggestion: str) -> 
     assert message(values).endswith(f"; did you mean `{suggestion}`?")
 
 
+def test_all_unknown_keys_are_named() -> None:
+    assert message({"sead": 1, "zz": 2, "second": {"yy": 3}}) == (
+        "f: unknown key `second.yy`; unknown too: `sead`, `zz`"
+    )
+    many = {f"z{number}": 1 for number in range(8)}
+    assert message(many).endswith("; unknown too: `z1`, `z2`, `z3`, `z4`, `z5` and 2 more")
+
+
 @pytest.mark.parametrize(
     ("key", "why"), [("bf16", "nothing is like it"), ("name", "two are"), ("hidden", "no path leads to it")]
 )

@@ -12,6 +12,8 @@ from posttrain.store.errors import UserError, closest_match, share_words, shorte
 MAX_INTEGER = 2**31 - 1
 """The largest integer of a config: more would overflow in native code, long after the config was read."""
 
+_LISTED = 5  # of several unknown keys
+
 _CUTOFF = 0.7  # from this likeness on, an unknown key is taken for a mistyped one
 
 
@@ -67,17 +69,26 @@ class Section(BaseModel):
             raise _to_user_error(cls, error, where) from None
 
 
+def _path(problem: Mapping[str, Any]) -> list[str]:
+    """Returns the keys that lead to a problem; they are the user's too, and may hold anything."""
+    return [shorten(to_line(str(part))) for part in problem["loc"]]
+
+
 def _to_user_error(section: type["Section"], error: ValidationError, where: str) -> UserError:
     # Only the first: the later ones are often consequences of it, such as a required key that was mistyped.
-    problem = error.errors(include_url=False)[0]
-    # Keys are the user's too, and may hold anything.
-    path = [shorten(to_line(str(part))) for part in problem["loc"]]
+    problem, *others = error.errors(include_url=False)
+    path = _path(problem)
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         fixes = [_suggest_key(section, path)]
         if section.key_aliases.get(path[-1], (key,))[0]:
             fixes.append(_listing(section, path[:-1]))
-        return UserError(f"unknown key `{key}`", where=where, fix=" ".join(filter(None, fixes)) or None, key=key)
+        hints = [" ".join(filter(None, fixes))]
+        # All at once, as none is a consequence: another program's config has many.
+        if unknown := [f"`{'.'.join(_path(other))}`" for other in others if other["type"] == "extra_forbidden"]:
+            more = f" and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""
+            hints.append(f"unknown too: {', '.join(unknown[:_LISTED])}{more}")
+        return UserError(f"unknown key `{key}`", where=where, fix="; ".join(filter(None, hints)) or None, key=key)
     if problem["type"] == "model_type" and (within := _section_at(section, path)):
         example = ".".join([*path, next(iter(within.model_fields))])
         return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where, key=key)
