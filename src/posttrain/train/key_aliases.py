@@ -39,7 +39,7 @@ _COLUMNS = Alias("", "columns are named by `data.columns`, in `posttrain train` 
 _PACKED = Alias("", "records are always packed, without padding")
 _ASSISTANT = Alias("", "the loss is always that of the assistant's turns")
 _REFERENCE = Alias("", "the reference is the model before the training, whose log-probabilities are computed once")
-_NO_EVALUATION = Alias("", "nothing is evaluated during a training; `posttrain eval` measures a model")
+_NO_EVALUATION = Alias("", "nothing is evaluated during a training; a loop measures the model of each round")
 _METRICS = Alias("", "every step is a line of metrics.jsonl; train.sinks names trackers")
 _QUANTISED = Alias("", "models are not loaded in 4 or 8 bits; train.method=lora takes the least memory")
 _OUT = Alias("", "`posttrain train` takes the folder as --out, a loop writes into its workspace")
