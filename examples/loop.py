@@ -6,11 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from posttrain import Workspace
+import posttrain
 
-files = Path(__file__).parent / "support"
+files = Path(posttrain.__file__).parent / "cli" / "example"  # those of `posttrain init --example`
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "loop")
-shutil.copytree(files, folder)
+shutil.copytree(files, folder, ignore=shutil.ignore_patterns("posttrain.yaml"))
 config = {
     "model": "tiny",
     "rounds": 2,
@@ -21,7 +21,7 @@ config = {
     "evaluate": {"latency": {"prompts": 0}},
     "gate": {"deploy": ["gain.accuracy.low > 0"]},
 }
-workspace = Workspace.create(folder, config)
+workspace = posttrain.Workspace.create(folder, config)
 
 # %% Run until labels are needed, give them, and run on. Here a file answers; ask people, or a model, in its place.
 with (files / "answers.csv").open(encoding="utf-8") as file:

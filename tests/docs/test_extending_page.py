@@ -87,7 +87,7 @@ store: {artifacts: "my_store:LoggedArtifacts://artifacts"}
 
 def test_a_round_runs_with_every_extension_in_the_workspaces_folder(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
-    shutil.copytree(PAGES.parent / "examples" / "support", workspace)
+    shutil.copytree(PAGES.parent / "src" / "posttrain" / "cli" / "example", workspace)
     for name, text in BLOCKS.items():
         (workspace / name).write_text(text, encoding="utf-8")
     (workspace / "posttrain.yaml").write_text(_CONFIG, encoding="utf-8")

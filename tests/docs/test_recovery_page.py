@@ -1,18 +1,14 @@
 """The commands of the recovery page back up and restore, find damage, repair it and rebuild the database."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_commands_print_the_quoted_output(
     tmp_path: Path, run: Callable[[str, Path], str], walk: Callable[[str, Path], list[tuple[str, list[str]]]]
 ) -> None:
-    shutil.copytree(ROOT / "examples" / "support", tmp_path / "support")
-    shutil.copy(tmp_path / "support" / "tiny.yaml", tmp_path / "support" / "posttrain.yaml")
+    run("posttrain init support --example", tmp_path)
     run("posttrain run -w support", tmp_path)
     run("python support/fill.py support/labels/round-1.csv", tmp_path)
     run("posttrain run -w support", tmp_path)

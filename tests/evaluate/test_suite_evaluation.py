@@ -350,7 +350,7 @@ def test_a_broken_scorer_that_no_suite_names_does_no_harm(monkeypatch: pytest.Mo
         ({"suites": {"test": {"pattern": "x"}}}, "`pattern` go together"),
         ({"suites": {"test": {"scorer": "regex", "pattern": "("}}}, "no regular expression"),
         ({"suites": {"test": {"scorer": "python", "function": "operator.eq"}}}, "no dotted path"),
-        ({"suites": {"test": {"scorrer": "regex"}}}, "did you mean `scorer`"),
+        ({"suites": {"test": {"scorrer": "regex"}}}, "did you mean `suites.test.scorer`"),
     ],
 )
 def test_unusable_suites_are_refused(values: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ def test_an_explicit_objective_overrides_the_settings(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"settings": {"train": {"epoch": 2}}}, "settings: unknown key `train.epoch`; did you mean `epochs`?"),
+        ({"settings": {"train": {"epoch": 2}}}, "settings: unknown key `train.epoch`; did you mean `train.epochs`?"),
         ({"settings": {"trian": {}}}, "unknown key `trian`"),
         ({"objective": "dpa"}, "objective: no objective `dpa`"),
         ({"model": "nothing/here/at/all"}, "is no model"),

@@ -28,7 +28,7 @@ def test_only_the_scores_that_the_strategy_needs_are_computed_by_default() -> No
     [
         ({"scores": ["semantic_entropi"]}, "no score `semantic_entropi`; did you mean `semantic_entropy`"),
         ({"scores": ["entropy"]}, "`entropy` is always computed"),
-        ({"scoring": {"pases": 3}}, "did you mean `passes`"),
+        ({"scoring": {"pases": 3}}, "did you mean `scoring.passes`"),
         ({"scoring": {"passes": 1}}, "`scoring.passes`"),
         ({"scoring": {"dropout": 1.0}}, "`scoring.dropout`"),
     ],

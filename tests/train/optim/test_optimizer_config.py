@@ -13,7 +13,7 @@ from posttrain.train.optim.config import OptimizerConfig
         ({"betas": [0.9, 1.0]}, r"^test: `betas.1`: .*less than 1"),
         ({"layer_decay": 1.1}, r"^test: `layer_decay`: .*less than or equal to 1"),
         ({"weight_decay": -0.1}, r"^test: `weight_decay`: .*greater than or equal to 0"),
-        ({"muon": {"rate": 2}}, r"^test: unknown key `muon.rate`; did you mean `rate_scale`"),
+        ({"muon": {"rate": 2}}, r"^test: unknown key `muon.rate`; did you mean `muon.rate_scale`"),
         ({"muon": {"iterations": 100}}, r"^test: `muon.iterations`: .*less than 100"),
     ],
 )
