@@ -1,5 +1,6 @@
 """``posttrain init DIR --test FILE --pool FILE`` proposes a config for the user's files."""
 
+import compileall
 import json
 import os
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+import posttrain as posttrain_package
 
 Call = Callable[..., Any]
 
@@ -139,6 +142,8 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(
 
 
 def test_the_example_is_a_workspace_of_its_own(folder: Path, posttrain: Call) -> None:
+    # As pip does where it installs a wheel.
+    compileall.compile_dir(Path(posttrain_package.__file__).parent / "cli" / "example", quiet=1)
     assert posttrain("init", "shop", "--example").code == 0
     assert {path.name for path in (folder / "shop").iterdir()} >= {"inputs.csv", "test.csv", "labels.txt", "fill.py"}
     assert posttrain("config", "check", "-w", "shop").code == 0

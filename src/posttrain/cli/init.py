@@ -63,7 +63,9 @@ def init(
 
 
 def _write_example(directory: Path) -> None:
-    files = {entry.name: entry.read_bytes() for entry in (resources.files("posttrain.cli") / "example").iterdir()}
+    folder = resources.files("posttrain.cli") / "example"
+    # pip compiles the script among them, which leaves a folder.
+    files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
     for name, content in files.items():
         path = directory / name
         if path.exists() and (name == CONFIG_FILE or path.read_bytes() != content):
