@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ROW_CHUNK = 256
 _VOCABULARY_CHUNK = 2048
-_ACCELERATOR_LOGITS = 2**27  # of a part of the vocabulary, at least
+_ACCELERATOR_LOGITS = 2**27  # of a part of the vocabulary: half a gigabyte in float32
 _LOGITS = 2**23  # in memory at once
 
 _Result = TypeVar("_Result")
