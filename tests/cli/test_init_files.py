@@ -149,7 +149,12 @@ def test_the_example_is_a_workspace_of_its_own(folder: Path, posttrain: Call) ->
     assert posttrain("config", "check", "-w", "shop").code == 0
     before = {path: path.read_bytes() for path in (folder / "shop").iterdir() if path.is_file()}
     mistake = posttrain("init", "shop", "--example").mistake
-    assert mistake == "shop/posttrain.yaml: another file is here already; name a new folder"
+    assert mistake == "shop/posttrain.yaml: a workspace is here already; posttrain run -w shop"
+    (folder / "mine").mkdir()
+    (folder / "mine" / "test.csv").write_text("text,label\n", "utf-8")
+    mistake = posttrain("init", "mine", "--example").mistake
+    assert mistake == "mine/test.csv: another file is here already; name a new folder"
+    assert [path.name for path in (folder / "mine").iterdir()] == ["test.csv"]
     assert {path: path.read_bytes() for path in before} == before
     mistake = posttrain("init", "other", "--example", "--test", "test.csv").mistake
     assert mistake == "--example: the example brings its own files; leave out the other options"

@@ -26,7 +26,6 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.secrets import mask_values
 from posttrain.store.section import describe_alias
 from posttrain.store.yaml_files import read_yaml
-from posttrain.train.key_aliases import KEY_ALIASES
 
 app = typer.Typer(name="config", help="Show, search or check posttrain.yaml.", no_args_is_help=True)
 
@@ -60,7 +59,7 @@ def keys(
     names = list(config_keys(Config))
     matching = [entry for entry in names if entry.key.startswith(prefix)]
     if not matching:
-        if (alias := KEY_ALIASES.get(prefix.rpartition(".")[2])) is not None:
+        if (alias := Config.key_aliases.get(prefix.rpartition(".")[2])) is not None:
             raise UserError(f"no key begins with `{prefix}`", fix=describe_alias(alias))
         fix = suggest(prefix, [entry.key for entry in names], listed=False) or "posttrain config keys lists all"
         raise UserError(f"no key begins with `{prefix}`", fix=fix)

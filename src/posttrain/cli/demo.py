@@ -8,7 +8,7 @@ import typer
 
 from posttrain.cli.output import print_line
 from posttrain.cli.status import print_rounds
-from posttrain.cli.workspace import open_workspace
+from posttrain.cli.workspace import open_workspace, waiting_text
 from posttrain.inspect.status import status as loop_status
 from posttrain.models.sources import DEMO_MODEL, DEMO_REQUIREMENT, locate
 from posttrain.store.errors import UserError
@@ -46,7 +46,7 @@ def demo(
     if quick:
         print_line("The tiny model shows the mechanics and learns little; without --quick a real one learns the task.")
     lines = [
-        f"waiting for {waiting}" if waiting else f"done in {time.monotonic() - start:.0f} s",
+        waiting_text(waiting, dir) if waiting else f"done in {time.monotonic() - start:.0f} s",
         f"report: {report}",
         f"champion: {dir}/.posttrain/champion (Hugging Face layout)",
         f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",

@@ -34,11 +34,8 @@ def init(
 
     The files stay where they are. Their columns, and the labels if there are few, are detected.
     """
-    if example:
-        if any(value is not None for value in (template, test, pool, labelled, prompt, label)):
-            raise UserError("the example brings its own files", where="--example", fix="leave out the other options")
-        _write_example(directory)
-        return
+    if example and any(value is not None for value in (template, test, pool, labelled, prompt, label)):
+        raise UserError("the example brings its own files", where="--example", fix="leave out the other options")
     templates = resources.files("posttrain.cli") / "templates"
     if template is not None and not (templates / f"{template}.yaml").is_file():
         names = sorted(entry.name.removesuffix(".yaml") for entry in templates.iterdir())
@@ -46,6 +43,9 @@ def init(
     config = directory / CONFIG_FILE
     if config.exists():
         raise UserError("a workspace is here already", where=str(config), fix=f"posttrain run -w {directory}")
+    if example:
+        _write_example(directory)
+        return
     columns = {key: name for key, name in (("prompt", prompt), ("completion", label)) if name is not None}
     files = DataFiles(test, pool, labelled)
     if columns and files == DataFiles(None, None, None):
@@ -68,7 +68,7 @@ def _write_example(directory: Path) -> None:
     files = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
     for name, content in files.items():
         path = directory / name
-        if path.exists() and (name == CONFIG_FILE or path.read_bytes() != content):
+        if path.exists() and path.read_bytes() != content:
             raise UserError("another file is here already", where=str(path), fix="name a new folder")
     make_folder(directory)
     for name in sorted(files.keys() - {CONFIG_FILE}):

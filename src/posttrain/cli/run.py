@@ -7,7 +7,7 @@ import typer
 
 from posttrain.cli.output import print_events, print_line
 from posttrain.cli.status import print_rounds
-from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, print_waiting
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, waiting_text
 from posttrain.store.errors import UserError
 
 
@@ -51,7 +51,7 @@ def run(
     if comparison:
         print_line(comparison.conclusion)
     if waiting:
-        print_waiting(waiting, workspace)
+        print_line(waiting_text(waiting, workspace))
     elif until is None:
         print_line(f"next: posttrain show champion -w {workspace}   posttrain report -w {workspace}")
 

@@ -83,8 +83,8 @@ def _record(result: dict[str, Any]) -> None:
 def _round(entry: dict[str, Any]) -> None:
     decision = (entry["decision"] or {}).get("action", entry["status"])
     models = {"candidate": entry["candidate"], "champion before": entry["champion_before"]}
-    named = ", ".join(f"{role} {model}" for role, model in models.items() if model)
-    print_line(f"round {entry['number']}: {decision}{f'; {named}' if named else ''}")
+    text = ", ".join(f"{role} {model}" for role, model in models.items() if model)
+    print_line(f"round {entry['number']}: {decision}{f'; {text}' if text else ''}")
     for rule in (entry["decision"] or {}).get("rules", []):
         outcome = "holds" if rule["holds"] else "fails"
         print_line(f"  {outcome}: {rule['section']}: {rule['rule']}  ({rule['values']})")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
-from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, print_waiting
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, waiting_text
 from posttrain.inspect.champion import MEND
 from posttrain.inspect.status import status as loop_status
 from posttrain.loop.config import Config
@@ -37,7 +37,7 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
         if last and last["status"] != "done" and last["forecast"]:
             print_line(f"round {last['round']}: {last['forecast']}")
         if state["waiting"]:
-            print_waiting(state["waiting"], workspace)
+            print_line(waiting_text(state["waiting"], workspace))
 
 
 def print_damage(problems: list[str]) -> None:

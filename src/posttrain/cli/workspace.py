@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli.output import error_console, print_line
+from posttrain.cli.output import error_console
 from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
@@ -43,13 +43,13 @@ def open_workspace(
     return open_workspace(root, write=write, checked=checked)
 
 
-def print_waiting(waiting: str, root: Path) -> None:
-    """Prints what the loop waits for, with files and commands as they are named from the current folder."""
+def waiting_text(waiting: str, root: Path) -> str:
+    """Says what the loop waits for, with files and commands as they are named from the current folder."""
     if root != CURRENT_FOLDER:
         waiting = re.sub(r"\blabels/(?=[\w-]+\.csv)", lambda match: f"{root / match[0]}/", waiting)
         pages = "posttrain label serve"
         waiting = waiting.replace(pages, f"{pages} -w {shlex.quote(str(root))}")
-    print_line(f"waiting for {waiting}")
+    return f"waiting for {waiting}"
 
 
 def merge_columns(columns: Mapping[str, str] | None, options: Sequence[str] | None) -> dict[str, str] | None:

@@ -65,11 +65,13 @@ class Proposal:
     lines: list[str]
 
 
-def propose_config(files: DataFiles, named: dict[str, str], folder: Path, template: str | None = None) -> Proposal:
+def propose_config(
+    files: DataFiles, user_columns: dict[str, str], folder: Path, template: str | None = None
+) -> Proposal:
     """Reads the files and proposes a config that `check_data` accepts.
 
     Args:
-        named: Columns that the user named: of ``prompt``, ``completion`` or both.
+        user_columns: Columns that the user named: of ``prompt``, ``completion`` or both.
         folder: The workspace's folder, which need not exist; the config names the files from there.
         template: None: ``classify`` where the answers are a small closed set, else ``answer``.
 
@@ -83,7 +85,7 @@ def propose_config(files: DataFiles, named: dict[str, str], folder: Path, templa
     if files.pool is None and files.labelled is None:
         fix = "--pool FILE with inputs, or --labelled FILE with records to train on"
         raise UserError("no file of records to learn from is named", where="--pool", fix=fix)
-    columns = detect_columns(locate_file(Path(), answered), answered, _FIX, named)
+    columns = detect_columns(locate_file(Path(), answered), answered, _FIX, user_columns)
     if columns.shape is not None and columns.shape.name == "preference":
         fix = f"posttrain init {folder}, and `task: {{kind: preference}}` in its {CONFIG_FILE}"
         raise UserError("the records are pairs of answers, and not prompts with one", where=answered, fix=fix)

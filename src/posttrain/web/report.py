@@ -1,6 +1,5 @@
 """Renders the report: one HTML page about a workspace or about one training, which loads nothing."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,7 +199,8 @@ def drift_by_round(report: Report) -> Chart | None:
     drifts = {row.number: row.drift for row in report.rounds if row.drift}
     numbers = np.array(list(drifts), np.float64)
     curves = [
-        (name, numbers, np.array([math.nan if one[key] is None else one[key] for one in drifts.values()], np.float64))
+        # None, where nothing was measured, becomes NaN.
+        (name, numbers, np.array([fields[key] for fields in drifts.values()], np.float64))
         for key, name in (("psi", "inputs"), ("confidence", "confidence"))
     ]
     return compared_curves(curves, "stability index", CurveStyle(formatting.number_text, mean=False), axis="round")

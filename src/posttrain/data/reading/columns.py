@@ -48,7 +48,7 @@ class Columns:
     mapping: dict[str, str] | None
 
 
-def detect_columns(path: DataPath, name: str, fix: str, named: Mapping[str, str] | None = None) -> Columns:
+def detect_columns(path: DataPath, name: str, fix: str, user_columns: Mapping[str, str] | None = None) -> Columns:
     """Detects the columns of prompts and answers in a file of answered records.
 
     In this order: columns of a shape that has answers count by their own names; then the usual names count; then, of
@@ -58,7 +58,7 @@ def detect_columns(path: DataPath, name: str, fix: str, named: Mapping[str, str]
         path: The file.
         name: Its name in errors.
         fix: How the user can name the columns, for the error.
-        named: Columns that the user named: of ``prompt``, ``completion`` or both.
+        user_columns: Columns that the user named: of ``prompt``, ``completion`` or both.
 
     Raises:
         UserError: the file cannot be read, a named column is missing, or the columns could mean several things.
@@ -74,17 +74,17 @@ def detect_columns(path: DataPath, name: str, fix: str, named: Mapping[str, str]
     if not rows:
         raise UserError("the file holds no records", where=name, fix="put records into it, or name another file")
     names = list(rows[0])
-    named = dict(named or {})
+    user_columns = dict(user_columns or {})
     where = f"{name}:{1 if has_fixed_columns(path) else first_line}"
-    for column in named.values():
+    for column in user_columns.values():
         if column not in names:
             what = f"there is no column `{column}`; the columns are {join_names(names)}"
             raise UserError(what, where=where, fix=suggest(column, names, listed=False))
     shape = shape_of(names)
-    if not named and shape is not None and (shape.name not in _ANSWERLESS or _ANSWERS.get(shape.name) in names):
+    if not user_columns and shape is not None and (shape.name not in _ANSWERLESS or _ANSWERS.get(shape.name) in names):
         return Columns(names, shape, None)
-    prompt = named.get("prompt") or _by_name(names, PROMPT_NAMES, named.values())
-    answer = named.get("completion") or _by_name(names, ANSWER_NAMES, named.values())
+    prompt = user_columns.get("prompt") or _by_name(names, PROMPT_NAMES, user_columns.values())
+    answer = user_columns.get("completion") or _by_name(names, ANSWER_NAMES, user_columns.values())
     if prompt is None or answer is None:
         prompt, answer = _by_content(rows, prompt, answer)
     if len(names) == 1:
