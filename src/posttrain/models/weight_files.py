@@ -26,11 +26,12 @@ _BITS |= {"U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a weights file: its file, dtype (``F32``, ``BF16`` ...) and shape."""
+    """One tensor of a weights file: its file, dtype (``F32``, ``BF16`` ...), shape, and offset in the file in bytes."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    offset: int
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -82,7 +83,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, TensorHeader]]:
     end = 0
     ends: list[tuple[int, int, str]] = []
     for name, values in tensors.items():
-        header, first, last = _read_tensor(file, name, values)
+        header, first, last = _read_tensor(file, name, values, _LENGTH.size + length)
         ends.append((first, last, name))
         yield name, header
     # Without holes and overlaps, as safetensors demands: else a tensor could be read as another's numbers.
@@ -100,7 +101,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, TensorHeader]]:
         )
 
 
-def _read_tensor(file: Path, name: str, values: Any) -> tuple[TensorHeader, int, int]:
+def _read_tensor(file: Path, name: str, values: Any, start: int) -> tuple[TensorHeader, int, int]:
     try:
         dtype, shape, (first, last) = str(values["dtype"]), tuple(values["shape"]), values["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
@@ -116,4 +117,4 @@ def _read_tensor(file: Path, name: str, values: Any) -> tuple[TensorHeader, int,
     if expected != 8 * (last - first):
         what = f"is damaged: tensor {name} of shape {list(shape)} in {dtype} has {last - first:,} bytes"
         raise UserError(f"{what} instead of {expected // 8:,}", where=str(file), fix=_FIX)
-    return TensorHeader(file, dtype, shape), first, last
+    return TensorHeader(file, dtype, shape, start + first), first, last

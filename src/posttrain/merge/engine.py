@@ -1,0 +1,197 @@
+"""Runs a merge plan: streams the tensors through threads of bounded memory, into files that are read back."""
+
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posttrain.merge.plan import MergePlan, TensorPlan
+from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
+from posttrain.merge.tensor_group import Arena, BlockFunction, Digests, TensorGroup
+from posttrain.merge.whole_model import WholeModel
+from posttrain.store.errors import UserError
+from posttrain.store.progress import progress_bar
+
+MEMORY = 2 << 30
+"""Bytes of weights that are held at once, by default."""
+
+
+@dataclass(frozen=True)
+class MergeRun:
+    """What a run of a plan measured.
+
+    Attributes:
+        seconds: of the whole run.
+        peak_memory: bytes that the process held at most, until the end of the run.
+        inputs: digest (XXH3, 128 bits) of each tensor that was read, by model and tensor.
+        outputs: digest of each tensor that was written, and read back, by name.
+    """
+
+    seconds: float
+    peak_memory: int
+    inputs: Mapping[tuple[str, str], str]
+    outputs: Mapping[str, str]
+
+
+def run_plan(
+    plan: MergePlan, folder: Path, memory: int = MEMORY, threads: int | None = None, shard_bytes: int = SHARD_BYTES
+) -> MergeRun:
+    """Writes the weights of a merged model.
+
+    The result is the same to the last bit whatever the threads, the memory and the order in which they finish: a
+    tensor is merged by one thread, in blocks whose size hangs on its shape alone, with random numbers of its name.
+
+    Args:
+        plan: the merge.
+        folder: an empty folder.
+        memory: bytes of weights that are held at once.
+        threads: that merge tensors side by side; one a core by default.
+        shard_bytes: most bytes of one file.
+
+    Raises:
+        UserError: a weight is NaN or infinite, or the disk refused.
+    """
+    start = time.perf_counter()
+    count = threads or len(os.sched_getaffinity(0))
+    job = _Job(plan, memory // (count + 1))
+    specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
+    writer = ShardWriter(folder, specs, shard_bytes)
+    outputs: dict[str, str] = {}
+    try:
+        with _one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
+            pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+            try:
+                # The largest first, so that no thread begins it when the others are done.
+                order = sorted(plan.tensors, key=lambda tensor: -tensor.bytes)
+                futures = {pool.submit(job.merge, tensor, writer): tensor for tensor in order}
+                for future in as_completed(futures):
+                    future.result()
+                    advance(futures[future].bytes >> 20)
+                checks = {pool.submit(writer.verify, tensor.name): tensor.name for tensor in order}
+                writer.sync()
+                outputs = {name: check.result() for check, name in checks.items()}
+            finally:
+                pool.shutdown(cancel_futures=True)
+    finally:
+        writer.close()
+    return MergeRun(time.perf_counter() - start, _peak_memory(), job.digests.values, dict(sorted(outputs.items())))
+
+
+class _Job:
+    """The state that the threads of one run share."""
+
+    def __init__(self, plan: MergePlan, arena_bytes: int) -> None:
+        self.plan, self.digests = plan, Digests()
+        self._arena_bytes = arena_bytes
+        self._local = threading.local()
+        self._whole = {
+            key: WholeModel(lambda key=key: self._groups(key), len(tensors[0].inputs), sum(t.elements for t in tensors))  # type: ignore[misc]
+            for key, tensors in _by_method(plan.tensors).items()
+        }
+
+    def merge(self, tensor: TensorPlan, writer: ShardWriter) -> None:
+        """Merges one tensor and writes it."""
+        if tensor.method is None:
+            writer.write(tensor.name, [self._copied(tensor)])
+            return
+        group = self._group(tensor)
+        function = tensor.method.function(group, **tensor.options)
+        writer.write(tensor.name, self._blocks(tensor, group, function))
+
+    def _blocks(self, tensor: TensorPlan, group: TensorGroup, function: BlockFunction) -> Iterator[Tensor]:
+        rounded = self._arena().take("rounded", 1 << 16, tensor.dtype)
+        for block in group.blocks():
+            result = function(block)
+            if block.base is not None:
+                result = torch.add(result, block.base, out=result)
+            if tensor.dtype != torch.float32:
+                if len(rounded) < result.numel():
+                    rounded = self._arena().take("rounded", result.numel(), tensor.dtype)
+                result = rounded[: result.numel()].copy_(result.reshape(-1))
+            if tensor.dtype == torch.float16:
+                _check_range(tensor, result)
+            yield result
+
+    def _copied(self, tensor: TensorPlan) -> Tensor:
+        entry = tensor.inputs[0]
+        first, *others = (torch.empty(tensor.elements, dtype=tensor.dtype) for _ in tensor.inputs)
+        entry.source.read(entry.tensor, 0, first)
+        for other, target in zip(tensor.inputs[1:], others, strict=True):
+            other.source.read(other.tensor, 0, target)
+            if not torch.equal(first, target):
+                raise UserError(
+                    f"tensor {tensor.name} holds integers that differ between `{entry.source.name}` and "
+                    f"`{other.source.name}`",
+                    where="models",
+                    fix="they cannot be merged",
+                )
+        return first
+
+    def _group(self, tensor: TensorPlan, arena: Arena | None = None, digests: bool = True) -> TensorGroup:
+        assert tensor.method is not None
+        return TensorGroup(
+            tensor.name,
+            tensor.inputs,
+            tensor.base,
+            arena or self._arena(),
+            self._whole[_key(tensor)],
+            self.plan.recipe.seed,
+            self.digests if digests else None,
+            task_vectors=tensor.method.task_vectors,
+        )
+
+    def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:
+        arena = Arena(self._arena_bytes)
+        for tensor in _by_method(self.plan.tensors)[key]:
+            yield self._group(tensor, arena, digests=False)
+
+    def _arena(self) -> Arena:
+        if not hasattr(self._local, "arena"):
+            self._local.arena = Arena(self._arena_bytes)
+        arena: Arena = self._local.arena
+        return arena
+
+
+def _key(tensor: TensorPlan) -> tuple[object, ...]:
+    name = tensor.method.name if tensor.method else None
+    return name, tuple(entry.source.name for entry in tensor.inputs)
+
+
+def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[TensorPlan]]:
+    groups: dict[tuple[object, ...], list[TensorPlan]] = {}
+    for tensor in tensors:
+        if tensor.method is not None:
+            groups.setdefault(_key(tensor), []).append(tensor)
+    return groups
+
+
+def _check_range(tensor: TensorPlan, result: Tensor) -> None:
+    if not torch.isfinite(result).all():
+        raise UserError(
+            f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16"
+        )
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    # torch would split each block among all cores again.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10

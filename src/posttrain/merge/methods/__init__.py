@@ -1,0 +1,1 @@
+"""Merge methods, one idea a file."""

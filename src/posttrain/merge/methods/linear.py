@@ -1,0 +1,65 @@
+"""Linear combinations with given coefficients: weighted averages and task arithmetic."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posttrain.merge.methods.base import PerModel, merge_method
+from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
+from posttrain.store.errors import UserError
+
+
+@merge_method("linear")
+def linear(group: TensorGroup, *, weight: PerModel = (1.0,), normalize: bool = True) -> BlockFunction:
+    """Averages the weights: sum_i w_i theta_i / sum_i w_i (model soups, Wortsman et al. 2022).
+
+    Args:
+        weight: w, one a model.
+        normalize: divide by the sum of w; without, the plain sum.
+
+    Raises:
+        UserError: the weights to be normalised add up to zero.
+    """
+    return combine(normalized(weight) if normalize else weight)
+
+
+@merge_method("task_arithmetic", task_vectors=True)
+def task_arithmetic(
+    group: TensorGroup, *, weight: PerModel = (1.0,), normalize: bool = False, scale: float = 1.0
+) -> BlockFunction:
+    """Adds task vectors: theta_0 + scale sum_i w_i (theta_i - theta_0) (Ilharco et al. 2023).
+
+    A negative weight forgets a task; weights 1, 1 and -1 form an analogy.
+
+    Args:
+        weight: w, one a model.
+        normalize: divide the sum by the sum of w.
+        scale: factor of the merged task vector.
+    """
+    coefficients = normalized(weight) if normalize else weight
+    return combine([scale * coefficient for coefficient in coefficients])
+
+
+def combine(coefficients: Sequence[float]) -> BlockFunction:
+    """Returns the function sum_i c_i x_i of a block, summed in float32 in the order of the models."""
+
+    def merge(block: Block) -> Tensor:
+        total = block.values[0].mul_(coefficients[0])
+        for values, coefficient in zip(block.values[1:], coefficients[1:], strict=True):
+            torch.add(total, values, alpha=coefficient, out=total)
+        return total
+
+    return merge
+
+
+def normalized(weight: Sequence[float]) -> list[float]:
+    """Returns the weights divided by their sum.
+
+    Raises:
+        UserError: the sum is zero.
+    """
+    total = sum(weight)
+    if abs(total) < 1e-8 * max(map(abs, weight), default=0.0) or total == 0:
+        raise UserError("the weights add up to zero", where="weight", fix="change them, or set normalize: false")
+    return [value / total for value in weight]

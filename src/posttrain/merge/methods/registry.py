@@ -1,0 +1,29 @@
+"""Registry of merge methods. Other packages add a `MergeMethod` as an entry point of ``posttrain.merge_methods``."""
+
+from posttrain.merge.methods.base import MergeMethod
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
+
+_HERE = "posttrain.merge.methods"
+
+METHODS: Registry[MergeMethod] = Registry(
+    "merge method",
+    "posttrain.merge_methods",
+    {
+        "linear": f"{_HERE}.linear:linear",
+        "task_arithmetic": f"{_HERE}.linear:task_arithmetic",
+        "ties": f"{_HERE}.ties:ties",
+    },
+    base=MergeMethod,
+)
+
+
+def load_method(name: str, where: str = "method") -> MergeMethod:
+    """Returns a method by its name.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    if name not in METHODS:
+        raise UserError(f"there is no merge method `{name}`", where=where, fix=suggest(name, METHODS))
+    return METHODS.load(name, where)

@@ -1,0 +1,97 @@
+"""Exact order statistics of tensors that are read in blocks: the k-th largest magnitude, without sorting."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+Magnitudes = Callable[[int], Iterator[list[np.ndarray]]]
+"""Called with a stride, yields every stride-th magnitude of each model, block by block; float32."""
+
+_SAMPLE = 1 << 18  # elements whose quantiles bracket the result
+_DEVIATIONS = 6.0  # standard deviations of a quantile of the sample on each side of it
+
+
+def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequence[float]) -> list[float]:
+    """Returns for each model the value that a share of its elements reaches, the largest of them, exactly.
+
+    The quantiles of a sample bracket the result; one pass counts the elements above the bracket and collects those in
+    it, among which the result is selected (after Floyd and Rivest 1975). Memory is that of the sample and the bracket,
+    a hundredth of the elements, and each pass reads them in order.
+
+    Args:
+        magnitudes: the elements.
+        models: number of sequences.
+        elements: length of each sequence.
+        shares: one a model, from 0 to 1. The k-th largest is returned, k being the share of the elements rounded down;
+            of a share above 0 at least the largest, and of 0 infinity.
+    """
+    results: dict[int, float] = {model: float("inf") for model in range(models) if shares[model] <= 0 or not elements}
+    ranks = {model: max(1, int(shares[model] * elements)) for model in range(models) if model not in results}
+    stride = max(1, elements // _SAMPLE)
+    # Odd, as the columns of a weight matrix are a power of two, and some of them are unlike the others.
+    stride += (stride > 1) * (1 - stride % 2)
+    sample: list[list[np.ndarray]] = [[] for _ in range(models)]
+    for block in magnitudes(stride):
+        for model in ranks:
+            sample[model].append(block[model].copy())
+    brackets = {}
+    for model, rank in ranks.items():
+        drawn = np.concatenate(sample[model])
+        if stride == 1:
+            results[model] = float(np.partition(drawn, elements - rank)[elements - rank])
+        else:
+            drawn.sort()
+            brackets[model] = _bracket(drawn, rank / elements)
+    del sample
+    while brackets:
+        _narrow(magnitudes, ranks, brackets, results)
+    return [results[model] for model in range(models)]
+
+
+def _bracket(drawn: np.ndarray, share: float) -> tuple[float, float]:
+    """Returns values between which the element lies that a share of all reach, almost surely."""
+    count = len(drawn)
+    at = (1 - share) * count
+    margin = _DEVIATIONS * np.sqrt(max(share * (1 - share) * count, 1.0))
+    low = drawn[int(at - margin)] if at - margin >= 0 else -np.inf
+    high = drawn[int(at + margin) + 1] if at + margin + 1 < count else np.inf
+    return float(low), float(high)
+
+
+def _narrow(
+    magnitudes: Magnitudes,
+    ranks: dict[int, int],
+    brackets: dict[int, tuple[float, float]],
+    results: dict[int, float],
+) -> None:
+    """Counts and collects in one pass; moves results out of ``brackets`` and widens those that missed."""
+    above, level = dict.fromkeys(brackets, 0), dict.fromkeys(brackets, 0)
+    lowest = dict.fromkeys(brackets, 0)
+    inside: dict[int, list[np.ndarray]] = {model: [] for model in brackets}
+    for block in magnitudes(1):
+        for model, (low, high) in brackets.items():
+            values = block[model]
+            over_low = values > low
+            above_high = values >= high
+            above[model] += int(np.count_nonzero(above_high))
+            inside[model].append(values[over_low & ~above_high])
+            # Elements that equal an end are counted and not collected: of a tensor that training left alone, all
+            # task vectors are zero.
+            if np.isfinite(high):
+                level[model] += int(np.count_nonzero(values == high))
+            lowest[model] += int(np.count_nonzero(values == low))
+    for model, (low, high) in list(brackets.items()):
+        rank, between = ranks[model], np.concatenate(inside[model])
+        strictly = above[model] - level[model]
+        if strictly < rank <= above[model]:
+            results[model] = high
+        elif above[model] < rank <= above[model] + len(between):
+            at = len(between) - (rank - above[model])
+            results[model] = float(np.partition(between, at)[at])
+        elif above[model] + len(between) < rank <= above[model] + len(between) + lowest[model]:
+            results[model] = low
+        else:
+            # The sample was unlike the whole: everything on the side that holds it is looked at.
+            brackets[model] = (high, float("inf")) if rank <= strictly else (float("-inf"), low)
+            continue
+        del brackets[model]

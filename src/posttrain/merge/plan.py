@@ -1,0 +1,388 @@
+"""The plan of a merge: which tensors of which models make each tensor of the result, checked before any work."""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from posttrain.merge.methods.base import MergeMethod
+from posttrain.merge.methods.registry import load_method
+from posttrain.merge.recipe import ModelEntry, Position, Recipe, Slice, Value, resolve
+from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
+from posttrain.merge.tensor_group import TensorInput
+from posttrain.store.errors import UserError, suggest
+
+log = logging.getLogger("posttrain")
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+
+# Computed from the config by transformers; old folders still hold it.
+_DERIVED = re.compile(r"rotary_emb\.inv_freq$")
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+# Keys of config.json in which models of one architecture may not differ, the vocabulary aside.
+_SHAPE_KEYS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_local_experts",
+    "num_experts",
+)
+
+Sources = Mapping[tuple[str, str | None], WeightSource]
+"""The opened models, by model and adapter as the recipe names them."""
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor of the result.
+
+    Attributes:
+        name: its name in the result.
+        shape: its shape.
+        dtype: its dtype in the result.
+        inputs: the models' tensors, in the recipe's order.
+        base: the base's, for methods on task vectors.
+        method: None to copy the first input's bytes, as of a buffer of integers.
+        options: the method's, as its signature has them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    inputs: tuple[TensorInput, ...]
+    base: TensorInput | None
+    method: MergeMethod | None
+    options: Mapping[str, Any]
+
+    @property
+    def elements(self) -> int:
+        """Returns the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes that it takes in the result."""
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def bytes_read(self) -> int:
+        """Returns the bytes that one pass over its inputs reads."""
+        entries = [*self.inputs, *([self.base] if self.base else [])]
+        return sum(self.elements * entry.source.dtype(entry.tensor).itemsize for entry in entries)
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """A merge that can begin.
+
+    Attributes:
+        tensors: of the result, in its order.
+        sources: every model that takes part, the base too.
+        template: the model whose config the result gets.
+        tokenizer: the model whose tokenizer it gets.
+        layers: number of layers of the result, if slices changed it.
+    """
+
+    recipe: Recipe
+    tensors: Sequence[TensorPlan]
+    sources: Sequence[WeightSource]
+    template: WeightSource
+    tokenizer: WeightSource
+    layers: int | None = None
+    config_changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes of the result's tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def bytes_read(self) -> int:
+        """Returns the bytes that one pass over all inputs reads."""
+        return sum(tensor.bytes_read for tensor in self.tensors)
+
+
+def build_plan(recipe: Recipe, sources: Sources) -> MergePlan:
+    """Plans a merge and checks that it makes sense.
+
+    Args:
+        recipe: the recipe.
+        sources: its models and base, opened.
+
+    Raises:
+        UserError: the models do not fit each other, a tensor would be lost, or an option is wrong.
+    """
+    _check_architectures([*sources.values()])
+    if recipe.slices:
+        return _Stack(recipe, sources).plan()
+    entries = _order(recipe.models, recipe.base, recipe.method)
+    builder = _Builder(recipe, sources, entries, recipe.base, recipe.method, {})
+    names = _tensor_names([*builder.models, *([builder.base] if builder.base else [])])
+    layers = 1 + max((number for name in names if (number := layer_of(name)) is not None), default=-1)
+    tensors = [builder.tensor(name, dict.fromkeys(range(len(entries)), name), name, layers) for name in names]
+    template = builder.base or builder.models[0]
+    return MergePlan(
+        recipe,
+        tensors,
+        list(sources.values()),
+        template,
+        _tokenizer_source(recipe, sources, template),
+        config_changes={"tie_word_embeddings": HEAD not in names} if EMBEDDING in names else {},
+    )
+
+
+def layer_of(name: str) -> int | None:
+    """Returns the number of the layer that a tensor belongs to; None outside of the layers."""
+    match = _LAYER.search(name)
+    return int(match.group(1)) if match else None
+
+
+def _in_layer(name: str, layer: int) -> str:
+    """Returns the name that the tensor has in another layer."""
+    match = _LAYER.search(name)
+    return name if match is None else f"{name[: match.start(1)]}{layer}{name[match.end(1) :]}"
+
+
+def _order(entries: Sequence[ModelEntry], base: str | None, method: str) -> list[ModelEntry]:
+    """Returns the models to merge: without the base for task vectors; else with the base first, if it is one of two."""
+    others = [entry for entry in entries if entry.model != base or entry.adapter]
+    if load_method(method).task_vectors:
+        return others
+    own = [entry for entry in entries if entry.model == base and not entry.adapter]
+    if base is not None and load_method(method).models == (2, 2):
+        # SLERP of a base and one more, as mergekit has it: t = 0 is the base.
+        return [*(own or [ModelEntry(model=base)]), *others]
+    return list(entries)
+
+
+class _Builder:
+    """Plans tensors of one set of models."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sources: Sources,
+        entries: Sequence[ModelEntry],
+        base: str | None,
+        method: str,
+        parameters: Mapping[str, Value],
+    ) -> None:
+        self.recipe, self.entries, self.method = recipe, list(entries), method
+        self.parameters = dict(recipe.parameters) | dict(parameters)
+        self.models = [sources[entry.model, entry.adapter] for entry in entries]
+        spec = load_method(method)
+        if spec.task_vectors and base is None:
+            raise UserError(f"{method} merges task vectors and needs the model that all were trained from", where="base")
+        if not self.models:
+            raise UserError("there is no model beside the base", where="models")
+        spec.check_models(len(self.models))
+        self.base = sources[base, None] if base is not None else None
+        for entry in self.entries:
+            for option in entry.parameters:
+                self._check_option(option, f"models.{entry.model}")
+        for option in self.parameters:
+            self._check_option(option, "parameters")
+
+    def _check_option(self, option: str, where: str) -> None:
+        methods = {self.method, *(rule.method for rule in self.recipe.layers if rule.method)}
+        methods |= {part.method for part in self.recipe.slices if part.method}
+        if not any(option in load_method(name).options for name in methods):
+            load_method(self.method).check_name(option, where)
+
+    def tensor(self, name: str, inputs: Mapping[int, str], base_name: str, layers: int) -> TensorPlan:
+        """Plans one tensor.
+
+        Args:
+            name: its name in the result.
+            inputs: its name in each model.
+            base_name: its name in the base.
+            layers: number of layers of the result, for interpolated options.
+        """
+        layer = layer_of(name)
+        position = Position(name, None if layer is None else layer / max(layers - 1, 1))
+        rule = next((rule for rule in self.recipe.layers if re.search(rule.match, name)), None)
+        method = load_method(rule.method if rule and rule.method else self.method, "layers.method")
+        method.check_models(len(self.models))
+        entries = [_input(source, inputs[number]) for number, source in enumerate(self.models)]
+        base = _input(self.base, base_name) if self.base is not None and method.task_vectors else None
+        if method.task_vectors and base is None:
+            raise UserError(f"{method.name} merges task vectors and needs a base", where="base")
+        shape = _common_shape(name, [*entries, *([base] if base else [])])
+        dtype = entries[0].source.dtype(entries[0].tensor)
+        if base is not None:
+            dtype = base.source.dtype(base.tensor)
+        if not dtype.is_floating_point:
+            return TensorPlan(name, shape, dtype, tuple(entries), None, None, {})
+        options = {}
+        for option in method.options:
+            value = self._value(option, position, rule.parameters if rule else {})
+            if value is not None:
+                where = f"{option} of {name}"
+                options[option] = method.read_option(option, value, len(entries), where)
+            elif isinstance(default := method.options[option].default, tuple):
+                options[option] = default * len(entries) if len(default) == 1 else default
+        result = _DTYPES[self.recipe.dtype] if self.recipe.dtype else dtype
+        return TensorPlan(name, shape, result, tuple(entries), base, method, options)
+
+    def _value(self, option: str, position: Position, rule: Mapping[str, Value]) -> Any:
+        """Returns an option's value for one tensor: of the rule, of the models, of the slice or recipe."""
+        if (value := resolve(rule.get(option), position, f"layers.{option}")) is not None:
+            return value
+        common = resolve_list(self.parameters.get(option), position, len(self.entries), option)
+        own = [resolve(entry.parameters.get(option), position, f"models.{option}") for entry in self.entries]
+        if all(value is None for value in own):
+            return common
+        missing = [entry.model for entry, value in zip(self.entries, own, strict=True) if value is None]
+        if missing and (common is None or isinstance(common, list)):
+            default = load_method(self.method).options[option].default
+            common = default[0] if isinstance(default, tuple) and len(default) == 1 else common
+            if common is None or isinstance(common, list):
+                raise UserError(f"`{missing[0]}` has none", where=option, fix="give each model one")
+        return [common if value is None else value for value in own]
+
+
+def resolve_list(value: Value | None, position: Position, models: int, option: str) -> Any:
+    """Resolves a recipe's own value, where a list may also hold one number a model (``weight: [0.3, 0.7]``)."""
+    if option == "weight" and isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+        # mergekit has weights below the models alone, where a list means layers.
+        return value
+    return resolve(value, position, option)
+
+
+class _Stack:
+    """Plans a result whose layers are slices of the models'."""
+
+    def __init__(self, recipe: Recipe, sources: Sources) -> None:
+        self.recipe, self.sources = recipe, sources
+
+    def plan(self) -> MergePlan:
+        layers = sum(part.sources[0].layer_range[1] - part.sources[0].layer_range[0] for part in self.recipe.slices)
+        tensors: list[TensorPlan] = []
+        builders = [self._builder(part) for part in self.recipe.slices]
+        first, last = builders[0], builders[-1]
+        names = _tensor_names(first.models)
+        outside = [name for name in names if layer_of(name) is None]
+        behind = max((at for at, name in enumerate(names) if layer_of(name) is not None), default=-1)
+        # What comes before the layers is the first slice's, and what comes after them the last one's.
+        tail = {name for name in outside if names.index(name) > behind or name == HEAD}
+        for name in outside:
+            builder = last if name in tail else first
+            tensors.append(builder.tensor(name, dict.fromkeys(range(len(builder.models)), name), name, layers))
+        start = 0
+        for part, builder in zip(self.recipe.slices, builders, strict=True):
+            tensors += self._layers(part, builder, start, layers)
+            start += part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
+        template = first.base or first.models[0]
+        return MergePlan(
+            self.recipe,
+            tensors,
+            list(self.sources.values()),
+            template,
+            _tokenizer_source(self.recipe, self.sources, template),
+            layers,
+            {"num_hidden_layers": layers},
+        )
+
+    def _builder(self, part: Slice) -> _Builder:
+        method = part.method or self.recipe.method
+        base = part.base or self.recipe.base
+        entries = _order(part.sources, base, method)
+        return _Builder(self.recipe, self.sources, entries, base, method, part.parameters)
+
+    def _layers(self, part: Slice, builder: _Builder, start: int, layers: int) -> list[TensorPlan]:
+        tensors = []
+        low, high = part.sources[0].layer_range
+        ranges = [entry.layer_range[0] if hasattr(entry, "layer_range") else low for entry in builder.entries]
+        known = {layer_of(name) for name in builder.models[0].shapes()}
+        for step in range(high - low):
+            if ranges[0] + step not in known:
+                raise UserError(
+                    f"`{builder.entries[0].model}` has no layer {ranges[0] + step}",
+                    where="slices",
+                    fix=f"it has {len(known - {None})} layers, from 0 on",
+                )
+            for name in builder.models[0].shapes():
+                if layer_of(name) == ranges[0] + step and not _DERIVED.search(name):
+                    inputs = {number: _in_layer(name, first + step) for number, first in enumerate(ranges)}
+                    result = _in_layer(name, start + step)
+                    tensors.append(builder.tensor(result, inputs, _in_layer(name, low + step), layers))
+        return tensors
+
+
+def _check_architectures(sources: Sequence[WeightSource]) -> None:
+    configs = [json.loads((source.folder / "config.json").read_text(encoding="utf-8")) for source in sources]
+    for source, config in zip(sources[1:], configs[1:], strict=True):
+        for key in _SHAPE_KEYS:
+            if config.get(key) != configs[0].get(key):
+                raise UserError(
+                    f"`{source.name}` has the {key} {config.get(key)} and `{sources[0].name}` {configs[0].get(key)}",
+                    where="models",
+                    fix="only models of one architecture and size merge; others can answer together, as an ensemble",
+                )
+
+
+def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:
+    """Returns the names of the result's tensors.
+
+    Raises:
+        UserError: a tensor is in one model and not in another.
+    """
+    names: dict[str, WeightSource] = {}
+    for source in sources:
+        for name in source.shapes():
+            names.setdefault(name, source)
+    for name, owner in list(names.items()):
+        for source in sources:
+            if name in source.shapes() or (name == HEAD and EMBEDDING in source.shapes()):
+                continue
+            if _DERIVED.search(name):
+                names.pop(name, None)
+                continue
+            raise UserError(
+                f"tensor {name} is in `{owner.name}` and not in `{source.name}`",
+                where="models",
+                fix="only models with the same tensors merge",
+            )
+    return list(names)
+
+
+def _input(source: WeightSource, name: str) -> TensorInput:
+    # A model with tied embeddings stores no head of its own.
+    if name not in source.shapes() and name == HEAD:
+        return TensorInput(source, EMBEDDING)
+    if name not in source.shapes():
+        raise UserError(f"has no tensor {name}", where=source.name, fix=suggest(name, source.shapes()))
+    return TensorInput(source, name)
+
+
+def _common_shape(name: str, inputs: Sequence[TensorInput]) -> tuple[int, ...]:
+    shapes = [entry.source.shapes()[entry.tensor] for entry in inputs]
+    for entry, shape in zip(inputs[1:], shapes[1:], strict=True):
+        if shape != shapes[0]:
+            raise UserError(
+                f"tensor {name} has the shape {list(shape)} in `{entry.source.name}` and {list(shapes[0])} in "
+                f"`{inputs[0].source.name}`",
+                where="models",
+                fix="only models with the same shapes merge",
+            )
+    return shapes[0]
+
+
+def _tokenizer_source(recipe: Recipe, sources: Sources, template: WeightSource) -> WeightSource:
+    if recipe.tokenizer == "base":
+        return template
+    for (model, _), source in sources.items():
+        if model == recipe.tokenizer:
+            return source
+    names = [model for model, _ in sources]
+    raise UserError(f"`{recipe.tokenizer}` is none of the models", where="tokenizer", fix=suggest(recipe.tokenizer, names))

@@ -1,0 +1,228 @@
+"""The recipe of a merge: models, method and options, in our keys or in mergekit's."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.merge.methods.registry import METHODS
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.section import Section
+from posttrain.store.yaml_files import read_yaml
+
+OutputType = Literal["bfloat16", "float16", "float32"]
+
+Scalar = bool | int | float | str
+Value = Scalar | list[Any]
+"""A scalar; a list of numbers, interpolated over the layers; or a list of `Conditional` values."""
+
+_OUR_KEYS = {"merge_method": "method", "base_model": "base", "tokenizer_source": "tokenizer", "out_dtype": "dtype"}
+
+_WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
+
+
+class ModelEntry(Section):
+    """One model of a recipe, with options of its own."""
+
+    model: str = Field(min_length=1)
+    adapter: str | None = None
+    parameters: dict[str, Value] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            values = {"model": values}
+        if not isinstance(values, Mapping):
+            return values
+        own = {key: value for key, value in values.items() if key in cls.model_fields or key == "layer_range"}
+        parameters = dict(own.pop("parameters", None) or {})
+        # Options may stand beside the model's name too.
+        parameters |= {key: value for key, value in values.items() if key not in own and key != "parameters"}
+        if isinstance(own.get("model"), str) and own.get("adapter") is None and "+" in own["model"]:
+            # mergekit's way to name an adapter.
+            own["model"], _, own["adapter"] = own["model"].partition("+")
+        return {**own, "parameters": parameters}
+
+
+class SliceSource(ModelEntry):
+    """Layers of one model, from the first to before the last."""
+
+    layer_range: tuple[int, int]
+
+    @field_validator("layer_range")
+    @classmethod
+    def _ascends(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 0 <= value[0] < value[1]:
+            raise ValueError(f"layers [{value[0]}, {value[1]}] are none; the second number is behind the last layer")
+        return value
+
+
+class Slice(Section):
+    """Layers of the result: those of the sources, merged one by one."""
+
+    sources: list[SliceSource] = Field(min_length=1)
+    method: str | None = None
+    base: str | None = None
+    parameters: dict[str, Value] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        return _with_our_keys(values)
+
+    @model_validator(mode="after")
+    def _as_many_layers(self) -> Self:
+        counts = {source.layer_range[1] - source.layer_range[0] for source in self.sources}
+        if len(counts) > 1:
+            raise ValueError("the sources of a slice have different numbers of layers")
+        return self
+
+
+class LayerRule(Section):
+    """Another method, or other options, for the tensors whose names a regular expression matches anywhere."""
+
+    match: str
+    method: str | None = None
+    parameters: dict[str, Value] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        parameters = dict(values.get("parameters") or {})
+        parameters |= {key: value for key, value in values.items() if key not in cls.model_fields}
+        return {key: value for key, value in values.items() if key in cls.model_fields} | {"parameters": parameters}
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        return value
+
+
+class Recipe(Section):
+    """What to merge, and how.
+
+    Attributes:
+        models: one or more; the base may be among them, and says with methods without task vectors which is the first.
+        layers: rules for tensors by their names; the first that matches counts.
+        slices: layers to stack in place of ``models``.
+        dtype: of the result; that of the base or first model by default.
+        tokenizer: whose the result gets: the ``base``'s (or first model's), or a model's by its name.
+    """
+
+    method: str = "linear"
+    base: str | None = None
+    models: list[ModelEntry] = Field(default_factory=list)
+    parameters: dict[str, Value] = Field(default_factory=dict)
+    layers: list[LayerRule] = Field(default_factory=list)
+    slices: list[Slice] = Field(default_factory=list)
+    dtype: OutputType | None = None
+    tokenizer: str = "base"
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        return _with_our_keys(values)
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return METHODS.check(value)
+
+    @model_validator(mode="after")
+    def _models_or_slices(self) -> Self:
+        if bool(self.models) == bool(self.slices):
+            raise ValueError("name the models, or slices of them" if not self.models else "models and slices exclude")
+        return self
+
+    def entries(self) -> list[ModelEntry]:
+        """Returns every model that takes part, each once, in the order of the recipe."""
+        sources = [source for part in self.slices for source in part.sources]
+        return list({(entry.model, entry.adapter): entry for entry in [*self.models, *sources]}.values())
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Reads a recipe's file.
+
+    Raises:
+        UserError: it cannot be read, or is no recipe.
+    """
+    return Recipe.read(read_yaml(path), str(path))
+
+
+def _with_our_keys(values: Any) -> Any:
+    """Returns the values with our names for mergekit's keys."""
+    if not isinstance(values, Mapping):
+        return values
+    values = {key: value for key, value in values.items() if key not in _WITHOUT_EFFECT}
+    if "out_dtype" in values and "dtype" in values:
+        del values["dtype"]  # mergekit's dtype to compute in; ours is float32
+    renamed = {_OUR_KEYS.get(key, key): value for key, value in values.items()}
+    tokenizer = renamed.get("tokenizer")
+    if isinstance(tokenizer, Mapping):
+        if tokenizer.keys() - {"source"}:
+            raise ValueError("tokenizer: of mergekit's keys, only `source` is read")
+        renamed["tokenizer"] = tokenizer.get("source", "base")
+    parameters = renamed.get("parameters")
+    if isinstance(parameters, Mapping):
+        renamed["parameters"] = {key: value for key, value in parameters.items() if key not in _WITHOUT_EFFECT}
+    return renamed
+
+
+class Position:
+    """Where a tensor stands: its name, and the share of the layers before its own, from 0 to 1.
+
+    Args:
+        depth: None outside of the layers.
+    """
+
+    def __init__(self, name: str, depth: float | None) -> None:
+        self.name, self.depth = name, depth
+
+
+def resolve(value: Value | None, position: Position, where: str) -> Scalar | None:
+    """Returns the scalar that an option has for one tensor.
+
+    A list of numbers is interpolated over the layers, the first number being the first layer's and the last the last
+    layer's; a tensor outside of the layers gets the first number. A list of mappings with ``value``, and ``filter`` (a
+    part of the tensor's name) or ``match`` (a regular expression), gives the first that fits.
+
+    Returns:
+        None if no condition fits.
+
+    Raises:
+        UserError: the list mixes numbers and mappings, or is empty.
+    """
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(item, Mapping) for item in value):
+        for item in value:
+            if unknown := item.keys() - {"filter", "match", "value"}:
+                name = str(min(unknown))
+                raise UserError(f"unknown key `{name}`", where=where, fix=suggest(name, ("filter", "match", "value")))
+            if _fits(item, position.name):
+                return resolve(item.get("value"), position, where)
+        return None
+    if not value or not all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
+        raise UserError("is a number, a list of numbers, or a list of `filter` and `value`", where=where)
+    scaled = (position.depth or 0.0) * (len(value) - 1)
+    lower = min(int(scaled), len(value) - 1)
+    upper = min(lower + 1, len(value) - 1)
+    share = scaled - lower
+    return float(value[lower] * (1 - share) + value[upper] * share)
+
+
+def _fits(item: Mapping[str, Any], name: str) -> bool:
+    if "match" in item:
+        return re.search(str(item["match"]), name) is not None
+    pattern = item.get("filter")
+    return pattern in (None, "*") or str(pattern) in name

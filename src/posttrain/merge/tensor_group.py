@@ -1,0 +1,254 @@
+"""One tensor of every model, read in blocks of rows, and the statistics that methods need of it as a whole."""
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from posttrain.merge.order_statistics import kth_largest
+from posttrain.merge.sources import WeightSource, block_rows
+from posttrain.merge.whole_model import WholeModel
+from posttrain.store.errors import UserError
+
+_READ_BYTES = 1 << 22  # of one model at a time, where a tensor is not held as a whole
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one tensor. Its memory is used again for the next block.
+
+    Attributes:
+        index: number of the block in its tensor.
+        start: number of its first row.
+        values: float32 [models, rows, columns], the weights, or the task vectors (weights minus base).
+        base: float32 [rows, columns]; None without a base.
+    """
+
+    index: int
+    start: int
+    values: Tensor
+    base: Tensor | None
+
+
+BlockFunction = Callable[[Block], Tensor]
+"""Returns float32 [rows, columns]: the merged weights, or the task vector to add to the base. May change the block."""
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor of one model."""
+
+    source: WeightSource
+    tensor: str
+
+
+class Arena:
+    """Memory of one thread that is used again for each tensor, as fresh memory costs more than reading into it.
+
+    Args:
+        limit: bytes of stored weights that it holds at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._memory: dict[str, Tensor] = {}
+
+    def take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """Returns ``count`` uninitialised elements, in the memory that was last taken under this name."""
+        size = count * dtype.itemsize
+        memory = self._memory.get(name)
+        if memory is None or len(memory) < size:
+            self._memory.pop(name, None)  # before the larger one, so that never both are held
+            memory = self._memory[name] = torch.empty(size, dtype=torch.uint8)
+        return memory[:size].view(dtype)
+
+
+class Digests:
+    """XXH3 (128 bits) of each input tensor's bytes, by source and tensor; taken when it is first read."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], str] = {}
+
+
+class TensorGroup:
+    """One tensor of every model.
+
+    The weights are read once where they fit into the arena, and once for each pass where they do not.
+
+    Args:
+        name: the tensor's name in the result.
+        inputs: one a model.
+        base: the base model's, to have task vectors as the values.
+        arena: the thread's memory.
+        whole: statistics over all tensors that the same method merges.
+        seed: the recipe's.
+        digests: receives the inputs' digests; None to take none.
+
+    Attributes:
+        shape: of the tensor.
+        rows, columns: of the tensor as a matrix, whose columns are the last dimension.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[TensorInput],
+        base: TensorInput | None,
+        arena: Arena,
+        whole: WholeModel | None = None,
+        seed: int = 0,
+        digests: Digests | None = None,
+        *,
+        task_vectors: bool = False,
+    ) -> None:
+        self.name, self.seed, self._whole = name, seed, whole
+        self._inputs = [*inputs, *([base] if base else [])]
+        self._base, self._task_vectors, self._arena, self._digests = base, task_vectors, arena, digests
+        self.models = len(inputs)
+        self.shape = inputs[0].source.shapes()[inputs[0].tensor]
+        self.columns = self.shape[-1] if self.shape else 1
+        self.elements = math.prod(self.shape)
+        self.rows = self.elements // self.columns if self.columns else 0
+        self._block_rows = block_rows(self.columns) if self.columns else 1
+        self._resident: list[Tensor] | None = None
+        self._checked = False
+
+    @property
+    def whole(self) -> WholeModel:
+        """Returns the statistics over all tensors that the same method merges.
+
+        Raises:
+            ValueError: the group stands alone.
+        """
+        if self._whole is None:
+            raise ValueError(f"{self.name} is a tensor without its model")
+        return self._whole
+
+    def gram(self) -> np.ndarray:
+        """Returns the inner products of the models' values, float64 [models, models].
+
+        Each block's products are summed in float32, and the blocks in float64, in their order.
+        """
+        return self._gram.copy()
+
+    @cached_property
+    def _gram(self) -> np.ndarray:
+        self.hold()
+        total = torch.zeros(self.models, self.models, dtype=torch.float64)
+        for block in self.blocks():
+            flat = block.values.flatten(1)
+            total += (flat @ flat.T).double()
+        return total.numpy()
+
+    def kth_largest(self, shares: Sequence[float]) -> list[float]:
+        """Returns for each model the magnitude that the share of its values that are largest reaches.
+
+        Args:
+            shares: one a model; 0 gives infinity, and any more at least the largest value.
+        """
+        self.hold()
+        return kth_largest(self.magnitudes, self.models, self.elements, shares)
+
+    def magnitudes(self, stride: int = 1) -> Iterator[list[np.ndarray]]:
+        """Yields the absolute values of each model, float32 and flat, block by block; every ``stride``-th of a block.
+
+        They may be changed, and last until the next.
+        """
+        for block in self.blocks():
+            flat = block.values.flatten(1)[:, ::stride]
+            yield list(torch.abs(flat, out=flat if stride == 1 else None).numpy())
+
+    def generator(self, model: int, block: int) -> np.random.Generator:
+        """Returns the random generator of one block of one model: the same whatever was drawn before."""
+        seeds = [self.seed, zlib.crc32(self.name.encode()), model, block]
+        return np.random.Generator(np.random.SFC64(seeds))
+
+    def hold(self) -> None:
+        """Reads the whole tensor of every model into memory, if it fits, for the passes that follow."""
+        size = sum(self.elements * entry.source.dtype(entry.tensor).itemsize for entry in self._inputs)
+        if self._resident is None and size <= self._arena.limit:
+            self._resident = self._read(0, self.rows)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yields the blocks in their order, each in the memory of the last.
+
+        Raises:
+            UserError: on the first pass, a value is NaN or infinite.
+        """
+        if not self.elements:
+            return
+        step = self._block_rows
+        size = step * self.columns
+        values = self._arena.take("values", self.models * size, torch.float32)
+        base = self._arena.take("base", size, torch.float32) if self._base else None
+        index = 0
+        for start, stop, stored in self._chunks():
+            for first in range(0, stop - start, step):
+                rows = min(step, stop - start - first)
+                span = slice(first * self.columns, (first + rows) * self.columns)
+                block = values[: self.models * rows * self.columns].view(self.models, -1)
+                part = None
+                if base is not None:
+                    part = base[: rows * self.columns].copy_(stored[-1][span])
+                for model in range(self.models):
+                    block[model].copy_(stored[model][span])
+                if not self._checked:
+                    self._check_finite(block, part)
+                if part is not None and self._task_vectors:
+                    block.sub_(part)
+                yield Block(
+                    index,
+                    start + first,
+                    block.view(self.models, rows, self.columns),
+                    None if part is None else part.view(rows, self.columns),
+                )
+                index += 1
+        self._checked = True
+
+    def _chunks(self) -> Iterator[tuple[int, int, list[Tensor]]]:
+        if self._resident is not None:
+            yield 0, self.rows, self._resident
+            return
+        width = self.columns * max(entry.source.dtype(entry.tensor).itemsize for entry in self._inputs)
+        step = self._block_rows * max(1, _READ_BYTES // (self._block_rows * width))
+        for start in range(0, self.rows, step):
+            stop = min(start + step, self.rows)
+            yield start, stop, self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> list[Tensor]:
+        count = (stop - start) * self.columns
+        read = []
+        for number, entry in enumerate(self._inputs):
+            out = self._arena.take(f"stored {number}", count, entry.source.dtype(entry.tensor))
+            entry.source.read(entry.tensor, start * self.columns, out)
+            read.append(out)
+        if self._digests is not None and not self._checked:
+            self._add_to_digests(start, stop, read)
+        return read
+
+    def _add_to_digests(self, start: int, stop: int, read: Sequence[Tensor]) -> None:
+        if start == 0:
+            self._hashes = [xxhash.xxh3_128() for _ in self._inputs]
+        for running, content in zip(self._hashes, read, strict=True):
+            running.update(memoryview(content.view(torch.uint8).numpy()))
+        if stop == self.rows and self._digests is not None:
+            for entry, running in zip(self._inputs, self._hashes, strict=True):
+                self._digests.values[entry.source.name, entry.tensor] = running.hexdigest()
+
+    def _check_finite(self, values: Tensor, base: Tensor | None) -> None:
+        # A sum carries every NaN and infinity, in a fraction of the time of looking for them.
+        if math.isfinite(float(values.sum())) and (base is None or math.isfinite(float(base.sum()))):
+            return
+        for entry, numbers in zip(self._inputs, [*values, *([] if base is None else [base])], strict=True):
+            if not torch.isfinite(numbers).all():
+                raise UserError(
+                    f"tensor {entry.tensor} holds NaN or infinite numbers",
+                    where=entry.source.file(entry.tensor),
+                    fix="use an undamaged model",
+                )
