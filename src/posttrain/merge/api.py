@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ def merge(
     threads: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     seed: int = 0,
+    root: Path | None = None,
     **options: Any,
 ) -> MergeResult:
     """Merges models into a new Hugging Face folder.
@@ -85,66 +86,62 @@ def merge(
         threads: that work side by side; one a core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
+        root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
         options: further options of the method.
 
     Raises:
         UserError: the models cannot be merged so, or the disk refused.
     """
     given = _recipe(recipe, method, weights, base, seed, options)
-    root = Path(recipe).parent if isinstance(recipe, str | Path) else Path()
-    with planned_merge(given, root, Path(out)) as (plan, folder):
+    folder_of_paths = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
+    target = Path(out)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
+    with planned_merge(given, folder_of_paths, target.absolute().parent) as (plan, folder):
+        _check_space(plan, folder)
         run = run_plan(plan, folder, memory, threads, shard_bytes)
         _write_config(plan, folder)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
-        commit(folder, Path(out))
+            os.rename(folder, target)
+            sync_folder(target.absolute().parent)
     return MergeResult(Path(out), len(plan.tensors), plan.bytes, run.seconds, run.peak_memory)
 
 
 @contextmanager
-def planned_merge(recipe: Recipe, root: Path, out: Path) -> Iterator[tuple[MergePlan, Path]]:
+def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[MergePlan, Path]]:
     """Opens the models, checks everything that can be checked before any work, and yields the plan.
 
     Args:
         recipe: the recipe.
         root: the folder that its paths are relative to.
-        out: the folder that is to be written.
+        parent: the folder in which temporary files may lie.
 
     Yields:
-        The plan, and an empty temporary folder on the same file system.
+        The plan, and an empty temporary folder below ``parent``.
 
     Raises:
         UserError: the merge cannot be done.
     """
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
-    parent = out.absolute().parent / _TEMPORARY
     locations = {key: _locate(root, *key) for key in _model_keys(recipe)}
-    make_folder(parent.parent)
+    # A folder of our own, as those that killed merges left are removed from it.
+    temporary = parent / _TEMPORARY
+    make_folder(parent)
     try:
-        remove_abandoned_folders(parent)
-        with temporary_folder(parent) as scratch:
+        remove_abandoned_folders(temporary)
+        with temporary_folder(temporary) as scratch:
             sources = _open(locations, scratch)
             try:
                 check_vocabularies(list(sources.values()))
-                plan = build_plan(recipe, sources)
-                _check_space(plan, parent)
                 (scratch / "model").mkdir()
-                yield plan, scratch / "model"
+                yield build_plan(recipe, sources), scratch / "model"
             finally:
                 for source in sources.values():
                     source.close()
     finally:
-        with _ignored_if_used():
-            parent.rmdir()
-
-
-def commit(folder: Path, out: Path) -> None:
-    """Moves the finished folder to where it was asked for, in one step."""
-    with disk_errors(out):
-        os.rename(folder, out)
-        sync_folder(out.absolute().parent)
+        with suppress(OSError):  # another merge may be writing beside this one
+            temporary.rmdir()
 
 
 def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
@@ -275,11 +272,3 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
         config["dtype"] = str(max(set(floating), key=floating.count)).removeprefix("torch.")
     write_atomically(file, json.dumps(config, indent=2).encode())
 
-
-@contextmanager
-def _ignored_if_used() -> Iterator[None]:
-    # Another merge may be writing beside this one.
-    try:
-        yield
-    except OSError:
-        pass

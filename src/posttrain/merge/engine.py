@@ -5,7 +5,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def run_plan(
     writer = ShardWriter(folder, specs, shard_bytes)
     outputs: dict[str, str] = {}
     try:
-        with _one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
+        with one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
             pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
             try:
                 # The largest first, so that no thread begins it when the others are done.
@@ -86,6 +86,35 @@ def run_plan(
     return MergeRun(time.perf_counter() - start, _peak_memory(), job.digests.values, dict(sorted(outputs.items())))
 
 
+def estimate_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> float:
+    """Estimates a run by merging the plan's tensor of middle size, and writing it nowhere."""
+    count = threads or len(os.sched_getaffinity(0))
+    job = _Job(plan, memory // (count + 1))
+    merged = [tensor for tensor in plan.tensors if tensor.method]
+    if not merged:
+        return 0.0
+    # By elements: the tensor in which the middle one of all elements lies speaks for the most of them.
+    ordered = sorted(merged, key=lambda tensor: tensor.elements)
+    half, passed = sum(tensor.elements for tensor in merged) / 2, 0
+    for sample in ordered:
+        passed += sample.elements
+        if passed >= half:
+            break
+    with one_thread_each():
+        start = time.perf_counter()
+        job.merge(sample, _Discard())
+        seconds = time.perf_counter() - start
+    return seconds * sum(tensor.elements for tensor in merged) / max(sample.elements, 1) / count
+
+
+class _Discard:
+    """Takes a tensor's parts, and writes nothing."""
+
+    def write(self, tensor: str, parts: Iterable[Tensor]) -> None:
+        for _ in parts:
+            pass
+
+
 class _Job:
     """The state that the threads of one run share."""
 
@@ -98,7 +127,7 @@ class _Job:
             for key, tensors in _by_method(plan.tensors).items()
         }
 
-    def merge(self, tensor: TensorPlan, writer: ShardWriter) -> None:
+    def merge(self, tensor: TensorPlan, writer: ShardWriter | _Discard) -> None:
         """Merges one tensor and writes it."""
         if tensor.method is None:
             writer.write(tensor.name, [self._copied(tensor)])
@@ -182,8 +211,8 @@ def _check_range(tensor: TensorPlan, result: Tensor) -> None:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    # torch would split each block among all cores again.
+def one_thread_each() -> Iterator[None]:
+    """Has torch compute in the thread that asks: it would split each thread's block among all cores again."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
