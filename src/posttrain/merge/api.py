@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ MERGE_FILE = "merge.json"
 
 _TEMPORARY = ".posttrain-merge"
 
-# Of a model's folder, all that is not weights, and no pickles: loading one runs the code in it.
-_NOT_COPIED = (".*", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", MERGE_FILE, "README.md")
+_TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens*", "vocab*", "merges.txt", "added_tokens*", "chat_template*"),
+    *("*.model", "*.jinja"),
+)
+
+# What a merged model has from the first: not its weights, adapters and records of its training, and no pickles.
+_COPIED = ("config.json", "generation_config.json", "*processor_config.json", "LICENSE*", *_TOKENIZER_FILES)
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,7 @@ def merge(
         raise UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
     with planned_merge(given, folder_of_paths, target.absolute().parent) as (plan, folder):
         _check_space(plan, folder)
-        run = run_plan(plan, folder, memory, threads, shard_bytes)
-        _write_config(plan, folder)
+        run = write_merge(plan, folder, memory, threads, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
@@ -132,20 +137,58 @@ def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[Me
         remove_abandoned_folders(temporary)
         with temporary_folder(temporary) as scratch:
             sources = _open(locations, scratch)
-            try:
-                check_vocabularies(list(sources.values()))
-                (scratch / "model").mkdir()
-                yield build_plan(recipe, sources), scratch / "model"
-            finally:
-                for source in sources.values():
-                    source.close()
+            (scratch / "model").mkdir()
+            with _plan_of(recipe, sources) as plan:
+                yield plan, scratch / "model"
     finally:
         with suppress(OSError):  # another merge may be writing beside this one
             temporary.rmdir()
 
 
-def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
-    """Returns the plan, and what running it measured, as ``merge.json`` and ``--json`` have it."""
+@contextmanager
+def opened_plan(recipe: Recipe, folders: Mapping[tuple[str, str | None], Path]) -> Iterator[MergePlan]:
+    """Opens models that lie in folders, checks them, and yields the plan.
+
+    Args:
+        recipe: the recipe.
+        folders: of its models and base, by the names that it has for them, with None for no adapter.
+
+    Raises:
+        UserError: the merge cannot be done.
+    """
+    with _plan_of(recipe, {key: ModelFolder(key[0], folder) for key, folder in folders.items()}) as plan:
+        yield plan
+
+
+@contextmanager
+def _plan_of(recipe: Recipe, sources: Mapping[tuple[str, str | None], WeightSource]) -> Iterator[MergePlan]:
+    try:
+        check_vocabularies(list(sources.values()))
+        yield build_plan(recipe, sources)
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+def write_merge(
+    plan: MergePlan,
+    folder: Path,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> MergeRun:
+    """Writes weights, config and tokenizer of the merged model into an empty folder; see `run_plan`."""
+    run = run_plan(plan, folder, memory, threads, shard_bytes)
+    _write_config(plan, folder)
+    return run
+
+
+def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = True) -> dict[str, Any]:
+    """Returns the plan, and what running it measured, as ``merge.json`` and ``--json`` have it.
+
+    Args:
+        measures: with folders, seconds and memory, which differ between runs of the same merge.
+    """
     digests = run.inputs if run else {}
     tensors = {}
     for tensor in plan.tensors:
@@ -170,7 +213,9 @@ def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
         "bytes_read": plan.bytes_read,
         "tensors": tensors,
     }
-    if run:
+    if not measures:
+        del description["models"]
+    if run and measures:
         description |= {"seconds": round(run.seconds, 3), "peak_memory": run.peak_memory, "digests": "xxh3_128"}
     return description
 
@@ -257,12 +302,13 @@ def _check_space(plan: MergePlan, folder: Path) -> None:
 
 def _write_config(plan: MergePlan, folder: Path) -> None:
     """Copies config and tokenizer, with what the merge changed."""
-    ignore = shutil.ignore_patterns(*_NOT_COPIED)
     with disk_errors(folder):
-        shutil.copytree(plan.template.folder, folder, dirs_exist_ok=True, ignore=ignore)
+        for file in sorted(plan.template.folder.iterdir()):
+            if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _COPIED):
+                shutil.copyfile(file, folder / file.name)
         if plan.tokenizer is not plan.template:
             for file in plan.tokenizer.folder.iterdir():
-                if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "added_tokens", "chat_template")):
+                if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _TOKENIZER_FILES):
                     shutil.copyfile(file, folder / file.name)
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) | dict(plan.config_changes)
