@@ -93,7 +93,7 @@ def test_tensors_that_are_larger_than_the_sample(case: str) -> None:
     elif case == "first rows apart":
         values[: 300 * columns] = 50
     elif case == "outliers":
-        values[:: columns] *= 1e6
+        values[::columns] *= 1e6
     elif case == "sampled columns apart":
         for start in range(0, elements, 1 << 16):
             values[start : start + (1 << 16) : 5] = 7

@@ -182,6 +182,9 @@ class TensorGroup:
             UserError: on the first pass, a value is NaN or infinite.
         """
         if not self.elements:
+            if not self._checked:
+                self._read(0, self.rows)  # its digest is that of no bytes
+                self._checked = True
             return
         step = self._block_rows
         size = step * self.columns
