@@ -40,7 +40,7 @@ def test_gram_matrix_is_that_of_float64(name: str) -> None:
     models, base = random_models(3)
     flat = np.stack([(model[name] - base[name]).double().numpy().ravel() for model in models])
     gram = group_of(name, 1 << 30, task_vectors=True).gram()
-    np.testing.assert_allclose(gram, flat @ flat.T, rtol=0, atol=1e-6 * max((flat**2).sum(), 1e-30))
+    np.testing.assert_allclose(gram, flat @ flat.T, rtol=0, atol=2e-7 * max((flat**2).sum(), 1e-30))
     assert np.array_equal(gram, group_of(name, 0, task_vectors=True).gram())
 
 
