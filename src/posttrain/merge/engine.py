@@ -192,7 +192,7 @@ class _Job:
 
 def _key(tensor: TensorPlan) -> tuple[object, ...]:
     name = tensor.method.name if tensor.method else None
-    return name, tuple(entry.source.name for entry in tensor.inputs)
+    return name, tuple(entry.source.name for entry in tensor.inputs), tensor.base and tensor.base.source.name
 
 
 def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[TensorPlan]]:
@@ -205,9 +205,7 @@ def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[T
 
 def _check_range(tensor: TensorPlan, result: Tensor) -> None:
     if not torch.isfinite(result).all():
-        raise UserError(
-            f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16"
-        )
+        raise UserError(f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16")
 
 
 @contextmanager

@@ -79,7 +79,8 @@ def _narrow(
             # task vectors are zero.
             if np.isfinite(high):
                 level[model] += int(np.count_nonzero(values == high))
-            lowest[model] += int(np.count_nonzero(values == low))
+            if low < high:
+                lowest[model] += int(np.count_nonzero(values == low))
     for model, (low, high) in list(brackets.items()):
         rank, between = ranks[model], np.concatenate(inside[model])
         strictly = above[model] - level[model]

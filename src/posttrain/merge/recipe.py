@@ -20,6 +20,8 @@ Value = Scalar | list[Any]
 
 _OUR_KEYS = {"merge_method": "method", "base_model": "base", "tokenizer_source": "tokenizer", "out_dtype": "dtype"}
 
+_OUR_OPTIONS = {"lambda": "scale"}
+
 _WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
 
 
@@ -174,7 +176,9 @@ def _with_our_keys(values: Any) -> Any:
         renamed["tokenizer"] = tokenizer.get("source", "base")
     parameters = renamed.get("parameters")
     if isinstance(parameters, Mapping):
-        renamed["parameters"] = {key: value for key, value in parameters.items() if key not in _WITHOUT_EFFECT}
+        renamed["parameters"] = {
+            _OUR_OPTIONS.get(key, key): value for key, value in parameters.items() if key not in _WITHOUT_EFFECT
+        }
     return renamed
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from posttrain.merge.methods.base import PerModel, Range, merge_method
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 
-_SMALLEST_DIVISOR = 1e-8
+_CANCELLED = 1e-8  # sum of weights, as a share of the largest
 
 
 @merge_method("ties", task_vectors=True, ranges={"density": Range(0, 1)})
@@ -85,8 +85,8 @@ def elect_and_add(values: Tensor, weight: PerModel, election: str, normalize: bo
     if normalize:
         # Where no model agrees, or weights of opposite signs cancel, the sum is not divided.
         if min(weight) > 0:
-            divisor.clamp_min_(_SMALLEST_DIVISOR)  # the sum is 0 there; a fraction of the time of a mask
+            divisor.clamp_min_(min(weight) / 2)  # the sum is 0 there; a fraction of the time of a mask
         else:
-            divisor.masked_fill_(divisor.abs() < _SMALLEST_DIVISOR, 1.0)
+            divisor.masked_fill_(divisor.abs() <= _CANCELLED * max(map(abs, weight)), 1.0)
         total.div_(divisor)
     return total
