@@ -1,5 +1,6 @@
 """Runs a merge plan: streams the tensors through threads of bounded memory, into files that are read back."""
 
+import ctypes
 import os
 import resource
 import sys
@@ -61,6 +62,7 @@ def run_plan(
         UserError: a weight is NaN or infinite, or the disk refused.
     """
     start = time.perf_counter()
+    _keep_freed_memory()
     count = threads or len(os.sched_getaffinity(0))
     job = _Job(plan, memory // (count + 1))
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
@@ -176,9 +178,7 @@ def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[T
 
 def _check_range(tensor: TensorPlan, result: Tensor) -> None:
     if not torch.isfinite(result).all():
-        raise UserError(
-            f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16"
-        )
+        raise UserError(f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16")
 
 
 @contextmanager
@@ -190,6 +190,14 @@ def _one_thread_each() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _keep_freed_memory() -> None:
+    # glibc gives freed memory above half a megabyte back to the system, whose page faults then cost more than the
+    # arithmetic on a block. These are M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h; other systems have no such call.
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(-3, 4 << 20)
+        mallopt(-1, 64 << 20)
 
 
 def _peak_memory() -> int:

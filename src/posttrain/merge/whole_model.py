@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posttrain.merge.order_statistics import kth_largest
+from posttrain.merge.order_statistics import kth_largest, rank_of_share
 
 if TYPE_CHECKING:
     from posttrain.merge.tensor_group import TensorGroup
@@ -45,7 +45,8 @@ class WholeModel:
         with self._lock:
             key = tuple(shares)
             if key not in self._thresholds:
-                self._thresholds[key] = kth_largest(self._magnitudes, self.models, self.elements, shares)
+                ranks = [rank_of_share(share, self.elements) for share in shares]
+                self._thresholds[key] = kth_largest(self._magnitudes, ranks, self.elements)
             return self._thresholds[key]
 
     def _magnitudes(self, stride: int) -> Iterator[list[np.ndarray]]:

@@ -123,4 +123,3 @@ def _without_none(annotation: Any) -> Any:
     if isinstance(annotation, UnionType):
         return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
-
