@@ -1,4 +1,4 @@
-"""Linear combinations with given coefficients: weighted averages and task arithmetic."""
+"""Linear combinations with given coefficients: weighted averages, task arithmetic, and one model as it is."""
 
 from collections.abc import Sequence
 
@@ -39,6 +39,16 @@ def task_arithmetic(
     """
     coefficients = normalized(weight) if normalize else weight
     return combine([scale * coefficient for coefficient in coefficients])
+
+
+@merge_method("passthrough", models=(1, 1))
+def passthrough(group: TensorGroup, *, scale: PerModel = (1.0,)) -> BlockFunction:
+    """Takes one model's weights times ``scale``; slices of several models stack their layers (depth up-scaling).
+
+    Args:
+        scale: factor of the weights; 0 of an output projection leaves out what its layer adds.
+    """
+    return combine(scale)
 
 
 def combine(coefficients: Sequence[float]) -> BlockFunction:

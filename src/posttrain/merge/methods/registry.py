@@ -12,6 +12,12 @@ METHODS: Registry[MergeMethod] = Registry(
     {
         "linear": f"{_HERE}.linear:linear",
         "task_arithmetic": f"{_HERE}.linear:task_arithmetic",
+        "passthrough": f"{_HERE}.linear:passthrough",
+        "regularized_mean": f"{_HERE}.regularized_mean:regularized_mean",
+        "slerp": f"{_HERE}.slerp:slerp",
+        "nuslerp": f"{_HERE}.slerp:nuslerp",
+        "karcher": f"{_HERE}.karcher:karcher",
+        "model_stock": f"{_HERE}.model_stock:model_stock",
         "ties": f"{_HERE}.ties:ties",
         "dare_linear": f"{_HERE}.dare:dare_linear",
         "dare_ties": f"{_HERE}.dare:dare_ties",
