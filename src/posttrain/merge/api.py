@@ -37,17 +37,7 @@ MERGE_FILE = "merge.json"
 _TEMPORARY = ".posttrain-merge"
 
 # Of a model's folder, all that is not weights, and no pickles: loading one runs the code in it.
-_NOT_COPIED = (
-    ".*",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-    MERGE_FILE,
-    "README.md",
-)
+_NOT_COPIED = (".*", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", MERGE_FILE, "README.md")
 
 
 @dataclass(frozen=True)
@@ -202,9 +192,7 @@ def _recipe(
         return Recipe.read(recipe, "recipe")
     if isinstance(recipe, str | Path):
         return read_recipe(Path(recipe))
-    return recipe_of_models(
-        [str(model) for model in recipe], method, weights, str(base) if base else None, seed, options
-    )
+    return recipe_of_models([str(model) for model in recipe], method, weights, str(base) if base else None, seed, options)
 
 
 def recipe_of_models(
@@ -277,9 +265,7 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
         shutil.copytree(plan.template.folder, folder, dirs_exist_ok=True, ignore=ignore)
         if plan.tokenizer is not plan.template:
             for file in plan.tokenizer.folder.iterdir():
-                if file.name.startswith(
-                    ("tokenizer", "special_tokens", "vocab", "merges", "added_tokens", "chat_template")
-                ):
+                if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "added_tokens", "chat_template")):
                     shutil.copyfile(file, folder / file.name)
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) | dict(plan.config_changes)

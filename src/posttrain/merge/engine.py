@@ -178,7 +178,9 @@ def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[T
 
 def _check_range(tensor: TensorPlan, result: Tensor) -> None:
     if not torch.isfinite(result).all():
-        raise UserError(f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16")
+        raise UserError(
+            f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16"
+        )
 
 
 @contextmanager
@@ -193,8 +195,8 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    # glibc gives freed memory above half a megabyte back to the system, whose page faults then cost more than the
-    # arithmetic on a block. These are M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h; other systems have no such call.
+    # glibc gives freed memory above half a megabyte back to the system, and the page faults of the next block then cost
+    # more than its arithmetic. -3 and -1 are malloc.h's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD; only glibc has the call.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(-3, 4 << 20)
         mallopt(-1, 64 << 20)

@@ -5,10 +5,23 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 Magnitudes = Callable[[int], Iterator[list[np.ndarray]]]
-"""Called with a stride, yields every stride-th element of each sequence, block by block; float32."""
+"""Called with a stride, yields every stride-th magnitude of each model, block by block; float32."""
 
 _SAMPLE = 1 << 18  # elements whose quantiles bracket the result
 _DEVIATIONS = 6.0  # standard deviations of a quantile of the sample on each side of it
+
+
+def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequence[float]) -> list[float]:
+    """Returns for each model the value that a share of its elements reaches, the largest of them, exactly.
+
+    Args:
+        magnitudes: the elements.
+        models: number of sequences.
+        elements: length of each sequence.
+        shares: one a model, from 0 to 1. The k-th largest is returned, k being the share of the elements rounded down;
+            of a share above 0 at least the largest, and of 0 infinity.
+    """
+    return of_ranks(magnitudes, [rank_of_share(shares[model], elements) for model in range(models)], elements)
 
 
 def rank_of_share(share: float, elements: int) -> int:
@@ -16,7 +29,7 @@ def rank_of_share(share: float, elements: int) -> int:
     return max(1, int(share * elements)) if share > 0 and elements else 0
 
 
-def kth_largest(magnitudes: Magnitudes, ranks: Sequence[int], elements: int) -> list[float]:
+def of_ranks(magnitudes: Magnitudes, ranks: Sequence[int], elements: int) -> list[float]:
     """Returns the k-th largest element of each sequence, exactly.
 
     The quantiles of a sample bracket the result; one pass counts the elements above the bracket and collects those in
@@ -28,27 +41,27 @@ def kth_largest(magnitudes: Magnitudes, ranks: Sequence[int], elements: int) -> 
         ranks: k of each sequence, from 1 for the largest; 0 gives infinity.
         elements: length of each sequence.
     """
-    results: dict[int, float] = {sequence: float("inf") for sequence, rank in enumerate(ranks) if not rank}
-    searched = {sequence: rank for sequence, rank in enumerate(ranks) if rank}
+    results = {model: float("inf") for model, rank in enumerate(ranks) if not rank}
+    searched = {model: rank for model, rank in enumerate(ranks) if rank}
     stride = max(1, elements // _SAMPLE)
     # Odd, as the columns of a weight matrix are a power of two, and some of them are unlike the others.
     stride += (stride > 1) * (1 - stride % 2)
     sample: list[list[np.ndarray]] = [[] for _ in ranks]
     for block in magnitudes(stride) if searched else ():
-        for sequence in searched:
-            sample[sequence].append(block[sequence].copy())
+        for model in searched:
+            sample[model].append(block[model].copy())
     brackets = {}
-    for sequence, rank in searched.items():
-        drawn = np.concatenate(sample[sequence])
+    for model, rank in searched.items():
+        drawn = np.concatenate(sample[model])
         if stride == 1:
-            results[sequence] = float(np.partition(drawn, elements - rank)[elements - rank])
+            results[model] = float(np.partition(drawn, elements - rank)[elements - rank])
         else:
             drawn.sort()
-            brackets[sequence] = _bracket(drawn, rank / elements)
+            brackets[model] = _bracket(drawn, rank / elements)
     del sample
     while brackets:
         _narrow(magnitudes, searched, brackets, results)
-    return [results[sequence] for sequence in range(len(ranks))]
+    return [results[model] for model in range(len(ranks))]
 
 
 def _bracket(drawn: np.ndarray, share: float) -> tuple[float, float]:
@@ -70,31 +83,31 @@ def _narrow(
     """Counts and collects in one pass; moves results out of ``brackets`` and widens those that missed."""
     above, level = dict.fromkeys(brackets, 0), dict.fromkeys(brackets, 0)
     lowest = dict.fromkeys(brackets, 0)
-    inside: dict[int, list[np.ndarray]] = {sequence: [] for sequence in brackets}
+    inside: dict[int, list[np.ndarray]] = {model: [] for model in brackets}
     for block in magnitudes(1):
-        for sequence, (low, high) in brackets.items():
-            values = block[sequence]
+        for model, (low, high) in brackets.items():
+            values = block[model]
             over_low = values > low
             above_high = values >= high
-            above[sequence] += int(np.count_nonzero(above_high))
-            inside[sequence].append(values[over_low & ~above_high])
+            above[model] += int(np.count_nonzero(above_high))
+            inside[model].append(values[over_low & ~above_high])
             # Elements that equal an end are counted and not collected: of a tensor that training left alone, all
             # task vectors are zero.
             if np.isfinite(high):
-                level[sequence] += int(np.count_nonzero(values == high))
-            lowest[sequence] += int(np.count_nonzero(values == low))
-    for sequence, (low, high) in list(brackets.items()):
-        rank, between = ranks[sequence], np.concatenate(inside[sequence])
-        strictly = above[sequence] - level[sequence]
-        if strictly < rank <= above[sequence]:
-            results[sequence] = high
-        elif above[sequence] < rank <= above[sequence] + len(between):
-            at = len(between) - (rank - above[sequence])
-            results[sequence] = float(np.partition(between, at)[at])
-        elif above[sequence] + len(between) < rank <= above[sequence] + len(between) + lowest[sequence]:
-            results[sequence] = low
+                level[model] += int(np.count_nonzero(values == high))
+            lowest[model] += int(np.count_nonzero(values == low))
+    for model, (low, high) in list(brackets.items()):
+        rank, between = ranks[model], np.concatenate(inside[model])
+        strictly = above[model] - level[model]
+        if strictly < rank <= above[model]:
+            results[model] = high
+        elif above[model] < rank <= above[model] + len(between):
+            at = len(between) - (rank - above[model])
+            results[model] = float(np.partition(between, at)[at])
+        elif above[model] + len(between) < rank <= above[model] + len(between) + lowest[model]:
+            results[model] = low
         else:
             # The sample was unlike the whole: everything on the side that holds it is looked at.
-            brackets[sequence] = (high, float("inf")) if rank <= strictly else (float("-inf"), low)
+            brackets[model] = (high, float("inf")) if rank <= strictly else (float("-inf"), low)
             continue
-        del brackets[sequence]
+        del brackets[model]

@@ -182,9 +182,7 @@ class _Builder:
         self.models = [sources[entry.model, entry.adapter] for entry in entries]
         spec = load_method(method)
         if spec.task_vectors and base is None:
-            raise UserError(
-                f"{method} merges task vectors and needs the model that all were trained from", where="base"
-            )
+            raise UserError(f"{method} merges task vectors and needs the model that all were trained from", where="base")
         if not self.models:
             raise UserError("there is no model beside the base", where="models")
         spec.check_models(len(self.models))
@@ -387,6 +385,4 @@ def _tokenizer_source(recipe: Recipe, sources: Sources, template: WeightSource) 
         if model == recipe.tokenizer:
             return source
     names = [model for model, _ in sources]
-    raise UserError(
-        f"`{recipe.tokenizer}` is none of the models", where="tokenizer", fix=suggest(recipe.tokenizer, names)
-    )
+    raise UserError(f"`{recipe.tokenizer}` is none of the models", where="tokenizer", fix=suggest(recipe.tokenizer, names))

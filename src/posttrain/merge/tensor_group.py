@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from posttrain.merge.order_statistics import kth_largest, rank_of_share
+from posttrain.merge.order_statistics import of_ranks, rank_of_share
 from posttrain.merge.sources import WeightSource, block_rows
 from posttrain.merge.whole_model import WholeModel
 from posttrain.store.errors import UserError
@@ -166,7 +166,7 @@ class TensorGroup:
             ranks: k, from 1 for the largest; 0 gives infinity.
         """
         self.hold()
-        return kth_largest(lambda stride: self._mapped(function, stride), ranks, self.elements)
+        return of_ranks(lambda stride: self._mapped(function, stride), ranks, self.elements)
 
     def total(self, function: Callable[[Block], Tensor]) -> np.ndarray:
         """Returns the sum of a function over all blocks, in float64.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from posttrain.merge.order_statistics import kth_largest, rank_of_share
+from posttrain.merge.order_statistics import kth_largest
 
 if TYPE_CHECKING:
     from posttrain.merge.tensor_group import TensorGroup
@@ -45,8 +45,7 @@ class WholeModel:
         with self._lock:
             key = tuple(shares)
             if key not in self._thresholds:
-                ranks = [rank_of_share(share, self.elements) for share in shares]
-                self._thresholds[key] = kth_largest(self._magnitudes, ranks, self.elements)
+                self._thresholds[key] = kth_largest(self._magnitudes, self.models, self.elements, shares)
             return self._thresholds[key]
 
     def _magnitudes(self, stride: int) -> Iterator[list[np.ndarray]]:

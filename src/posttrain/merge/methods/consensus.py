@@ -27,8 +27,9 @@ def consensus(
 
         m_i = 1 where |t_i| >= lambda_i |T - t_i|, else 0,
 
-    and the result theta_0 + scale T where sum_i m_i >= k, and theta_0 elsewhere. With k = 2 elements that no task needs
-    (the paper's catastrophic weights) and those that only one needs (selfish weights) are dropped; 0 is task arithmetic.
+    and the result is theta_0 + scale T where sum_i m_i >= k, and theta_0 elsewhere. With k = 2 the elements that no
+    task needs (the paper's catastrophic weights) and those that only one needs (selfish weights) are dropped; k = 0 is
+    task arithmetic.
 
     Args:
         weight: w, one a model.

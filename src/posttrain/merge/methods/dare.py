@@ -31,8 +31,8 @@ def dare_linear(
     0, so that the mean over all masks is task arithmetic's result. The paper drops with the probability p = 1 - d.
 
     The density is rounded to a multiple of 1/65536, at least 1/65536 unless it is 0, and the rescaling divides by the
-    rounded one, so that rounding adds no bias. At density 1 everything stays, at 0 nothing. mergekit's factor is not 1 / d,
-    but restores the L1 norm of the elements that were drawn; its default density is 1.
+    rounded one, so that rounding adds no bias. At density 1 everything stays, at 0 nothing. mergekit rescales by the
+    factor that restores the L1 norm, not by 1 / d, and its default density is 1.
 
     Args:
         weight: w, one a model.
@@ -65,8 +65,9 @@ def dare_ties(
 ) -> BlockFunction:
     """Merges task vectors, of which elements were dropped at random, by elected signs.
 
-    Drops and rescales as `dare_linear` does; then elects the sign of each element and adds the weighted values with that
-    sign, as TIES does. TIES' trimming is left out, as in mergekit; the paper's code trims what DARE left.
+    Drops and rescales as `dare_linear` does; then elects the sign of each element and adds the weighted values with
+    that sign, as TIES does. TIES' trimming is left out, as in mergekit; the paper's code trims what DARE left. PEFT
+    divides by the number of the models that agree.
 
     Args:
         weight: w, one a model.

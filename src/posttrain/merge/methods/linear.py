@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posttrain.merge.methods.base import PerModel, merge_method
-from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
+from posttrain.merge.tensor_group import BlockFunction, TensorGroup
 from posttrain.store.errors import UserError
 
 

@@ -20,8 +20,8 @@ def sce(
 ) -> BlockFunction:
     """Merges task vectors by coefficients of their own magnitude (FuseChat, Wan et al. 2024).
 
-    Select: of each tensor the ``select_topk`` of the elements with the largest variance across the models stay, the same
-    ones for every model; those that equal the smallest of them stay too. Calculate: the coefficient of a model is
+    Select: of each tensor the share ``select_topk`` of the elements stays whose variance across the models is largest,
+    the same ones for every model; those that equal the smallest of them stay too. Calculate: a model's coefficient is
 
         c_i = w_i sum(s_i^2) / sum_j sum(s_j^2)
 

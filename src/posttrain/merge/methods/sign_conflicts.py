@@ -26,7 +26,7 @@ def resolve_conflicts(
 
     Where the signs agree or a value is 0: (w_1 t_1 + w_2 t_2) / (w_1 + w_2). Where t_1 t_2 < 0, by ``resolution``:
 
-    - magnitude: t_i with the larger \|w_i t_i\|, the first of equals. It is what TIES' election does to a pair.
+    - magnitude: t_i with the larger magnitude of w_i t_i, the first of equals; TIES' election does that to a pair.
     - zero: 0, so that neither task moves the weight.
     - average: (w_1 t_1 + w_2 t_2) / (w_1 + w_2).
     - importance: (a_1 t_1 + a_2 t_2) / (a_1 + a_2).
