@@ -113,3 +113,10 @@ def test_small_weights_are_normalised_as_large_ones_are() -> None:
     base, *models = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
     expected = merge_tensor("ties", models, base, density=0.5, weight=[1.0, 3.0])
     torch.testing.assert_close(merge_tensor("ties", models, base, density=0.5, weight=[1e-10, 3e-10]), expected)
+
+
+def test_weights_that_cancel_divide_nothing() -> None:
+    # 0.1 + 0.2 - 0.3 is not 0 in floating point, and a division by it would be noise.
+    models = [torch.tensor([value]) for value in (1.0, 1.0, -1.0)]
+    result = merge_tensor("ties", models, torch.zeros(1), density=1.0, weight=[0.1, 0.2, -0.3])
+    assert result.tolist() == pytest.approx([0.6])
