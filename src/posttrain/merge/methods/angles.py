@@ -37,7 +37,7 @@ def row_gram_matrices(values: Tensor) -> np.ndarray:
 
 def vector_norms(gram: np.ndarray) -> np.ndarray:
     """Returns the models' norms, [..., models], of a Gram matrix [..., models, models]."""
-    return np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1).clip(0))
+    return np.asarray(np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1).clip(0)))
 
 
 def cosines(gram: np.ndarray) -> np.ndarray:
