@@ -74,7 +74,8 @@ def test_mergekits_keys_are_ours(tmp_path: Path) -> None:
             "method": "ties",
             "base": "base",
             "models": [{"model": "a", "weight": 0.3, "density": [0.1, 0.9]}, "b"],
-            "parameters": {"normalize": False},
+            # mergekit's default, where ours is the paper's.
+            "parameters": {"normalize": False, "density": 1.0},
             "dtype": "bfloat16",
         },
         "recipe",

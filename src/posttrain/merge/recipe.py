@@ -22,6 +22,9 @@ _OUR_KEYS = {"merge_method": "method", "base_model": "base", "tokenizer_source":
 
 _OUR_OPTIONS = {"lambda": "scale"}
 
+# Where mergekit's default is another one: a recipe of its must give its model.
+_THEIR_DEFAULTS: dict[str, dict[str, Any]] = {"ties": {"density": 1.0}, "model_stock": {"clamp": False}}
+
 _WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
 
 
@@ -182,6 +185,9 @@ def _with_our_keys(values: Any) -> Any:
     if "out_dtype" in values and "dtype" in values:
         del values["dtype"]  # mergekit's dtype to compute in; ours is float32
     renamed = {_OUR_KEYS.get(key, key): value for key, value in values.items()}
+    if "merge_method" in values:
+        defaults = _THEIR_DEFAULTS.get(str(values["merge_method"]), {})
+        renamed["parameters"] = {**defaults, **(renamed.get("parameters") or {})}
     tokenizer = renamed.get("tokenizer")
     if isinstance(tokenizer, Mapping):
         if tokenizer.keys() - {"source"}:

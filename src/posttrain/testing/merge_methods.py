@@ -1,4 +1,4 @@
-"""The contract of merge methods, as a test class to inherit from, and merging in memory.
+"""The contract of merge methods, as a test class to inherit from, and merging of tensors in memory.
 
 class TestMedian(MergeMethodContract):
     @pytest.fixture
@@ -28,6 +28,8 @@ from posttrain.models.weight_files import WEIGHTS
 from posttrain.store.errors import UserError
 
 Tensors = Mapping[str, Tensor]
+
+_SHARED_MEMORY = Path("/dev/shm")
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "blocks": (300, 512),  # three blocks, the last one shorter
@@ -90,7 +92,8 @@ def merge_tensors(
         float32 tensors, by name.
     """
     plan = _plan(method, models, base, seed, options)
-    with TemporaryDirectory() as folder:
+    # In memory where there is such a folder: each merge waits for the disk.
+    with TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
         run_plan(plan, Path(folder), memory, threads)
         return load((Path(folder) / WEIGHTS).read_bytes())
 

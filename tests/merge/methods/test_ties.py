@@ -115,13 +115,13 @@ def test_small_weights_are_normalised_as_large_ones_are() -> None:
     torch.testing.assert_close(merge_tensor("ties", models, base, density=0.5, weight=[1e-10, 3e-10]), expected)
 
 
+def test_weights_that_cancel_divide_nothing() -> None:
+    # 0.1 + 0.2 - 0.3 is not 0 in floating point, and a division by it would be noise.
+    models = [torch.tensor([value]) for value in (1.0, 1.0, -1.0)]
+    result = merge_tensor("ties", models, torch.zeros(1), density=1.0, weight=[0.1, 0.2, -0.3])
+    assert result.tolist() == pytest.approx([0.6])
+
+
 def test_a_draw_is_positive() -> None:
     models = [torch.tensor([1.0, -3.0]), torch.tensor([-1.0, 3.0])]
     assert merge_tensor("ties", models, torch.zeros(2), density=1.0).tolist() == [1.0, 3.0]
-
-
-def test_weights_that_cancel_divide_nothing() -> None:
-    # 0.1 + 0.2 - 0.3 is not 0 in floating point, and a division by it would be noise.
-    models = [torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([-1.0])]
-    merged = merge_tensor("ties", models, torch.zeros(1), density=1.0, weight=[0.1, 0.2, -0.3])
-    torch.testing.assert_close(merged, torch.tensor([0.6]))

@@ -37,12 +37,12 @@ def row_gram_matrices(values: Tensor) -> np.ndarray:
 
 def vector_norms(gram: np.ndarray) -> np.ndarray:
     """Returns the models' norms, [..., models], of a Gram matrix [..., models, models]."""
-    return np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1).clip(0))
+    return np.asarray(np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1).clip(0)))
 
 
 def cosines(gram: np.ndarray) -> np.ndarray:
     """Returns the cosines of the angles between the models, [..., models, models]; with a zero vector, 0."""
     norms = vector_norms(gram)
     products = norms[..., :, None] * norms[..., None, :]
-    divided: np.ndarray = np.divide(gram, products, out=np.zeros_like(gram), where=products > 0)
-    return divided.clip(-1, 1)
+    divided = np.divide(gram, products, out=np.zeros_like(gram), where=products > 0)
+    return np.asarray(divided.clip(-1, 1))

@@ -47,7 +47,7 @@ def interpolation_ratio(gram: np.ndarray, clamp: bool = True) -> np.ndarray:
     divisor = 1 + (models - 1) * cosine
     # The divisor is the squared norm of the sum of the directions, by k: where they cancel, the base stays.
     ratio = np.divide(models * cosine, divisor, out=np.zeros_like(cosine), where=divisor > 1e-6)
-    return ratio.clip(0) if clamp else ratio
+    return np.asarray(ratio.clip(0) if clamp else ratio)
 
 
 def _interpolate_rows(clamp: bool) -> BlockFunction:
