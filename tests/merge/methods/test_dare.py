@@ -36,9 +36,11 @@ def test_ties_equals_the_definition(merge_vectors, vectors, random_levels, elect
 
 
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.0013])
-def test_mean_is_unbiased(merge_vectors, density) -> None:
+def test_mean_is_unbiased(merge_vectors, random_levels, density) -> None:
     count = 1 << 20
     merged = merge_vectors("dare_linear", [np.ones((512, count // 512))], density=density)
+    levels = np.concatenate([random_levels((32, 2048), 0, block) for block in range(16)])
+    assert np.array_equal(merged > 0, levels < round(density * 65536))
     assert abs((merged > 0).mean() - density) < 1 / 65536 + 5 * np.sqrt(density / count)
     assert abs(merged.mean() - 1) < 5 * np.sqrt((1 - density) / density / count)
 

@@ -47,12 +47,15 @@ def test_equals_the_definition(merge_vectors, vectors, random_levels, elect, ele
     np.testing.assert_allclose(merge_vectors("della", vectors, scale=0.7, **options), expected, atol=1e-5)
 
 
-def test_mean_is_unbiased_and_large_elements_stay_more_often(merge_vectors) -> None:
+def test_mean_is_unbiased_and_large_elements_stay_more_often(merge_vectors, random_levels) -> None:
     rows, row = 1 << 16, np.array([0.3, -4.0, 1.0, 0.0, -0.2])
     density, epsilon = 0.4, 0.3
     merged = merge_vectors("della_linear", [np.tile(row, (rows, 1))], density=density, epsilon=epsilon)
     ranks = np.argsort(np.argsort(np.abs(row)))
     probability = density + epsilon * (2 * ranks + 1 - 5) / 5
+    numbers = [random_levels((min(13107, rows - start), 5), 0, start // 13107) for start in range(0, rows, 13107)]
+    expected = np.concatenate(numbers)[:, ranks] < np.rint(65536 * probability)
+    assert np.array_equal(merged != 0, expected & (row != 0))
     kept = (merged != 0).mean(axis=0)
     live = row != 0
     assert np.all(abs(kept - probability)[live] < 5 * np.sqrt(probability * (1 - probability) / rows)[live])

@@ -5,7 +5,7 @@ import pytest
 
 from posttrain.store.errors import UserError
 
-WEIGHT, IMPORTANCE = [1.0, 0.6], [2.0, 3.0]
+WEIGHT, IMPORTANCE = [1.3, 0.6], [2.0, 3.0]
 RESOLUTIONS = ["magnitude", "zero", "average", "importance"]
 
 

@@ -60,6 +60,7 @@ def resolve_conflicts(
         # One of both addends is 0, so that neither loses a digit.
         outcome.mul_(conflict)
         sum_of_both = first.mul_(agreed[0]).add_(second, alpha=agreed[1])
-        return sum_of_both.mul_(conflict.neg_().add_(1)).add_(outcome).mul_(scale)
+        merged: Tensor = sum_of_both.mul_(conflict.neg_().add_(1)).add_(outcome)
+        return merged.mul_(scale)
 
     return merge
