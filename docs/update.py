@@ -17,6 +17,7 @@ import posttrain
 from posttrain.cli.config import config_keys, reference
 from posttrain.data.steps.registry import STEPS
 from posttrain.loop.config import Config
+from posttrain.merge.methods.registry import METHODS
 from posttrain.store.section import Section
 
 FOLDER = Path(__file__).parent
@@ -35,6 +36,7 @@ GUIDES = {
     "data": "[data.md](data.md) describes every step with its settings.",
     "select": "[select.md](select.md) describes the strategies, the scores and when to stop.",
     "train": "[training.md](training.md) shows objectives, curricula, checkpoints and monitors at work.",
+    "merge": "[merging.md](merging.md#in-the-loop) shows a round that merges.",
     "evaluate": "[Suites](#suites) above lists the keys of a suite.",
     "gate": "[Rules](#rules) above lists the names that rules can use.",
     "triggers": "[Rules](#rules) above lists the names of rules; [watching.md](watching.md) shows a schedule.",
@@ -46,10 +48,12 @@ GUIDES = {
 def pages() -> dict[Path, str]:
     """Render every page with a generated part."""
     configuration, data, api = FOLDER / "configuration.md", FOLDER / "data.md", FOLDER / "api.md"
+    merging = FOLDER / "merging.md"
     page = _replace_part(configuration.read_text("utf-8"), "common keys", common_keys())
     return {
         configuration: _replace_part(page, "sections", sections_reference()),
         data: _replace_part(data.read_text("utf-8"), "steps", steps_reference()),
+        merging: _replace_part(merging.read_text("utf-8"), "methods", methods_reference()),
         api: _replace_part(api.read_text("utf-8"), "names", api_reference()),
     }
 
@@ -58,6 +62,23 @@ def _replace_part(page: str, name: str, content: str) -> str:
     begin, end = f"<!-- {name}: written by docs/update.py -->\n", f"<!-- end of {name} -->\n"
     before, rest = page.split(begin)
     return before + begin + content + end + rest.split(end)[1]
+
+
+def methods_reference() -> str:
+    """Render the table of merge methods: what each does, and its options with their defaults."""
+    rows = []
+    for name in METHODS.builtin:
+        method = METHODS[name]
+        options = [f"`{option}` {_option_default(entry.default)}" for option, entry in method.options.items()]
+        summary = (inspect.getdoc(method.function) or "").partition("\n\n")[0].replace("\n", " ")
+        base = "yes" if method.task_vectors else ""
+        rows.append(f"| `{name}` | {base} | {_cell(summary)} | {', '.join(options) or '–'} |")
+    return "\n".join(["", "| method | base | what it does | options |", "| --- | --- | --- | --- |", *rows, "", ""])
+
+
+def _option_default(value: Any) -> str:
+    single = value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+    return str(single).lower() if isinstance(single, bool) else str(single)
 
 
 def common_keys() -> str:

@@ -23,7 +23,8 @@ _OUR_KEYS = {"merge_method": "method", "base_model": "base", "tokenizer_source":
 _OUR_OPTIONS = {"lambda": "scale"}
 
 # Where mergekit's default is another one: a recipe of its must give its model.
-_THEIR_DEFAULTS: dict[str, dict[str, Any]] = {"ties": {"density": 1.0}, "model_stock": {"clamp": False}}
+_SPARSE = ("ties", "dare_linear", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties")
+_THEIR_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(_SPARSE, {"density": 1.0}) | {"model_stock": {"clamp": False}}
 
 _WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
 
