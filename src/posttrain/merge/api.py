@@ -1,23 +1,26 @@
 """`merge`: one model out of several, in a Hugging Face folder that is whole or not there."""
 
+import errno
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from posttrain import __version__
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
-from posttrain.merge.plan import MergePlan, build_plan
+from posttrain.merge.inputs import open_models
+from posttrain.merge.plan import MergePlan, build_plan, check_architectures, template_key
+from posttrain.merge.preflight import check_weights
 from posttrain.merge.recipe import Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
-from posttrain.merge.sources import ADAPTER_CONFIG, AdaptedModel, ModelFolder, WeightSource
-from posttrain.merge.vocabulary import check_vocabularies
-from posttrain.models.sources import fetch_once, locate
+from posttrain.merge.sources import CONFIG
+from posttrain.merge.vocabulary import match_vocabularies
+from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.files import (
     disk_errors,
@@ -28,16 +31,21 @@ from posttrain.store.files import (
     temporary_folder,
     write_atomically,
 )
-from posttrain.store.paths import locate_path
-
-log = logging.getLogger("posttrain")
 
 MERGE_FILE = "merge.json"
 
 _TEMPORARY = ".posttrain-merge"
 
-# Of a model's folder, all that is not weights, and no pickles: loading one runs the code in it.
-_NOT_COPIED = (".*", "*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", MERGE_FILE, "README.md")
+_ATTEMPTS = 100
+
+# Of a model's folder: no weights, no pickles, and nothing that its training left.
+_COPIED = ("*.json", "*.txt", "*.py", "LICENSE*", "NOTICE*")
+_NOT_COPIED = (".*", "*.index.json", MERGE_FILE, "adapter_config.json", "trainer_state.json", "*_results.json")
+
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
+_TOKENIZER_FILES += ("*.model", "*.tiktoken", "tekken.json")
+
+_CHAT_TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True)
@@ -117,33 +125,67 @@ def planned_merge(recipe: Recipe, root: Path, out: Path) -> Iterator[tuple[Merge
     Raises:
         UserError: the merge cannot be done.
     """
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
     parent = out.absolute().parent / _TEMPORARY
-    locations = {key: _locate(root, *key) for key in _model_keys(recipe)}
     make_folder(parent.parent)
     try:
-        remove_abandoned_folders(parent)
-        with temporary_folder(parent) as scratch:
-            sources = _open(locations, scratch)
-            try:
-                check_vocabularies(list(sources.values()))
-                plan = build_plan(recipe, sources)
-                _check_space(plan, parent)
-                (scratch / "model").mkdir()
-                yield plan, scratch / "model"
-            finally:
-                for source in sources.values():
-                    source.close()
+        with _scratch_folder(parent) as scratch:
+            # After what killed merges have left is removed: the same command again must leave nothing behind.
+            if out.is_file() or (out.is_dir() and any(out.iterdir())):
+                raise _out_exists(out)
+            yield from _plan(recipe, root, scratch, parent)
     finally:
-        with _ignored_if_used():
+        # Another merge may be writing beside this one.
+        with suppress(OSError):
             parent.rmdir()
 
 
+def _plan(recipe: Recipe, root: Path, scratch: Path, parent: Path) -> Iterator[tuple[MergePlan, Path]]:
+    sources = open_models(recipe, root, scratch)
+    try:
+        check_architectures([*sources.values()])
+        matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch / "tokenizer")
+        plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
+        check_weights(plan)
+        _check_space(plan, parent)
+        (scratch / "model").mkdir()
+        yield plan, scratch / "model"
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+@contextmanager
+def _scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yields a temporary folder below ``parent``, which another merge may remove at any moment where it is empty."""
+    with ExitStack() as stack:
+        for attempt in range(_ATTEMPTS):
+            try:
+                remove_abandoned_folders(parent)
+                folder = stack.enter_context(temporary_folder(parent))
+                break
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        yield folder
+
+
+def _out_exists(out: Path) -> UserError:
+    return UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
+
+
 def commit(folder: Path, out: Path) -> None:
-    """Moves the finished folder to where it was asked for, in one step."""
+    """Moves the finished folder to where it was asked for, in one step.
+
+    Raises:
+        UserError: another merge has written there meanwhile, or the disk refused.
+    """
     with disk_errors(out):
-        os.rename(folder, out)
+        try:
+            os.rename(folder, out)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _out_exists(out) from None
+            raise
         sync_folder(out.absolute().parent)
 
 
@@ -158,7 +200,7 @@ def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
             "options": dict(tensor.options),
             "inputs": [
                 {"model": part.source.name, "tensor": part.tensor}
-                | ({"digest": digests[part.source.name, part.tensor]} if run and tensor.method else {})
+                | ({"digest": digest} if (digest := digests.get((part.source.name, part.tensor))) else {})
                 for part in inputs
             ],
         }
@@ -168,7 +210,7 @@ def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
     description: dict[str, Any] = {
         "posttrain": __version__,
         "recipe": plan.recipe.model_dump(mode="json", exclude_defaults=True) | {"method": plan.recipe.method},
-        "models": {source.name: str(source.folder) for source in plan.sources},
+        "models": {source.name: source.location for source in plan.sources},
         "bytes": plan.bytes,
         "bytes_read": plan.bytes_read,
         "tensors": tensors,
@@ -215,39 +257,6 @@ def recipe_of_models(
     return Recipe.read(values, "merge")
 
 
-def _model_keys(recipe: Recipe) -> list[tuple[str, str | None]]:
-    keys: list[tuple[str, str | None]] = [(entry.model, entry.adapter) for entry in recipe.entries()]
-    bases = [recipe.base, *(part.base for part in recipe.slices)]
-    return list(dict.fromkeys([*keys, *((base, None) for base in bases if base)]))
-
-
-def _locate(root: Path, model: str, adapter: str | None) -> tuple[str, Path | None]:
-    """Returns the source of a model and the folder of its adapter."""
-    folder = locate_path(root, model)
-    if adapter is None and (folder / ADAPTER_CONFIG).is_file():
-        # An adapter alone says which model it is for.
-        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        name = settings.get("base_model_name_or_path")
-        if not name:
-            raise UserError("is an adapter that names no base model", where=model, fix=f"write MODEL+{model}")
-        return locate(name, root), folder
-    if adapter is not None and not (locate_path(root, adapter) / ADAPTER_CONFIG).is_file():
-        raise UserError(f"holds no {ADAPTER_CONFIG}", where=adapter, fix="name the folder of a LoRA adapter")
-    return locate(model, root), locate_path(root, adapter) if adapter else None
-
-
-def _open(
-    locations: Mapping[tuple[str, str | None], tuple[str, Path | None]], scratch: Path
-) -> dict[tuple[str, str | None], WeightSource]:
-    sources: dict[tuple[str, str | None], WeightSource] = {}
-    for number, ((model, adapter), (source, adapter_folder)) in enumerate(locations.items()):
-        opened: WeightSource = ModelFolder(model, fetch_once(source, scratch / f"input-{number}"))
-        if adapter_folder is not None:
-            opened = AdaptedModel(f"{model}+{adapter}" if adapter else model, adapter_folder, opened)
-        sources[model, adapter] = opened
-    return sources
-
-
 def _check_space(plan: MergePlan, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < plan.bytes:
@@ -260,26 +269,34 @@ def _check_space(plan: MergePlan, folder: Path) -> None:
 
 def _write_config(plan: MergePlan, folder: Path) -> None:
     """Copies config and tokenizer, with what the merge changed."""
-    ignore = shutil.ignore_patterns(*_NOT_COPIED)
     with disk_errors(folder):
-        shutil.copytree(plan.template.folder, folder, dirs_exist_ok=True, ignore=ignore)
-        if plan.tokenizer is not plan.template:
-            for file in plan.tokenizer.folder.iterdir():
-                if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "added_tokens", "chat_template")):
-                    shutil.copyfile(file, folder / file.name)
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) | dict(plan.config_changes)
+        for file in sorted(plan.template.folder.iterdir()):
+            if file.is_file() and _is_copied(file.name) and not _is_tokenizers(file.name):
+                shutil.copyfile(file, folder / file.name)
+        for file in sorted(plan.tokenizer.iterdir()):
+            if file.is_file() and _is_tokenizers(file.name):
+                shutil.copyfile(file, folder / file.name)
+            elif file.is_dir() and file.name == _CHAT_TEMPLATES:
+                shutil.copytree(file, folder / file.name)
+    config = dict(plan.template.config) | dict(plan.config_changes)
+    if plan.token_ids is not plan.template:
+        # Numbers of special tokens are those of the tokenizer's own model.
+        config = {key: value for key, value in config.items() if not key.endswith("_token_id")}
+        config |= {key: value for key, value in plan.token_ids.config.items() if key.endswith("_token_id")}
+        (folder / GENERATION_CONFIG).unlink(missing_ok=True)
+        if (own := plan.token_ids.folder / GENERATION_CONFIG).is_file():
+            with disk_errors(folder):
+                shutil.copyfile(own, folder / GENERATION_CONFIG)
     floating = [tensor.dtype for tensor in plan.tensors if tensor.dtype.is_floating_point]
     if floating:
         config.pop("torch_dtype", None)
         config["dtype"] = str(max(set(floating), key=floating.count)).removeprefix("torch.")
-    write_atomically(file, json.dumps(config, indent=2).encode())
+    write_atomically(folder / CONFIG, json.dumps(config, indent=2).encode())
 
 
-@contextmanager
-def _ignored_if_used() -> Iterator[None]:
-    # Another merge may be writing beside this one.
-    try:
-        yield
-    except OSError:
-        pass
+def _is_copied(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in _COPIED) and not any(fnmatch(name, p) for p in _NOT_COPIED)
+
+
+def _is_tokenizers(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in _TOKENIZER_FILES)
