@@ -61,10 +61,7 @@ class _Opener:
 
     def check(self, model: str, adapter: str | None) -> None:
         """Raises a UserError if a path leads to no model or adapter."""
-        if adapter is not None and (whole := locate_path(self._root, f"{model}+{adapter}")).is_dir():
-            # A folder with a plus sign in its name.
-            check_model_folder(whole)
-            return
+        model, adapter = self._split(model, adapter)
         self._locate(model)
         if adapter is not None and not _is_remote(adapter):
             folder = locate_path(self._root, adapter)
@@ -73,8 +70,7 @@ class _Opener:
 
     def open(self, model: str, adapter: str | None) -> WeightSource:
         """Opens a model with its adapter."""
-        if adapter is not None and locate_path(self._root, f"{model}+{adapter}").is_dir():
-            model, adapter = f"{model}+{adapter}", None
+        model, adapter = self._split(model, adapter)
         folder = self._fetch(model)
         if adapter is not None:
             return self._adapted(f"{model}+{adapter}", model, self._fetch_adapter(adapter))
@@ -92,6 +88,14 @@ class _Opener:
                     f"is an adapter for `{base}`, which is no model here", where=model, fix=f"write MODEL+{model}"
                 ) from None
             raise
+
+    def _split(self, model: str, adapter: str | None) -> tuple[str, str | None]:
+        """Returns model and adapter, where a plus sign may also be a part of a folder's name."""
+        whole = f"{model}+{adapter}" if adapter is not None else model
+        if "+" not in whole or (not _is_remote(whole) and locate_path(self._root, whole).exists()):
+            return whole, None
+        model, _, adapter = whole.partition("+")
+        return model, adapter
 
     def _adapted(self, name: str, model: str, adapter: Path) -> WeightSource:
         folder = self._fetch(model)

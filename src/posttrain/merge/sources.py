@@ -197,13 +197,12 @@ class AdaptedModel(WeightSource):
         whole = {name: header for name, header in headers.items() if ".lora_" not in name}
         self._whole = TensorFiles({_base_name(name): header for name, header in whole.items()})
         try:
-            self._updates = _read_updates(file, headers.keys() - whole.keys(), settings, base)
             self._check_whole()
+            self._shapes = dict(base.shapes()) | {name: entry.shape for name, entry in self._whole.headers.items()}
+            self._updates = _read_updates(file, headers.keys() - whole.keys(), settings, self._shapes)
         except BaseException:
             self._whole.close()
             raise
-        shapes = {name: header.shape for name, header in self._whole.headers.items()}
-        self._shapes = dict(base.shapes()) | shapes
 
     def _check_whole(self) -> None:
         shapes = self._base.shapes()
@@ -221,7 +220,10 @@ class AdaptedModel(WeightSource):
         # Merged in float32 and rounded once, with the result; peft rounds the update to the model's dtype first.
         if tensor in self._updates:
             return torch.float32
-        return self._whole.dtype(tensor) if tensor in self._whole.headers else self._base.dtype(tensor)
+        return self._unadapted(tensor).dtype(tensor)
+
+    def _unadapted(self, tensor: str) -> TensorFiles | WeightSource:
+        return self._whole if tensor in self._whole.headers else self._base
 
     def stored_dtype(self, tensor: str) -> torch.dtype:
         name = EMBEDDING if tensor not in self._base.shapes() else tensor
@@ -230,12 +232,13 @@ class AdaptedModel(WeightSource):
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         update = self._updates.get(tensor)
         if update is None:
-            (self._whole if tensor in self._whole.headers else self._base).read(tensor, start, out)
+            self._unadapted(tensor).read(tensor, start, out)
             return
         down, up = update
         columns = down.shape[1]
-        stored = torch.empty(len(out), dtype=self._base.dtype(tensor))
-        self._base.read(tensor, start, stored)
+        unadapted = self._unadapted(tensor)
+        stored = torch.empty(len(out), dtype=unadapted.dtype(tensor))
+        unadapted.read(tensor, start, stored)
         first = start // columns
         # Block by block, however much is read at once: the last bit of a product depends on its shape.
         for result, rows in zip(
@@ -303,13 +306,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_updates(
-    file: Path, names: Collection[str], config: Mapping[str, Any], base: WeightSource
+    file: Path, names: Collection[str], config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns the right and the left factor of each update, the left one scaled, both float32, by the base's tensor."""
     from safetensors import safe_open
 
     updates: dict[str, tuple[Tensor, Tensor]] = {}
-    shapes = base.shapes()
     left = set(names)
     with safe_open(file, "pt") as weights:
         for name in sorted(names):
@@ -351,7 +353,7 @@ def _read_updates(
 
 def _base_name(name: str) -> str:
     """Returns the base's name of a tensor that an adapter holds as a whole."""
-    return name.removeprefix(_PREFIX).replace(".modules_to_save.", ".")
+    return name.removeprefix(_PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
 
 
 def _misfit(tensor: str, shape: Sequence[int] | None, other: Sequence[int], file: str) -> UserError:
