@@ -16,7 +16,7 @@ from posttrain.merge.recipe import ModelEntry, Position, Recipe, Slice, Value, r
 from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
 from posttrain.merge.tensor_group import TensorInput
 from posttrain.merge.vocabulary import is_embedding
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError, shorten, suggest
 
 log = logging.getLogger("posttrain")
 
@@ -388,10 +388,12 @@ def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:
                 names.pop(name, None)
                 continue
             raise UserError(
-                f"tensor {name} is in `{owner.name}` and not in `{source.name}`",
+                f"tensor {shorten(name)} is in `{owner.name}` and not in `{source.name}`",
                 where="models",
                 fix="only models with the same tensors merge",
             )
+    if not names:
+        raise UserError("holds no tensors", where=sources[0].name, fix="use an undamaged model")
     return list(names)
 
 

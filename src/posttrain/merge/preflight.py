@@ -47,8 +47,9 @@ def check_weights(plan: MergePlan) -> None:
             base = samples[tensor.base]
             for entry in tensor.inputs:
                 norms = changes.setdefault((entry.source.name, tensor.base.source.name), [0.0, 0.0])
-                norms[0] += float((samples[entry] - base).square().sum())
-                norms[1] += float(base.square().sum())
+                scale = tensor.elements / max(len(base), 1)
+                norms[0] += scale * float((samples[entry] - base).square().sum())
+                norms[1] += scale * float(base.square().sum())
     for names, same in equal.items():
         if same and looked_at:
             log.warning("%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{looked_at:,}")

@@ -71,6 +71,8 @@ def match_vocabularies(
     owner = _owner(sources, template, tokenizer)
     files = {key: _vocabulary_file(source.tokenizer_folder) for key, source in sources.items()}
     rows = {key: _row_count(source) for key, source in sources.items()}
+    if None in rows.values() and len(set(rows.values())) > 1:
+        return MatchedVocabularies(sources, owner.tokenizer_folder, owner)  # of other tensors: the plan names one
     if _same(list(files.values())) and len(set(rows.values())) == 1:
         if (file := files[template]) is not None:
             _read_vocabulary(file, sources[template])
