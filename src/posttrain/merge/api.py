@@ -102,6 +102,8 @@ def merge(
     root = Path(recipe).parent if isinstance(recipe, str | Path) else Path()
     with planned_merge(given, root, Path(out)) as (plan, folder):
         run = run_plan(plan, folder, memory, threads, shard_bytes)
+        for source in plan.sources:
+            source.check_unchanged()
         _write_config(plan, folder)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
@@ -147,7 +149,7 @@ def _plan(recipe: Recipe, root: Path, scratch: Path, parent: Path) -> Iterator[t
         plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
         check_weights(plan)
         _check_space(plan, parent)
-        (scratch / "model").mkdir()
+        make_folder(scratch / "model")
         yield plan, scratch / "model"
     finally:
         for source in sources.values():
@@ -186,7 +188,11 @@ def commit(folder: Path, out: Path) -> None:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise _out_exists(out) from None
             raise
-        sync_folder(out.absolute().parent)
+        try:
+            sync_folder(out.absolute().parent)
+        except OSError:
+            os.rename(out, folder)  # else the same command again would only say that it exists
+            raise
 
 
 def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:

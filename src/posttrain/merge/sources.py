@@ -93,6 +93,9 @@ class WeightSource(ABC):
         """Returns the file that holds a tensor, for messages."""
         return str(self.folder)
 
+    def check_unchanged(self) -> None:
+        """Raises a UserError if a file has changed since it was opened."""
+
     def close(self) -> None:
         """Closes the files."""
 
@@ -114,6 +117,7 @@ class TensorFiles:
                     fix="merge the model it was quantised from",
                 )
         self._files = {file: os.open(file, os.O_RDONLY) for file in {header.file for header in headers.values()}}
+        self._states = {file: _state(descriptor) for file, descriptor in self._files.items()}
 
     def dtype(self, tensor: str) -> torch.dtype:
         """Returns a tensor's dtype."""
@@ -123,17 +127,27 @@ class TensorFiles:
         """Fills ``out``, flat and of the tensor's dtype, with its elements from ``start`` on.
 
         Raises:
-            UserError: the file ends before.
+            UserError: the file ends before, or cannot be read.
         """
         # Not mapped into memory: the pages would count as this process's, and a disk that fails would kill it.
         header = self.headers[tensor]
         view = memoryview(out.view(torch.uint8).numpy())
         offset, done = header.offset + start * out.element_size(), 0
         while done < len(view):
-            count = os.preadv(self._files[header.file], [view[done:]], offset + done)
+            try:
+                count = os.preadv(self._files[header.file], [view[done:]], offset + done)
+            except OSError as error:
+                what = f"tensor {shorten(tensor)} cannot be read: {error.strerror}"
+                raise UserError(what, where=str(header.file), fix="check the disk") from None
             if not count:
                 raise UserError(f"ended amid tensor {tensor}", where=str(header.file), fix="was it changed meanwhile?")
             done += count
+
+    def check_unchanged(self) -> None:
+        """Raises a UserError if a file has changed since it was opened."""
+        for file, descriptor in self._files.items():
+            if _state(descriptor) != self._states[file]:
+                raise UserError("was changed while it was read", where=str(file), fix="run the same command again")
 
     def close(self) -> None:
         """Closes the files."""
@@ -169,6 +183,9 @@ class ModelFolder(WeightSource):
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         self._tensors.read(tensor, start, out)
+
+    def check_unchanged(self) -> None:
+        self._tensors.check_unchanged()
 
     def close(self) -> None:
         self._tensors.close()
@@ -252,9 +269,18 @@ class AdaptedModel(WeightSource):
     def file(self, tensor: str) -> str:
         return self._file if tensor in self._whole.headers else self._base.file(tensor)
 
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+        self._base.check_unchanged()
+
     def close(self) -> None:
         self._whole.close()
         self._base.close()
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def is_adapter(folder: Path) -> bool:

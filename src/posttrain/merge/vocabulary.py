@@ -145,6 +145,9 @@ class VocabularyView(WeightSource):
     def file(self, tensor: str) -> str:
         return self._source.file(tensor)
 
+    def check_unchanged(self) -> None:
+        self._source.check_unchanged()
+
     def close(self) -> None:
         self._source.close()
 
