@@ -29,10 +29,11 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
 
     def check(text: str, models: Any, before_work: bool = True, **options: Any) -> None:
         before = set(tmp_path.iterdir())
-        with monkeypatch.context() as patch, pytest.raises(UserError, match=text) as error:
+        with monkeypatch.context() as patch:
             if before_work:
                 patch.setattr(api, "run_plan", no_work)
-            merge(models, tmp_path / "out", **options)
+            with pytest.raises(UserError, match=text) as error:
+                merge(models, tmp_path / "out", **options)
         assert "\n" not in str(error.value)
         assert set(tmp_path.iterdir()) == before
 
@@ -160,7 +161,9 @@ def _shuffle(weights: dict[str, Tensor]) -> None:
         weights[name] = -value + 0.5 * torch.randn(value.shape, generator=generator)
 
 
-def test_identical_models(make_model: Any, read_weights: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_identical_models(
+    make_model: Any, read_weights: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second, other = make_model("first", 1), make_model("second", 1), make_model("other", 2)
     with caplog.at_level(logging.WARNING):
         merge([first, second, other], tmp_path / "three")
@@ -208,7 +211,9 @@ def test_tensors_of_few_elements(
         return lambda weights: weights.update({"model.small.weight": torch.full(shape, value)})
 
     models = [make_model("a", 1, change=adding(1.0)), make_model("b", 2, change=adding(4.0))]
-    options = {"method": method, "base": make_model("base", change=adding(0.5)), "density": 0.1} if method == "ties" else {}
+    options = (
+        {"method": method, "base": make_model("base", change=adding(0.5)), "density": 0.1} if method == "ties" else {}
+    )
     merge(models, tmp_path / "out", **options)
     result = read_weights(tmp_path / "out")["model.small.weight"]
     # Of equal elements those that equal the threshold stay all, so that nothing of a small tensor is trimmed away.

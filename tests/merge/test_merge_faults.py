@@ -88,7 +88,9 @@ def _content(folder: Path) -> dict[str, Any]:
     """Returns everything in a result that equal merges share."""
     content: dict[str, Any] = {file.name: file.read_bytes() for file in folder.iterdir()}
     record = json.loads(content[MERGE_FILE])
-    return content | {MERGE_FILE: {key: value for key, value in record.items() if key not in ("seconds", "peak_memory")}}
+    return content | {
+        MERGE_FILE: {key: value for key, value in record.items() if key not in ("seconds", "peak_memory")}
+    }
 
 
 def _left_behind(folder: Path) -> list[Path]:
@@ -124,7 +126,9 @@ def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path
     kills = 40
     killed = whole = 0
     # The last lines are those of the commit, where most can go wrong.
-    moments = [int((n + draw.random()) / kills * lines) + 1 for n in range(kills)] + [lines - n for n in range(0, 60, 2)]
+    moments = [int((n + draw.random()) / kills * lines) + 1 for n in range(kills)] + [
+        lines - n for n in range(0, 60, 2)
+    ]
     for moment in moments:
         code = _in_process(_killed_at(command, moment))
         assert code in (0, -signal.SIGKILL), moment
@@ -253,8 +257,10 @@ def test_a_flipped_byte_in_a_header(models: list[Path]) -> None:
         sources = {(str(path), None): ModelFolder(str(path), path) for path in (base, model)}
         try:
             build_plan(recipe, sources)
-            return {name: (header.dtype, header.shape, header.offset) for name, header in
-                    sources[str(model), None]._tensors.headers.items()}
+            return {
+                name: (header.dtype, header.shape, header.offset)
+                for name, header in sources[str(model), None]._tensors.headers.items()
+            }
         finally:
             for source in sources.values():
                 source.close()
@@ -330,7 +336,7 @@ def test_an_input_that_the_disk_cannot_read(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "preadv", refuse)
-    with pytest.raises(UserError, match="tensor .* cannot be read: Input/output error; check the disk"):
+    with pytest.raises(UserError, match=r"tensor .* cannot be read: Input/output error; check the disk"):
         command()
     assert not (tmp_path / "out").exists()
 
@@ -373,5 +379,3 @@ def test_an_interrupt(command: Callable[[], Any], tmp_path: Path, monkeypatch: p
         command()
     assert not (tmp_path / "out").exists()
     assert not _left_behind(tmp_path)
-
-

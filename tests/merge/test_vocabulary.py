@@ -183,7 +183,7 @@ def test_tokens_in_another_order(models: Any, read_weights: Read, tmp_path: Path
     result, expected = read_weights(tmp_path / "out"), read_weights(model)
     assert torch.equal(result[EMBEDDING], expected[EMBEDDING])
     assert torch.allclose(result[HEAD], expected[EMBEDDING] * 1.5)
-    with pytest.raises(UserError, match="the vocabularies of .* differ beyond added tokens, and one tokenizer cannot"):
+    with pytest.raises(UserError, match=r"the vocabularies of .* differ beyond added tokens, and one tokenizer cannot"):
         merge({"models": [str(model), str(twin)], "tokenizer": "union"}, tmp_path / "none")
 
 
@@ -222,7 +222,9 @@ def test_models_of_different_vocabularies_do_not_merge(make_model: Any, tmp_path
 def test_other_rows_without_a_tokenizer(make_model: Any, read_weights: Read, tmp_path: Path) -> None:
     first, second = make_model("first", 1, change=_rows(2)), make_model("second", 2)
     (second / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="`.*second` has 261 rows of tokens, `.*first` has 263, and `.*second` holds no"):
+    with pytest.raises(
+        UserError, match=r"`.*second` has 261 rows of tokens, `.*first` has 263, and `.*second` holds no"
+    ):
         merge([first, second], tmp_path / "out")
     # With as many rows, the numbers are taken to mean the same.
     same = make_model("same", 3)

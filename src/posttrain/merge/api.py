@@ -42,7 +42,14 @@ _ATTEMPTS = 100
 _COPIED = ("*.json", "*.txt", "*.py", "LICENSE*", "NOTICE*")
 _NOT_COPIED = (".*", "*.index.json", MERGE_FILE, "adapter_config.json", "trainer_state.json", "*_results.json")
 
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
 _TOKENIZER_FILES += ("*.model", "*.tiktoken", "tekken.json")
 
 _CHAT_TEMPLATES = "additional_chat_templates"
@@ -240,7 +247,9 @@ def _recipe(
         return Recipe.read(recipe, "recipe")
     if isinstance(recipe, str | Path):
         return read_recipe(Path(recipe))
-    return recipe_of_models([str(model) for model in recipe], method, weights, str(base) if base else None, seed, options)
+    return recipe_of_models(
+        [str(model) for model in recipe], method, weights, str(base) if base else None, seed, options
+    )
 
 
 def recipe_of_models(

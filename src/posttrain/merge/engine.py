@@ -173,9 +173,7 @@ def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[T
 
 def _check_range(tensor: TensorPlan, result: Tensor) -> None:
     if not torch.isfinite(result).all():
-        raise UserError(
-            f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16"
-        )
+        raise UserError(f"tensor {tensor.name} has numbers beyond float16's", where="dtype", fix="write it in bfloat16")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Opens the models that a recipe names: folders, the Hub, GGUF files, object stores, each with a LoRA adapter or not."""
+"""Opens the models of a recipe: folders, the Hub, GGUF files, object stores, each with a LoRA adapter or without."""
 
 import shutil
 from collections.abc import Mapping
@@ -7,7 +7,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.sources import ADAPTER_CONFIG, AdaptedModel, ModelFolder, WeightSource, is_adapter, read_adapter_config
+from posttrain.merge.sources import (
+    ADAPTER_CONFIG,
+    AdaptedModel,
+    ModelFolder,
+    WeightSource,
+    is_adapter,
+    read_adapter_config,
+)
 from posttrain.models.sources import check_model_folder, fetch_once, hub_snapshot, locate
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.files import disk_errors

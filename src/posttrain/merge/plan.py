@@ -194,7 +194,9 @@ class _Builder:
         self.models = [sources[entry.model, entry.adapter] for entry in entries]
         spec = load_method(method)
         if spec.task_vectors and base is None:
-            raise UserError(f"{method} merges task vectors and needs the model that all were trained from", where="base")
+            raise UserError(
+                f"{method} merges task vectors and needs the model that all were trained from", where="base"
+            )
         if not self.models:
             raise UserError("there is no model beside the base", where="models")
         spec.check_models(len(self.models))

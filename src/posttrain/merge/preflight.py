@@ -37,7 +37,9 @@ def check_weights(plan: MergePlan) -> None:
         if tensor.method is None:
             _check_equal(tensor)
             continue
-        samples = {entry: _sample(entry) for entry in dict.fromkeys([*tensor.inputs, *([tensor.base] if tensor.base else [])])}
+        samples = {
+            entry: _sample(entry) for entry in dict.fromkeys([*tensor.inputs, *([tensor.base] if tensor.base else [])])
+        }
         looked_at += max((len(sample) for sample in samples.values()), default=0)
         for first, second in combinations(samples, 2):
             names = first.source.name, second.source.name
@@ -52,7 +54,9 @@ def check_weights(plan: MergePlan) -> None:
                 norms[1] += scale * float(base.square().sum())
     for names, same in equal.items():
         if same and looked_at:
-            log.warning("%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{looked_at:,}")
+            log.warning(
+                "%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{looked_at:,}"
+            )
     for (model, base_name), (change, size) in changes.items():
         ratio = math.sqrt(change / size) if size > 0 else math.inf if change > 0 else 0.0
         if ratio > _LARGEST_CHANGE:

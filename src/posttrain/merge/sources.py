@@ -49,7 +49,7 @@ _FACTOR = re.compile(r"\.(lora_A|lora_embedding_A)(?:\.weight)?$")
 
 
 def block_rows(columns: int) -> int:
-    """Returns the rows of a block; of the shape alone, so that no setting of the machine changes a bit of the result."""
+    """Returns the rows of a block: of the shape alone, so that no setting of the machine changes the result."""
     return max(1, BLOCK // columns)
 
 
@@ -93,10 +93,10 @@ class WeightSource(ABC):
         """Returns the file that holds a tensor, for messages."""
         return str(self.folder)
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:  # noqa: B027 - a source without files has nothing to check
         """Raises a UserError if a file has changed since it was opened."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Closes the files."""
 
 

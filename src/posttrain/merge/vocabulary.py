@@ -1,10 +1,11 @@
-"""Matches the vocabularies of models: a row of an embedding means the same token in all of them, or merging is noise."""
+"""Matches the vocabularies of models: a row of an embedding must mean the same token in all of them."""
 
 import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yields the ends of the stretches whose numbers ascend one by one, without those of -1."""
     breaks = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] < 0) | (rows[:-1] < 0)) + 1
     ends = [0, *breaks.tolist(), len(rows)]
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in pairwise(ends):
         if end > begin and rows[begin] >= 0:
             yield begin, end
 
@@ -267,8 +268,8 @@ class _Vocabulary:
             )
         if lost := sorted(self.tokens.keys() - tokens.keys(), key=lambda token: self.tokens[token]):
             log.warning(
-                "%s: %s of its tokens are not in the result's tokenizer, the first is %s; `tokenizer: union` keeps added "
-                "tokens",
+                "%s: %s of its tokens are not in the result's tokenizer, the first is %s; `tokenizer: union` keeps "
+                "added tokens",
                 self.source.name,
                 f"{len(lost):,}",
                 shorten(repr(lost[0])),
@@ -344,7 +345,9 @@ def _read_vocabulary(file: Path, source: WeightSource) -> tuple[dict[str, int], 
         tokens |= {entry["content"]: entry["id"] for entry in added}
         if not all(type(number) is int and number >= 0 for number in tokens.values()):
             raise ValueError
-        merges = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model.get("merges") or []]
+        merges = [
+            tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model.get("merges") or []
+        ]
         return tokens, (model.get("type"), base, merges), added
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise UserError("is damaged: it holds no vocabulary", where=str(file), fix="copy the model again") from None
@@ -398,7 +401,9 @@ def _unite(
                 new.setdefault(entry["content"], entry)
     tokenizer = load_tokenizer(str(reference.source.tokenizer_folder))
     for content, entry in new.items():
-        flags = {key: bool(entry.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        flags = {
+            key: bool(entry.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
+        }
         tokenizer.add_tokens([AddedToken(content, **flags)], special_tokens=flags["special"])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
