@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_family import family  # noqa: F401
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -8,11 +8,10 @@ from posttrain.inspect.model_card import model_card
 from posttrain.inspect.models import (
     check_repository,
     export_model,
-    find_model,
     list_models,
     push_model,
 )
-from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.model_registry import ModelRegistry, find_model
 from posttrain.store.logs import quiet_libraries
 from posttrain.store.text_files import finite_json
 

@@ -16,11 +16,10 @@ from posttrain.inspect.model_card import model_card
 from posttrain.inspect.models import (
     check_repository,
     export_model,
-    find_model,
     list_models,
     push_model,
 )
-from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.model_registry import ModelRegistry, find_model
 from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
 from posttrain.store.rows import Canary

@@ -48,28 +48,6 @@ def list_models(workspace: Workspace) -> list[dict[str, Any]]:
     return rows
 
 
-def find_model(workspace: Workspace, text: str) -> str:
-    """Returns the id of the model that ``champion``, ``round 2``, ``2``, an id or the beginning of one names.
-
-    Raises:
-        UserError: there is none.
-    """
-    champion = ModelRegistry(workspace).champion
-    if text == "champion" and champion is not None:
-        return champion.model_id
-    number = text.removeprefix("round").strip()
-    if number.isascii() and number.isdigit():
-        model = {str(row.number): row.candidate for row in workspace.metadata.rounds()}.get(number)
-        if model is None:
-            raise UserError(f"round {number} trained no model", fix="posttrain models list")
-        return model
-    id = workspace.metadata.resolve(text)
-    row = workspace.metadata.artifact(id)
-    if row is None or row.kind != "model":
-        raise UserError(f"`{text}` is no model", fix="posttrain models list")
-    return id
-
-
 def export_model(workspace: Workspace, model: str, folder: Path, card: str | None = None) -> None:
     """Copies a model in Hugging Face layout into a new folder.
 

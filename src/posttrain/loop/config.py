@@ -16,6 +16,7 @@ from posttrain.loop.drift import DriftConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.triggers import TriggerConfig
+from posttrain.merge.config import MergeConfig
 from posttrain.models.precision import Precision
 from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
@@ -63,6 +64,7 @@ class Config(Section):
     select: SelectConfig = Field(SelectConfig(), description="The choice of records to label.")
     label: LabelConfig = Field(LabelConfig(), description="The annotator and the number of labels a round.")
     train: TrainConfig = Field(TrainConfig(), description="The training of a candidate.")
+    merge: MergeConfig = Field(MergeConfig(), description="The merging of a trained candidate with other models.")
     evaluate: EvaluateConfig = Field(
         EvaluateConfig(), description="The suites and metrics that models are measured by."
     )
@@ -183,6 +185,7 @@ def load_config(root: Path) -> Config:
         _check_objective(config.train.objective)
         config.label.check_models(has_labels)
         _check_pseudo(config)
+        config.merge.check()
         _check_negatives(config.model_copy(update={"task": task}))
         locate(config.model, root)
         train = config.train.with_teacher_from(root)

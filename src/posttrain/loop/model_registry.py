@@ -287,3 +287,25 @@ def champion_before_round(workspace: Workspace, round: int) -> str:
     """Returns the model that a round's candidate has to beat: the champion, without what the round itself deployed."""
     # A round killed after its deployment decides again: its candidate must not be compared with itself.
     return [entry for entry in workspace.metadata.deployments() if entry.round != round][-1].model_id
+
+
+def find_model(workspace: Workspace, text: str) -> str:
+    """Returns the id of the model that ``champion``, ``round 2``, ``2``, an id or the beginning of one names.
+
+    Raises:
+        UserError: there is none.
+    """
+    champion = ModelRegistry(workspace).champion
+    if text == "champion" and champion is not None:
+        return champion.model_id
+    number = text.removeprefix("round").strip()
+    if number.isascii() and number.isdigit():
+        model = {str(row.number): row.candidate for row in workspace.metadata.rounds()}.get(number)
+        if model is None:
+            raise UserError(f"round {number} trained no model", fix="posttrain models list")
+        return model
+    id = workspace.metadata.resolve(text)
+    row = workspace.metadata.artifact(id)
+    if row is None or row.kind != "model":
+        raise UserError(f"`{text}` is no model", fix="posttrain models list")
+    return id

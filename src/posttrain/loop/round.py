@@ -19,6 +19,7 @@ from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.stages.label import Label
+from posttrain.loop.stages.merge import Merge
 from posttrain.loop.stages.negatives import HardNegativePairs
 from posttrain.loop.stages.pseudo import PseudoLabel
 from posttrain.loop.stages.score import Score
@@ -43,6 +44,7 @@ ROUND: tuple[type[RoundStep], ...] = (
     PseudoLabel,
     HardNegativePairs,
     Train,
+    Merge,
     Evaluate,
     Decide,
     AdjustConfig,

@@ -18,7 +18,7 @@ from posttrain.merge.plan import MergePlan, build_plan, check_architectures, tem
 from posttrain.merge.preflight import check_weights
 from posttrain.merge.recipe import Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
-from posttrain.merge.sources import CONFIG
+from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource
 from posttrain.merge.vocabulary import match_vocabularies
 from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.store.errors import StorageError, UserError
@@ -38,21 +38,15 @@ _TEMPORARY = ".posttrain-merge"
 
 _ATTEMPTS = 100
 
-# Of a model's folder: no weights, no pickles, and nothing that its training left.
-_COPIED = ("*.json", "*.txt", "*.py", "LICENSE*", "NOTICE*")
-_NOT_COPIED = (".*", "*.index.json", MERGE_FILE, "adapter_config.json", "trainer_state.json", "*_results.json")
-
 _TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
+    *("tokenizer*", "special_tokens*", "vocab*", "merges.txt", "added_tokens*", "chat_template*"),
+    *("*.model", "*.jinja", "*.tiktoken", "tekken.json"),
 )
-_TOKENIZER_FILES += ("*.model", "*.tiktoken", "tekken.json")
 
 _CHAT_TEMPLATES = "additional_chat_templates"
+
+# What a merged model has from the first: not its weights, adapters and records of its training, and no pickles.
+_COPIED = (GENERATION_CONFIG, "*processor_config.json", "LICENSE*", "NOTICE*")
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,7 @@ def merge(
     threads: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     seed: int = 0,
+    root: Path | None = None,
     **options: Any,
 ) -> MergeResult:
     """Merges models into a new Hugging Face folder.
@@ -100,64 +95,82 @@ def merge(
         threads: that work side by side; one a core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
+        root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
         options: further options of the method.
 
     Raises:
         UserError: the models cannot be merged so, or the disk refused.
     """
     given = _recipe(recipe, method, weights, base, seed, options)
-    root = Path(recipe).parent if isinstance(recipe, str | Path) else Path()
-    with planned_merge(given, root, Path(out)) as (plan, folder):
-        run = run_plan(plan, folder, memory, threads, shard_bytes)
-        for source in plan.sources:
-            source.check_unchanged()
-        _write_config(plan, folder)
+    folder_of_paths = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
+    target = Path(out)
+    # First, as the same command after a kill behind the last rename must not leave anything either.
+    _remove_abandoned(target.absolute().parent / _TEMPORARY)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise _out_exists(target)
+    with planned_merge(given, folder_of_paths, target.absolute().parent) as (plan, folder):
+        _check_space(plan, folder)
+        run = write_merge(plan, folder, memory, threads, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
-        commit(folder, Path(out))
+        _commit(folder, target)
     return MergeResult(Path(out), len(plan.tensors), plan.bytes, run.seconds, run.peak_memory)
 
 
 @contextmanager
-def planned_merge(recipe: Recipe, root: Path, out: Path) -> Iterator[tuple[MergePlan, Path]]:
+def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[MergePlan, Path]]:
     """Opens the models, checks everything that can be checked before any work, and yields the plan.
 
     Args:
         recipe: the recipe.
         root: the folder that its paths are relative to.
-        out: the folder that is to be written.
+        parent: the folder in which temporary files may lie.
 
     Yields:
-        The plan, and an empty temporary folder on the same file system.
+        The plan, and an empty temporary folder below ``parent``.
 
     Raises:
         UserError: the merge cannot be done.
     """
-    parent = out.absolute().parent / _TEMPORARY
-    make_folder(parent.parent)
+    # A folder of our own, as those that killed merges left are removed from it.
+    temporary = parent / _TEMPORARY
+    make_folder(parent)
     try:
-        with _scratch_folder(parent) as scratch:
-            # After what killed merges have left is removed: the same command again must leave nothing behind.
-            if out.is_file() or (out.is_dir() and any(out.iterdir())):
-                raise _out_exists(out)
-            yield from _plan(recipe, root, scratch, parent)
+        with _scratch_folder(temporary) as scratch:
+            make_folder(scratch / "model")
+            with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer") as plan:
+                yield plan, scratch / "model"
     finally:
-        # Another merge may be writing beside this one.
-        with suppress(OSError):
-            parent.rmdir()
+        with suppress(OSError):  # another merge may be writing beside this one
+            temporary.rmdir()
 
 
-def _plan(recipe: Recipe, root: Path, scratch: Path, parent: Path) -> Iterator[tuple[MergePlan, Path]]:
-    sources = open_models(recipe, root, scratch)
+@contextmanager
+def opened_plan(recipe: Recipe, folders: Mapping[tuple[str, str | None], Path]) -> Iterator[MergePlan]:
+    """Opens models that lie in folders, checks them, and yields the plan.
+
+    Args:
+        recipe: the recipe.
+        folders: of its models and base, by the names that it has for them, with None for no adapter.
+
+    Raises:
+        UserError: the merge cannot be done.
+    """
+    with _plan_of(recipe, {key: ModelFolder(key[0], folder) for key, folder in folders.items()}) as plan:
+        yield plan
+
+
+@contextmanager
+def _plan_of(
+    recipe: Recipe, sources: Mapping[tuple[str, str | None], WeightSource], scratch: Path | None = None
+) -> Iterator[MergePlan]:
     try:
         check_architectures([*sources.values()])
-        matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch / "tokenizer")
+        matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch)
         plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
         check_weights(plan)
-        _check_space(plan, parent)
-        make_folder(scratch / "model")
-        yield plan, scratch / "model"
+        yield plan
     finally:
         for source in sources.values():
             source.close()
@@ -178,22 +191,21 @@ def _scratch_folder(parent: Path) -> Iterator[Path]:
         yield folder
 
 
-def _out_exists(out: Path) -> UserError:
-    return UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
+def _remove_abandoned(parent: Path) -> None:
+    with disk_errors(parent), suppress(FileNotFoundError):
+        remove_abandoned_folders(parent)
+    with suppress(OSError):
+        parent.rmdir()
 
 
-def commit(folder: Path, out: Path) -> None:
-    """Moves the finished folder to where it was asked for, in one step.
-
-    Raises:
-        UserError: another merge has written there meanwhile, or the disk refused.
-    """
+def _commit(folder: Path, out: Path) -> None:
+    """Moves the finished folder to where it was asked for, in one step."""
     with disk_errors(out):
         try:
             os.rename(folder, out)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _out_exists(out) from None
+                raise _out_exists(out) from None  # another merge has written there meanwhile
             raise
         try:
             sync_folder(out.absolute().parent)
@@ -202,8 +214,31 @@ def commit(folder: Path, out: Path) -> None:
             raise
 
 
-def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
-    """Returns the plan, and what running it measured, as ``merge.json`` and ``--json`` have it."""
+def _out_exists(out: Path) -> UserError:
+    return UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
+
+
+def write_merge(
+    plan: MergePlan,
+    folder: Path,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> MergeRun:
+    """Writes weights, config and tokenizer of the merged model into an empty folder; see `run_plan`."""
+    run = run_plan(plan, folder, memory, threads, shard_bytes)
+    for source in plan.sources:
+        source.check_unchanged()
+    _write_config(plan, folder)
+    return run
+
+
+def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = True) -> dict[str, Any]:
+    """Returns the plan, and what running it measured, as ``merge.json`` and ``--json`` have it.
+
+    Args:
+        measures: with folders, seconds and memory, which differ between runs of the same merge.
+    """
     digests = run.inputs if run else {}
     tensors = {}
     for tensor in plan.tensors:
@@ -213,7 +248,7 @@ def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
             "options": dict(tensor.options),
             "inputs": [
                 {"model": part.source.name, "tensor": part.tensor}
-                | ({"digest": digest} if (digest := digests.get((part.source.name, part.tensor))) else {})
+                | ({"digest": digests[part.source.name, part.tensor]} if run and tensor.method else {})
                 for part in inputs
             ],
         }
@@ -228,7 +263,9 @@ def describe(plan: MergePlan, run: MergeRun | None = None) -> dict[str, Any]:
         "bytes_read": plan.bytes_read,
         "tensors": tensors,
     }
-    if run:
+    if not measures:
+        del description["models"]
+    if run and measures:
         description |= {"seconds": round(run.seconds, 3), "peak_memory": run.peak_memory, "digests": "xxh3_128"}
     return description
 
@@ -286,10 +323,10 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
     """Copies config and tokenizer, with what the merge changed."""
     with disk_errors(folder):
         for file in sorted(plan.template.folder.iterdir()):
-            if file.is_file() and _is_copied(file.name) and not _is_tokenizers(file.name):
+            if file.is_file() and _matches(file.name, _COPIED):
                 shutil.copyfile(file, folder / file.name)
         for file in sorted(plan.tokenizer.iterdir()):
-            if file.is_file() and _is_tokenizers(file.name):
+            if file.is_file() and _matches(file.name, _TOKENIZER_FILES):
                 shutil.copyfile(file, folder / file.name)
             elif file.is_dir() and file.name == _CHAT_TEMPLATES:
                 shutil.copytree(file, folder / file.name)
@@ -309,9 +346,5 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
     write_atomically(folder / CONFIG, json.dumps(config, indent=2).encode())
 
 
-def _is_copied(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in _COPIED) and not any(fnmatch(name, p) for p in _NOT_COPIED)
-
-
-def _is_tokenizers(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in _TOKENIZER_FILES)
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not name.startswith(".") and any(fnmatch(name, pattern) for pattern in patterns)

@@ -1,11 +1,12 @@
 """Runs a merge plan: streams the tensors through threads of bounded memory, into files that are read back."""
 
+import ctypes
 import os
 import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,13 +63,14 @@ def run_plan(
         UserError: a weight is NaN or infinite, or the disk refused.
     """
     start = time.perf_counter()
+    _keep_freed_memory()
     count = threads or len(os.sched_getaffinity(0))
     job = _Job(plan, memory // (count + 1))
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
     writer = ShardWriter(folder, specs, shard_bytes)
     outputs: dict[str, str] = {}
     try:
-        with _one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
+        with one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
             pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
             try:
                 # The largest first, so that no thread begins it when the others are done.
@@ -87,6 +89,35 @@ def run_plan(
     return MergeRun(time.perf_counter() - start, _peak_memory(), job.digests.values, dict(sorted(outputs.items())))
 
 
+def estimate_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> float:
+    """Estimates a run by merging the plan's tensor of middle size, and writing it nowhere."""
+    count = threads or len(os.sched_getaffinity(0))
+    job = _Job(plan, memory // (count + 1))
+    merged = [tensor for tensor in plan.tensors if tensor.method]
+    if not merged:
+        return 0.0
+    # By elements: the tensor in which the middle one of all elements lies speaks for the most of them.
+    ordered = sorted(merged, key=lambda tensor: tensor.elements)
+    half, passed = sum(tensor.elements for tensor in merged) / 2, 0
+    for sample in ordered:
+        passed += sample.elements
+        if passed >= half:
+            break
+    with one_thread_each():
+        start = time.perf_counter()
+        job.merge(sample, _Discard())
+        seconds = time.perf_counter() - start
+    return seconds * sum(tensor.elements for tensor in merged) / max(sample.elements, 1) / count
+
+
+class _Discard:
+    """Takes a tensor's parts, and writes nothing."""
+
+    def write(self, tensor: str, parts: Iterable[Tensor]) -> None:
+        for _ in parts:
+            pass
+
+
 class _Job:
     """The state that the threads of one run share."""
 
@@ -99,7 +130,7 @@ class _Job:
             for key, tensors in _by_method(plan.tensors).items()
         }
 
-    def merge(self, tensor: TensorPlan, writer: ShardWriter) -> None:
+    def merge(self, tensor: TensorPlan, writer: ShardWriter | _Discard) -> None:
         """Merges one tensor and writes it."""
         if tensor.method is None:
             writer.write(tensor.name, self._copied(tensor))  # all models have the same, as the preflight has checked
@@ -160,7 +191,7 @@ class _Job:
 
 def _key(tensor: TensorPlan) -> tuple[object, ...]:
     name = tensor.method.name if tensor.method else None
-    return name, tuple(entry.source.name for entry in tensor.inputs)
+    return name, tuple(entry.source.name for entry in tensor.inputs), tensor.base and tensor.base.source.name
 
 
 def _by_method(tensors: Sequence[TensorPlan]) -> dict[tuple[object, ...], list[TensorPlan]]:
@@ -177,14 +208,22 @@ def _check_range(tensor: TensorPlan, result: Tensor) -> None:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    # torch would split each block among all cores again.
+def one_thread_each() -> Iterator[None]:
+    """Has torch compute in the thread that asks: it would split each thread's block among all cores again."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _keep_freed_memory() -> None:
+    # glibc gives freed memory above half a megabyte back to the system, and the page faults of the next block then cost
+    # more than its arithmetic. -3 and -1 are malloc.h's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD; only glibc has the call.
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(-3, 4 << 20)
+        mallopt(-1, 64 << 20)
 
 
 def _peak_memory() -> int:

@@ -14,10 +14,6 @@ _DEVIATIONS = 6.0  # standard deviations of a quantile of the sample on each sid
 def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequence[float]) -> list[float]:
     """Returns for each model the value that a share of its elements reaches, the largest of them, exactly.
 
-    The quantiles of a sample bracket the result; one pass counts the elements above the bracket and collects those in
-    it, among which the result is selected (after Floyd and Rivest 1975). Memory is that of the sample and the bracket,
-    a hundredth of the elements, and each pass reads them in order.
-
     Args:
         magnitudes: the elements.
         models: number of sequences.
@@ -25,17 +21,37 @@ def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequ
         shares: one a model, from 0 to 1. The k-th largest is returned, k being the share of the elements rounded down;
             of a share above 0 at least the largest, and of 0 infinity.
     """
-    results: dict[int, float] = {model: float("inf") for model in range(models) if shares[model] <= 0 or not elements}
-    ranks = {model: max(1, int(shares[model] * elements)) for model in range(models) if model not in results}
+    return of_ranks(magnitudes, [rank_of_share(shares[model], elements) for model in range(models)], elements)
+
+
+def rank_of_share(share: float, elements: int) -> int:
+    """Returns the share of the elements as a number, rounded down; of a share above 0 at least one."""
+    return max(1, int(share * elements)) if share > 0 and elements else 0
+
+
+def of_ranks(magnitudes: Magnitudes, ranks: Sequence[int], elements: int) -> list[float]:
+    """Returns the k-th largest element of each sequence, exactly.
+
+    The quantiles of a sample bracket the result; one pass counts the elements above the bracket and collects those in
+    it, among which the result is selected (after Floyd and Rivest 1975). Memory is that of the sample and the bracket,
+    a hundredth of the elements, and each pass reads them in order.
+
+    Args:
+        magnitudes: the elements of all sequences.
+        ranks: k of each sequence, from 1 for the largest; 0 gives infinity.
+        elements: length of each sequence.
+    """
+    results = {model: float("inf") for model, rank in enumerate(ranks) if not rank}
+    searched = {model: rank for model, rank in enumerate(ranks) if rank}
     stride = max(1, elements // _SAMPLE)
     # Odd, as the columns of a weight matrix are a power of two, and some of them are unlike the others.
     stride += (stride > 1) * (1 - stride % 2)
-    sample: list[list[np.ndarray]] = [[] for _ in range(models)]
-    for block in magnitudes(stride):
-        for model in ranks:
+    sample: list[list[np.ndarray]] = [[] for _ in ranks]
+    for block in magnitudes(stride) if searched else ():
+        for model in searched:
             sample[model].append(block[model].copy())
     brackets = {}
-    for model, rank in ranks.items():
+    for model, rank in searched.items():
         drawn = np.concatenate(sample[model])
         if stride == 1:
             results[model] = float(np.partition(drawn, elements - rank)[elements - rank])
@@ -44,8 +60,8 @@ def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequ
             brackets[model] = _bracket(drawn, rank / elements)
     del sample
     while brackets:
-        _narrow(magnitudes, ranks, brackets, results)
-    return [results[model] for model in range(models)]
+        _narrow(magnitudes, searched, brackets, results)
+    return [results[model] for model in range(len(ranks))]
 
 
 def _bracket(drawn: np.ndarray, share: float) -> tuple[float, float]:
@@ -79,7 +95,8 @@ def _narrow(
             # task vectors are zero.
             if np.isfinite(high):
                 level[model] += int(np.count_nonzero(values == high))
-            lowest[model] += int(np.count_nonzero(values == low))
+            if low < high:
+                lowest[model] += int(np.count_nonzero(values == low))
     for model, (low, high) in list(brackets.items()):
         rank, between = ranks[model], np.concatenate(inside[model])
         strictly = above[model] - level[model]

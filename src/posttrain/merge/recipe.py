@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from posttrain.merge.methods.registry import METHODS
 from posttrain.store.errors import UserError, suggest
@@ -20,7 +20,25 @@ Value = Scalar | list[Any]
 
 _OUR_KEYS = {"merge_method": "method", "base_model": "base", "tokenizer_source": "tokenizer", "out_dtype": "dtype"}
 
+_OUR_OPTIONS = {"lambda": "scale"}
+
+# Where mergekit's default is another one: a recipe of its must give its model.
+_THEIR_DEFAULTS: dict[str, dict[str, Any]] = {"ties": {"density": 1.0}, "model_stock": {"clamp": False}}
+
 _WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
+
+
+def _with_our_options(values: Any) -> Any:
+    """Returns the options with our names for mergekit's, and without those that have no effect."""
+    if not isinstance(values, Mapping):
+        return values
+    for theirs, ours in _OUR_OPTIONS.items():
+        if theirs in values and ours in values:
+            raise ValueError(f"`{theirs}` and `{ours}` are one option; remove one of them")
+    return {_OUR_OPTIONS.get(key, key): value for key, value in values.items() if key not in _WITHOUT_EFFECT}
+
+
+Options = Annotated[dict[str, Value], BeforeValidator(_with_our_options)]
 
 
 class ModelEntry(Section):
@@ -28,7 +46,7 @@ class ModelEntry(Section):
 
     model: str = Field(min_length=1)
     adapter: str | None = None
-    parameters: dict[str, Value] = Field(default_factory=dict)
+    parameters: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -66,7 +84,7 @@ class Slice(Section):
     sources: list[SliceSource] = Field(min_length=1)
     method: str | None = None
     base: str | None = None
-    parameters: dict[str, Value] = Field(default_factory=dict)
+    parameters: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +104,7 @@ class LayerRule(Section):
 
     match: str
     method: str | None = None
-    parameters: dict[str, Value] = Field(default_factory=dict)
+    parameters: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -121,7 +139,7 @@ class Recipe(Section):
     method: str = "linear"
     base: str | None = None
     models: list[ModelEntry] = Field(default_factory=list)
-    parameters: dict[str, Value] = Field(default_factory=dict)
+    parameters: Options = Field(default_factory=dict)
     layers: list[LayerRule] = Field(default_factory=list)
     slices: list[Slice] = Field(default_factory=list)
     dtype: OutputType | None = None
@@ -167,14 +185,14 @@ def _with_our_keys(values: Any) -> Any:
     if "out_dtype" in values and "dtype" in values:
         del values["dtype"]  # mergekit's dtype to compute in; ours is float32
     renamed = {_OUR_KEYS.get(key, key): value for key, value in values.items()}
+    if "merge_method" in values:
+        defaults = _THEIR_DEFAULTS.get(str(values["merge_method"]), {})
+        renamed["parameters"] = {**defaults, **(renamed.get("parameters") or {})}
     tokenizer = renamed.get("tokenizer")
     if isinstance(tokenizer, Mapping):
         if tokenizer.keys() - {"source"}:
             raise ValueError("tokenizer: of mergekit's keys, only `source` is read")
         renamed["tokenizer"] = tokenizer.get("source", "base")
-    parameters = renamed.get("parameters")
-    if isinstance(parameters, Mapping):
-        renamed["parameters"] = {key: value for key, value in parameters.items() if key not in _WITHOUT_EFFECT}
     return renamed
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
-from posttrain.merge.tensor_group import BlockFunction
 from posttrain.store.errors import UserError, suggest
 
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
-MethodFunction = Callable[..., BlockFunction]
+MethodFunction = Callable[..., Any]
+"""Takes a `TensorGroup` and options, and returns a `BlockFunction`. Not by their types: the config is read without torch."""
 
 
 @dataclass(frozen=True)
@@ -123,4 +123,3 @@ def _without_none(annotation: Any) -> Any:
     if isinstance(annotation, UnionType):
         return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
-

@@ -1,4 +1,4 @@
-"""Linear combinations with given coefficients: weighted averages and task arithmetic."""
+"""Linear combinations with given coefficients: weighted averages, task arithmetic, and one model as it is."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posttrain.merge.methods.base import PerModel, merge_method
-from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
+from posttrain.merge.tensor_group import BlockFunction, TensorGroup
 from posttrain.store.errors import UserError
 
 
@@ -41,25 +41,47 @@ def task_arithmetic(
     return combine([scale * coefficient for coefficient in coefficients])
 
 
+@merge_method("passthrough", models=(1, 1))
+def passthrough(group: TensorGroup, *, scale: PerModel = (1.0,)) -> BlockFunction:
+    """Takes one model's weights times ``scale``; slices of several models stack their layers (depth up-scaling).
+
+    Args:
+        scale: factor of the weights; 0 of an output projection leaves out what its layer adds.
+    """
+    return combine(scale)
+
+
 def combine(coefficients: Sequence[float]) -> BlockFunction:
     """Returns the function sum_i c_i x_i of a block, summed in float32 in the order of the models."""
-
-    def merge(block: Block) -> Tensor:
-        total = block.values[0].mul_(coefficients[0])
-        for values, coefficient in zip(block.values[1:], coefficients[1:], strict=True):
-            torch.add(total, values, alpha=coefficient, out=total)
-        return total
-
-    return merge
+    return lambda block: combine_values(block.values, coefficients, out=block.values[0])
 
 
-def normalized(weight: Sequence[float]) -> list[float]:
+def combine_values(values: Tensor, coefficients: Sequence[float], out: Tensor | None = None) -> Tensor:
+    """Returns sum_i c_i x_i, summed in float32 in the order of the models.
+
+    Args:
+        values: float32 [models, rows, columns].
+        coefficients: c, one a model.
+        out: receives the sum; may be the first model's values.
+    """
+    total = torch.mul(values[0], coefficients[0], out=out)
+    for value, coefficient in zip(values[1:], coefficients[1:], strict=True):
+        torch.add(total, value, alpha=coefficient, out=total)
+    return total
+
+
+def normalized(weight: Sequence[float], option: str = "weight") -> list[float]:
     """Returns the weights divided by their sum.
+
+    Args:
+        weight: one a model.
+        option: the option that holds them, for the error.
 
     Raises:
         UserError: the sum is zero.
     """
     total = sum(weight)
     if abs(total) < 1e-8 * max(map(abs, weight), default=0.0) or total == 0:
-        raise UserError("the weights add up to zero", where="weight", fix="change them, or set normalize: false")
+        fix = "change them, or set normalize: false" if option == "weight" else "change them"
+        raise UserError("the weights add up to zero", where=option, fix=fix)
     return [value / total for value in weight]

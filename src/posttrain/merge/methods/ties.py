@@ -1,5 +1,6 @@
 """TIES-Merging: trim task vectors, elect signs, and average what agrees."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,8 @@ from torch import Tensor
 from posttrain.merge.methods.base import PerModel, Range, merge_method
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 
-_SMALLEST_DIVISOR = 1e-8
+# Share of the largest weight below which a sum of weights of opposite signs is rounding.
+_CANCELLED = 1e-6
 
 
 @merge_method("ties", task_vectors=True, ranges={"density": Range(0, 1)})
@@ -29,8 +31,8 @@ def ties(
     of them stay too. Elect: the sign of each element is that of the weighted sum. Merge: the weighted values with that
     sign are added.
 
-    The paper trims over the whole model (``trim: model``), counts no weights and averages (``normalize``); mergekit
-    trims each tensor.
+    The paper trims over the whole model (``trim: model``), has no weights and averages (``normalize``). mergekit trims
+    each tensor. PEFT trims each tensor too, and divides by the number of the models that agree, not by their weights.
 
     Args:
         weight: w, one a model.
@@ -55,14 +57,15 @@ def keep_from(values: Tensor, threshold: float) -> Tensor:
     """Sets the values of a smaller magnitude than ``threshold`` to zero, in place."""
     # The next smaller number, as hardshrink keeps what is strictly larger; it takes a fifth of the time of a mask.
     below = float(np.nextafter(np.float32(threshold), np.float32(0)))
-    return values.copy_(torch.nn.functional.hardshrink(values, below))
+    torch.ops.aten.hardshrink.out(values, below, out=values)
+    return values
 
 
-def elect_and_add(values: Tensor, weight: PerModel, election: str, normalize: bool) -> Tensor:
+def elect_and_add(values: Tensor, weight: Sequence[float], election: str, normalize: bool) -> Tensor:
     """Adds the values whose sign is that of most, element by element (steps 2 and 3 of TIES).
 
     Args:
-        values: float32 [models, rows, columns], weighted, 0 where trimmed.
+        values: float32 [models, rows, columns], weighted, 0 where trimmed; changed.
         weight: the weights, for the divisor.
         election: ``weighted`` for the sign of the sum, ``count`` for that of most models; a draw is positive.
         normalize: divide by the sum of the weights of the models with that sign.
@@ -70,23 +73,40 @@ def elect_and_add(values: Tensor, weight: PerModel, election: str, normalize: bo
     Returns:
         float32 [rows, columns].
     """
-    ballots = values if election == "weighted" else values.sign()
-    majority = ballots[0].clone()
-    for ballot in ballots[1:]:
-        majority.add_(ballot)
-    majority = torch.ge(majority, 0, out=majority).mul_(2).sub_(1)
-    total, divisor = torch.zeros_like(majority), torch.zeros_like(majority)
-    for value, factor in zip(values, weight, strict=True):
-        agreeing = torch.mul(value, majority).clamp_min_(0)
-        total.add_(agreeing)
-        if normalize:
-            divisor.add_(agreeing.sign_(), alpha=factor)
-    total.mul_(majority)
-    if normalize:
-        # Where no model agrees, or weights of opposite signs cancel, the sum is not divided.
-        if min(weight) > 0:
-            divisor.clamp_min_(_SMALLEST_DIVISOR)  # the sum is 0 there; a fraction of the time of a mask
-        else:
-            divisor.masked_fill_(divisor.abs() < _SMALLEST_DIVISOR, 1.0)
-        total.div_(divisor)
-    return total
+    return add_agreeing(values, elect_signs(values, election), weight if normalize else None)
+
+
+def elect_signs(values: Tensor, election: str) -> Tensor:
+    """Returns 1 or -1 for each element: the sign of the sum, or that of most models; 1 in a draw."""
+    majority = values[0].clone() if election == "weighted" else values[0].sign()
+    for value in values[1:]:
+        majority.add_(value if election == "weighted" else value.sign())
+    return torch.ge(majority, 0, out=majority).mul_(2).sub_(1)
+
+
+def add_agreeing(values: Tensor, signs: Tensor, weight: Sequence[float] | None) -> Tensor:
+    """Adds the values that have the given sign, element by element.
+
+    Args:
+        values: float32 [models, rows, columns]; changed.
+        signs: 1 or -1, float32 [rows, columns].
+        weight: to divide by the sum of those of the models that agree; None to divide by nothing.
+
+    Returns:
+        float32 [rows, columns].
+    """
+    total, divisor = torch.zeros_like(signs), torch.zeros_like(signs)
+    for number, value in enumerate(values):
+        total.add_(value.mul_(signs).clamp_min_(0))
+        if weight is not None:
+            divisor.add_(value.sign_(), alpha=weight[number])
+    total.mul_(signs)
+    if weight is None:
+        return total
+    # Where no model agrees, or weights of opposite signs cancel, the sum is not divided.
+    if min(weight) > 0:
+        divisor.clamp_min_(min(weight))  # the sum is 0 where this changes the divisor
+    else:
+        none = torch.lt(divisor.abs(), max(map(abs, weight)) * _CANCELLED, out=torch.empty_like(divisor))
+        divisor.add_(none)
+    return total.div_(divisor)

@@ -1,0 +1,116 @@
+"""Conflicts between models against float64 sums over all their weights."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_family import Weights, weights_of, write_relative
+from safetensors.torch import save_file
+
+from posttrain.merge.api import planned_merge
+from posttrain.merge.conflicts import ConflictReport, measure_conflicts
+from posttrain.merge.recipe import Recipe
+
+
+def report_of(root: Path, *models: str, memory: int = 1 << 24, threads: int = 2) -> ConflictReport:
+    recipe = Recipe.read({"method": "task_arithmetic", "base": "base", "models": list(models)}, "test")
+    with planned_merge(recipe, root, root) as (plan, _):
+        return measure_conflicts(plan, memory, threads)
+
+
+def task_vector(root: Path, name: str) -> torch.Tensor:
+    base, model = weights_of(root / "base"), weights_of(root / name)
+    return torch.cat([(model[key] - base[key]).flatten() for key in sorted(base)])
+
+
+def test_sums_equal_those_of_whole_vectors(family: Path) -> None:
+    report = report_of(family, "a", "b", "c")
+    vectors = torch.stack([task_vector(family, name) for name in "abc"])
+    base = torch.cat([tensor.flatten() for tensor in weights_of(family / "base").values()])
+    overall = report.overall
+    assert overall.elements == vectors.shape[1]
+    assert math.isclose(overall.interference, 1 - float(vectors.sum(0).abs().sum() / vectors.abs().sum()), rel_tol=1e-4)
+    for first, second in report.pairs:
+        a, b = vectors[first], vectors[second]
+        assert math.isclose(overall.cosine(first, second), float(a @ b / (a.norm() * b.norm())), abs_tol=1e-5)
+        assert math.isclose(overall.opposed_share(first, second), float(((a * b) < 0).double().mean()), abs_tol=1e-4)
+        root = (a * b).abs().sqrt()
+        weighted = float(root[(a * b) < 0].sum() / root.sum())
+        assert math.isclose(overall.opposed_weight_share(first, second), weighted, abs_tol=1e-4)
+    for model in range(3):
+        assert math.isclose(overall.norm_ratio(model), float(vectors[model].norm() / base.norm()), rel_tol=1e-5)
+        agree = (vectors.sign().amax(0) - vectors.sign().amin(0)) < 2
+        largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))[0]
+        for name, merged in (("average", vectors.mean(0)), ("zero", vectors.mean(0) * agree), ("magnitude", largest)):
+            share = float(vectors[model] @ merged / vectors[model].square().sum())
+            assert math.isclose(overall.kept_share(name, model), share, abs_tol=1e-4), name
+            cosine = float(vectors[model] @ merged / (vectors[model].norm() * merged.norm()))
+            assert math.isclose(overall.kept_cosine(name, model), cosine, abs_tol=1e-4), name
+
+
+def test_layers_add_up_to_the_whole(family: Path) -> None:
+    report = report_of(family, "a", "b")
+    assert list(report.layers) == ["embed_tokens", *(f"layer {number}" for number in range(4)), "norm"]
+    assert sum(layer.elements for layer in report.layers.values()) == report.overall.elements
+    total = sum(layer.gram for layer in report.layers.values())
+    np.testing.assert_allclose(total, report.overall.gram, rtol=1e-12)
+
+
+def test_the_report_is_the_same_whatever_the_memory(family: Path) -> None:
+    assert report_of(family, "a", "b", memory=1, threads=1).to_dict() == report_of(family, "a", "b").to_dict()
+
+
+def relative(root: Path, name: str, change: Weights, scale: float) -> None:
+    """Writes the base plus a scaled change."""
+    write_relative(root / name, root / "base", 0)
+    base = weights_of(root / "base")
+    tensors = {key: (base[key] + scale * change[key]).float() for key in base}
+    save_file(tensors, root / name / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def change(family: Path, tmp_path: Path) -> Weights:
+    """A copy of the base in ``tmp_path``, and a change of its weights."""
+    write_relative(tmp_path / "base", family / "base", 0, scale=0.0)
+    base = weights_of(tmp_path / "base")
+    generator = torch.Generator().manual_seed(5)
+    return {name: 0.01 * torch.randn(t.shape, generator=generator).double() for name, t in base.items()}
+
+
+def test_opposite_models_are_flagged(change: Weights, tmp_path: Path) -> None:
+    relative(tmp_path, "forth", change, 1.0)
+    relative(tmp_path, "back", change, -0.5)
+    report = report_of(tmp_path, "forth", "back")
+    assert report.overall.cosine(0, 1) == pytest.approx(-1, abs=1e-4)
+    assert report.overall.opposed_weight_share(0, 1) == pytest.approx(1, abs=1e-3)
+    assert report.overall.subspace_overlap(0, 1) == pytest.approx(1, abs=1e-3)
+    assert ["opposite directions" in line for line in report.warnings()] == [True]
+    assert report.recommendation()[0] == "ties"
+
+
+def test_alike_models_need_no_election(change: Weights, tmp_path: Path) -> None:
+    relative(tmp_path, "one", change, 1.0)
+    relative(tmp_path, "more", change, 2.0)
+    report = report_of(tmp_path, "one", "more")
+    assert report.overall.opposed_share(0, 1) < 0.01
+    assert report.overall.interference == pytest.approx(0, abs=1e-3)
+    assert report.recommendation()[0] == "task_arithmetic"
+    assert report.warnings() == []
+
+
+def test_a_foreign_base_is_named(change: Weights, tmp_path: Path) -> None:
+    relative(tmp_path, "near", change, 1.0)
+    relative(tmp_path, "far", change, 500.0)
+    report = report_of(tmp_path, "near", "far")
+    assert report.recommendation()[0] == "ensemble"
+    (line,) = report.warnings()
+    assert line.startswith(f"far is {report.overall.norm_ratio(1):.1f} times the base's length")
+
+
+def test_one_model_has_nothing_to_conflict_with(family: Path) -> None:
+    report = report_of(family, "a")
+    assert report.pairs == []
+    assert report.recommendation()[0] == "task_arithmetic"
+    assert report.overall.interference == pytest.approx(0, abs=1e-6)
