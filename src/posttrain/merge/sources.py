@@ -131,7 +131,7 @@ class TensorFiles:
         """
         # Not mapped into memory: the pages would count as this process's, and a disk that fails would kill it.
         header = self.headers[tensor]
-        view = memoryview(out.view(torch.uint8).numpy())
+        view = out.view(torch.uint8).numpy().data
         offset, done = header.offset + start * out.element_size(), 0
         while done < len(view):
             try:
@@ -258,13 +258,11 @@ class AdaptedModel(WeightSource):
         unadapted.read(tensor, start, stored)
         first = start // columns
         # Block by block, however much is read at once: the last bit of a product depends on its shape.
-        for result, rows in zip(
-            out.view(-1, columns).split(block_rows(columns)),
-            stored.view(-1, columns).split(block_rows(columns)),
-            strict=True,
-        ):
-            torch.addmm(rows.float(), up[first : first + len(rows)], down, out=result)
-            first += len(rows)
+        results, weights, step = out.view(-1, columns), stored.view(-1, columns), block_rows(columns)
+        for begin in range(0, len(results), step):
+            rows = weights[begin : begin + step].float()
+            factor = up[first + begin : first + begin + len(rows)]
+            torch.addmm(rows, factor, down, out=results[begin : begin + step])
 
     def file(self, tensor: str) -> str:
         return self._file if tensor in self._whole.headers else self._base.file(tensor)
