@@ -1,11 +1,11 @@
 """`merge`: one model out of several, in a Hugging Face folder that is whole or not there."""
 
+import errno
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 
 from posttrain import __version__
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
-from posttrain.merge.plan import MergePlan, build_plan
+from posttrain.merge.inputs import open_models
+from posttrain.merge.plan import MergePlan, build_plan, check_architectures, template_key
+from posttrain.merge.preflight import check_weights
 from posttrain.merge.recipe import Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
-from posttrain.merge.sources import ADAPTER_CONFIG, AdaptedModel, ModelFolder, WeightSource
-from posttrain.merge.vocabulary import check_vocabularies
-from posttrain.models.sources import fetch_once, locate
+from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource
+from posttrain.merge.vocabulary import match_vocabularies
+from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.files import (
     disk_errors,
@@ -29,21 +31,22 @@ from posttrain.store.files import (
     temporary_folder,
     write_atomically,
 )
-from posttrain.store.paths import locate_path
-
-log = logging.getLogger("posttrain")
 
 MERGE_FILE = "merge.json"
 
 _TEMPORARY = ".posttrain-merge"
 
+_ATTEMPTS = 100
+
 _TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens*", "vocab*", "merges.txt", "added_tokens*", "chat_template*"),
-    *("*.model", "*.jinja"),
+    *("*.model", "*.jinja", "*.tiktoken", "tekken.json"),
 )
 
+_CHAT_TEMPLATES = "additional_chat_templates"
+
 # What a merged model has from the first: not its weights, adapters and records of its training, and no pickles.
-_COPIED = ("config.json", "generation_config.json", "*processor_config.json", "LICENSE*", *_TOKENIZER_FILES)
+_COPIED = (GENERATION_CONFIG, "*processor_config.json", "LICENSE*", "NOTICE*")
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,17 @@ def merge(
     given = _recipe(recipe, method, weights, base, seed, options)
     folder_of_paths = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
     target = Path(out)
+    # First, as the same command after a kill behind the last rename must not leave anything either.
+    _remove_abandoned(target.absolute().parent / _TEMPORARY)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
+        raise _out_exists(target)
     with planned_merge(given, folder_of_paths, target.absolute().parent) as (plan, folder):
         _check_space(plan, folder)
         run = write_merge(plan, folder, memory, threads, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
-            os.rename(folder, target)
-            sync_folder(target.absolute().parent)
+        _commit(folder, target)
     return MergeResult(Path(out), len(plan.tensors), plan.bytes, run.seconds, run.peak_memory)
 
 
@@ -129,16 +133,13 @@ def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[Me
     Raises:
         UserError: the merge cannot be done.
     """
-    locations = {key: _locate(root, *key) for key in _model_keys(recipe)}
     # A folder of our own, as those that killed merges left are removed from it.
     temporary = parent / _TEMPORARY
     make_folder(parent)
     try:
-        remove_abandoned_folders(temporary)
-        with temporary_folder(temporary) as scratch:
-            sources = _open(locations, scratch)
-            (scratch / "model").mkdir()
-            with _plan_of(recipe, sources) as plan:
+        with _scratch_folder(temporary) as scratch:
+            make_folder(scratch / "model")
+            with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer") as plan:
                 yield plan, scratch / "model"
     finally:
         with suppress(OSError):  # another merge may be writing beside this one
@@ -161,13 +162,60 @@ def opened_plan(recipe: Recipe, folders: Mapping[tuple[str, str | None], Path]) 
 
 
 @contextmanager
-def _plan_of(recipe: Recipe, sources: Mapping[tuple[str, str | None], WeightSource]) -> Iterator[MergePlan]:
+def _plan_of(
+    recipe: Recipe, sources: Mapping[tuple[str, str | None], WeightSource], scratch: Path | None = None
+) -> Iterator[MergePlan]:
     try:
-        check_vocabularies(list(sources.values()))
-        yield build_plan(recipe, sources)
+        check_architectures([*sources.values()])
+        matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch)
+        plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
+        check_weights(plan)
+        yield plan
     finally:
         for source in sources.values():
             source.close()
+
+
+@contextmanager
+def _scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yields a temporary folder below ``parent``, which another merge may remove at any moment where it is empty."""
+    with ExitStack() as stack:
+        for attempt in range(_ATTEMPTS):
+            try:
+                remove_abandoned_folders(parent)
+                folder = stack.enter_context(temporary_folder(parent))
+                break
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        yield folder
+
+
+def _remove_abandoned(parent: Path) -> None:
+    with disk_errors(parent), suppress(FileNotFoundError):
+        remove_abandoned_folders(parent)
+    with suppress(OSError):
+        parent.rmdir()
+
+
+def _commit(folder: Path, out: Path) -> None:
+    """Moves the finished folder to where it was asked for, in one step."""
+    with disk_errors(out):
+        try:
+            os.rename(folder, out)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _out_exists(out) from None  # another merge has written there meanwhile
+            raise
+        try:
+            sync_folder(out.absolute().parent)
+        except OSError:
+            os.rename(out, folder)  # else the same command again would only say that it exists
+            raise
+
+
+def _out_exists(out: Path) -> UserError:
+    return UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
 
 
 def write_merge(
@@ -179,6 +227,8 @@ def write_merge(
 ) -> MergeRun:
     """Writes weights, config and tokenizer of the merged model into an empty folder; see `run_plan`."""
     run = run_plan(plan, folder, memory, threads, shard_bytes)
+    for source in plan.sources:
+        source.check_unchanged()
     _write_config(plan, folder)
     return run
 
@@ -208,7 +258,7 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
     description: dict[str, Any] = {
         "posttrain": __version__,
         "recipe": plan.recipe.model_dump(mode="json", exclude_defaults=True) | {"method": plan.recipe.method},
-        "models": {source.name: str(source.folder) for source in plan.sources},
+        "models": {source.name: source.location for source in plan.sources},
         "bytes": plan.bytes,
         "bytes_read": plan.bytes_read,
         "tensors": tensors,
@@ -234,7 +284,9 @@ def _recipe(
         return Recipe.read(recipe, "recipe")
     if isinstance(recipe, str | Path):
         return read_recipe(Path(recipe))
-    return recipe_of_models([str(model) for model in recipe], method, weights, str(base) if base else None, seed, options)
+    return recipe_of_models(
+        [str(model) for model in recipe], method, weights, str(base) if base else None, seed, options
+    )
 
 
 def recipe_of_models(
@@ -257,39 +309,6 @@ def recipe_of_models(
     return Recipe.read(values, "merge")
 
 
-def _model_keys(recipe: Recipe) -> list[tuple[str, str | None]]:
-    keys: list[tuple[str, str | None]] = [(entry.model, entry.adapter) for entry in recipe.entries()]
-    bases = [recipe.base, *(part.base for part in recipe.slices)]
-    return list(dict.fromkeys([*keys, *((base, None) for base in bases if base)]))
-
-
-def _locate(root: Path, model: str, adapter: str | None) -> tuple[str, Path | None]:
-    """Returns the source of a model and the folder of its adapter."""
-    folder = locate_path(root, model)
-    if adapter is None and (folder / ADAPTER_CONFIG).is_file():
-        # An adapter alone says which model it is for.
-        settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        name = settings.get("base_model_name_or_path")
-        if not name:
-            raise UserError("is an adapter that names no base model", where=model, fix=f"write MODEL+{model}")
-        return locate(name, root), folder
-    if adapter is not None and not (locate_path(root, adapter) / ADAPTER_CONFIG).is_file():
-        raise UserError(f"holds no {ADAPTER_CONFIG}", where=adapter, fix="name the folder of a LoRA adapter")
-    return locate(model, root), locate_path(root, adapter) if adapter else None
-
-
-def _open(
-    locations: Mapping[tuple[str, str | None], tuple[str, Path | None]], scratch: Path
-) -> dict[tuple[str, str | None], WeightSource]:
-    sources: dict[tuple[str, str | None], WeightSource] = {}
-    for number, ((model, adapter), (source, adapter_folder)) in enumerate(locations.items()):
-        opened: WeightSource = ModelFolder(model, fetch_once(source, scratch / f"input-{number}"))
-        if adapter_folder is not None:
-            opened = AdaptedModel(f"{model}+{adapter}" if adapter else model, adapter_folder, opened)
-        sources[model, adapter] = opened
-    return sources
-
-
 def _check_space(plan: MergePlan, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < plan.bytes:
@@ -304,17 +323,28 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
     """Copies config and tokenizer, with what the merge changed."""
     with disk_errors(folder):
         for file in sorted(plan.template.folder.iterdir()):
-            if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _COPIED):
+            if file.is_file() and _matches(file.name, _COPIED):
                 shutil.copyfile(file, folder / file.name)
-        if plan.tokenizer is not plan.template:
-            for file in plan.tokenizer.folder.iterdir():
-                if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _TOKENIZER_FILES):
-                    shutil.copyfile(file, folder / file.name)
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) | dict(plan.config_changes)
+        for file in sorted(plan.tokenizer.iterdir()):
+            if file.is_file() and _matches(file.name, _TOKENIZER_FILES):
+                shutil.copyfile(file, folder / file.name)
+            elif file.is_dir() and file.name == _CHAT_TEMPLATES:
+                shutil.copytree(file, folder / file.name)
+    config = dict(plan.template.config) | dict(plan.config_changes)
+    if plan.token_ids is not plan.template:
+        # Numbers of special tokens are those of the tokenizer's own model.
+        config = {key: value for key, value in config.items() if not key.endswith("_token_id")}
+        config |= {key: value for key, value in plan.token_ids.config.items() if key.endswith("_token_id")}
+        (folder / GENERATION_CONFIG).unlink(missing_ok=True)
+        if (own := plan.token_ids.folder / GENERATION_CONFIG).is_file():
+            with disk_errors(folder):
+                shutil.copyfile(own, folder / GENERATION_CONFIG)
     floating = [tensor.dtype for tensor in plan.tensors if tensor.dtype.is_floating_point]
     if floating:
         config.pop("torch_dtype", None)
         config["dtype"] = str(max(set(floating), key=floating.count)).removeprefix("torch.")
-    write_atomically(file, json.dumps(config, indent=2).encode())
+    write_atomically(folder / CONFIG, json.dumps(config, indent=2).encode())
 
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not name.startswith(".") and any(fnmatch(name, pattern) for pattern in patterns)

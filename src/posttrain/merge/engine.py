@@ -17,6 +17,7 @@ from torch import Tensor
 
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
+from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_group import Arena, BlockFunction, Digests, TensorGroup
 from posttrain.merge.whole_model import WholeModel
 from posttrain.store.errors import UserError
@@ -132,7 +133,7 @@ class _Job:
     def merge(self, tensor: TensorPlan, writer: ShardWriter | _Discard) -> None:
         """Merges one tensor and writes it."""
         if tensor.method is None:
-            writer.write(tensor.name, [self._copied(tensor)])
+            writer.write(tensor.name, self._copied(tensor))  # all models have the same, as the preflight has checked
             return
         group = self._group(tensor)
         function = tensor.method.function(group, **tensor.options)
@@ -152,20 +153,16 @@ class _Job:
                 _check_range(tensor, result)
             yield result
 
-    def _copied(self, tensor: TensorPlan) -> Tensor:
-        entry = tensor.inputs[0]
-        first, *others = (torch.empty(tensor.elements, dtype=tensor.dtype) for _ in tensor.inputs)
-        entry.source.read(entry.tensor, 0, first)
-        for other, target in zip(tensor.inputs[1:], others, strict=True):
-            other.source.read(other.tensor, 0, target)
-            if not torch.equal(first, target):
-                raise UserError(
-                    f"tensor {tensor.name} holds integers that differ between `{entry.source.name}` and "
-                    f"`{other.source.name}`",
-                    where="models",
-                    fix="they cannot be merged",
-                )
-        return first
+    def _copied(self, tensor: TensorPlan) -> Iterator[Tensor]:
+        entry, done = tensor.inputs[0], 0
+        columns = tensor.shape[-1] if tensor.shape else 1
+        step = columns * block_rows(max(columns, 1))
+        part = self._arena().take("rounded", min(step, tensor.elements), tensor.dtype)
+        while done < tensor.elements:
+            count = min(step, tensor.elements - done)
+            entry.source.read(entry.tensor, done, part[:count])
+            yield part[:count]
+            done += count
 
     def _group(self, tensor: TensorPlan, arena: Arena | None = None, digests: bool = True) -> TensorGroup:
         assert tensor.method is not None

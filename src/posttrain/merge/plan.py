@@ -1,11 +1,11 @@
 """The plan of a merge: which tensors of which models make each tensor of the result, checked before any work."""
 
-import json
 import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import ModelEntry, Position, Recipe, Slice, Value, resolve
 from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
 from posttrain.merge.tensor_group import TensorInput
-from posttrain.store.errors import UserError, suggest
+from posttrain.merge.vocabulary import is_embedding
+from posttrain.store.errors import UserError, shorten, suggest
 
 log = logging.getLogger("posttrain")
 
@@ -37,6 +38,9 @@ _SHAPE_KEYS = (
     "num_local_experts",
     "num_experts",
 )
+
+# Keys that change what the same weights compute.
+_BEHAVIOUR_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "sliding_window")
 
 Sources = Mapping[tuple[str, str | None], WeightSource]
 """The opened models, by model and adapter as the recipe names them."""
@@ -89,7 +93,8 @@ class MergePlan:
         tensors: of the result, in its order.
         sources: every model that takes part, the base too.
         template: the model whose config the result gets.
-        tokenizer: the model whose tokenizer it gets.
+        tokenizer: the folder whose tokenizer it gets.
+        token_ids: the model whose numbers of special tokens it gets.
         layers: number of layers of the result, if slices changed it.
     """
 
@@ -97,7 +102,8 @@ class MergePlan:
     tensors: Sequence[TensorPlan]
     sources: Sequence[WeightSource]
     template: WeightSource
-    tokenizer: WeightSource
+    tokenizer: Path
+    token_ids: WeightSource
     layers: int | None = None
     config_changes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,33 +118,39 @@ class MergePlan:
         return sum(tensor.bytes_read for tensor in self.tensors)
 
 
-def build_plan(recipe: Recipe, sources: Sources) -> MergePlan:
+def template_key(recipe: Recipe) -> tuple[str, str | None]:
+    """Returns the key of the model whose config the result gets: the base, or the first model."""
+    first = recipe.slices[0] if recipe.slices else None
+    base = (first.base if first else None) or recipe.base
+    if base is not None:
+        return base, None
+    entry = first.sources[0] if first else recipe.models[0]
+    return entry.model, entry.adapter
+
+
+def build_plan(recipe: Recipe, sources: Sources, tokenizer: tuple[Path, WeightSource] | None = None) -> MergePlan:
     """Plans a merge and checks that it makes sense.
 
     Args:
         recipe: the recipe.
-        sources: its models and base, opened.
+        sources: its models and base, opened, with their rows of tokens matched.
+        tokenizer: folder of the result's tokenizer, and the model whose special tokens it has; the template's by
+            default.
 
     Raises:
         UserError: the models do not fit each other, a tensor would be lost, or an option is wrong.
     """
-    _check_architectures([*sources.values()])
+    template = sources[template_key(recipe)]
+    tokenizer = tokenizer or (template.tokenizer_folder, template)
     if recipe.slices:
-        return _Stack(recipe, sources).plan()
+        return _Stack(recipe, sources).plan(template, tokenizer)
     entries = _order(recipe.models, recipe.base, recipe.method)
     builder = _Builder(recipe, sources, entries, recipe.base, recipe.method, {})
     names = _tensor_names([*builder.models, *([builder.base] if builder.base else [])])
     layers = 1 + max((number for name in names if (number := layer_of(name)) is not None), default=-1)
     tensors = [builder.tensor(name, dict.fromkeys(range(len(entries)), name), name, layers) for name in names]
-    template = builder.base or builder.models[0]
-    return MergePlan(
-        recipe,
-        tensors,
-        list(sources.values()),
-        template,
-        _tokenizer_source(recipe, sources, template),
-        config_changes={"tie_word_embeddings": HEAD not in names} if EMBEDDING in names else {},
-    )
+    changes = _config_changes(template, tensors)
+    return MergePlan(recipe, tensors, list(sources.values()), template, *tokenizer, config_changes=changes)
 
 
 def layer_of(name: str) -> int | None:
@@ -182,7 +194,9 @@ class _Builder:
         self.models = [sources[entry.model, entry.adapter] for entry in entries]
         spec = load_method(method)
         if spec.task_vectors and base is None:
-            raise UserError(f"{method} merges task vectors and needs the model that all were trained from", where="base")
+            raise UserError(
+                f"{method} merges task vectors and needs the model that all were trained from", where="base"
+            )
         if not self.models:
             raise UserError("there is no model beside the base", where="models")
         spec.check_models(len(self.models))
@@ -218,9 +232,17 @@ class _Builder:
         if method.task_vectors and base is None:
             raise UserError(f"{method.name} merges task vectors and needs a base", where="base")
         shape = _common_shape(name, [*entries, *([base] if base else [])])
-        dtype = entries[0].source.dtype(entries[0].tensor)
-        if base is not None:
-            dtype = base.source.dtype(base.tensor)
+        first = base or entries[0]
+        dtype = first.source.stored_dtype(first.tensor)
+        for entry in entries:
+            other = entry.source.stored_dtype(entry.tensor)
+            if other != dtype and not (other.is_floating_point and dtype.is_floating_point):
+                raise UserError(
+                    f"tensor {name} holds {_number_name(other)} in `{entry.source.name}` and {_number_name(dtype)} in "
+                    f"`{first.source.name}`",
+                    where="models",
+                    fix="they cannot be merged",
+                )
         if not dtype.is_floating_point:
             return TensorPlan(name, shape, dtype, tuple(entries), None, None, {})
         options = {}
@@ -265,12 +287,14 @@ class _Stack:
     def __init__(self, recipe: Recipe, sources: Sources) -> None:
         self.recipe, self.sources = recipe, sources
 
-    def plan(self) -> MergePlan:
+    def plan(self, template: WeightSource, tokenizer: tuple[Path, WeightSource]) -> MergePlan:
         layers = sum(part.sources[0].layer_range[1] - part.sources[0].layer_range[0] for part in self.recipe.slices)
         tensors: list[TensorPlan] = []
         builders = [self._builder(part) for part in self.recipe.slices]
         first, last = builders[0], builders[-1]
         names = _tensor_names(first.models)
+        if HEAD not in names and any(HEAD in model.shapes() for model in last.models):
+            names.append(HEAD)  # the first slice's models have tied embeddings
         outside = [name for name in names if layer_of(name) is None]
         behind = max((at for at, name in enumerate(names) if layer_of(name) is not None), default=-1)
         # What comes before the layers is the first slice's, and what comes after them the last one's.
@@ -282,16 +306,8 @@ class _Stack:
         for part, builder in zip(self.recipe.slices, builders, strict=True):
             tensors += self._layers(part, builder, start, layers)
             start += part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
-        template = first.base or first.models[0]
-        return MergePlan(
-            self.recipe,
-            tensors,
-            list(self.sources.values()),
-            template,
-            _tokenizer_source(self.recipe, self.sources, template),
-            layers,
-            {"num_hidden_layers": layers},
-        )
+        changes = _config_changes(template, tensors) | {"num_hidden_layers": layers}
+        return MergePlan(self.recipe, tensors, list(self.sources.values()), template, *tokenizer, layers, changes)
 
     def _builder(self, part: Slice) -> _Builder:
         method = part.method or self.recipe.method
@@ -319,16 +335,41 @@ class _Stack:
         return tensors
 
 
-def _check_architectures(sources: Sequence[WeightSource]) -> None:
-    configs = [json.loads((source.folder / "config.json").read_text(encoding="utf-8")) for source in sources]
-    for source, config in zip(sources[1:], configs[1:], strict=True):
+def _config_changes(template: WeightSource, tensors: Sequence[TensorPlan]) -> dict[str, Any]:
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    changes: dict[str, Any] = {"tie_word_embeddings": HEAD not in shapes} if EMBEDDING in shapes else {}
+    embedding = next((shape for name, shape in shapes.items() if is_embedding(name)), None)
+    if embedding is not None and "vocab_size" in template.config:
+        changes["vocab_size"] = embedding[0]
+    return changes
+
+
+def check_architectures(sources: Sequence[WeightSource]) -> None:
+    """Checks that the models are of one architecture and size; warns where their configs let them compute differently.
+
+    Raises:
+        UserError: two differ.
+    """
+    first, *others = sources
+    for source in others:
         for key in _SHAPE_KEYS:
-            if config.get(key) != configs[0].get(key):
+            value, reference = _value_of(source, key), _value_of(first, key)
+            # Older versions of transformers left out what is the default; shapes are compared anyway.
+            if value is not None and reference is not None and value != reference:
                 raise UserError(
-                    f"`{source.name}` has the {key} {config.get(key)} and `{sources[0].name}` {configs[0].get(key)}",
+                    f"`{source.name}` has the {key} {value} and `{first.name}` {reference}",
                     where="models",
                     fix="only models of one architecture and size merge; others can answer together, as an ensemble",
                 )
+        for key in _BEHAVIOUR_KEYS:
+            value, reference = _value_of(source, key), _value_of(first, key)
+            if value is not None and reference is not None and value != reference:
+                log.warning("%s has the %s %s and %s %s", source.name, key, value, first.name, reference)
+
+
+def _value_of(source: WeightSource, key: str) -> Any:
+    nested = source.config.get("text_config")
+    return source.config.get(key, nested.get(key) if isinstance(nested, Mapping) else None)
 
 
 def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:
@@ -349,10 +390,12 @@ def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:
                 names.pop(name, None)
                 continue
             raise UserError(
-                f"tensor {name} is in `{owner.name}` and not in `{source.name}`",
+                f"tensor {shorten(name)} is in `{owner.name}` and not in `{source.name}`",
                 where="models",
                 fix="only models with the same tensors merge",
             )
+    if not names:
+        raise UserError("holds no tensors", where=sources[0].name, fix="use an undamaged model")
     return list(names)
 
 
@@ -363,6 +406,10 @@ def _input(source: WeightSource, name: str) -> TensorInput:
     if name not in source.shapes():
         raise UserError(f"has no tensor {name}", where=source.name, fix=suggest(name, source.shapes()))
     return TensorInput(source, name)
+
+
+def _number_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _common_shape(name: str, inputs: Sequence[TensorInput]) -> tuple[int, ...]:
@@ -376,13 +423,3 @@ def _common_shape(name: str, inputs: Sequence[TensorInput]) -> tuple[int, ...]:
                 fix="only models with the same shapes merge",
             )
     return shapes[0]
-
-
-def _tokenizer_source(recipe: Recipe, sources: Sources, template: WeightSource) -> WeightSource:
-    if recipe.tokenizer == "base":
-        return template
-    for (model, _), source in sources.items():
-        if model == recipe.tokenizer:
-            return source
-    names = [model for model, _ in sources]
-    raise UserError(f"`{recipe.tokenizer}` is none of the models", where="tokenizer", fix=suggest(recipe.tokenizer, names))

@@ -96,7 +96,7 @@ class ShardWriter:
         running, done = xxhash.xxh3_128(), 0
         with disk_errors(self._folder / self._names[file]):
             for part in parts:
-                view = memoryview(part.reshape(-1).view(torch.uint8).numpy())
+                view = part.reshape(-1).view(torch.uint8).numpy().data
                 running.update(view)
                 while len(view):
                     written = os.pwrite(self._files[file], view, offset + done)

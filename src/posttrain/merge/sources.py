@@ -3,18 +3,19 @@
 import json
 import math
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posttrain.models.weight_files import TensorHeader, read_headers
+from posttrain.models.weight_files import INDEX, WEIGHTS, TensorHeader, read_file_headers, read_headers
 from posttrain.store.errors import UserError, shorten
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, ADAPTER_CONFIG, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
 
 # By safetensors' names; 8-bit and packed numbers have scales elsewhere, so that their values alone mean nothing.
 DTYPES = {
@@ -35,9 +36,20 @@ BLOCK = 1 << 16
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+# What a LoRA configuration may not have: the update is more than B A, or the weights below it are not the base's.
+_OTHER_LORA = (
+    *("use_dora", "lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication"),
+    *("monteclora_config", "arrow_config", "kasa_config", "target_parameters", "trainable_token_indices"),
+)
+_CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of init_lora_weights
+
+_PREFIX = "base_model.model."
+
+_FACTOR = re.compile(r"\.(lora_A|lora_embedding_A)(?:\.weight)?$")
+
 
 def block_rows(columns: int) -> int:
-    """Returns the rows of a block; of the shape alone, so that no setting of the machine changes a bit of the result."""
+    """Returns the rows of a block: of the shape alone, so that no setting of the machine changes the result."""
     return max(1, BLOCK // columns)
 
 
@@ -46,11 +58,17 @@ class WeightSource(ABC):
 
     Attributes:
         name: the model as the user named it.
-        folder: where its config and tokenizer lie.
+        folder: where its config lies.
+        tokenizer_folder: where its tokenizer lies.
+        location: its folder, URL or Hub id, as the record of the merge has it.
+        config: content of its ``config.json``.
     """
 
     name: str
     folder: Path
+    tokenizer_folder: Path
+    location: str
+    config: Mapping[str, Any]
 
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -59,6 +77,10 @@ class WeightSource(ABC):
     @abstractmethod
     def dtype(self, tensor: str) -> torch.dtype:
         """Returns the dtype that `read` fills in."""
+
+    def stored_dtype(self, tensor: str) -> torch.dtype:
+        """Returns the dtype that the tensor has in the model's files, and gets in the result."""
+        return self.dtype(tensor)
 
     @abstractmethod
     def read(self, tensor: str, start: int, out: Tensor) -> None:
@@ -71,152 +93,308 @@ class WeightSource(ABC):
         """Returns the file that holds a tensor, for messages."""
         return str(self.folder)
 
+    def check_unchanged(self) -> None:  # noqa: B027 - a source without files has nothing to check
+        """Raises a UserError if a file has changed since it was opened."""
+
+    def close(self) -> None:  # noqa: B027
+        """Closes the files."""
+
+
+class TensorFiles:
+    """Tensors of safetensors files, read by ranges.
+
+    Raises:
+        UserError: a tensor has a dtype that cannot be merged.
+    """
+
+    def __init__(self, headers: Mapping[str, TensorHeader]) -> None:
+        self.headers = headers
+        for tensor, header in headers.items():
+            if header.dtype not in DTYPES:
+                raise UserError(
+                    f"tensor {shorten(tensor)} is quantised ({header.dtype}), and its numbers alone mean nothing",
+                    where=str(header.file),
+                    fix="merge the model it was quantised from",
+                )
+        self._files = {file: os.open(file, os.O_RDONLY) for file in {header.file for header in headers.values()}}
+        self._states = {file: _state(descriptor) for file, descriptor in self._files.items()}
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        """Returns a tensor's dtype."""
+        return DTYPES[self.headers[tensor].dtype]
+
+    def read(self, tensor: str, start: int, out: Tensor) -> None:
+        """Fills ``out``, flat and of the tensor's dtype, with its elements from ``start`` on.
+
+        Raises:
+            UserError: the file ends before, or cannot be read.
+        """
+        # Not mapped into memory: the pages would count as this process's, and a disk that fails would kill it.
+        header = self.headers[tensor]
+        view = out.view(torch.uint8).numpy().data
+        offset, done = header.offset + start * out.element_size(), 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._files[header.file], [view[done:]], offset + done)
+            except OSError as error:
+                what = f"tensor {shorten(tensor)} cannot be read: {error.strerror}"
+                raise UserError(what, where=str(header.file), fix="check the disk") from None
+            if not count:
+                raise UserError(f"ended amid tensor {tensor}", where=str(header.file), fix="was it changed meanwhile?")
+            done += count
+
+    def check_unchanged(self) -> None:
+        """Raises a UserError if a file has changed since it was opened."""
+        for file, descriptor in self._files.items():
+            if _state(descriptor) != self._states[file]:
+                raise UserError("was changed while it was read", where=str(file), fix="run the same command again")
+
     def close(self) -> None:
         """Closes the files."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files = {}
 
 
 class ModelFolder(WeightSource):
     """A Hugging Face folder with safetensors weights.
 
     Raises:
-        UserError: a file is damaged or missing, or a tensor has a dtype that cannot be merged.
+        UserError: a file is damaged or missing, or the weights are quantised.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        self._headers: dict[str, TensorHeader] = read_headers(folder)
-        for tensor, header in self._headers.items():
-            if header.dtype not in DTYPES:
-                raise UserError(
-                    f"tensor {tensor} is quantised ({header.dtype}), and its numbers alone mean nothing",
-                    where=str(header.file),
-                    fix="merge the model it was quantised from",
-                )
-        self._files = {file: os.open(file, os.O_RDONLY) for file in {h.file for h in self._headers.values()}}
+    def __init__(self, name: str, folder: Path, location: str | None = None) -> None:
+        self.name, self.folder, self.tokenizer_folder = name, folder, folder
+        self.location = location or str(folder)
+        self.config = _read_config(folder)
+        headers = read_headers(folder)
+        if self.config.get("tie_word_embeddings") is True and EMBEDDING in headers:
+            headers.pop(HEAD, None)  # transformers takes the embedding, whatever the file has
+        self._tensors = TensorFiles(headers)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: header.shape for name, header in self._headers.items()}
+        return {name: header.shape for name, header in self._tensors.headers.items()}
 
     def dtype(self, tensor: str) -> torch.dtype:
-        return DTYPES[self._headers[tensor].dtype]
+        return self._tensors.dtype(tensor)
 
     def file(self, tensor: str) -> str:
-        return str(self._headers[tensor].file)
+        return str(self._tensors.headers[tensor].file)
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
-        # Not mapped into memory: the pages would count as this process's, and a disk that fails would kill it.
-        header = self._headers[tensor]
-        view = memoryview(out.view(torch.uint8).numpy())
-        offset, done = header.offset + start * out.element_size(), 0
-        while done < len(view):
-            count = os.preadv(self._files[header.file], [view[done:]], offset + done)
-            if not count:
-                raise UserError(f"ended amid tensor {tensor}", where=str(header.file), fix="was it changed meanwhile?")
-            done += count
+        self._tensors.read(tensor, start, out)
+
+    def check_unchanged(self) -> None:
+        self._tensors.check_unchanged()
 
     def close(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files = {}
+        self._tensors.close()
 
 
 class AdaptedModel(WeightSource):
     """A model with a LoRA adapter, whose update is added to the rows as they are read, in float32.
 
     W + s B A, with s = alpha / r, or alpha / sqrt(r) for rank-stabilised adapters (Hu et al. 2021; Kalajdzievski 2023).
+    Tensors that the adapter holds as a whole (``modules_to_save``, biases) take the place of the model's.
 
     Raises:
         UserError: the adapter is of another kind, or fits no tensor of the model.
     """
 
     def __init__(self, name: str, adapter: Path, base: WeightSource) -> None:
-        self.name, self.folder, self._base = name, base.folder, base
-        config = _read_adapter_config(adapter)
-        self._updates = _read_updates(adapter, config, base)
+        self.name, self.folder, self.config, self._base = name, base.folder, base.config, base
+        self.location = f"{base.location}+{adapter}"
+        self.tokenizer_folder = adapter if (adapter / "tokenizer.json").is_file() else base.tokenizer_folder
+        settings = read_adapter_config(adapter)
+        file = adapter / ADAPTER_WEIGHTS
+        if not file.is_file():
+            raise UserError(f"holds no {ADAPTER_WEIGHTS}", where=str(adapter), fix="save it as safetensors")
+        self._file = str(file)
+        headers = dict(read_file_headers(file))
+        whole = {name: header for name, header in headers.items() if ".lora_" not in name}
+        self._whole = TensorFiles({_base_name(name): header for name, header in whole.items()})
+        try:
+            self._check_whole()
+            self._shapes = dict(base.shapes()) | {name: entry.shape for name, entry in self._whole.headers.items()}
+            self._updates = _read_updates(file, headers.keys() - whole.keys(), settings, self._shapes)
+        except BaseException:
+            self._whole.close()
+            raise
+
+    def _check_whole(self) -> None:
+        shapes = self._base.shapes()
+        for name, header in self._whole.headers.items():
+            # An embedding may have got rows for new tokens.
+            if name == HEAD and name not in shapes and EMBEDDING in shapes:
+                continue
+            if name not in shapes or shapes[name][1:] != header.shape[1:]:
+                raise _misfit(name, shapes.get(name), header.shape, self._file)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._base.shapes()
+        return self._shapes
 
     def dtype(self, tensor: str) -> torch.dtype:
         # Merged in float32 and rounded once, with the result; peft rounds the update to the model's dtype first.
-        return torch.float32 if tensor in self._updates else self._base.dtype(tensor)
+        if tensor in self._updates:
+            return torch.float32
+        return self._unadapted(tensor).dtype(tensor)
+
+    def _unadapted(self, tensor: str) -> TensorFiles | WeightSource:
+        return self._whole if tensor in self._whole.headers else self._base
+
+    def stored_dtype(self, tensor: str) -> torch.dtype:
+        name = EMBEDDING if tensor not in self._base.shapes() else tensor
+        return self._base.stored_dtype(name)
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         update = self._updates.get(tensor)
         if update is None:
-            self._base.read(tensor, start, out)
+            self._unadapted(tensor).read(tensor, start, out)
             return
         down, up = update
         columns = down.shape[1]
-        stored = torch.empty(len(out), dtype=self._base.dtype(tensor))
-        self._base.read(tensor, start, stored)
+        unadapted = self._unadapted(tensor)
+        stored = torch.empty(len(out), dtype=unadapted.dtype(tensor))
+        unadapted.read(tensor, start, stored)
         first = start // columns
         # Block by block, however much is read at once: the last bit of a product depends on its shape.
-        for result, rows in zip(
-            out.view(-1, columns).split(block_rows(columns)),
-            stored.view(-1, columns).split(block_rows(columns)),
-            strict=True,
-        ):
-            torch.addmm(rows.float(), up[first : first + len(rows)], down, out=result)
-            first += len(rows)
+        results, weights, step = out.view(-1, columns), stored.view(-1, columns), block_rows(columns)
+        for begin in range(0, len(results), step):
+            rows = weights[begin : begin + step].float()
+            factor = up[first + begin : first + begin + len(rows)]
+            torch.addmm(rows, factor, down, out=results[begin : begin + step])
 
     def file(self, tensor: str) -> str:
-        return self._base.file(tensor)
+        return self._file if tensor in self._whole.headers else self._base.file(tensor)
+
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+        self._base.check_unchanged()
 
     def close(self) -> None:
+        self._whole.close()
         self._base.close()
 
 
-def _read_adapter_config(adapter: Path) -> dict[str, Any]:
+def _state(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def is_adapter(folder: Path) -> bool:
+    """Returns whether a folder holds a LoRA adapter and no model of its own."""
+    return (folder / ADAPTER_CONFIG).is_file() and not any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+
+
+def read_adapter_config(adapter: Path) -> dict[str, Any]:
+    """Returns the configuration of a LoRA adapter.
+
+    Raises:
+        UserError: it cannot be read, or the adapter is no plain LoRA.
+    """
     file = adapter / ADAPTER_CONFIG
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         kind = config.get("peft_type")
-    except (OSError, ValueError, AttributeError):
-        raise UserError("cannot be read", where=str(file)) from None
-    unsupported = [key for key in ("use_dora", "alora_invocation_tokens", "lora_bias") if config.get(key)]
-    if kind != "LORA" or unsupported:
-        what = f"is a {kind} adapter" if kind != "LORA" else f"has `{unsupported[0]}`"
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise UserError("cannot be read", where=str(file), fix="copy the adapter again") from None
+    others = [key for key in _OTHER_LORA if config.get(key)]
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_THE_BASE):
+        others.append("init_lora_weights")
+    if kind != "LORA" or others:
+        what = f"is a {kind} adapter" if kind != "LORA" else f"has `{others[0]}`"
         raise UserError(f"{what}; only plain LoRA is applied", where=str(file), fix="merge it with peft first")
     return config
 
 
-def _read_updates(adapter: Path, config: Mapping[str, Any], base: WeightSource) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns A and the scaled B, both float32, by the name of the tensor that they change."""
-    from safetensors.torch import load_file
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"is no model: it holds no {CONFIG}", where=str(folder)) from None
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise UserError("is damaged: it cannot be read", where=str(file), fix="copy the model again")
+    quantization = config.get("quantization_config")
+    if quantization:
+        kind = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise UserError(
+            f"the model is quantised ({shorten(str(kind))}), and its numbers alone mean nothing",
+            where=str(file),
+            fix="merge the model it was quantised from",
+        )
+    return config
 
-    file = adapter / ADAPTER_WEIGHTS
-    if not file.is_file():
-        raise UserError(f"holds no {ADAPTER_WEIGHTS}", where=str(adapter), fix="save it as safetensors")
-    weights = load_file(file)
-    updates = {}
-    shapes = base.shapes()
-    for name in sorted(weights):
-        prefix, separator, _ = name.partition(".lora_A.")
-        if not separator:
-            if ".lora_B." not in name:
-                raise UserError(f"tensor {shorten(name)} is none of LoRA's", where=str(file))
-            continue
-        tensor = f"{prefix.removeprefix('base_model.model.')}.weight"
-        down, up = weights[name].float(), weights[name.replace(".lora_A.", ".lora_B.")].float()
-        if shapes.get(tensor) != (up.shape[0], down.shape[1]):
-            raise UserError(
-                f"{shorten(tensor)} of shape {list(shapes.get(tensor, ()))} does not fit the adapter's "
-                f"{[up.shape[0], down.shape[1]]}",
-                where=str(file),
-                fix="name the model that the adapter was trained on",
-            )
-        rank = _pattern_value(config.get("rank_pattern"), prefix, config["r"])
-        alpha = _pattern_value(config.get("alpha_pattern"), prefix, config["lora_alpha"])
-        updates[tensor] = (down, up * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)))
+
+def _read_updates(
+    file: Path, names: Collection[str], config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the right and the left factor of each update, the left one scaled, both float32, by the base's tensor."""
+    from safetensors import safe_open
+
+    updates: dict[str, tuple[Tensor, Tensor]] = {}
+    left = set(names)
+    with safe_open(file, "pt") as weights:
+        for name in sorted(names):
+            match = _FACTOR.search(name)
+            if match is None:
+                continue
+            other = name.replace(".lora_A", ".lora_B").replace(".lora_embedding_A", ".lora_embedding_B")
+            if other not in left:
+                raise UserError(f"has no tensor {shorten(other)}", where=str(file), fix="copy the adapter again")
+            left -= {name, other}
+            module = name[: match.start()].removeprefix(_PREFIX)
+            down, up = weights.get_tensor(name).float(), weights.get_tensor(other).float()
+            for factor, values in ((name, down), (other, up)):
+                if not torch.isfinite(values).all():
+                    raise UserError(
+                        f"tensor {shorten(factor)} holds NaN or infinite numbers",
+                        where=str(file),
+                        fix="use an undamaged adapter",
+                    )
+            if down.ndim != 2 or up.ndim != 2 or up.shape[1] != down.shape[0]:
+                raise UserError(f"the factors of {shorten(module)} do not fit each other", where=str(file))
+            rank = len(down)
+            alpha = _pattern_value(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+            scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            if config.get("fan_in_fan_out") or match.group(1) == "lora_embedding_A":
+                down, up = up.T.contiguous(), down.T.contiguous()  # the weight is stored as its transpose
+            tensor, shape = f"{module}.weight", (up.shape[0], down.shape[1])
+            if shapes.get(tensor) != shape:
+                raise _misfit(tensor, shapes.get(tensor), shape, str(file))
+            updates[tensor] = (down, up * scale)
+    if left:
+        raise UserError(
+            f"tensor {shorten(min(left))} is none of plain LoRA's", where=str(file), fix="merge it with peft first"
+        )
     if not updates:
         raise UserError("holds no LoRA weights", where=str(file))
     return updates
 
 
+def _base_name(name: str) -> str:
+    """Returns the base's name of a tensor that an adapter holds as a whole."""
+    return name.removeprefix(_PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
+
+
+def _misfit(tensor: str, shape: Sequence[int] | None, other: Sequence[int], file: str) -> UserError:
+    what = f"has the shape {list(shape)} in the model" if shape is not None else "is not in the model"
+    return UserError(
+        f"{shorten(tensor)} {what} and {list(other)} in the adapter",
+        where=file,
+        fix="name the model that the adapter was trained on",
+    )
+
+
 def _pattern_value(patterns: Mapping[str, Any] | None, module: str, default: Any) -> float:
-    # As peft reads its patterns: the end of the module's name, at a dot.
-    for pattern, value in (patterns or {}).items():
-        if module == pattern or module.endswith(f".{pattern}"):
-            return float(value)
-    return float(default)
+    # As peft reads its patterns: a regular expression for the end of the module's name, from a dot on.
+    try:
+        for pattern, value in (patterns or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return float(value)
+        return float(default)
+    except (re.error, AttributeError, TypeError, ValueError):
+        raise UserError("has a damaged alpha_pattern or lora_alpha", where=ADAPTER_CONFIG) from None

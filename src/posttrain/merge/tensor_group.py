@@ -279,7 +279,7 @@ class TensorGroup:
         if start == 0:
             self._hashes = [xxhash.xxh3_128() for _ in self._inputs]
         for running, content in zip(self._hashes, read, strict=True):
-            running.update(memoryview(content.view(torch.uint8).numpy()))
+            running.update(content.view(torch.uint8).numpy().data)
         if stop == self.rows and self._digests is not None:
             for entry, running in zip(self._inputs, self._hashes, strict=True):
                 self._digests.values[entry.source.name, entry.tensor] = running.hexdigest()

@@ -150,17 +150,26 @@ def _gguf_read_once() -> Iterator[None]:
             setattr(gguf, name, function)
 
 
-def _download(hub_id: str, folder: Path) -> None:
+def hub_snapshot(hub_id: str) -> Path:
+    """Returns the folder of a model, or an adapter, in the Hub's cache; downloads what is missing there.
+
+    Raises:
+        UserError: the Hub does not give it.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        snapshot = Path(
+        return Path(
             snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"])
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         line = first_line(error)
         raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None
+
+
+def _download(hub_id: str, folder: Path) -> None:
+    snapshot = hub_snapshot(hub_id)
     check_model_folder(snapshot)
     check_finite_files(snapshot)
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)

@@ -62,10 +62,15 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     Raises:
         UserError: a file is damaged or cut short; the line names it and, where it is one, the tensor.
     """
-    return {name: header for file in weight_files(folder) for name, header in _read_file(file)}
+    return {name: header for file in weight_files(folder) for name, header in read_file_headers(file)}
 
 
-def _read_file(file: Path) -> Iterator[tuple[str, TensorHeader]]:
+def read_file_headers(file: Path) -> Iterator[tuple[str, TensorHeader]]:
+    """Yields the header of each tensor of one file, with its name.
+
+    Raises:
+        UserError: as `read_headers`.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = opened.read(_LENGTH.size)

@@ -2,10 +2,9 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from posttrain.store.artifacts import (
     MANIFEST,
@@ -19,9 +18,9 @@ from posttrain.store.artifacts import (
     missing_error,
     verify_manifest,
 )
-from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
+from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.files import disk_errors
-from posttrain.store.installation import file_system_hint
+from posttrain.store.remote_files import open_file_system, remote_errors
 
 log = logging.getLogger("posttrain")
 
@@ -36,12 +35,10 @@ class RemoteArtifacts(ArtifactStore):
     def __init__(self, url: str, home: Path) -> None:
         super().__init__(home / "tmp")
         self.url = url.rstrip("/")
-        self._protocol = url.partition("://")[0]
-        self._files = _file_system(self._protocol)
+        self._files = open_file_system(url.partition("://")[0], "store.artifacts")
         self._root = str(self._files._strip_protocol(self.url))
         self._copies = LocalArtifacts(home / "cache", home / "tmp")
         self._damaged: set[str] = set()
-        self._errors = _error_types(self._protocol)
 
     @classmethod
     def open(cls, location: str, home: Path) -> Self:
@@ -174,39 +171,5 @@ class RemoteArtifacts(ArtifactStore):
     def _at(self, id: str, name: str) -> str:
         return f"{self._root}/{id}/{name}"
 
-    @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        """Translates the remote side's errors into one clear line."""
-        try:
-            yield
-        except PermissionError as error:
-            raise UserError(f"access denied ({error})", where=self.url, fix="check the credentials") from error
-        except FileNotFoundError as error:
-            raise UserError(f"not found ({error})", where=self.url, fix="make the bucket first") from error
-        except self._errors as error:
-            raise WorkError(f"{self.url}: the artifact store cannot be reached ({error})") from error
-
-
-def _file_system(protocol: str) -> Any:
-    import fsspec
-
-    try:
-        # Without the cache: a remembered listing would hide what another process has committed meanwhile.
-        return fsspec.filesystem(protocol, use_listings_cache=False)
-    except ImportError as error:
-        raise UserError(
-            f"`{protocol}://` needs a package that is not installed ({error})",
-            where="store.artifacts",
-            fix=file_system_hint(protocol),
-        ) from None
-    except ValueError:
-        raise UserError(f"`{protocol}://` is not known", where="store.artifacts", fix="such as s3://bucket") from None
-
-
-def _error_types(protocol: str) -> tuple[type[Exception], ...]:
-    """Returns the exception types that a file system of this protocol raises."""
-    if protocol not in ("s3", "s3a"):
-        return (OSError,)
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return OSError, BotoCoreError, ClientError
+    def _translated_errors(self) -> AbstractContextManager[None]:
+        return remote_errors(self.url, "the artifact store", missing="make the bucket first")

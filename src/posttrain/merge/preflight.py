@@ -1,0 +1,103 @@
+"""Looks at a few rows of every tensor before a merge: a base that is no ancestor, equal models, buffers that differ."""
+
+import logging
+import math
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from posttrain.merge.plan import MergePlan, TensorPlan
+from posttrain.merge.sources import block_rows
+from posttrain.merge.tensor_group import TensorInput
+from posttrain.store.errors import UserError
+
+log = logging.getLogger("posttrain")
+
+_ROWS = 4  # of each tensor, spread over it
+
+_WIDEST = 1 << 14  # elements of a row that are looked at, where it is a vector of the vocabulary's size, say
+
+_LARGEST_CHANGE = 1.0  # norm of the task vectors by that of the weights; fine-tuning stays far below 0.1
+
+
+def check_weights(plan: MergePlan) -> None:
+    """Checks a sample of the weights.
+
+    It warns of models that are equal in the sample, and of task vectors that are larger than the base's weights: the
+    base is not what the models were trained from.
+
+    Raises:
+        UserError: a tensor that is no floating-point numbers differs between models.
+    """
+    changes: dict[tuple[str, str], list[float]] = {}  # squared norms of task vector and base
+    equal: dict[tuple[str, str], bool] = {}
+    looked_at = 0
+    for tensor in plan.tensors:
+        if tensor.method is None:
+            _check_equal(tensor)
+            continue
+        samples = {
+            entry: _sample(entry) for entry in dict.fromkeys([*tensor.inputs, *([tensor.base] if tensor.base else [])])
+        }
+        looked_at += max((len(sample) for sample in samples.values()), default=0)
+        for first, second in combinations(samples, 2):
+            names = first.source.name, second.source.name
+            if names[0] != names[1]:
+                equal[names] = equal.get(names, True) and torch.equal(samples[first], samples[second])
+        if tensor.base is not None:
+            base = samples[tensor.base]
+            for entry in tensor.inputs:
+                norms = changes.setdefault((entry.source.name, tensor.base.source.name), [0.0, 0.0])
+                scale = tensor.elements / max(len(base), 1)
+                norms[0] += scale * float((samples[entry] - base).square().sum())
+                norms[1] += scale * float(base.square().sum())
+    for names, same in equal.items():
+        if same and looked_at:
+            log.warning(
+                "%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{looked_at:,}"
+            )
+    for (model, base_name), (change, size) in changes.items():
+        ratio = math.sqrt(change / size) if size > 0 else math.inf if change > 0 else 0.0
+        if ratio > _LARGEST_CHANGE:
+            log.warning(
+                "%s differs from %s by %.3g times the norm of its weights: was it trained from this base?",
+                model,
+                base_name,
+                ratio,
+            )
+
+
+def _sample(entry: TensorInput) -> Tensor:
+    """Returns some rows of a tensor, float64 and flat."""
+    shape = entry.source.shapes()[entry.tensor]
+    elements, columns = math.prod(shape), shape[-1] if shape else 1
+    if not elements:
+        return torch.empty(0, dtype=torch.float64)
+    rows = elements // columns
+    parts = []
+    for row in sorted({step * rows // _ROWS for step in range(_ROWS)}):
+        part = torch.empty(columns, dtype=entry.source.dtype(entry.tensor))
+        entry.source.read(entry.tensor, row * columns, part)
+        parts.append(part[:_WIDEST].double())
+    return torch.cat(parts)
+
+
+def _check_equal(tensor: TensorPlan) -> None:
+    columns = tensor.shape[-1] if tensor.shape else 1
+    step = columns * block_rows(max(columns, 1))
+    first, *others = tensor.inputs
+    for start in range(0, tensor.elements, step or 1):
+        count = min(step, tensor.elements - start)
+        reference = torch.empty(count, dtype=tensor.dtype)
+        first.source.read(first.tensor, start, reference)
+        for entry in others:
+            other = torch.empty_like(reference)
+            entry.source.read(entry.tensor, start, other)
+            if not torch.equal(reference, other):
+                raise UserError(
+                    f"tensor {tensor.name} holds integers that differ between `{first.source.name}` and "
+                    f"`{entry.source.name}`",
+                    where="models",
+                    fix="they cannot be merged",
+                )

@@ -1,0 +1,160 @@
+"""LoRA adapters as inputs of a merge, against peft's own merging."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from posttrain.merge.api import merge
+from posttrain.store.errors import UserError
+
+Read = Callable[[Path], dict[str, Tensor]]
+
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"r": 4, "lora_alpha": 8},
+    "rslora": {"r": 8, "lora_alpha": 3, "use_rslora": True},
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 8,
+        "rank_pattern": {"q_proj": 2, r"layers\.1\.self_attn\.v_proj": 6},
+        "alpha_pattern": {"layers.0.mlp.down_proj": 32},
+    },
+    "embedding": {"r": 4, "lora_alpha": 8, "target_modules": ["embed_tokens", "o_proj"]},
+    "whole": {"r": 4, "lora_alpha": 8, "modules_to_save": ["norm"]},
+    "biases": {"r": 4, "lora_alpha": 8, "bias": "lora_only"},
+}
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path) -> Callable[..., Path]:
+    """Returns a function that writes an adapter with random factors, and the model that peft merges with it."""
+
+    def make(base: Path, name: str, seed: int = 0, **options: Any) -> Path:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        torch.manual_seed(seed)
+        loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        targets = ["q_proj", "v_proj", "down_proj"]
+        config = LoraConfig(**{"target_modules": targets, "task_type": "CAUSAL_LM", **options})
+        model: Any = get_peft_model(loaded, config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path / name)
+        model.merge_and_unload().save_pretrained(tmp_path / f"{name}-merged")
+        return tmp_path / name
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", _VARIANTS)
+def test_an_adapter_is_applied_as_peft_merges_it(
+    variant: str, make_model: Any, make_adapter: Any, read_weights: Read, tmp_path: Path
+) -> None:
+    # Its own head, as peft merges the update of a tied embedding into the head too.
+    config = {"tie_word_embeddings": False, "attention_bias": variant == "biases"}
+    base = make_model("base", dtype=torch.float32, config=config, change=lambda w: _own_head(w, variant == "biases"))
+    adapter = make_adapter(base, "adapter", **_VARIANTS[variant])
+    merge([f"{base}+{adapter}"], tmp_path / "out")
+    expected, before = read_weights(tmp_path / "adapter-merged"), read_weights(base)
+    result = read_weights(tmp_path / "out")
+    assert result.keys() == expected.keys()
+    assert any(not torch.equal(before[name], expected[name]) for name in expected)
+    for name in expected:
+        assert (result[name] - expected[name]).abs().max() <= 1e-6, name
+
+
+def _own_head(weights: dict[str, Tensor], biases: bool) -> None:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    if biases:
+        for name in [name for name in weights if "self_attn" in name]:
+            weights[name.replace(".weight", ".bias")] = torch.full((len(weights[name]),), 0.25)
+
+
+@pytest.mark.slow
+def test_adapters_of_different_ranks_are_merged_on_the_fly(
+    make_model: Any, make_adapter: Any, read_weights: Read, tmp_path: Path
+) -> None:
+    base = make_model("base")
+    first = make_adapter(base, "first", 1, r=2, lora_alpha=4)
+    second = make_adapter(base, "second", 2, r=7, lora_alpha=7, target_modules=["k_proj", "down_proj"])
+    # Relative to the folder of the recipe, and one of them alone, which knows its base.
+    recipe = {"method": "linear", "models": ["base+first", str(second)], "dtype": "float32"}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    merge(tmp_path / "recipe.yaml", tmp_path / "out")
+    expected = [read_weights(tmp_path / f"{path.name}-merged") for path in (first, second)]
+    result = read_weights(tmp_path / "out")
+    for name in result:
+        assert torch.allclose(result[name], (expected[0][name] + expected[1][name]) / 2, atol=1e-6), name
+
+
+@pytest.mark.slow
+def test_the_result_has_the_dtype_of_the_model_below_the_adapter(
+    make_model: Any, make_adapter: Any, read_weights: Read, tmp_path: Path
+) -> None:
+    base = make_model("base")
+    adapter = make_adapter(base, "adapter", r=2)
+    merge([f"{base}+{adapter}", base], tmp_path / "out")
+    assert {value.dtype for value in read_weights(tmp_path / "out").values()} == {torch.bfloat16}
+
+
+def _edit(adapter: Path, **changes: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.slow
+def test_adapters_that_cannot_be_applied(make_model: Any, make_adapter: Any, tmp_path: Path) -> None:
+    base = make_model("base")
+    adapter = make_adapter(base, "adapter", r=2)
+
+    def refused(text: str, model: str | Path | None = None) -> None:
+        with pytest.raises(UserError, match=text):
+            merge([model or f"{base}+{adapter}"], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    config = (adapter / "adapter_config.json").read_text()
+    for changes, text in (
+        ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
+        ({"alpha_pattern": {"(": 3}}, "damaged alpha_pattern"),
+    ):
+        _edit(adapter, **changes)
+        refused(text)
+        (adapter / "adapter_config.json").write_text(config)
+    (adapter / "adapter_config.json").write_text(config[: len(config) // 2])
+    refused("cannot be read")
+    (adapter / "adapter_config.json").write_text(config)
+    _edit(adapter, base_model_name_or_path=None)
+    refused("names no base model", adapter)
+    _edit(adapter, base_model_name_or_path="/nowhere/else")
+    refused("is an adapter for `/nowhere/else`, which is no model here", adapter)
+
+    wider = make_model("wider", change=lambda weights: _widen(weights))
+    refused(r"q_proj.weight has the shape \[100, 96\] in the model and \[96, 96\] in the adapter", f"{wider}+{adapter}")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    first = next(name for name in weights if "lora_B" in name)
+    save_file({**weights, first: weights[first] * float("nan")}, adapter / "adapter_model.safetensors")
+    refused(f"tensor {first[:40]}.* holds NaN")
+    save_file({n: w for n, w in weights.items() if n != first}, adapter / "adapter_model.safetensors")
+    refused("has no tensor")
+    save_file({**weights, "base_model.model.strange.weight": torch.ones(3)}, adapter / "adapter_model.safetensors")
+    refused("strange.weight is not in the model")
+    (adapter / "adapter_model.safetensors").unlink()
+    refused("holds no adapter_model.safetensors")
+
+
+def _widen(weights: dict[str, Tensor]) -> None:
+    for name in list(weights):
+        if name.endswith("q_proj.weight"):
+            weights[name] = torch.cat([weights[name], weights[name][:4]])
