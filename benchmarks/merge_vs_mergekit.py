@@ -54,7 +54,8 @@ def recipes(folder: Path) -> dict[str, dict[str, Any]]:
         }
         | common,
         "task_arithmetic": {"merge_method": "task_arithmetic", "base_model": base, "models": tasks} | common,
-        "ties": {"merge_method": "ties", "base_model": base, "models": three, "parameters": {"normalize": True}} | common,
+        "ties": {"merge_method": "ties", "base_model": base, "models": three, "parameters": {"normalize": True}}
+        | common,
         "dare_linear": {"merge_method": "dare_linear", "base_model": base, "models": three} | common,
     }
 

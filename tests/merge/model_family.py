@@ -14,12 +14,12 @@ Weights = dict[str, torch.Tensor]
 
 def weights_of(folder: Path) -> Weights:
     """Reads a folder's weights as float64."""
-    return {
-        name: tensor.double() for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()
-    }
+    return {name: tensor.double() for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def write_relative(folder: Path, base: Path, seed: int, scale: float = 0.01, dtype: torch.dtype = torch.float32) -> Path:
+def write_relative(
+    folder: Path, base: Path, seed: int, scale: float = 0.01, dtype: torch.dtype = torch.float32
+) -> Path:
     """Writes a copy of a model with noise on its weights."""
     folder.mkdir(parents=True)
     for file in base.iterdir():
@@ -36,7 +36,7 @@ def write_relative(folder: Path, base: Path, seed: int, scale: float = 0.01, dty
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a base of four layers and three models trained from it, as it were: ``base``, ``a``, ``b``, ``c``."""
+    """A folder with ``base``, of four layers, and ``a``, ``b`` and ``c``, as if trained from it."""
     root = tmp_path_factory.mktemp("family")
     write_tiny_model(root / "base", layers=4)
     for seed, name in enumerate("abc", 1):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from posttrain.merge.api import merge
 from posttrain.merge.sources import EMBEDDING, HEAD, ModelFolder
-from posttrain.merge.vocabulary import VocabularyView, match_vocabularies
+from posttrain.merge.vocabulary import match_vocabularies
+from posttrain.merge.vocabulary_view import VocabularyView
 from posttrain.store.errors import UserError
 
 Read = Callable[[Path], dict[str, Tensor]]

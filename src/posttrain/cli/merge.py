@@ -38,7 +38,9 @@ def merge(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of methods that draw; 0 by default.")] = None,
     memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
     threads: Annotated[int | None, typer.Option(min=1, help="One a core by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan with an estimate, and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan with an estimate, and write nothing.")
+    ] = False,
     conflicts: Annotated[
         Path | None, typer.Option(help="Write a page about what the models contradict each other in; needs --base.")
     ] = None,
@@ -78,8 +80,8 @@ def merge(
         return
     rate = result.bytes / 1e9 / max(result.seconds, 1e-9)
     print_line(
-        f"{result.tensors} tensors, {result.bytes / 1e9:.2f} GB in {result.seconds:.1f} s ({rate:.2f} GB/s), peak memory "
-        f"{result.peak_memory / 2**30:.2f} GiB\nmodel: {result.folder}"
+        f"{result.tensors} tensors, {result.bytes / 1e9:.2f} GB in {result.seconds:.1f} s ({rate:.2f} GB/s), "
+        f"peak memory {result.peak_memory / 2**30:.2f} GiB\nmodel: {result.folder}"
     )
 
 
@@ -130,7 +132,9 @@ def _recipe(
     if weights is not None:
         numbers = [parse_yaml(part, "--weights") for part in weights.split(",")]
         if len(numbers) != len(models):
-            raise UserError(f"{len(numbers)} weights for {len(models)} models", where="--weights", fix="give one a model")
+            raise UserError(
+                f"{len(numbers)} weights for {len(models)} models", where="--weights", fix="give one a model"
+            )
         parameters["weight"] = numbers
     values = {"method": method or "linear", "base": base, "models": list(models), "parameters": parameters, **changes}
     return Recipe.read(_with_workspace_models(values, workspace), "merge"), CURRENT_FOLDER
@@ -159,9 +163,7 @@ def _with_workspace_models(values: dict[str, Any], workspace: Path) -> dict[str,
         return values | {key: value for key, value in changed.items() if value}
 
 
-def _write_conflicts(
-    path: Path, recipe: Recipe, root: Path, memory: int, threads: int | None, json: bool
-) -> None:
+def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, threads: int | None, json: bool) -> None:
     from posttrain.merge.api import planned_merge
     from posttrain.merge.conflicts import measure_conflicts
     from posttrain.web.merge_report import write_merge_report
@@ -195,8 +197,9 @@ def _print_plan(description: dict[str, Any], json: bool) -> None:
         methods[line] = methods.get(line, 0) + 1
     print_table("", ["tensors", "method"], [[count, line] for line, count in methods.items()])
     print_line(
-        f"{len(tensors)} tensors of {len(description['models'])} models: reads {description['bytes_read'] / 1e9:.2f} GB, "
-        f"writes {description['bytes'] / 1e9:.2f} GB, in about {description['estimated_seconds']:g} s"
+        f"{len(tensors)} tensors of {len(description['models'])} models: reads "
+        f"{description['bytes_read'] / 1e9:.2f} GB, writes {description['bytes'] / 1e9:.2f} GB, "
+        f"in about {description['estimated_seconds']:g} s"
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from posttrain import __version__
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
 from posttrain.merge.inputs import open_models
-from posttrain.merge.plan import MergePlan, build_plan, check_architectures, template_key
-from posttrain.merge.preflight import check_weights
+from posttrain.merge.plan import MergePlan, build_plan, template_key
+from posttrain.merge.preflight import check_architectures, check_weights
 from posttrain.merge.recipe import Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
 from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource

@@ -147,8 +147,8 @@ class ConflictReport:
         for first, second in self.pairs:
             if (cosine := self.overall.cosine(first, second)) < OPPOSED_COSINE:
                 lines.append(
-                    f"{self.models[first]} and {self.models[second]} pull in opposite directions (cosine {cosine:.2f}): "
-                    "what one learned, the other undoes."
+                    f"{self.models[first]} and {self.models[second]} pull in opposite directions (cosine "
+                    f"{cosine:.2f}): what one learned, the other undoes."
                 )
         return lines
 
@@ -190,9 +190,7 @@ class ConflictReport:
                 }
                 for first, second in self.pairs
             ],
-            "kept": {
-                name: [sums.kept_share(name, model) for model in range(len(self.models))] for name in RESOLUTIONS
-            },
+            "kept": {name: [sums.kept_share(name, model) for model in range(len(self.models))] for name in RESOLUTIONS},
         }
 
 

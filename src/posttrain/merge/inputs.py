@@ -6,15 +6,9 @@ from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
 
+from posttrain.merge.lora_adapter import ADAPTER_CONFIG, AdaptedModel, is_adapter, read_adapter_config
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.sources import (
-    ADAPTER_CONFIG,
-    AdaptedModel,
-    ModelFolder,
-    WeightSource,
-    is_adapter,
-    read_adapter_config,
-)
+from posttrain.merge.sources import ModelFolder, WeightSource
 from posttrain.models.sources import check_model_folder, fetch_once, hub_snapshot, locate
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.files import disk_errors

@@ -1,6 +1,5 @@
 """The plan of a merge: which tensors of which models make each tensor of the result, checked before any work."""
 
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,8 @@ from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import ModelEntry, Position, Recipe, Slice, Value, resolve
 from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
 from posttrain.merge.tensor_group import TensorInput
-from posttrain.merge.vocabulary import is_embedding
+from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.store.errors import UserError, shorten, suggest
-
-log = logging.getLogger("posttrain")
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
@@ -26,21 +23,6 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-# Keys of config.json in which models of one architecture may not differ, the vocabulary aside.
-_SHAPE_KEYS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "num_local_experts",
-    "num_experts",
-)
-
-# Keys that change what the same weights compute.
-_BEHAVIOUR_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "sliding_window")
 
 Sources = Mapping[tuple[str, str | None], WeightSource]
 """The opened models, by model and adapter as the recipe names them."""
@@ -342,34 +324,6 @@ def _config_changes(template: WeightSource, tensors: Sequence[TensorPlan]) -> di
     if embedding is not None and "vocab_size" in template.config:
         changes["vocab_size"] = embedding[0]
     return changes
-
-
-def check_architectures(sources: Sequence[WeightSource]) -> None:
-    """Checks that the models are of one architecture and size; warns where their configs let them compute differently.
-
-    Raises:
-        UserError: two differ.
-    """
-    first, *others = sources
-    for source in others:
-        for key in _SHAPE_KEYS:
-            value, reference = _value_of(source, key), _value_of(first, key)
-            # Older versions of transformers left out what is the default; shapes are compared anyway.
-            if value is not None and reference is not None and value != reference:
-                raise UserError(
-                    f"`{source.name}` has the {key} {value} and `{first.name}` {reference}",
-                    where="models",
-                    fix="only models of one architecture and size merge; others can answer together, as an ensemble",
-                )
-        for key in _BEHAVIOUR_KEYS:
-            value, reference = _value_of(source, key), _value_of(first, key)
-            if value is not None and reference is not None and value != reference:
-                log.warning("%s has the %s %s and %s %s", source.name, key, value, first.name, reference)
-
-
-def _value_of(source: WeightSource, key: str) -> Any:
-    nested = source.config.get("text_config")
-    return source.config.get(key, nested.get(key) if isinstance(nested, Mapping) else None)
 
 
 def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:

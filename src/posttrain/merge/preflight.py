@@ -1,14 +1,16 @@
-"""Looks at a few rows of every tensor before a merge: a base that is no ancestor, equal models, buffers that differ."""
+"""Checks models before a merge: architectures that differ, and in a few rows a base that is no ancestor, equal models."""
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posttrain.merge.plan import MergePlan, TensorPlan
-from posttrain.merge.sources import block_rows
+from posttrain.merge.sources import WeightSource, block_rows
 from posttrain.merge.tensor_group import TensorInput
 from posttrain.store.errors import UserError
 
@@ -18,7 +20,50 @@ _ROWS = 4  # of each tensor, spread over it
 
 _WIDEST = 1 << 14  # elements of a row that are looked at, where it is a vector of the vocabulary's size, say
 
+# Keys of config.json in which models of one architecture may not differ, the vocabulary aside.
+_SHAPE_KEYS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_local_experts",
+    "num_experts",
+)
+
+# Keys that change what the same weights compute.
+_BEHAVIOUR_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "rms_norm_eps", "sliding_window")
+
 _LARGEST_CHANGE = 1.0  # norm of the task vectors by that of the weights; fine-tuning stays far below 0.1
+
+
+def check_architectures(sources: Sequence[WeightSource]) -> None:
+    """Checks that the models are of one architecture and size; warns where their configs let them compute differently.
+
+    Raises:
+        UserError: two differ.
+    """
+    first, *others = sources
+    for source in others:
+        for key in _SHAPE_KEYS:
+            value, reference = _value_of(source, key), _value_of(first, key)
+            # Older versions of transformers left out what is the default; shapes are compared anyway.
+            if value is not None and reference is not None and value != reference:
+                raise UserError(
+                    f"`{source.name}` has the {key} {value} and `{first.name}` {reference}",
+                    where="models",
+                    fix="only models of one architecture and size merge; others can answer together, as an ensemble",
+                )
+        for key in _BEHAVIOUR_KEYS:
+            value, reference = _value_of(source, key), _value_of(first, key)
+            if value is not None and reference is not None and value != reference:
+                log.warning("%s has the %s %s and %s %s", source.name, key, value, first.name, reference)
+
+
+def _value_of(source: WeightSource, key: str) -> Any:
+    nested = source.config.get("text_config")
+    return source.config.get(key, nested.get(key) if isinstance(nested, Mapping) else None)
 
 
 def check_weights(plan: MergePlan) -> None:

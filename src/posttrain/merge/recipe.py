@@ -24,7 +24,10 @@ _OUR_OPTIONS = {"lambda": "scale"}
 
 # Where mergekit's default is another one: a recipe of its must give its model.
 _SPARSE = ("ties", "dare_linear", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties")
-_THEIR_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(_SPARSE, {"density": 1.0}) | {"model_stock": {"clamp": False}}
+_THEIR_DEFAULTS: dict[str, dict[str, Any]] = {
+    **{name: {"density": 1.0} for name in _SPARSE},
+    "model_stock": {"clamp": False},
+}
 
 _WITHOUT_EFFECT = {"name", "int8_mask", "rescale_norm"}  # int8_mask only says how mergekit keeps its masks
 

@@ -2,18 +2,15 @@
 
 import json
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource, block_rows
+from posttrain.merge.sources import WeightSource
+from posttrain.merge.vocabulary_view import VocabularyView, is_embedding
 from posttrain.store.errors import UserError, shorten, suggest
 
 log = logging.getLogger("posttrain")
@@ -24,10 +21,6 @@ TOKENIZER = "tokenizer.json"
 
 # In the order of preference; the first that is there is the vocabulary's.
 _VOCABULARY_FILES = (TOKENIZER, "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-
-# Tensors with a row a token, by the names that the families of transformers have for them.
-_EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight$")
-_HEADS = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$|^output\.weight$")
 
 _LEAST_SHARED = 0.5  # of the tokens; with fewer, most rows would be another model's
 
@@ -102,115 +95,6 @@ def match_vocabularies(
         for key, source in sources.items()
     }
     return MatchedVocabularies(views, folder, owner)
-
-
-class VocabularyView(WeightSource):
-    """A model whose rows of tokens stand in another order.
-
-    Args:
-        source: the model.
-        rows: int64, for each row of the result the model's own, or -1.
-        donors: models with their maps: a row that is -1 is the first one's, or else the average of the others that
-            have it.
-    """
-
-    def __init__(
-        self, source: WeightSource, rows: np.ndarray, donors: Sequence[tuple[WeightSource, np.ndarray]]
-    ) -> None:
-        self.name, self.folder, self.config = source.name, source.folder, source.config
-        self.tokenizer_folder, self.location = source.tokenizer_folder, source.location
-        self._source, self._rows, self._donors = source, rows, donors
-        missing = rows < 0
-        first = donors[0][1]
-        used = [bool((missing & (first >= 0)).any())]
-        used += [bool((missing & (first < 0) & (other >= 0)).any()) for _, other in donors[1:]]
-        self._used = [donor for (donor, _), use in zip(donors, used, strict=True) if use]
-        self._averaged = bool((missing & (first < 0)).any())
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        count = len(self._rows)
-        return {
-            name: (count, *shape[1:]) if _is_by_token(name) else shape for name, shape in self._source.shapes().items()
-        }
-
-    def dtype(self, tensor: str) -> torch.dtype:
-        own = self._source.dtype(tensor)
-        if not _is_by_token(tensor):
-            return own
-        same = all(donor.dtype(_own_name(donor, tensor)) == own for donor in self._used)
-        return own if same and not self._averaged else torch.float32  # rounded once, with the result
-
-    def stored_dtype(self, tensor: str) -> torch.dtype:
-        return self._source.stored_dtype(tensor)
-
-    def file(self, tensor: str) -> str:
-        return self._source.file(tensor)
-
-    def check_unchanged(self) -> None:
-        self._source.check_unchanged()
-
-    def close(self) -> None:
-        self._source.close()
-
-    def read(self, tensor: str, start: int, out: Tensor) -> None:
-        if not _is_by_token(tensor):
-            self._source.read(tensor, start, out)
-            return
-        shape = self._source.shapes()[tensor]
-        columns = shape[-1] if len(shape) > 1 else 1
-        first, result = start // columns, out.view(-1, columns)
-        # Block by block, however much is read at once: an adapter's last bits depend on how many rows are read.
-        step = block_rows(columns)
-        for begin in range(0, len(result), step):
-            part = result[begin : begin + step]
-            self._fill(tensor, first + begin, part)
-
-    def _fill(self, tensor: str, start: int, out: Tensor) -> None:
-        span = slice(start, start + len(out))
-        own = self._rows[span]
-        _read_rows(self._source, tensor, own, out)
-        missing = own < 0
-        if not missing.any():
-            return
-        template, *others = [(source, rows[span]) for source, rows in self._donors]
-        borrowed = np.where(missing, template[1], -1)
-        _read_rows(template[0], _own_name(template[0], tensor), borrowed, out)
-        orphans = missing & (borrowed < 0)
-        if not orphans.any():
-            return
-        total = torch.zeros(len(out), out.shape[1])
-        counts = np.zeros(len(out), np.int64)
-        for source, rows in others:
-            given = np.where(orphans, rows, -1)
-            addend = torch.zeros_like(total)
-            _read_rows(source, _own_name(source, tensor), given, addend)
-            total += addend
-            counts += given >= 0
-        at = torch.from_numpy(np.flatnonzero(orphans))
-        out[at] = (total[at] / torch.from_numpy(counts)[at, None]).to(out.dtype)
-
-
-def _read_rows(source: WeightSource, tensor: str, rows: np.ndarray, out: Tensor) -> None:
-    """Reads a model's rows into those of ``out`` that are not -1."""
-    dtype = source.dtype(tensor)
-    for begin, end in _runs(rows):
-        target = out[begin:end]
-        start = int(rows[begin]) * out.shape[1]
-        if dtype == out.dtype:
-            source.read(tensor, start, target.reshape(-1))
-        else:
-            stored = torch.empty(target.numel(), dtype=dtype)
-            source.read(tensor, start, stored)
-            target.copy_(stored.view_as(target))
-
-
-def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields the ends of the stretches whose numbers ascend one by one, without those of -1."""
-    breaks = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] < 0) | (rows[:-1] < 0)) + 1
-    ends = [0, *breaks.tolist(), len(rows)]
-    for begin, end in pairwise(ends):
-        if end > begin and rows[begin] >= 0:
-            yield begin, end
 
 
 @dataclass(frozen=True)
@@ -313,20 +197,6 @@ def _row_count(source: WeightSource) -> int | None:
         if is_embedding(name) and len(shape) == 2:
             return shape[0]
     return None
-
-
-def is_embedding(name: str) -> bool:
-    """Returns whether a tensor is the embedding of the tokens, by its name."""
-    return bool(_EMBEDDINGS.search(name))
-
-
-def _is_by_token(name: str) -> bool:
-    return is_embedding(name) or bool(_HEADS.search(name))
-
-
-def _own_name(source: WeightSource, tensor: str) -> str:
-    # A model with tied embeddings stores no head of its own.
-    return EMBEDDING if tensor == HEAD and HEAD not in source.shapes() else tensor
 
 
 def _read_vocabulary(file: Path, source: WeightSource) -> tuple[dict[str, int], Any, list[dict[str, Any]]]:

@@ -113,7 +113,11 @@ def _charts(report: ConflictReport) -> tuple[tuple[str, Chart | None], ...]:
 
 def _layers(report: ConflictReport) -> Table:
     rows = [
-        (layer, percent_text(sums.interference), *(f"{sums.norm_ratio(model):.4f}" for model in range(len(report.models))))
+        (
+            layer,
+            percent_text(sums.interference),
+            *(f"{sums.norm_ratio(model):.4f}" for model in range(len(report.models))),
+        )
         for layer, sums in report.layers.items()
     ]
     return ("layer", "cancels", *(f"norm of {_short(name)}" for name in report.models)), rows

@@ -13,7 +13,7 @@ PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
 MethodFunction = Callable[..., Any]
-"""Takes a `TensorGroup` and options, and returns a `BlockFunction`. Not by their types: the config is read without torch."""
+"""Takes a `TensorGroup` and options, returns a `BlockFunction`; untyped, as the config is read without torch."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,12 @@ def _cell(at: int, down: int, row: str, column: str, count: int, most: int) -> O
 
 
 def value_map(
-    values: Mapping[tuple[str, str], float], rows: Sequence[str], columns: Sequence[str], title: str, low: float, high: float
+    values: Mapping[tuple[str, str], float],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    low: float,
+    high: float,
 ) -> Chart | None:
     """Draws a cell for each row and column, from the colour of ``low`` to that of ``high``.
 
@@ -77,9 +82,19 @@ def value_map(
     ]
     option: Option = {
         "grid": {"top": 4, "bottom": 46},
-        "xAxis": {"type": "category", "data": list(columns), "axisLabel": {"rotate": -50 if len(columns) > _UPRIGHT else 0}},
+        "xAxis": {
+            "type": "category",
+            "data": list(columns),
+            "axisLabel": {"rotate": -50 if len(columns) > _UPRIGHT else 0},
+        },
         "yAxis": name_axis(rows, axisLine={"show": False}),
-        "visualMap": {"show": False, "min": low, "max": high, "dimension": 2, "inRange": {"color": ["$track", "$blue"]}},
+        "visualMap": {
+            "show": False,
+            "min": low,
+            "max": high,
+            "dimension": 2,
+            "inRange": {"color": ["$track", "$blue"]},
+        },
         "tooltip": {"trigger": "item"},
         "series": [{"type": "heatmap", "data": cells, "itemStyle": {"borderColor": "$paper", "borderWidth": 1}}],
     }

@@ -1,0 +1,211 @@
+"""LoRA adapters as inputs of a merge: their updates are added to the rows of a model as these are read."""
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.merge.sources import EMBEDDING, HEAD, TensorFiles, WeightSource, block_rows
+from posttrain.models.weight_files import INDEX, WEIGHTS, read_file_headers
+from posttrain.store.errors import UserError, shorten
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+# What a LoRA configuration may not have: the update is more than B A, or the weights below it are not the base's.
+_OTHER_LORA = (
+    *("use_dora", "lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication"),
+    *("monteclora_config", "arrow_config", "kasa_config", "target_parameters", "trainable_token_indices"),
+)
+_CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of init_lora_weights
+
+_PREFIX = "base_model.model."
+
+_FACTOR = re.compile(r"\.(lora_A|lora_embedding_A)(?:\.weight)?$")
+
+
+class AdaptedModel(WeightSource):
+    """A model with a LoRA adapter, whose update is added to the rows as they are read, in float32.
+
+    W + s B A, with s = alpha / r, or alpha / sqrt(r) for rank-stabilised adapters (Hu et al. 2021; Kalajdzievski 2023).
+    Tensors that the adapter holds as a whole (``modules_to_save``, biases) take the place of the model's.
+
+    Raises:
+        UserError: the adapter is of another kind, or fits no tensor of the model.
+    """
+
+    def __init__(self, name: str, adapter: Path, base: WeightSource) -> None:
+        self.name, self.folder, self.config, self._base = name, base.folder, base.config, base
+        self.location = f"{base.location}+{adapter}"
+        self.tokenizer_folder = adapter if (adapter / "tokenizer.json").is_file() else base.tokenizer_folder
+        settings = read_adapter_config(adapter)
+        file = adapter / ADAPTER_WEIGHTS
+        if not file.is_file():
+            raise UserError(f"holds no {ADAPTER_WEIGHTS}", where=str(adapter), fix="save it as safetensors")
+        self._file = str(file)
+        headers = dict(read_file_headers(file))
+        whole = {name: header for name, header in headers.items() if ".lora_" not in name}
+        self._whole = TensorFiles({_base_name(name): header for name, header in whole.items()})
+        try:
+            self._check_whole()
+            self._shapes = dict(base.shapes()) | {name: entry.shape for name, entry in self._whole.headers.items()}
+            self._updates = _read_updates(file, headers.keys() - whole.keys(), settings, self._shapes)
+        except BaseException:
+            self._whole.close()
+            raise
+
+    def _check_whole(self) -> None:
+        shapes = self._base.shapes()
+        for name, header in self._whole.headers.items():
+            # An embedding may have got rows for new tokens.
+            if name == HEAD and name not in shapes and EMBEDDING in shapes:
+                continue
+            if name not in shapes or shapes[name][1:] != header.shape[1:]:
+                raise _misfit(name, shapes.get(name), header.shape, self._file)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        # Merged in float32 and rounded once, with the result; peft rounds the update to the model's dtype first.
+        if tensor in self._updates:
+            return torch.float32
+        return self._unadapted(tensor).dtype(tensor)
+
+    def _unadapted(self, tensor: str) -> TensorFiles | WeightSource:
+        return self._whole if tensor in self._whole.headers else self._base
+
+    def stored_dtype(self, tensor: str) -> torch.dtype:
+        name = EMBEDDING if tensor not in self._base.shapes() else tensor
+        return self._base.stored_dtype(name)
+
+    def read(self, tensor: str, start: int, out: Tensor) -> None:
+        update = self._updates.get(tensor)
+        if update is None:
+            self._unadapted(tensor).read(tensor, start, out)
+            return
+        down, up = update
+        columns = down.shape[1]
+        unadapted = self._unadapted(tensor)
+        stored = torch.empty(len(out), dtype=unadapted.dtype(tensor))
+        unadapted.read(tensor, start, stored)
+        first = start // columns
+        # Block by block, however much is read at once: the last bit of a product depends on its shape.
+        results, weights, step = out.view(-1, columns), stored.view(-1, columns), block_rows(columns)
+        for begin in range(0, len(results), step):
+            rows = weights[begin : begin + step].float()
+            factor = up[first + begin : first + begin + len(rows)]
+            torch.addmm(rows, factor, down, out=results[begin : begin + step])
+
+    def file(self, tensor: str) -> str:
+        return self._file if tensor in self._whole.headers else self._base.file(tensor)
+
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+        self._base.check_unchanged()
+
+    def close(self) -> None:
+        self._whole.close()
+        self._base.close()
+
+
+def is_adapter(folder: Path) -> bool:
+    """Returns whether a folder holds a LoRA adapter and no model of its own."""
+    return (folder / ADAPTER_CONFIG).is_file() and not any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+
+
+def read_adapter_config(adapter: Path) -> dict[str, Any]:
+    """Returns the configuration of a LoRA adapter.
+
+    Raises:
+        UserError: it cannot be read, or the adapter is no plain LoRA.
+    """
+    file = adapter / ADAPTER_CONFIG
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        kind = config.get("peft_type")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        raise UserError("cannot be read", where=str(file), fix="copy the adapter again") from None
+    others = [key for key in _OTHER_LORA if config.get(key)]
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_THE_BASE):
+        others.append("init_lora_weights")
+    if kind != "LORA" or others:
+        what = f"is a {kind} adapter" if kind != "LORA" else f"has `{others[0]}`"
+        raise UserError(f"{what}; only plain LoRA is applied", where=str(file), fix="merge it with peft first")
+    return config
+
+
+def _read_updates(
+    file: Path, names: Collection[str], config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the right and the left factor of each update, the left one scaled, both float32, by the base's tensor."""
+    from safetensors import safe_open
+
+    updates: dict[str, tuple[Tensor, Tensor]] = {}
+    left = set(names)
+    with safe_open(file, "pt") as weights:
+        for name in sorted(names):
+            match = _FACTOR.search(name)
+            if match is None:
+                continue
+            other = name.replace(".lora_A", ".lora_B").replace(".lora_embedding_A", ".lora_embedding_B")
+            if other not in left:
+                raise UserError(f"has no tensor {shorten(other)}", where=str(file), fix="copy the adapter again")
+            left -= {name, other}
+            module = name[: match.start()].removeprefix(_PREFIX)
+            down, up = weights.get_tensor(name).float(), weights.get_tensor(other).float()
+            for factor, values in ((name, down), (other, up)):
+                if not torch.isfinite(values).all():
+                    raise UserError(
+                        f"tensor {shorten(factor)} holds NaN or infinite numbers",
+                        where=str(file),
+                        fix="use an undamaged adapter",
+                    )
+            if down.ndim != 2 or up.ndim != 2 or up.shape[1] != down.shape[0]:
+                raise UserError(f"the factors of {shorten(module)} do not fit each other", where=str(file))
+            rank = len(down)
+            alpha = _pattern_value(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+            scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            if config.get("fan_in_fan_out") or match.group(1) == "lora_embedding_A":
+                down, up = up.T.contiguous(), down.T.contiguous()  # the weight is stored as its transpose
+            tensor, shape = f"{module}.weight", (up.shape[0], down.shape[1])
+            if shapes.get(tensor) != shape:
+                raise _misfit(tensor, shapes.get(tensor), shape, str(file))
+            updates[tensor] = (down, up * scale)
+    if left:
+        raise UserError(
+            f"tensor {shorten(min(left))} is none of plain LoRA's", where=str(file), fix="merge it with peft first"
+        )
+    if not updates:
+        raise UserError("holds no LoRA weights", where=str(file))
+    return updates
+
+
+def _base_name(name: str) -> str:
+    """Returns the base's name of a tensor that an adapter holds as a whole."""
+    return name.removeprefix(_PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
+
+
+def _misfit(tensor: str, shape: Sequence[int] | None, other: Sequence[int], file: str) -> UserError:
+    what = f"has the shape {list(shape)} in the model" if shape is not None else "is not in the model"
+    return UserError(
+        f"{shorten(tensor)} {what} and {list(other)} in the adapter",
+        where=file,
+        fix="name the model that the adapter was trained on",
+    )
+
+
+def _pattern_value(patterns: Mapping[str, Any] | None, module: str, default: Any) -> float:
+    # As peft reads its patterns: a regular expression for the end of the module's name, from a dot on.
+    try:
+        for pattern, value in (patterns or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return float(value)
+        return float(default)
+    except (re.error, AttributeError, TypeError, ValueError):
+        raise UserError("has a damaged alpha_pattern or lora_alpha", where=ADAPTER_CONFIG) from None
