@@ -1,4 +1,4 @@
-"""Checks models before a merge: architectures that differ, and in a few rows a base that is no ancestor, equal models."""
+"""Checks models before a merge: architectures that differ, a base that is no ancestor, models that are equal."""
 
 import logging
 import math
