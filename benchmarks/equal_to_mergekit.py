@@ -1,11 +1,11 @@
 """Compares the merged weights of each method with mergekit's, from the same recipes, in float32.
 
-    python benchmarks/equal_to_mergekit.py --peer OTHER/bin/mergekit-yaml [--methods linear slerp ...]
+    python benchmarks/equal_to_mergekit.py --peer OTHER/bin/mergekit-yaml [--methods linear slerp ...] [--bfloat16]
 
 mergekit has a virtual environment of its own (``pip install mergekit==0.1.5``). The models are a tiny Llama of four
-layers in bfloat16 and three more from other seeds. A row has the largest difference of any weight, and the share of all
-weights that differ by more than 1e-5. TIES and its kin keep or drop each weight by its rank: where magnitudes are equal
-to the threshold, ours keeps all of them and mergekit some, so that these weights differ.
+layers and three more from other seeds, in float32. A row has the largest difference of any weight, and the share of all
+weights that differ by more than 1e-5. With ``--bfloat16`` the models are rounded: TIES and its kin keep or drop each
+weight by its rank, and where magnitudes are equal to the threshold, ours keeps all of them and mergekit some.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from posttrain.merge.api import merge
 from posttrain.models.tiny import write_tiny_model
@@ -75,15 +75,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer", required=True, help="mergekit-yaml of the other environment")
     parser.add_argument("--methods", nargs="*", help="beginnings of the names of rows; all by default")
+    parser.add_argument("--bfloat16", action="store_true", help="round the models, so that magnitudes are equal")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for seed, part in enumerate(("base", "a", "b", "c")):
             write_tiny_model(folder / part, seed=seed, layers=4)
+            if not options.bfloat16:
+                add_noise(folder / part / "model.safetensors", seed)
         for title, recipe in recipes(folder).items():
             if options.methods and not title.startswith(tuple(options.methods)):
                 continue
             print(json.dumps({"method": title} | compare(folder, title, recipe, options.peer)), flush=True)
+
+
+def add_noise(file: Path, seed: int) -> None:
+    """Makes all numbers of a file different from each other, in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {k: v.float() + 0.01 * torch.randn(v.shape, generator=generator) for k, v in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def compare(folder: Path, title: str, recipe: Recipe, peer: str) -> Recipe:
