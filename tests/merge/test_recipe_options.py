@@ -17,7 +17,7 @@ def test_lambda_is_scale_wherever_options_stand() -> None:
         },
         "recipe",
     )
-    assert recipe.parameters == {"scale": 0.7}
+    assert recipe.parameters == {"scale": 0.7, "density": 1.0}, "mergekit keeps all by default"
     assert [entry.parameters for entry in recipe.models] == [{"scale": 2.0}, {"scale": 3.0}]
     assert recipe.layers[0].parameters == {"scale": 0.5}
 
