@@ -175,8 +175,8 @@ def main() -> None:
                 if not data.exists():
                     export_file(arms[name](records, seed), data)
                 objective = "sft" if name == "sft" else "orpo"
-                summary = train(options.model, data, out, objective=objective, settings={**settings, "seed": seed})
-                values = {**measure(out, task, precision, test, confusions), "steps": summary["steps"]}
+                result = train(options.model, data, out, objective=objective, settings={**settings, "seed": seed})
+                values = {**measure(out, task, precision, test, confusions), "steps": result.summary["steps"]}
                 write_atomically(file, json.dumps(values).encode())
             measured.append(json.loads(file.read_text()))
             numbers = f"{records.num_rows} | {measured[-1]['steps']}"
