@@ -91,3 +91,18 @@ def test_the_traceback_is_shown_wherever_its_option_stands(tmp_path: Path, capsy
             main(arguments)
         assert ended.value.code == 2
         assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_command_in_the_wrong_folder_names_the_workspace_beside_it(
+    posttrain: Any, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = small("one")
+    monkeypatch.chdir(tmp_path)
+    assert posttrain("run").mistake == ".: no posttrain.yaml here; there is one in one: add -w one"
+    (root / "deep").mkdir()
+    monkeypatch.chdir(root / "deep")
+    assert posttrain("run").mistake.endswith(f"there is one in {root}: add -w {root}")
+    small("two")
+    monkeypatch.chdir(tmp_path)
+    # Of several none is meant more than the others.
+    assert posttrain("run").mistake.endswith("posttrain init .")

@@ -1,7 +1,8 @@
 """Whole rounds with the tiny model: stages, reuse of finished work, and results."""
 
+import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,32 @@ def test_plain_text_is_scored_by_perplexity(small: Any, open_loop: Open) -> None
     loop.run(1)
     assert loop.metadata.rounds()[1].decision["action"] == "deploy"
     assert {"perplexity", "latency_p99"} <= loop.metadata.rounds()[1].detail["metrics"].keys()
+
+
+def fill_batch(path: Path, labels: Sequence[str]) -> None:
+    """Fills in the label that stands in the text."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["label"] = next(label for label in labels if label in " ".join(row.values()))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_a_round_that_an_earlier_call_began_goes_on(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=1, label={"annotator": "people"}))
+    loop.run(2)
+    fill_batch(loop.root / "labels" / "round-1.csv", small.labels)
+    waiting = loop.run(2)
+    assert waiting is not None
+    assert "labels for round 2" in waiting
+    # Without the option, which the waiting line does not name: the batch that is out is not dropped.
+    assert "labels for round 2: 0 of 12 are filled in" in str(loop.run())
+    fill_batch(loop.root / "labels" / "round-2.csv", small.labels)
+    assert loop.run() is None
+    assert [row.status for row in loop.metadata.rounds()] == ["done"] * 3
+    runs = loop.stages()
+    assert loop.run() is None
+    assert loop.stages() == runs, "no further round begins by itself"

@@ -1,5 +1,6 @@
 """``posttrain label``: exports batches to label, imports the labels, and reports on them."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.serve import serve_labelling
-from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace, workspace_option
 from posttrain.label.tokens import Conflict
 from posttrain.loop.label_reports import label_reports
 from posttrain.loop.open_batch import export_batch, import_batch, waiting_round
@@ -51,7 +52,8 @@ def export(
             and (waiting_round(store) is not None or not _batches(store, config))
         ):
             count = export_batch(store, config, file)
-            print_line(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}")
+            command = f"posttrain label import {shlex.quote(str(file))} {workspace_option(workspace)}".rstrip()
+            print_line(f"wrote {count} records to {file}; fill the label column, then: {command}")
             return
         queue = _queue(store, config)
         name = batch or _pending_batch(queue, waiting_round(store)) or _newest_batch(queue)

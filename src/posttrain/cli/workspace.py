@@ -43,12 +43,17 @@ def open_workspace(
     return open_workspace(root, write=write, checked=checked)
 
 
+def workspace_option(root: Path) -> str:
+    """Returns the option by which a command names a workspace; "" for the current folder's."""
+    return "" if root == CURRENT_FOLDER else f"-w {shlex.quote(str(root))}"
+
+
 def waiting_text(waiting: str, root: Path) -> str:
     """Says what the loop waits for, with files and commands as they are named from the current folder."""
     if root != CURRENT_FOLDER:
         waiting = re.sub(r"\blabels/(?=[\w-]+\.csv)", lambda match: f"{root / match[0]}/", waiting)
-        pages = "posttrain label serve"
-        waiting = waiting.replace(pages, f"{pages} -w {shlex.quote(str(root))}")
+        for command in ("posttrain label serve", "posttrain run --partial"):
+            waiting = waiting.replace(command, f"{command} {workspace_option(root)}")
     return f"waiting for {waiting}"
 
 

@@ -1,5 +1,6 @@
 """The whole config: one ``posttrain.yaml``, one typed tree, each section defined where it is used."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,11 +96,24 @@ def read_config(root: Path) -> Config:
     """
     path = root / CONFIG_FILE
     if not path.is_file():
-        raise UserError(f"no {CONFIG_FILE} here", where=str(root), fix=f"posttrain init {root}")
+        raise UserError(
+            f"no {CONFIG_FILE} here", where=str(root), fix=_nearby_workspace(root) or f"posttrain init {root}"
+        )
     # Before the config is read: its checks import the parts that it names.
     add_module_folder(root)
     with config_lines(root):
         return Config.read(read_yaml(path), CONFIG_FILE)
+
+
+def _nearby_workspace(root: Path) -> str | None:
+    """Returns a hint at the one workspace in or around a folder, for a command that was called in the wrong one."""
+    try:
+        inside = [path.parent for path in sorted(root.glob(f"*/{CONFIG_FILE}"))]
+    except OSError:
+        inside = []
+    around = [parent for parent in root.absolute().parents if (parent / CONFIG_FILE).is_file()]
+    folders = inside if len(inside) == 1 else around[:1]
+    return f"there is one in {folders[0]}: add -w {shlex.quote(str(folders[0]))}" if folders else None
 
 
 @contextmanager

@@ -87,7 +87,11 @@ class Loop:
             try:
                 if not finished_rounds(self.workspace):
                     runner.run_round_zero()
-                if len(finished_rounds(self.workspace)) > last:
+                number = len(finished_rounds(self.workspace))
+                if rounds is None and self.workspace.metadata.round(number):
+                    # An earlier `--rounds` began it, and its batch may be answered by now.
+                    last = max(last, number)
+                if number > last:
                     log.info("%d of %d rounds are done; raise `rounds` for more", last, last, extra=EVENT)
                 while (number := len(finished_rounds(self.workspace))) <= last:
                     if (reason := self._enough(number)) and not (watched and self.config.triggers.is_set):

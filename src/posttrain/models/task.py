@@ -56,7 +56,9 @@ class TaskConfig(Section):
         if isinstance(labels, str):
             path = locate_path(root, labels)
             if not path.is_file():
-                raise UserError(f"no such file: {labels}", where="task.labels", fix="make it, one label a line")
+                raise UserError(
+                    f"no such file: {labels}", where="task.labels", fix="write the labels there, one a line"
+                )
             labels = [line.strip() for line in read_text(path, labels).splitlines() if line.strip()]
         if labels is not None:
             if len(labels) < 2:

@@ -291,3 +291,9 @@ def check_from_scratch(config: TrainConfig) -> None:
             where="train.initialization.method",
             fix=f"take {needed}, or none",
         )
+
+
+def unused_sections(config: TrainConfig) -> list[str]:
+    """Returns the sections of other objectives that are set."""
+    sections = {name: getattr(config, name, None) for name in OBJECTIVES.builtin if name != config.objective}
+    return [name for name, section in sections.items() if section is not None and section != type(section)()]

@@ -31,7 +31,7 @@ _SCHEDULE = Alias("train.schedule.name")
 _RECOMPUTE = Alias("train.recompute.mode")
 _METHOD = Alias("train.method", "full or lora")
 _LORA = Alias("train.method", "lora, with the keys of train.lora")
-_BETA = Alias("train.dpo.beta", "each objective has a section of its own")
+_BETA = Alias("train.dpo.beta", "each objective has a section of its own, such as train.ipo.beta")
 _OBJECTIVE = Alias("train.objective")
 _SMOOTHING = Alias("train.sft.label_smoothing")
 _CHECKPOINTS = Alias("train.checkpoint.every_steps", "by default a checkpoint is written each minute")
@@ -41,9 +41,12 @@ _ASSISTANT = Alias("", "the loss is always that of the assistant's turns")
 _REFERENCE = Alias("", "the reference is the model before the training, whose log-probabilities are computed once")
 _NO_EVALUATION = Alias("", "nothing is evaluated during a training; a loop measures the model of each round")
 _METRICS = Alias("", "every step is a line of metrics.jsonl; train.sinks names trackers")
+_STOP = Alias("", "train.stop_loss or a callback stops a training early; the result is its last step")
+_PLAIN_LORA = Alias("", "adapters are plain LoRA, with the keys of train.lora")
+_ONE_PROCESS = Alias("", "a training is one process on one device")
 _QUANTISED = Alias("", "models are not loaded in 4 or 8 bits; train.method=lora takes the least memory")
 _OUT = Alias("", "`posttrain train` takes the folder as --out, a loop writes into its workspace")
-_PUSH = Alias("", "`posttrain models push` uploads a model")
+_PUSH = Alias("", "`posttrain models push` uploads a loop's model, `hf upload OWNER/NAME OUT` one of `posttrain train`")
 _DATA = Alias("", "`posttrain train` takes it as --data, a loop as `data.pool` and `data.labelled`")
 _BOTH_LENGTHS = Alias("train.max_length", "of prompt and answer together")
 
@@ -144,6 +147,32 @@ KEY_ALIASES: dict[str, Alias] = {
     "load_in_8bit": _QUANTISED,
     "push_to_hub": _PUSH,
     "hub_model_id": _PUSH,
+    "label_smoothing": Alias("train.dpo.label_smoothing", "train.sft.label_smoothing for sft"),
+    "rpo_alpha": Alias("train.simpo.nll_weight", "simpo and cpo add the loss of the chosen answer"),
+    "reference_free": Alias("train.objective", "simpo, cpo and orpo need no reference"),
+    "early_stopping_patience": _STOP,
+    "load_best_model_at_end": _STOP,
+    "metric_for_best_model": _STOP,
+    "overwrite_output_dir": _OUT,
+    "truncation_mode": Alias("train.too_long", "records that are too long are cut, dropped, or an error"),
+    "lr_scheduler_kwargs": Alias("train.schedule.final_rate", "the section train.schedule has a key for each"),
+    "disable_dropout": Alias("", "models train with the dropout of train.noise.dropout, none by default"),
+    "use_dora": _PLAIN_LORA,
+    "use_rslora": _PLAIN_LORA,
+    "modules_to_save": _PLAIN_LORA,
+    "deepspeed": _ONE_PROCESS,
+    "fsdp": _ONE_PROCESS,
+    "fsdp_config": _ONE_PROCESS,
+    "per_device_eval_batch_size": _NO_EVALUATION,
+    "eval_packing": _NO_EVALUATION,
+    "dataset_num_proc": Alias("", "records are tokenised once, in the threads of the tokenizer"),
+    "auto_find_batch_size": Alias("train.micro_batch_tokens", "auto by default, and halved where memory runs out"),
+    "tf32": Alias("", "train.precision alone says what is computed in"),
+    "remove_unused_columns": Alias("", "columns that no field names are left out, and named"),
+    "sync_ref_model": _REFERENCE,
+    "model_init_kwargs": Alias("", "a model is loaded as its folder says, in train.precision"),
+    "eos_token": Alias("", "the tokenizer's own; the model is trained on the stop tokens that it is asked with"),
+    "pad_token": Alias("", "records are packed without padding"),
     "attn_implementation": Alias("", "attention is always that of packed rows"),
     "use_liger_kernel": Alias("", "the loss never holds all logits"),
 }

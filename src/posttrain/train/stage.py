@@ -16,7 +16,7 @@ from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.train.callbacks import CallbackList
-from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch
+from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch, unused_sections
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
 from posttrain.train.lora import add_adapter, merge_adapter
@@ -88,6 +88,8 @@ def train(
         config = config.with_precision(choose_precision(count_weights(source)))
     if config.method != "lora" and config.lora != LoraConfig():
         log.warning("  train.lora is set, and train.method is full: all weights are trained; set train.method to lora")
+    for name in unused_sections(config):
+        log.warning("  train.%s is set, and train.objective is %s: it changes nothing", name, config.objective)
     data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
     units = data.units
     # Before the model is loaded: a head that the base model lacks is drawn at random.

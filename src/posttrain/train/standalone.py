@@ -199,6 +199,13 @@ def _train(
     if (out / SUMMARY).exists():
         log.info("this training is done")
         return _read(out / SUMMARY)
+    if record_shape(config.train, records) == "completion" and (count := _count_thumbs_down(records)):
+        raise UserError(
+            f"{count:,} of {records.num_rows:,} records have `label: false`, and {config.train.objective} would learn "
+            "their answers",
+            where="train.objective",
+            fix="train with kto, or leave these records out",
+        )
     _write_config(out, config)
     if record_shape(config.train, records) != "pair" and records["rejected"].null_count < records.num_rows:
         log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
@@ -238,6 +245,13 @@ def _train(
         if (work / part).exists():
             remove_tree(work / part)
     return summary
+
+
+def _count_thumbs_down(records: pa.Table) -> int:
+    """Counts the records whose answer is marked as a bad one, as kto reads them."""
+    # Parsed only where the text has both words: most records have another meta or none.
+    marked = [meta for meta in records["meta"].to_pylist() if meta and '"label"' in meta and "false" in meta]
+    return sum(json.loads(meta).get("label") is False for meta in marked)
 
 
 def _write_config(out: Path, config: TrainJobConfig) -> None:

@@ -131,6 +131,8 @@ class Trainer:
             graceful_shutdown() as requested_exit,
         ):
             advance(len(steps))
+            if steps:
+                log.info("  resumes behind step %d of %d", len(steps), total)
             self.parts.loader.seek(len(steps))
             self._last_checkpoint = time.monotonic()
             # The number of finished steps is the position: nothing else counts them that could disagree after a
