@@ -1,0 +1,41 @@
+"""docs/merging.md: its recipes and configs are valid, its commands exist, and its table is that of the methods."""
+
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+from typer.main import get_command
+
+from posttrain.cli.main import app
+from posttrain.loop.config import Config
+from posttrain.merge.methods.registry import METHODS, load_method
+from posttrain.merge.recipe import Recipe
+
+PAGE = (Path(__file__).parents[2] / "docs" / "merging.md").read_text(encoding="utf-8")
+
+
+def test_the_recipe_and_the_config_are_valid() -> None:
+    recipe, config = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+    assert Recipe.read(recipe, "recipe").base == "base"
+    read = Config.read({"model": "tiny", "data": {"pool": ["p"]}, **config}, "posttrain.yaml")
+    read.merge.check()
+    assert read.merge.models == ["champion"]
+
+
+def test_the_table_names_every_method_with_its_options() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)$", PAGE, re.MULTILINE))
+    assert list(rows) == list(METHODS.builtin)
+    for name, row in rows.items():
+        assert {f"`{option}`" for option in load_method(name).options} <= set(re.findall(r"`\w+`", row))
+
+
+def test_the_commands_exist() -> None:
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    command = get_command(app)
+    for line in lines:
+        words = shlex.split(line)[1:]
+        _, verb, rest = command.resolve_command(command.make_context("x", words, resilient_parsing=True), words)
+        used = {word for word in rest if word.startswith("--")}
+        assert used <= {option for parameter in verb.params for option in parameter.opts}, line
+    assert len(lines) == 4
