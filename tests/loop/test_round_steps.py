@@ -26,7 +26,7 @@ class Compress(Count):
 
 
 class Lost(Count):
-    name, after = "lost", "merge"
+    name, after = "lost", "prune"
 
 
 class Twin(Count):
@@ -58,7 +58,7 @@ def test_a_stage_follows_the_one_that_it_names() -> None:
     names = [step.name for step in round_steps(config_with("my_round:Count", "my_round:Compress"))]
     assert names == [
         *("collect", "fetch", "drift", "score", "select", "answer", "suggest", "label", "dataset", "count"),
-        *("pseudo", "negatives", "train", "compress", "evaluate", "decide", "adjust", "deploy"),
+        *("pseudo", "negatives", "train", "compress", "merge", "evaluate", "decide", "adjust", "deploy"),
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_package_publishes_a_stage_under_a_short_name(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (["my_round:Lost"], r"stages: `my_round:Lost` follows the stage `merge`, .* `after` to one of collect, "),
+        (["my_round:Lost"], r"stages: `my_round:Lost` follows the stage `prune`, .* `after` to one of collect, "),
         (["my_round:Twin"], "the round has a stage `train` already"),
         (["my_round:Count", "my_round:Count"], "the round has a stage `count` already"),
         (["evaluate"], "the round has a stage `evaluate` already"),

@@ -47,7 +47,7 @@ def merge(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Merge models into one, streamed through bounded memory; refuse what would be garbage."""
+    """Merge models into one, by a recipe or by options."""
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")

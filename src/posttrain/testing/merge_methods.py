@@ -289,7 +289,7 @@ def _plan(
     ]
     recipe = Recipe.read({"models": [source.name for source in sources], "seed": seed}, "recipe")
     everything = [*sources, *([base_source] if base_source else [])]
-    return MergePlan(recipe, plans, everything, sources[0], sources[0])
+    return MergePlan(recipe, plans, everything, sources[0], sources[0].folder, sources[0])
 
 
 def _group(tensor: TensorPlan, whole: WholeModel | None = None) -> TensorGroup:
