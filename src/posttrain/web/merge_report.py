@@ -65,7 +65,7 @@ def _short(name: str) -> str:
 
 
 def _pairs(report: ConflictReport) -> Table:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             _pair(report, pair),
             f"{report.overall.cosine(*pair):.3f}",
@@ -79,7 +79,9 @@ def _pairs(report: ConflictReport) -> Table:
 
 
 def _norms(report: ConflictReport) -> Table:
-    rows = [(_short(name), f"{report.overall.norm_ratio(model):.4f}") for model, name in enumerate(report.models)]
+    rows: list[tuple[str, ...]] = [
+        (_short(name), f"{report.overall.norm_ratio(model):.4f}") for model, name in enumerate(report.models)
+    ]
     return ("model", "task vector's norm by the base's"), rows
 
 
