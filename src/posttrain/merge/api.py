@@ -101,14 +101,14 @@ def merge(
     Raises:
         UserError: the models cannot be merged so, or the disk refused.
     """
-    given = _recipe(recipe, method, weights, base, seed, options)
+    merge_recipe = _recipe(recipe, method, weights, base, seed, options)
     folder_of_paths = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
     target = Path(out)
     # First, as the same command after a kill behind the last rename must not leave anything either.
     _remove_abandoned(target.absolute().parent / _TEMPORARY)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise _out_exists(target)
-    with planned_merge(given, folder_of_paths, target.absolute().parent) as (plan, folder):
+    with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent) as (plan, folder):
         _check_space(plan, folder)
         run = write_merge(plan, folder, memory, threads, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())

@@ -29,7 +29,7 @@ MEMORY = 2 << 30
 
 @dataclass(frozen=True)
 class MergeRun:
-    """What a run of a plan measured.
+    """The measurements of one run of a plan.
 
     Attributes:
         seconds: of the whole run.

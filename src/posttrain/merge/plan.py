@@ -239,7 +239,7 @@ class _Builder:
         return TensorPlan(name, shape, result, tuple(entries), base, method, options)
 
     def _value(self, option: str, position: Position, rule: Mapping[str, Value]) -> Any:
-        """Returns an option's value for one tensor: of the rule, of the models, of the slice or recipe."""
+        """Resolves an option for one tensor: from the rule, the models, the slice, or the recipe."""
         if (value := resolve(rule.get(option), position, f"layers.{option}")) is not None:
             return value
         common = resolve_list(self.parameters.get(option), position, len(self.entries), option)

@@ -77,7 +77,7 @@ def check_weights(plan: MergePlan) -> None:
     """
     changes: dict[tuple[str, str], list[float]] = {}  # squared norms of task vector and base
     equal: dict[tuple[str, str], bool] = {}
-    looked_at = 0
+    sampled = 0
     for tensor in plan.tensors:
         if tensor.method is None:
             _check_equal(tensor)
@@ -85,7 +85,7 @@ def check_weights(plan: MergePlan) -> None:
         samples = {
             entry: _sample(entry) for entry in dict.fromkeys([*tensor.inputs, *([tensor.base] if tensor.base else [])])
         }
-        looked_at += max((len(sample) for sample in samples.values()), default=0)
+        sampled += max((len(sample) for sample in samples.values()), default=0)
         for first, second in combinations(samples, 2):
             names = first.source.name, second.source.name
             if names[0] != names[1]:
@@ -98,9 +98,9 @@ def check_weights(plan: MergePlan) -> None:
                 norms[0] += scale * float((samples[entry] - base).square().sum())
                 norms[1] += scale * float(base.square().sum())
     for names, same in equal.items():
-        if same and looked_at:
+        if same and sampled:
             log.warning(
-                "%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{looked_at:,}"
+                "%s and %s look like the same model: all %s weights of a sample are equal", *names, f"{sampled:,}"
             )
     for (model, base_name), (change, size) in changes.items():
         ratio = math.sqrt(change / size) if size > 0 else math.inf if change > 0 else 0.0

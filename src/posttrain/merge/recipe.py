@@ -130,7 +130,7 @@ class LayerRule(Section):
 
 
 class Recipe(Section):
-    """What to merge, and how.
+    """The models to merge, the method and its options.
 
     Attributes:
         models: one or more; the base may be among them, and says with methods without task vectors which is the first.
@@ -201,7 +201,7 @@ def _with_our_keys(values: Any) -> Any:
 
 
 class Position:
-    """Where a tensor stands: its name, and the share of the layers before its own, from 0 to 1.
+    """The position of a tensor in the model: its name, and the share of the layers before its own, from 0 to 1.
 
     Args:
         depth: None outside of the layers.
@@ -212,7 +212,7 @@ class Position:
 
 
 def resolve(value: Value | None, position: Position, where: str) -> Scalar | None:
-    """Returns the scalar that an option has for one tensor.
+    """Resolves an option to its scalar for one tensor.
 
     A list of numbers is interpolated over the layers, the first number being the first layer's and the last the last
     layer's; a tensor outside of the layers gets the first number. A list of mappings with ``value``, and ``filter`` (a

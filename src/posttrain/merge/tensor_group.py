@@ -206,8 +206,8 @@ class TensorGroup:
         """Returns random integers from 0 to 65535, uint16 [rows, columns], of one block of one model."""
         rows, columns = block.values.shape[1:]
         # Four of each 64 random bits: a third of the time of `bytes`, a tenth of that of floats.
-        words = self.generator(model, block.index).bit_generator.random_raw(-(-rows * columns // 4))
-        return words.view(np.uint16)[: rows * columns].reshape(rows, columns)
+        numbers = self.generator(model, block.index).bit_generator.random_raw(-(-rows * columns // 4))
+        return numbers.view(np.uint16)[: rows * columns].reshape(rows, columns)
 
     def hold(self) -> None:
         """Reads the whole tensor of every model into memory, if it fits, for the passes that follow."""

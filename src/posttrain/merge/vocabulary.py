@@ -129,9 +129,9 @@ class _Vocabulary:
         if not self.own:
             result[:] = np.arange(len(names))
             return result
-        taken = set(self.tokens.values())
+        used_rows = set(self.tokens.values())
         for row, name in enumerate(names):
-            if name is None and row < (self.rows or 0) and row not in taken:
+            if name is None and row < (self.rows or 0) and row not in used_rows:
                 result[row] = row
         for token, row in tokens.items():
             own = self.tokens.get(token, -1)
@@ -140,7 +140,7 @@ class _Vocabulary:
         return result
 
     def check(self, tokens: Mapping[str, int], rows: np.ndarray, *, is_template: bool) -> None:
-        """Warns of tokens that are lost or borrowed; raises a UserError if most of them are."""
+        """Warns of tokens that are lost or missing; raises a UserError if most of them are."""
         if not self.own:
             return
         shared = len(tokens.keys() & self.tokens.keys())
@@ -158,8 +158,8 @@ class _Vocabulary:
                 f"{len(lost):,}",
                 shorten(repr(lost[0])),
             )
-        if not is_template and (borrowed := int((rows < 0).sum())):
-            log.warning("%s lacks %s rows of tokens, which take no part", self.source.name, f"{borrowed:,}")
+        if not is_template and (missing := int((rows < 0).sum())):
+            log.warning("%s lacks %s rows of tokens, which take no part", self.source.name, f"{missing:,}")
 
 
 def _owner(
@@ -192,7 +192,7 @@ def _same(files: Sequence[Path | None]) -> bool:
 
 
 def _row_count(source: WeightSource) -> int | None:
-    """Returns the rows of the embedding; None if no tensor of the model is known for one."""
+    """Returns the number of rows of the embedding; None if no tensor has the name of an embedding."""
     for name, shape in source.shapes().items():
         if is_embedding(name) and len(shape) == 2:
             return shape[0]

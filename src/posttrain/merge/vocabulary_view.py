@@ -84,19 +84,19 @@ class VocabularyView(WeightSource):
         if not missing.any():
             return
         template, *others = [(source, rows[span]) for source, rows in self._donors]
-        borrowed = np.where(missing, template[1], -1)
-        _read_rows(template[0], _own_name(template[0], tensor), borrowed, out)
-        orphans = missing & (borrowed < 0)
+        template_rows = np.where(missing, template[1], -1)
+        _read_rows(template[0], _own_name(template[0], tensor), template_rows, out)
+        orphans = missing & (template_rows < 0)
         if not orphans.any():
             return
         total = torch.zeros(len(out), out.shape[1])
         counts = np.zeros(len(out), np.int64)
         for source, rows in others:
-            given = np.where(orphans, rows, -1)
+            own_rows = np.where(orphans, rows, -1)
             addend = torch.zeros_like(total)
-            _read_rows(source, _own_name(source, tensor), given, addend)
+            _read_rows(source, _own_name(source, tensor), own_rows, addend)
             total += addend
-            counts += given >= 0
+            counts += own_rows >= 0
         at = torch.from_numpy(np.flatnonzero(orphans))
         out[at] = (total[at] / torch.from_numpy(counts)[at, None]).to(out.dtype)
 

@@ -1,4 +1,4 @@
-"""What a merge method is: a typed function over one tensor of all models, whose signature is its options' schema."""
+"""Merge methods: typed functions over one tensor of all models, whose signatures are the schemas of their options."""
 
 import inspect
 import math

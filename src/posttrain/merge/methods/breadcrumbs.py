@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from posttrain.merge.methods.base import PerModel, Range, merge_method
-from posttrain.merge.methods.linear import combine, normalized
-from posttrain.merge.methods.ties import elect_and_add, keep_from
+from posttrain.merge.methods.linear import normalized, sparsify_and_add
+from posttrain.merge.methods.ties import keep_from, sparsify_and_elect
 from posttrain.merge.order_statistics import rank_of_share
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup, absolute
 
@@ -43,13 +42,7 @@ def breadcrumbs(
     """
     coefficients = normalized(weight) if normalize else weight
     mask = breadcrumb_mask(group, density, gamma)
-    add = combine([scale * coefficient for coefficient in coefficients])
-
-    def merge(block: Block) -> Tensor:
-        mask(block)
-        return add(block)
-
-    return merge
+    return sparsify_and_add(mask, [scale * coefficient for coefficient in coefficients])
 
 
 @merge_method("breadcrumbs_ties", task_vectors=True, ranges=_RANGES)
@@ -76,14 +69,7 @@ def breadcrumbs_ties(
         scale: factor of the merged task vector.
     """
     mask = breadcrumb_mask(group, density, gamma)
-
-    def merge(block: Block) -> Tensor:
-        mask(block)
-        for values, factor in zip(block.values, weight, strict=True):
-            values.mul_(factor)
-        return elect_and_add(block.values, weight, election, normalize).mul_(scale)
-
-    return merge
+    return sparsify_and_elect(mask, weight, weight, election, normalize, scale)
 
 
 def breadcrumb_mask(group: TensorGroup, density: Sequence[float], gamma: Sequence[float]) -> Callable[[Block], None]:

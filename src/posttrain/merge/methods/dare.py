@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
 from posttrain.merge.methods.base import PerModel, Range, merge_method
-from posttrain.merge.methods.linear import combine, normalized
-from posttrain.merge.methods.ties import elect_and_add
+from posttrain.merge.methods.linear import normalized, sparsify_and_add
+from posttrain.merge.methods.ties import sparsify_and_elect
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 
 LEVELS = 1 << 16
@@ -43,13 +42,7 @@ def dare_linear(
     """
     coefficients = normalized(weight) if normalize else weight
     factors = rescaled([scale * coefficient for coefficient in coefficients], density, rescale)
-    add = combine(factors)
-
-    def merge(block: Block) -> Tensor:
-        drop_randomly(group, block, density)
-        return add(block)
-
-    return merge
+    return sparsify_and_add(lambda block: drop_randomly(group, block, density), factors)
 
 
 @merge_method("dare_ties", task_vectors=True, ranges={"density": Range(0, 1)})
@@ -78,14 +71,9 @@ def dare_ties(
         scale: factor of the merged task vector.
     """
     factors = rescaled(weight, density, rescale)
-
-    def merge(block: Block) -> Tensor:
-        drop_randomly(group, block, density)
-        for values, factor in zip(block.values, factors, strict=True):
-            values.mul_(factor)
-        return elect_and_add(block.values, weight, election, normalize).mul_(scale)
-
-    return merge
+    return sparsify_and_elect(
+        lambda block: drop_randomly(group, block, density), factors, weight, election, normalize, scale
+    )
 
 
 def drop_randomly(group: TensorGroup, block: Block, density: Sequence[float]) -> None:

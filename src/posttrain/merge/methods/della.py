@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posttrain.merge.methods.base import PerModel, Range, merge_method
 from posttrain.merge.methods.dare import LEVELS, kept_levels
-from posttrain.merge.methods.linear import combine, normalized
-from posttrain.merge.methods.ties import elect_and_add
+from posttrain.merge.methods.linear import normalized, sparsify_and_add
+from posttrain.merge.methods.ties import sparsify_and_elect
 from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 
 _RANGES = {"density": Range(0, 1), "epsilon": Range(0, 1)}
@@ -52,13 +52,7 @@ def della_linear(
     """
     coefficients = normalized(weight) if normalize else weight
     drop = magnitude_dropper(group, density, epsilon, rescale)
-    add = combine([scale * coefficient for coefficient in coefficients])
-
-    def merge(block: Block) -> Tensor:
-        drop(block)
-        return add(block)
-
-    return merge
+    return sparsify_and_add(drop, [scale * coefficient for coefficient in coefficients])
 
 
 @merge_method("della", task_vectors=True, ranges=_RANGES)
@@ -88,14 +82,7 @@ def della(
         scale: factor of the merged task vector, the paper's lambda.
     """
     drop = magnitude_dropper(group, density, epsilon, rescale)
-
-    def merge(block: Block) -> Tensor:
-        drop(block)
-        for values, factor in zip(block.values, weight, strict=True):
-            values.mul_(factor)
-        return elect_and_add(block.values, weight, election, normalize).mul_(scale)
-
-    return merge
+    return sparsify_and_elect(drop, weight, weight, election, normalize, scale)
 
 
 def magnitude_dropper(

@@ -1,12 +1,12 @@
 """Linear combinations with given coefficients: weighted averages, task arithmetic, and one model as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from posttrain.merge.methods.base import PerModel, merge_method
-from posttrain.merge.tensor_group import BlockFunction, TensorGroup
+from posttrain.merge.methods.base import PerModel, Range, merge_method
+from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 from posttrain.store.errors import UserError
 
 
@@ -51,9 +51,46 @@ def passthrough(group: TensorGroup, *, scale: PerModel = (1.0,)) -> BlockFunctio
     return combine(scale)
 
 
+@merge_method("regularized_mean", task_vectors=True, ranges={"weight": Range(0), "strength": Range(0)})
+def regularized_mean(group: TensorGroup, *, weight: PerModel = (1.0,), strength: float = 1.0) -> BlockFunction:
+    """Returns argmin_theta sum_i w_i |theta - theta_i|^2 + strength |theta - theta_0|^2.
+
+    In closed form theta_0 + sum_i w_i (theta_i - theta_0) / (sum_i w_i + strength): ridge regression's pull toward a
+    prior, here the base (Hoerl and Kennard 1970). With strength 0 it is the weighted mean, and with more it
+    approaches the base.
+
+    Args:
+        weight: w, one a model.
+        strength: weight of the base.
+
+    Raises:
+        UserError: all weights and the strength are zero.
+    """
+    total = sum(weight) + strength
+    if total == 0:
+        raise UserError("the weights and the strength are zero", where="weight", fix="give a model a weight above 0")
+    return combine([value / total for value in weight])
+
+
 def combine(coefficients: Sequence[float]) -> BlockFunction:
     """Returns the function sum_i c_i x_i of a block, summed in float32 in the order of the models."""
     return lambda block: combine_values(block.values, coefficients, out=block.values[0])
+
+
+def sparsify_and_add(sparsify: Callable[[Block], None], coefficients: Sequence[float]) -> BlockFunction:
+    """Returns the function that drops elements of a block's task vectors, in place, and adds what is left.
+
+    Args:
+        sparsify: sets elements to zero, and may rescale the others.
+        coefficients: one a model.
+    """
+    add = combine(coefficients)
+
+    def merge(block: Block) -> Tensor:
+        sparsify(block)
+        return add(block)
+
+    return merge
 
 
 def combine_values(values: Tensor, coefficients: Sequence[float], out: Tensor | None = None) -> Tensor:

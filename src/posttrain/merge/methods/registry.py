@@ -13,7 +13,7 @@ METHODS: Registry[MergeMethod] = Registry(
         "linear": f"{_HERE}.linear:linear",
         "task_arithmetic": f"{_HERE}.linear:task_arithmetic",
         "passthrough": f"{_HERE}.linear:passthrough",
-        "regularized_mean": f"{_HERE}.regularized_mean:regularized_mean",
+        "regularized_mean": f"{_HERE}.linear:regularized_mean",
         "slerp": f"{_HERE}.slerp:slerp",
         "nuslerp": f"{_HERE}.slerp:nuslerp",
         "karcher": f"{_HERE}.karcher:karcher",

@@ -1,6 +1,6 @@
 """TIES-Merging: trim task vectors, elect signs, and average what agrees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -45,9 +45,36 @@ def ties(
     shares = [min(max(value, 0.0), 1.0) for value in density]
     thresholds = group.kth_largest(shares) if trim == "tensor" else group.whole.kth_largest(shares)
 
+    def trim_block(block: Block) -> None:
+        for values, threshold in zip(block.values, thresholds, strict=True):
+            keep_from(values, threshold)
+
+    return sparsify_and_elect(trim_block, weight, weight, election, normalize, scale)
+
+
+def sparsify_and_elect(
+    sparsify: Callable[[Block], None],
+    factors: Sequence[float],
+    weight: Sequence[float],
+    election: str,
+    normalize: bool,
+    scale: float,
+) -> BlockFunction:
+    """Returns the function that drops elements of a block's task vectors, in place, and adds by elected signs.
+
+    Args:
+        sparsify: sets elements to zero, and may rescale the others.
+        factors: of the values, one a model; the weights, with a rescaling or without.
+        weight: one a model, for the divisor.
+        election: see `elect_and_add`.
+        normalize: see `elect_and_add`.
+        scale: factor of the result.
+    """
+
     def merge(block: Block) -> Tensor:
-        for values, threshold, factor in zip(block.values, thresholds, weight, strict=True):
-            keep_from(values, threshold).mul_(factor)
+        sparsify(block)
+        for values, factor in zip(block.values, factors, strict=True):
+            values.mul_(factor)
         return elect_and_add(block.values, weight, election, normalize).mul_(scale)
 
     return merge
