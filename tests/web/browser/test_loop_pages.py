@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import signal
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +152,19 @@ def test_a_token_is_made_shown_once_used_and_revoked(live_loop: Any) -> None:
     assert page.request.get("/api/session", headers=headers).status == 401
 
 
+def pause_in_training(run: BaseProcess, live: Any) -> None:
+    """Stops the process while it trains: a round takes a second here, less than the page waits between two readings."""
+    assert run.pid is not None
+    while True:
+        assert run.is_alive(), live.root.with_suffix(".run.log").read_text()
+        if live.store.metadata.runs(stage="train", status="running"):
+            os.kill(run.pid, signal.SIGSTOP)
+            if live.store.metadata.runs(stage="train", status="running"):
+                return
+            os.kill(run.pid, signal.SIGCONT)
+        time.sleep(0.005)
+
+
 def test_the_dashboard_follows_a_run_that_trains(live_new: Any) -> None:
     visit = live_new.visit("olga")
     page = visit.open("/dashboard")
@@ -155,7 +172,9 @@ def test_the_dashboard_follows_a_run_that_trains(live_new: Any) -> None:
     assert "No round has begun" in page.locator("#picture").inner_text()
     page.wait_for_selector("#stream.on")
     run = forked.start(["run"], live_new.root, live_new.root.with_suffix(".run.log"))
+    pause_in_training(run, live_new)
     page.wait_for_selector("#picture li.running", timeout=60_000)
+    os.kill(run.pid, signal.SIGCONT)
     page.wait_for_selector("#training figure.chart svg", timeout=60_000)
     run.join(120)
     assert run.exitcode == 0
