@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,26 @@ def test_impossible_phases_and_curricula_are_refused(
             out=tmp_path / "out",
             scratch=tmp_path / "scratch",
         )
+
+
+def test_harder_records_are_no_explosion_beside_those_learned_by_heart(
+    tiny_model: Path,
+    scored_records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    curriculum = STAGNATION | {"window": 10, "tolerance": 0.02, "start": 0.1, "stairs": 2, "difficulty": "score"}
+    config = with_settings(config, curriculum=curriculum, epochs=30, batch_size=2, learning_rate=1e-2)
+    caplog.set_level("INFO", "posttrain")
+    folders = {"out": tmp_path / "out", "scratch": tmp_path / "scratch"}
+    sink = StepSink()
+    train(tiny_model, scored_records, config, TASK, seed=3, sink=sink, **folders)
+    assert "the loss has stopped falling: 55% of the records are open" in caplog.text
+    norms = [step.grad_norm for step in sink.steps]
+    assert len(norms) == 150
+    assert max(after / before for before, after in pairwise(norms)) > 20, "of which the monitor says nothing"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize("curriculum", [SELF_PACED, STAGNATION], ids=["self_paced", "stagnation"])

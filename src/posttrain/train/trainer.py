@@ -180,9 +180,9 @@ class Trainer:
         self.parts.meter.start()
         with phase("data"):
             batch = next(self.parts.loader)
-        position = state.sampler.position(step)
-        # Another phase has other data, whose loss says nothing about that of the last one.
-        if position.step == 0 and step > 0:
+        # Loss and gradients of other data are no fault: records learned by heart have next to no gradient, beside which
+        # any that a curriculum opens would look like an explosion.
+        if state.sampler.changes_data(step):
             monitor.reset()
         lr = state.interventions.lr_factor * self.parts.learning_rates[step]
 

@@ -148,6 +148,20 @@ def test_stagnation_opens_one_part_after_the_other() -> None:
     assert sorted(row for step in range(30, 50) for row in sampler.rows(step)) == list(range(100))
 
 
+def test_the_data_change_with_phases_and_with_the_stairs_of_a_curriculum() -> None:
+    sampler = stagnation_sampler()
+    for step in range(60):
+        sampler.observe(step, 3.0 if step < 10 else 30.0 - step)
+    # Two stairs of an even loss, the end of the curriculum, and the second phase.
+    assert [step for step in range(sampler.steps) if sampler.changes_data(step)] == [5, 10, 30, 60]
+
+
+def test_the_data_do_not_change_where_a_curriculum_opens_little_by_little() -> None:
+    phases = [phase(steps=200, curriculum=CurriculumConfig(name="fixed", pacing="linear"))]
+    sampler = BatchSampler(100, 5, 3, phases, difficulties=np.arange(100))
+    assert not any(map(sampler.changes_data, range(200)))
+
+
 def test_rows_near_the_threshold_are_drawn_in_proportion_to_their_weight() -> None:
     """Single draws, over many steps, against the exact shares; without an emphasis all are equal."""
     for emphasis in (0.0, 3.0):

@@ -18,7 +18,7 @@ from posttrain.train.data.curriculum import (
     competence,
     edge_weights,
     fully_open_step,
-    stagnates,
+    theil_sen_fall,
 )
 
 
@@ -113,23 +113,28 @@ def test_difficulty_rises_when_the_loss_has_stopped_falling(caplog: pytest.LogCa
     assert stagnation_after([1, 2, 3, 4]).shares[-1] == 0.75, "a rising loss has stopped falling"
 
 
+def test_a_loss_on_its_way_to_zero_stops_falling() -> None:
+    """Halved at every step, it falls by ever less of what it was at first, and by as much as ever of itself."""
+    curriculum = stagnation_after([4 * 0.5**step for step in range(12)])
+    # The first window has the median 1.5, 5% of which is 0.075; the windows to steps 4, 6, 8 and 10 fall by 13/16 of
+    # their first loss.
+    assert [0.8125 * 4 * 0.5**step for step in (0, 2, 4, 6)] == [3.25, 0.8125, 0.203125, 0.05078125]
+    assert curriculum.shares == [0.5] * 5 + [0.75] * 2
+
+
 def test_a_single_spike_neither_delays_nor_hastens_a_rise() -> None:
     flat, falling = [4.0] * 8, [9.0 - step for step in range(8)]
     for step in range(8):
         for spike in (0.0, 1000.0):
-            window = [(s, spike if s == step else loss) for s, loss in enumerate(flat)]
-            assert stagnates(window, 8, CurriculumConfig(tolerance=0.05))
-            window = [(s, spike if s == step else loss) for s, loss in enumerate(falling)]
-            assert not stagnates(window, 8, CurriculumConfig(tolerance=0.05))
+            assert theil_sen_fall([(s, spike if s == step else loss) for s, loss in enumerate(flat)], 8) == 0
+            fall = theil_sen_fall([(s, spike if s == step else loss) for s, loss in enumerate(falling)], 8)
+            assert fall == pytest.approx(7)
 
 
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12), st.floats(0, 1))
-def test_the_slope_is_that_of_theil_and_sen(losses: list[float], tolerance: float) -> None:
-    window = list(enumerate(losses))
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
+def test_the_slope_is_that_of_theil_and_sen(losses: list[float]) -> None:
     fall = -theilslopes(losses).slope * 19
-    result = stagnates(window, 20, CurriculumConfig(tolerance=tolerance))
-    if not math.isclose(fall, tolerance * abs(np.median(losses)), rel_tol=1e-9, abs_tol=1e-9):
-        assert result == (fall <= tolerance * abs(np.median(losses)))
+    assert theil_sen_fall(list(enumerate(losses)), 20) == pytest.approx(fall, rel=1e-9, abs=1e-9)
 
 
 def test_windows_of_nan_decide_nothing() -> None:

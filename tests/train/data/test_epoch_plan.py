@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.data.batch_sampler import EpochPlan
 from posttrain.train.data.config import MixConfig
+from posttrain.train.data.epoch_plan import EpochPlan
 from posttrain.train.data.mix import MixPart, apportion, mix_parts
 
 

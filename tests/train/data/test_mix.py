@@ -8,8 +8,9 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.data.batch_sampler import BatchSampler, EpochPlan
+from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import MixConfig, PhaseConfig
+from posttrain.train.data.epoch_plan import EpochPlan
 from posttrain.train.data.mix import apportion, mix_counts, mix_parts
 
 NAMES = "abcdefgh"

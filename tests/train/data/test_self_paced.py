@@ -106,6 +106,9 @@ def test_self_paced_sampling_resumes_at_any_step(observed_steps: int) -> None:
         observe(resumed, step)
     assert [resumed.rows(step) for step in range(STEPS)] == [uninterrupted.rows(step) for step in range(STEPS)]
     assert resumed.state() == uninterrupted.state()
+    changes = [step for step in range(STEPS) if uninterrupted.changes_data(step)]
+    assert changes
+    assert [step for step in range(STEPS) if resumed.changes_data(step)] == changes
 
 
 def test_an_earlier_state_of_the_same_training_loads() -> None:

@@ -21,9 +21,13 @@ from posttrain.train.data.curriculum import (
     edge_weights,
     fully_open_step,
 )
+from posttrain.train.data.epoch_plan import EpochPlan
 from posttrain.train.data.mix import MixPart, mix_parts
 
 log = logging.getLogger("posttrain")
+
+# Rise of the share of open records, between two steps, from which on they are other data.
+_JUMP = 0.05
 
 _FIX = "leave train.phases and train.curriculum as they were, or train anew in another folder"
 
@@ -46,65 +50,6 @@ class StepPosition:
     steps: int
     epoch: int
     config: PhaseConfig
-
-
-class EpochPlan:
-    """Plans the batches of pass after pass over some records; a function of the arguments.
-
-    Several parts are interleaved evenly: after n of a pass's N records, a part with the share s was used n s/N times,
-    give or take (1 + parts s/N) / 2.
-
-    Args:
-        parts: the records.
-        batch_size: rows a batch; the last one of a pass may have fewer.
-        seed: seed of the shuffling; None keeps the records' order.
-        first: number of the first pass: successive phases are shuffled differently.
-    """
-
-    def __init__(self, parts: Sequence[MixPart], batch_size: int, seed: int | None, first: int = 0) -> None:
-        self._parts, self._batch_size, self._seed, self._first = parts, batch_size, seed, first
-        self.batches = -(-sum(part.share for part in parts) // batch_size)
-        """Batches a pass."""
-        self._current: tuple[int, np.ndarray] | None = None
-
-    def rows(self, batch: int) -> np.ndarray:
-        """int64 [at most batch size]: a batch, counted from 0 through all passes."""
-        number, index = divmod(batch, self.batches)
-        # One permutation is kept: steps come in order, and any other can be drawn again from the seed.
-        if self._current is None or self._current[0] != number:
-            self._current = number, self._pass(number)
-        return self._current[1][index * self._batch_size : (index + 1) * self._batch_size]
-
-    def _pass(self, number: int) -> np.ndarray:
-        parts = [self._draw(part, kind, number) for kind, part in enumerate(self._parts)]
-        # Parts are shuffled each by itself, and a common shuffle would undo their even spread.
-        if self._seed is None or len(parts) > 1:
-            return _interleave(parts)
-        return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(parts))
-
-    def _draw(self, part: MixPart, kind: int, number: int) -> np.ndarray:
-        """Returns the next ``share`` rows of a part, which is cycled through."""
-        size = len(part.rows)
-        if part.share == size and len(self._parts) == 1:
-            return part.rows  # the pass is shuffled as a whole
-        # A pass continues in the cycle where the last one stopped, so that no record is met twice before all are once.
-        first, last = number * part.share, (number + 1) * part.share
-        # Most passes touch one cycle or two; each is a function of its number, hence no state to keep.
-        cycles = [self._shuffle(part.rows, kind, cycle) for cycle in range(first // size, -(-last // size))]
-        return np.concatenate(cycles)[first % size :][: part.share]
-
-    def _shuffle(self, rows: np.ndarray, kind: int, cycle: int) -> np.ndarray:
-        if self._seed is None:
-            return rows
-        return np.random.default_rng([self._seed, self._first, cycle, kind, 1]).permutation(rows)
-
-
-def _interleave(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleaves the rows of several parts evenly, each in its order."""
-    # The k-th of s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
-    positions = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in parts])
-    # A stable sort keeps ties in the order of the parts on every platform.
-    return np.concatenate(parts)[np.argsort(positions, kind="stable")]
 
 
 class PhaseSampler:
@@ -163,16 +108,20 @@ class PhaseSampler:
             return self.passes.rows(step - self._open)
         if isinstance(self.pacing, SelfPacedCurriculum):
             return self.pacing.rows(step)
-        if self.pacing is None:
-            share = competence(self.config.curriculum, step, self.steps)
-        else:
-            share = self.pacing.competence(step)
         # At least a batch is open, or the first steps would be smaller than the others.
-        opened = self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))]
+        opened = self._ranked[: max(self._batch_size, ceil(self.open_share(step) * len(self._ranked)))]
         if isinstance(self.pacing, StagnationCurriculum):
             weights = edge_weights(len(self._ranked), len(opened), self.config.curriculum)
             return self._draw(step, opened, weights)
         return self._draw(step, opened)
+
+    def open_share(self, step: int) -> float:
+        """Returns the share of the phase's records that a decided step is drawn from."""
+        if self._ranked is None or step >= self._open:
+            return 1.0
+        if self.pacing is None:
+            return competence(self.config.curriculum, step, self.steps)
+        return self.pacing.competence(step)
 
     def wants_unit_losses(self, step: int) -> bool:
         """Returns whether a step's losses by record decide the rows of later ones."""
@@ -313,6 +262,13 @@ class BatchSampler:
             raise IndexError(f"the rows of step {step} are not decided")
         rows: list[int] = phase.rows(within).tolist()
         return rows
+
+    def changes_data(self, step: int) -> bool:
+        """Returns whether a decided step begins a phase, or a curriculum opens many records with it."""
+        _, phase, within = self._locate(step)
+        if within == 0:
+            return step > 0
+        return phase.open_share(within) - phase.open_share(within - 1) >= _JUMP
 
     def wants_unit_losses(self, step: int) -> bool:
         """Returns whether `observe` needs the loss of each of a step's rows, for a self-paced curriculum."""

@@ -97,7 +97,9 @@ class CurriculumConfig(Section):
     every: int = Field(10, ge=1, description="adaptive, stagnation, self_paced: steps between two looks at the losses.")
     window: int = Field(20, ge=2, description="stagnation: latest steps whose losses say whether it still falls.")
     tolerance: float = Field(
-        0.01, ge=0, description="stagnation: largest fall over the window, as a share of the loss, that is none."
+        0.01,
+        ge=0,
+        description="stagnation: fall over the window, as a share of the highest loss, that is none.",
     )
     emphasis: float = Field(
         1.0,

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,8 @@ class LossPacedCurriculum(ABC):
         # A NaN would make any mean NaN, and nothing would ever open again.
         if math.isfinite(loss):
             self._take_in(step, loss)
+        if self._seen == fully_open_step(self.config, self.steps) and self.competence(step) < 1:
+            log.info("  all records are open, %.0f%% before: the curriculum ends", 100 * self.competence(step))
         if self._seen % self.config.every == 0:
             self.shares.append(self._next_share(self.shares[-1]))
 
@@ -150,12 +153,11 @@ class AdaptiveCurriculum(LossPacedCurriculum):
 class StagnationCurriculum(LossPacedCurriculum):
     """Opens harder records once the loss has stopped falling: the model has learned what the open ones teach.
 
-    The loss stagnates where it falls by at most ``tolerance`` times its median over the last ``window`` steps. The fall
-    is -b (window - 1), with b the median slope of all pairs of these steps' losses (P. K. Sen, Estimates of the
-    Regression Coefficient Based on Kendall's Tau, JASA 1968), which up to 29% of outliers cannot move arbitrarily; a
-    line of least squares follows a single spike. Each time one of ``stairs`` equal parts of the closed records is
-    opened, and a window begins anew, as the loss of easier records says nothing about the harder ones. A window of
-    which half the steps or more have no finite loss says nothing.
+    The loss stagnates where it falls over the last ``window`` steps by at most ``tolerance`` times its scale: the
+    largest median of a window so far. Beside the window's own median, a loss on its way to zero would fall forever. The
+    fall is `theil_sen_fall`, as a line of least squares follows a single spike. Each time one of ``stairs`` equal parts
+    of the closed records is opened, and a window begins anew, as the loss of easier records says nothing about the
+    harder ones. A window of which half the steps or more have no finite loss says nothing.
     """
 
     _window: list[tuple[int, float]] = field(default_factory=list, init=False)
@@ -163,15 +165,16 @@ class StagnationCurriculum(LossPacedCurriculum):
     _since: int = field(default=0, init=False)
     """The first step whose loss counts."""
     _rises: int = field(default=0, init=False)
+    _scale: float = field(default=0.0, init=False)
 
     def state(self) -> dict[str, Any]:
         window = [list(entry) for entry in self._window]
-        return {**super().state(), "window": window, "since": self._since, "rises": self._rises}
+        return {**super().state(), "window": window, "since": self._since, "rises": self._rises, "scale": self._scale}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
         self._window = [(int(step), float(loss)) for step, loss in state["window"]]
-        self._since, self._rises = state["since"], state["rises"]
+        self._since, self._rises, self._scale = state["since"], state["rises"], state["scale"]
 
     def _take_in(self, step: int, loss: float) -> None:
         first = step - self.config.window
@@ -180,18 +183,24 @@ class StagnationCurriculum(LossPacedCurriculum):
     def _next_share(self, share: float) -> float:
         size = self.config.window
         window = [entry for entry in self._window if entry[0] >= self._seen - size]
-        if self._seen - self._since < size or 2 * len(window) <= size or not stagnates(window, size, self.config):
+        if self._seen - self._since < size or 2 * len(window) <= size:
+            return share
+        self._scale = max(self._scale, abs(median(loss for _, loss in window)))
+        if theil_sen_fall(window, size) > self.config.tolerance * self._scale:
             return share
         self._window, self._since = [], self._seen
         self._rises = min(self._rises + 1, self.config.stairs)
         opened = _stair(self.config, self._rises)
-        if opened > share:
+        if opened > share and self._seen < fully_open_step(self.config, self.steps):
             log.info("  the loss has stopped falling: %.0f%% of the records are open", 100 * opened)
         return opened
 
 
-def stagnates(window: Sequence[tuple[int, float]], size: int, config: CurriculumConfig) -> bool:
-    """Returns whether losses have stopped falling, as `StagnationCurriculum` defines it.
+def theil_sen_fall(window: Sequence[tuple[int, float]], size: int) -> float:
+    """Returns by how much losses fall: -b (size - 1), with b the median slope of all pairs.
+
+    P. K. Sen, Estimates of the Regression Coefficient Based on Kendall's Tau, JASA 1968. Up to 29% of outliers cannot
+    move it arbitrarily.
 
     Args:
         window: steps and finite losses, at least two.
@@ -200,7 +209,7 @@ def stagnates(window: Sequence[tuple[int, float]], size: int, config: Curriculum
     steps, losses = (np.array(values, np.float64) for values in zip(*window, strict=True))
     earlier, later = np.triu_indices(len(window), 1)
     slope = np.median((losses[later] - losses[earlier]) / (steps[later] - steps[earlier]))
-    return bool(-slope * (size - 1) <= config.tolerance * abs(np.median(losses)))
+    return float(-slope * (size - 1))
 
 
 def edge_weights(count: int, open_count: int, config: CurriculumConfig) -> npt.NDArray[np.float64]:
@@ -265,6 +274,10 @@ class SelfPacedCurriculum:
         """int64 [batch_size], for a decided step."""
         return self._step_rows[step]
 
+    def competence(self, step: int) -> float:
+        """Returns the share of records that is open at a decided step."""
+        return self._shares[step // self.config.every]
+
     def observe(self, step: int, losses: npt.NDArray[np.floating[Any]] | None) -> None:
         """Takes in the losses of a step's records; one that is not finite leaves the previous one.
 
@@ -316,13 +329,18 @@ class SelfPacedCurriculum:
             what = "the checkpoint's self-paced curriculum opened other records, or in steps of another size or number"
             raise UserError(what, where=where, fix=fix)
         self._reset()
-        self._seen = state["seen"]
         self._step_rows += list(rows.reshape(-1, self._batch_size))
-        for step_rows, step_losses in zip(self._step_rows, losses.reshape(-1, self._batch_size), strict=False):
-            self._take_in(step_rows, step_losses)
+        self._seen = state["seen"]
+        self._open(0)
+        step_losses = losses.reshape(-1, self._batch_size)
+        for step, (step_rows, values) in enumerate(zip(self._step_rows, step_losses, strict=False), 1):
+            self._take_in(step_rows, values)
+            if step % self.config.every == 0:
+                self._open(step // self.config.every)
 
     def _reset(self) -> None:
         self._seen, self._losses = 0, self._first.copy()
+        self._shares: list[float] = []
         self._step_rows: list[Rows] = []
         self._observed_losses: list[npt.NDArray[np.float32]] = []
 
@@ -334,14 +352,19 @@ class SelfPacedCurriculum:
 
     def _look(self) -> None:
         """Draws the rows of the steps up to the next look."""
+        opened = self._open(self._seen // self.config.every)
+        for step in range(self.decided, min(self._seen + self.config.every, self.until)):
+            self._step_rows.append(self._draw(step, opened))
+
+    def _open(self, looks: int) -> Rows:
+        """Returns the rows that are open after so many looks, and keeps their share."""
         own = self._losses[self._rows]
-        looks = self._seen // self.config.every
-        opened = self._rows[own <= self._threshold * self.config.growth**looks]
+        opened: Rows = self._rows[own <= self._threshold * self.config.growth**looks]
         if len(opened) < self._batch_size:
             # Fewer rows than a batch: the easiest, or the step would be smaller than those around it.
             opened = self._rows[np.argsort(own, kind="stable")[: self._batch_size]]
-        for step in range(self.decided, min(self._seen + self.config.every, self.until)):
-            self._step_rows.append(self._draw(step, opened))
+        self._shares.append(len(opened) / len(self._rows))
+        return opened
 
 
 def _to_base64(values: npt.NDArray[Any]) -> str:
