@@ -17,6 +17,10 @@ Call = Callable[..., Any]
         (["trian"], "No such command 'trian'."),
         (["--nonsense"], "No such option: --nonsense"),
         (["run", "--nonsense"], "No such option: --nonsense"),
+        (
+            ["train", "--num-train-epochs", "1"],
+            "No such option: --num-train-epochs; settings are given by --set KEY=VALUE: did you mean `train.epochs`?",
+        ),
         (["run", "--round", "1"], "No such option: --round (Possible options: --rounds)"),
         (["run", "--rounds"], "--rounds"),
         (["run", "--rounds", "many"], "Invalid value for '--rounds'"),

@@ -58,6 +58,13 @@ def test_a_bad_record_is_named(
     assert not out.exists()
 
 
+def test_records_without_an_answer_are_counted(tmp_path: Path, posttrain: Call) -> None:
+    data = write(tmp_path / "data.jsonl", GOOD, {"prompt": "a", "completion": ""}, {"prompt": "b", "completion": " "})
+    outcome = posttrain("train", "--model", "tiny", "--data", data, "--out", tmp_path / "out")
+    assert outcome.mistake.startswith(f"{data}:2: ")
+    assert "it is the first of 2 records without an answer to learn, of 3" in outcome.mistake
+
+
 def test_a_margin_that_is_no_number_is_named(tmp_path: Path, posttrain: Call) -> None:
     pair = {"prompt": "hi", "chosen": "x", "rejected": "y"}
     data = write(tmp_path / "data.jsonl", pair | {"margin": 1}, pair | {"chosen": "z", "margin": "much"})

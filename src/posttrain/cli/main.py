@@ -134,7 +134,7 @@ def _run(arguments: list[str]) -> int:
     except TyperException as error:
         # The message is empty where help was printed instead.
         if line := to_line(error.format_message()):
-            print_error_text(f"posttrain: {line}")
+            print_error_text(f"posttrain: {line}{_setting_hint(error)}")
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return _stopped(_INTERRUPTED)
@@ -159,6 +159,19 @@ def _run(arguments: list[str]) -> int:
         if mistake := to_path_mistake(error):
             return _fail(mistake, 2, arguments)
         return _fail(error, 1, arguments, f"{type(error).__name__}: ", "; --debug shows where")
+
+
+def _setting_hint(error: TyperException) -> str:
+    """Returns how a setting of a training is given that was taken for an option, as it is one in other trainers."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if option is None or context is None or context.info_name not in ("train", "plan"):
+        return ""
+    # Here, as only this error needs the config.
+    from posttrain.store.section import suggest_key
+    from posttrain.train.standalone import TrainJobConfig
+
+    hint = suggest_key(TrainJobConfig, [option.lstrip("-").replace("-", "_")])
+    return f"; settings are given by --set KEY=VALUE: {hint}" if hint else ""
 
 
 def _stopped(code: int) -> int:

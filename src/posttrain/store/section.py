@@ -1,6 +1,6 @@
 """The base of every config section: strict keys, and errors that name the key and the nearest known one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -80,7 +80,7 @@ def _to_user_error(section: type["Section"], error: ValidationError, where: str)
     path = _path(problem)
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        fixes = [_suggest_key(section, path)]
+        fixes = [suggest_key(section, path)]
         if section.key_aliases.get(path[-1], (key,))[0]:
             fixes.append(_listing(section, path[:-1]))
         hints = [" ".join(filter(None, fixes))]
@@ -129,8 +129,16 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _suggest_key(section: type["Section"], path: list[str]) -> str | None:
-    """Suggests the key that was meant: another program's, the same in a section below, or a similar one in this."""
+def suggest_key(section: type["Section"], path: Sequence[str]) -> str | None:
+    """Suggests the key that was meant: another program's, the same in a section below, or a similar one in this.
+
+    Args:
+        section: section that the path begins in.
+        path: names of the sections around an unknown key, and the key.
+
+    Returns:
+        A question such as ``did you mean `train.learning_rate`?``; None if nothing is like it.
+    """
     *parents, name = path
     if (at := _section_at(section, parents)) is None:
         return None

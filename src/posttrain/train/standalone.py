@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 from pydantic import Field
 
@@ -199,7 +200,10 @@ def _train(
     if (out / SUMMARY).exists():
         log.info("this training is done")
         return _read(out / SUMMARY)
-    if record_shape(config.train, records) == "completion" and (count := _count_thumbs_down(records)):
+    shape = record_shape(config.train, records)
+    if shape == "completion":
+        _check_answers(records)
+    if shape == "completion" and (count := _count_thumbs_down(records)):
         raise UserError(
             f"{count:,} of {records.num_rows:,} records have `label: false`, and {config.train.objective} would learn "
             "their answers",
@@ -207,7 +211,7 @@ def _train(
             fix="train with kto, or leave these records out",
         )
     _write_config(out, config)
-    if record_shape(config.train, records) != "pair" and records["rejected"].null_count < records.num_rows:
+    if shape != "pair" and records["rejected"].null_count < records.num_rows:
         log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
     source = locate(config.model, Path(), weights=False)
     if not (Path(source).is_dir() or (work / "base").exists()):
@@ -245,6 +249,18 @@ def _train(
         if (work / part).exists():
             remove_tree(work / part)
     return summary
+
+
+def _check_answers(records: pa.Table) -> None:
+    """Raises a UserError that counts the records with an input and no answer, if there are several."""
+    unanswered = records.filter(pc.and_(pc.is_null(records["completion"]), pc.is_valid(records["prompt"])))
+    if unanswered.num_rows > 1:
+        from posttrain.train.data.encoding import record_error
+
+        # One alone is refused, with the same remedies, as it is tokenised.
+        what = f"it is the first of {unanswered.num_rows:,} records without an answer to learn, of {records.num_rows:,}"
+        fix = "say which column holds it (`columns`), give them one, or take them out of the data"
+        raise record_error(unanswered.slice(0, 1).to_pylist()[0], what, fix=fix)
 
 
 def _count_thumbs_down(records: pa.Table) -> int:

@@ -262,7 +262,10 @@ def test_nan_labels_raise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is NaN, not text; fill it in, or leave it empty"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
     (tmp_path / "a.csv").write_text("prompt,completion\na,nan\nb,\nc,Nan called\n")
-    assert [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.csv")] == [(2, "NaN")]
+    assert [(problem.line, problem.kind) for problem in check_file(tmp_path / "a.csv")] == [
+        (2, "NaN"),
+        (3, "no answer"),
+    ]
     pyarrow.parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", "NaN"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:2: the answer is NaN"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
@@ -297,6 +300,20 @@ def test_keys_and_colons_in_texts_are_no_repeated_keys(tmp_path: Path) -> None:
 def test_a_missing_file_raises_before_the_first_table(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^nope\.jsonl: there is no such file; check the path$"):
         read(tmp_path / "nope.jsonl", name="nope.jsonl")
+    with pytest.raises(UserError, match=r"check the path; a dataset of the Hub is hub:owner/name:SPLIT$"):
+        read(tmp_path / "owner/name", name="owner/name")
+
+
+def test_missing_answers_are_reported_only_beside_others(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": "x"}, {"prompt": "b", "completion": ""}, {"prompt": "c"}]
+    for name, part in (("mixed", rows), ("inputs", rows[1:3])):
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(*part))
+    problems = check_file(tmp_path / "mixed.jsonl")
+    assert [(problem.line, problem.kind, problem.blocking) for problem in problems] == [
+        (2, "no answer", False),
+        (3, "no answer", False),
+    ]
+    assert check_file(tmp_path / "inputs.jsonl") == []
 
 
 def test_a_gzip_file_cut_in_its_first_line_is_damaged(tmp_path: Path) -> None:

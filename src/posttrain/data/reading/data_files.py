@@ -4,6 +4,7 @@ import glob
 import gzip
 import hashlib
 import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ COMPRESSIONS = (".gz", ".zst")
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
+_HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
 
 # A longer line is most likely a file without line ends, such as an archive, and would be held in memory as a whole.
 MAX_LINE_BYTES = 64 << 20
@@ -203,7 +205,8 @@ def access_problem(path: DataPath, name: str) -> Problem | None:
         if path.is_symlink():
             fix = "mend the link, or name the file itself"
             return Problem(name, None, "missing file", "is a link to a file that is not there", fix)
-        return Problem(name, None, "missing file", "there is no such file", "check the path")
+        hint = f"; a dataset of the Hub is hub:{name}:SPLIT" if _HUB_NAME.fullmatch(name) else ""
+        return Problem(name, None, "missing file", "there is no such file", f"check the path{hint}")
     return None
 
 

@@ -105,8 +105,9 @@ def find_problems(
     ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
 
     Besides what `read` refuses or skips: answers outside ``labels``, records that occur in the file twice (the later
-    one is the problem) and, where ``labels`` is given, inputs with two answers. The last two, and what is skipped, do
-    not block: steps deal with them when a version is built.
+    one is the problem), where ``labels`` is given, inputs with two answers, and at the end records without an answer
+    among others that have one. The last three, and what is skipped, do not block: steps deal with them when a version
+    is built.
     """
     seen: dict[int, int] = {}
     answered: dict[int, int] = {}
@@ -114,11 +115,14 @@ def find_problems(
     names = list(labels or ())
     # Answers outside the label set get numbers of their own, so that conflicts among them are reported, too.
     numbers = dict(indices or {})
+    unanswered: list[int] = []
     for item in scan_records(path, columns, name=name, answers=answers):
         if isinstance(item, Problem):
             yield item
             continue
         file, line, answer = item["source"], item["line"], item["completion"]
+        if answer is None and item["prompt"]:
+            unanswered.append(line)
         if indices is not None and answer is not None and answer not in indices:
             yield unknown_label_problem(answer, indices, file, line)
         distinct = len(seen)
@@ -139,6 +143,10 @@ def find_problems(
         if other != answer:
             message = f"the same input is `{answer}` here and `{other}` on line {where}"
             yield Problem(file, line, "conflicting labels", message, "keep the right one", blocking=False)
+    # In a file of inputs alone, such as a pool, none is missing.
+    if len(unanswered) < len(seen):
+        for line in unanswered:
+            yield Problem(file, line, "no answer", "has an input and no answer", "training takes none", blocking=False)
 
 
 def unused_columns(path: DataPath, name: str, columns: Mapping[str, str] | None) -> list[str]:
