@@ -1,4 +1,4 @@
-"""The engine: the same bytes whatever the threads, the memory and the files, and memory that does not grow."""
+"""The engine: the same bytes whatever the workers, the memory and the files, and memory that does not grow."""
 
 import inspect
 import json
@@ -74,7 +74,7 @@ _VARIANTS: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in sorted(M
 
 
 @pytest.mark.parametrize(("method", "more"), _VARIANTS)
-def test_threads_memory_and_files_change_no_bit(
+def test_workers_memory_and_files_change_no_bit(
     method: str, more: dict[str, Any], models: list[Path], read_weights: Read, tmp_path: Path
 ) -> None:
     options = _options(method, models[1:], models[0]) | more
@@ -82,30 +82,30 @@ def test_threads_memory_and_files_change_no_bit(
     adapter = _write_adapter(tmp_path / "adapter")
     options["recipe"] = [f"{options['recipe'][0]}+{adapter}", *options["recipe"][1:]]
     reference: dict[str, Tensor] | None = None
-    for number, (threads, arena, shard_bytes) in enumerate(
+    for number, (workers, arena, shard_bytes) in enumerate(
         ((1, 1 << 30, 1 << 30), (2, 1 << 30, 50_000), (5, _ARENA, 1 << 30), (1, 1, 300_000), (2, 1 << 18, 1))
     ):
         out = tmp_path / f"out{number}"
-        merge(**options, out=out, threads=threads, memory=arena * (threads + 1), shard_bytes=shard_bytes, seed=3)
+        merge(**options, out=out, workers=workers, memory=arena * (workers + 1), shard_bytes=shard_bytes, seed=3)
         result = read_weights(out)
         reference = reference or result
         assert result.keys() == reference.keys()
         for name, value in result.items():
             assert torch.isfinite(value).all(), name
-            assert torch.equal(value, reference[name]), (name, threads, arena, shard_bytes)
+            assert torch.equal(value, reference[name]), (name, workers, arena, shard_bytes)
         files = list(out.glob("*.safetensors"))
         assert len(files) == 1 if shard_bytes == 1 << 30 else len(files) > 1
 
 
-@given(threads=st.integers(1, 5), memory=st.integers(1, 1 << 21), shard_bytes=st.integers(1, 1 << 20))
+@given(workers=st.integers(1, 5), memory=st.integers(1, 1 << 21), shard_bytes=st.integers(1, 1 << 20))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_threads_memory_and_files(
-    threads: int, memory: int, shard_bytes: int, models: list[Path], tmp_path_factory: pytest.TempPathFactory
+def test_any_workers_memory_and_files(
+    workers: int, memory: int, shard_bytes: int, models: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("merges")
     options: Any = {"recipe": models[1:], "method": "ties", "base": models[0], "density": 0.3}
     digests = []
-    for number, limits in enumerate(({}, {"threads": threads, "memory": memory, "shard_bytes": shard_bytes})):
+    for number, limits in enumerate(({}, {"workers": workers, "memory": memory, "shard_bytes": shard_bytes})):
         merge(**options, **limits, out=folder / str(number))
         record = json.loads((folder / str(number) / MERGE_FILE).read_text())
         digests.append({name: (entry["digest"], entry["inputs"]) for name, entry in record["tensors"].items()})
@@ -137,7 +137,7 @@ def test_memory_does_not_grow_with_the_tensor(
         folders = [make_model(f"m{rows}-{seed}", seed, change=change) for seed in range(3)]
         peak = 0
         options: Any = {"base": folders[0]} if method == "ties" else {}
-        merge(folders[1:], tmp_path / f"out{rows}", method=method, threads=1, memory=1 << 17, **options)
+        merge(folders[1:], tmp_path / f"out{rows}", method=method, workers=1, memory=1 << 17, **options)
         peaks.append(peak)
     assert peaks[1] <= 1.1 * peaks[0]
     # Blocks of float32 of the three models and the result, and what is read of each.

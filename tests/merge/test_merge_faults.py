@@ -107,7 +107,7 @@ def command(models: list[Path], tmp_path: Path) -> Callable[[], Any]:
     """A merge into ``out`` with files of several shards."""
 
     def run() -> None:
-        merge(models[1:], tmp_path / "out", method="ties", base=models[0], threads=1, shard_bytes=100_000, density=0.5)
+        merge(models[1:], tmp_path / "out", method="ties", base=models[0], workers=1, shard_bytes=100_000, density=0.5)
 
     return run
 

@@ -37,7 +37,7 @@ def merge(
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; the base's by default.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of methods that draw; 0 by default.")] = None,
     memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
-    threads: Annotated[int | None, typer.Option(min=1, help="One a core by default.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side; one a core by default.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan with an estimate, and write nothing.")
     ] = False,
@@ -57,16 +57,16 @@ def merge(
     from posttrain.merge.engine import estimate_seconds
 
     if conflicts is not None:
-        _write_conflicts(conflicts, recipe, root, limit, threads, json and out is None)
+        _write_conflicts(conflicts, recipe, root, limit, workers, json and out is None)
         if out is None:
             return
     if dry_run:
         with planned_merge(recipe, root, Path(tempfile.gettempdir())) as (plan, _):
-            description = describe(plan) | {"estimated_seconds": round(estimate_seconds(plan, limit, threads), 1)}
+            description = describe(plan) | {"estimated_seconds": round(estimate_seconds(plan, limit, workers), 1)}
         _print_plan(description, json)
         return
     assert out is not None
-    result = merge(recipe, out, memory=limit, threads=threads, root=root)
+    result = merge(recipe, out, memory=limit, workers=workers, root=root)
     if json:
         print_json(
             {

@@ -76,7 +76,7 @@ def merge(
     weights: Sequence[float] | None = None,
     base: Path | str | None = None,
     memory: int = MEMORY,
-    threads: int | None = None,
+    workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     seed: int = 0,
     root: Path | None = None,
@@ -92,7 +92,7 @@ def merge(
         weights: one a model, for methods with the option ``weight``.
         base: the model that all were trained from, for methods on task vectors.
         memory: bytes of weights that are held at once.
-        threads: that work side by side; one a core by default.
+        workers: processes that merge side by side; one a core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
         root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
@@ -110,7 +110,7 @@ def merge(
         raise _out_exists(target)
     with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent) as (plan, folder):
         _check_space(plan, folder)
-        run = write_merge(plan, folder, memory, threads, shard_bytes)
+        run = write_merge(plan, folder, memory, workers, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
@@ -222,11 +222,11 @@ def write_merge(
     plan: MergePlan,
     folder: Path,
     memory: int = MEMORY,
-    threads: int | None = None,
+    workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> MergeRun:
     """Writes weights, config and tokenizer of the merged model into an empty folder; see `run_plan`."""
-    run = run_plan(plan, folder, memory, threads, shard_bytes)
+    run = run_plan(plan, folder, memory, workers, shard_bytes)
     for source in plan.sources:
         source.check_unchanged()
     _write_config(plan, folder)

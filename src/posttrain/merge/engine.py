@@ -1,16 +1,20 @@
-"""Runs a merge plan: streams the tensors through threads of bounded memory, into files that are read back."""
+"""Runs a merge plan: streams the tensors through processes of bounded memory, into files that are read back."""
 
 import ctypes
+import multiprocessing
 import os
 import resource
+import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,11 +24,25 @@ from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
 from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_group import Arena, BlockFunction, Digests, TensorGroup
 from posttrain.merge.whole_model import WholeModel
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, WorkError
 from posttrain.store.progress import progress_bar
 
 MEMORY = 2 << 30
 """Bytes of weights that are held at once, by default."""
+
+_LEAST_BYTES = 64 << 20  # of the result that one process merges
+_SYNC_BYTES = 256 << 20  # that are written through to the disk at once
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Maps a function of a job over numbers of tensors, and yields results with their numbers as they come."""
+
+    def __call__(
+        self, function: "Callable[[_Job, int], Result]", numbers: Iterable[int]
+    ) -> Iterator[tuple[int, Result]]: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +51,7 @@ class MergeRun:
 
     Attributes:
         seconds: of the whole run.
-        peak_memory: bytes that the process held at most, until the end of the run.
+        peak_memory: bytes that the processes held at most, until the end of the run.
         inputs: digest (XXH3, 128 bits) of each tensor that was read, by model and tensor.
         outputs: digest of each tensor that was written, and read back, by name.
     """
@@ -45,54 +63,106 @@ class MergeRun:
 
 
 def run_plan(
-    plan: MergePlan, folder: Path, memory: int = MEMORY, threads: int | None = None, shard_bytes: int = SHARD_BYTES
+    plan: MergePlan, folder: Path, memory: int = MEMORY, workers: int | None = None, shard_bytes: int = SHARD_BYTES
 ) -> MergeRun:
     """Writes the weights of a merged model.
 
-    The result is the same to the last bit whatever the threads, the memory and the order in which they finish: a
-    tensor is merged by one thread, in blocks whose size hangs on its shape alone, with random numbers of its name.
+    The result is the same to the last bit whatever the workers, the memory and the order in which they finish: a
+    tensor is merged by one of them, in blocks whose size hangs on its shape alone, with random numbers of its name.
 
     Args:
         plan: the merge.
         folder: an empty folder.
         memory: bytes of weights that are held at once.
-        threads: that merge tensors side by side; one a core by default.
+        workers: processes that merge tensors side by side; one a core by default.
         shard_bytes: most bytes of one file.
 
     Raises:
         UserError: a weight is NaN or infinite, or the disk refused.
+        WorkError: a worker was killed.
     """
     start = time.perf_counter()
     _keep_freed_memory()
-    count = threads or len(os.sched_getaffinity(0))
-    job = _Job(plan, memory // (count + 1))
+    # A second process costs more than it brings where there is little to merge.
+    count = workers or max(1, min(len(os.sched_getaffinity(0)), plan.bytes // _LEAST_BYTES))
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
     writer = ShardWriter(folder, specs, shard_bytes)
-    outputs: dict[str, str] = {}
     try:
         with one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
-            pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
-            try:
-                # The largest first, so that no thread begins it when the others are done.
-                order = sorted(plan.tensors, key=lambda tensor: -tensor.bytes)
-                futures = {pool.submit(job.merge, tensor, writer): tensor for tensor in order}
-                for future in as_completed(futures):
-                    future.result()
-                    advance(futures[future].bytes >> 20)
-                checks = {pool.submit(writer.verify, tensor.name): tensor.name for tensor in order}
+            job = _Job(plan, memory // (count + 1), writer)
+            job.measure_whole_models()
+            # The largest first, so that no worker begins it when the others are done.
+            order = sorted(range(len(plan.tensors)), key=lambda number: -plan.tensors[number].bytes)
+            with _workers(job, count) as run:
+                inputs: dict[tuple[str, str], str] = {}
+                outputs: dict[str, str] = {}
+                unsynced = 0
+                for number, (output, digests) in run(_Job.merge, order):
+                    outputs[plan.tensors[number].name] = output
+                    inputs |= digests
+                    advance(plan.tensors[number].bytes >> 20)
+                    unsynced += plan.tensors[number].bytes
+                    if unsynced >= _SYNC_BYTES:
+                        # While the others work, as at the end nothing else would be done meanwhile.
+                        unsynced = 0
+                        writer.sync()
                 writer.sync()
-                outputs = {name: check.result() for check, name in checks.items()}
-            finally:
-                pool.shutdown(cancel_futures=True)
+                own = {process: bytes for _, (process, bytes) in run(partial(_Job.verify, outputs=outputs), order)}
     finally:
         writer.close()
-    return MergeRun(time.perf_counter() - start, _peak_memory(), job.digests.values, dict(sorted(outputs.items())))
+    peak = _peak_memory() + sum(bytes for process, bytes in own.items() if process != os.getpid())
+    return MergeRun(time.perf_counter() - start, peak, inputs, dict(sorted(outputs.items())))
 
 
-def estimate_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> float:
+@contextmanager
+def _workers(job: "_Job", count: int) -> Iterator["Run"]:
+    """Yields a function that maps another one over numbers of tensors, in processes if there are several workers.
+
+    Processes, as torch's operations on blocks of this size hardly run side by side in threads. They are forked, as
+    those of torch's own ``DataLoader``: what they inherit need not be read again.
+    """
+    if count == 1:
+        yield lambda function, numbers: ((number, function(job, number)) for number in numbers)
+        return
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(count, fork, _start_worker, (job, os.getpid()))
+
+    def run(function: Callable[["_Job", int], Result], numbers: Iterable[int]) -> Iterator[tuple[int, Result]]:
+        futures = {pool.submit(_call, function, number): number for number in numbers}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+    try:
+        yield run
+    except BrokenProcessPool:
+        raise WorkError("a process that merges was killed; is there enough memory?") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker(job: "_Job", parent: int) -> None:
+    global _worker_job  # a pool's functions get at the state of their process in no other way
+    _worker_job = job
+    # Signals of the terminal reach all processes, and the parent alone decides what to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        # A worker whose parent was killed would wait for work forever.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    torch.set_num_threads(1)
+
+
+def _call(function: Callable[["_Job", int], Result], number: int) -> Result:
+    assert _worker_job is not None
+    return function(_worker_job, number)
+
+
+def estimate_seconds(plan: MergePlan, memory: int = MEMORY, workers: int | None = None) -> float:
     """Estimates a run by merging the plan's tensor of middle size, and writing it nowhere."""
-    count = threads or len(os.sched_getaffinity(0))
-    job = _Job(plan, memory // (count + 1))
+    count = workers or len(os.sched_getaffinity(0))
+    job = _Job(plan, memory // (count + 1), _Discard())
     merged = [tensor for tensor in plan.tensors if tensor.method]
     if not merged:
         return 0.0
@@ -105,7 +175,7 @@ def estimate_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None 
             break
     with one_thread_each():
         start = time.perf_counter()
-        job.merge(sample, _Discard())
+        job.merge(plan.tensors.index(sample))
         seconds = time.perf_counter() - start
     return seconds * sum(tensor.elements for tensor in merged) / max(sample.elements, 1) / count
 
@@ -113,41 +183,74 @@ def estimate_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None 
 class _Discard:
     """Takes a tensor's parts, and writes nothing."""
 
-    def write(self, tensor: str, parts: Iterable[Tensor]) -> None:
+    def write(self, tensor: str, parts: Iterable[Tensor]) -> str:
         for _ in parts:
             pass
+        return ""
 
 
 class _Job:
-    """The state that the threads of one run share."""
+    """The work of one run; each process has a copy, with memory of its own.
 
-    def __init__(self, plan: MergePlan, arena_bytes: int) -> None:
-        self.plan, self.digests = plan, Digests()
-        self._arena_bytes = arena_bytes
-        self._local = threading.local()
+    Args:
+        plan: the merge.
+        arena_bytes: bytes of stored weights that one process holds at most.
+        writer: takes the merged tensors.
+    """
+
+    def __init__(self, plan: MergePlan, arena_bytes: int, writer: ShardWriter | _Discard) -> None:
+        self.plan, self.writer = plan, writer
+        self._arena = Arena(arena_bytes)
         self._whole = {
             key: WholeModel(lambda key=key: self._groups(key), len(tensors[0].inputs), sum(t.elements for t in tensors))  # type: ignore[misc]
             for key, tensors in _by_method(plan.tensors).items()
         }
 
-    def merge(self, tensor: TensorPlan, writer: ShardWriter | _Discard) -> None:
-        """Merges one tensor and writes it."""
+    def measure_whole_models(self) -> None:
+        """Computes the statistics over all tensors that methods ask for, so that not every process does it."""
+        smallest: dict[object, TensorPlan] = {}
+        for tensor in sorted(self.plan.tensors, key=lambda tensor: tensor.elements):
+            if tensor.method is not None:
+                smallest.setdefault((_key(tensor), repr(tensor.options)), tensor)
+        for tensor in smallest.values():
+            assert tensor.method is not None
+            tensor.method.function(self._group(tensor), **tensor.options)
+
+    def merge(self, number: int) -> tuple[str, dict[tuple[str, str], str]]:
+        """Merges one tensor and writes it; returns its digest, and those of its inputs by source and tensor."""
+        tensor, digests = self.plan.tensors[number], Digests()
         if tensor.method is None:
-            writer.write(tensor.name, self._copied(tensor))  # all models have the same, as the preflight has checked
-            return
-        group = self._group(tensor)
+            # All models have the same, as the preflight has checked.
+            return self.writer.write(tensor.name, self._copied(tensor)), digests.values
+        group = self._group(tensor, digests)
         function = tensor.method.function(group, **tensor.options)
-        writer.write(tensor.name, self._blocks(tensor, group, function))
+        return self.writer.write(tensor.name, self._blocks(tensor, group, function)), digests.values
+
+    def verify(self, number: int, outputs: Mapping[str, str]) -> tuple[int, int]:
+        """Compares a written tensor with its digest; returns the process and the bytes that it alone holds.
+
+        Raises:
+            WorkError: it reads otherwise.
+        """
+        assert isinstance(self.writer, ShardWriter)
+        name = self.plan.tensors[number].name
+        self.writer.verify(name, outputs[name])
+        return os.getpid(), self._own_bytes
+
+    @cached_property
+    def _own_bytes(self) -> int:
+        # Behind the merging: the memory of a process is used again for each tensor, and given back at its end.
+        return _private_bytes()
 
     def _blocks(self, tensor: TensorPlan, group: TensorGroup, function: BlockFunction) -> Iterator[Tensor]:
-        rounded = self._arena().take("rounded", 1 << 16, tensor.dtype)
+        rounded = self._arena.take("rounded", 1 << 16, tensor.dtype)
         for block in group.blocks():
             result = function(block)
             if block.base is not None:
                 result = torch.add(result, block.base, out=result)
             if tensor.dtype != torch.float32:
                 if len(rounded) < result.numel():
-                    rounded = self._arena().take("rounded", result.numel(), tensor.dtype)
+                    rounded = self._arena.take("rounded", result.numel(), tensor.dtype)
                 result = rounded[: result.numel()].copy_(result.reshape(-1))
             if tensor.dtype == torch.float16:
                 _check_range(tensor, result)
@@ -157,36 +260,34 @@ class _Job:
         entry, done = tensor.inputs[0], 0
         columns = tensor.shape[-1] if tensor.shape else 1
         step = columns * block_rows(max(columns, 1))
-        part = self._arena().take("rounded", min(step, tensor.elements), tensor.dtype)
+        part = self._arena.take("rounded", min(step, tensor.elements), tensor.dtype)
         while done < tensor.elements:
             count = min(step, tensor.elements - done)
             entry.source.read(entry.tensor, done, part[:count])
             yield part[:count]
             done += count
 
-    def _group(self, tensor: TensorPlan, arena: Arena | None = None, digests: bool = True) -> TensorGroup:
+    def _group(self, tensor: TensorPlan, digests: Digests | None = None, arena: Arena | None = None) -> TensorGroup:
         assert tensor.method is not None
         return TensorGroup(
             tensor.name,
             tensor.inputs,
             tensor.base,
-            arena or self._arena(),
+            arena or self._arena,
             self._whole[_key(tensor)],
             self.plan.recipe.seed,
-            self.digests if digests else None,
+            digests,
             task_vectors=tensor.method.task_vectors,
         )
 
     def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:
-        arena = Arena(self._arena_bytes)
+        # Apart from the memory of the tensor whose method asks.
+        arena = Arena(self._arena.limit)
         for tensor in _by_method(self.plan.tensors)[key]:
-            yield self._group(tensor, arena, digests=False)
+            yield self._group(tensor, arena=arena)
 
-    def _arena(self) -> Arena:
-        if not hasattr(self._local, "arena"):
-            self._local.arena = Arena(self._arena_bytes)
-        arena: Arena = self._local.arena
-        return arena
+
+_worker_job: _Job | None = None
 
 
 def _key(tensor: TensorPlan) -> tuple[object, ...]:
@@ -229,3 +330,12 @@ def _keep_freed_memory() -> None:
 def _peak_memory() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
+
+
+def _private_bytes() -> int:
+    """Returns the bytes of memory that this process shares with no other; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))

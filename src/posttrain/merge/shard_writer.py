@@ -35,7 +35,7 @@ class TensorSpec:
 
 
 class ShardWriter:
-    """Lays out the files, takes the tensors' bytes in any order from any thread, and syncs them to the disk.
+    """Lays out the files, takes the tensors' bytes in any order from any process, and syncs them to the disk.
 
     Args:
         folder: an empty folder.
@@ -55,7 +55,6 @@ class ShardWriter:
         )
         self._files: list[int] = []
         self._places: dict[str, tuple[int, int, int]] = {}
-        self._digests: dict[str, str] = {}
         with disk_errors(folder):
             for name, shard in zip(self._names, shards, strict=True):
                 self._create(folder / name, shard)
@@ -86,8 +85,11 @@ class ShardWriter:
             self._places[spec.name] = (len(self._files) - 1, begin, spec.bytes)
             begin += spec.bytes
 
-    def write(self, tensor: str, parts: Iterable[Tensor]) -> None:
+    def write(self, tensor: str, parts: Iterable[Tensor]) -> str:
         """Writes one tensor's consecutive parts, flat or not, contiguous and in the tensor's dtype.
+
+        Returns:
+            The digest (XXH3, 128 bits) of its bytes.
 
         Raises:
             StorageError: the disk refused.
@@ -103,13 +105,13 @@ class ShardWriter:
                     view, done = view[written:], done + written
         if done != size:
             raise WorkError(f"tensor {tensor} has {done:,} bytes instead of {size:,}")
-        self._digests[tensor] = running.hexdigest()
+        return running.hexdigest()
 
-    def verify(self, tensor: str) -> str:
-        """Reads a tensor back and returns the digest (XXH3, 128 bits) of its bytes.
+    def verify(self, tensor: str, digest: str) -> None:
+        """Reads a tensor back and compares its bytes with the digest that `write` returned.
 
         Raises:
-            WorkError: they are not those that were written.
+            WorkError: they are others.
         """
         file, offset, size = self._places[tensor]
         running, done = xxhash.xxh3_128(), 0
@@ -121,9 +123,8 @@ class ShardWriter:
                 break
             running.update(view[:count])
             done += count
-        if running.hexdigest() != self._digests[tensor]:
+        if running.hexdigest() != digest:
             raise WorkError(f"{self._folder / self._names[file]}: tensor {tensor} reads other than it was written")
-        return self._digests[tensor]
 
     def sync(self) -> None:
         """Writes all files through to the disk.

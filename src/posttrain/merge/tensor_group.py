@@ -54,7 +54,7 @@ class TensorInput:
 
 
 class Arena:
-    """Memory of one thread that is used again for each tensor, as fresh memory costs more than reading into it.
+    """Memory of one process that is used again for each tensor, as fresh memory costs more than reading into it.
 
     Args:
         limit: bytes of stored weights that it holds at most.
@@ -90,7 +90,7 @@ class TensorGroup:
         name: the tensor's name in the result.
         inputs: one a model.
         base: the base model's, to have task vectors as the values.
-        arena: the thread's memory.
+        arena: the process's memory.
         whole: statistics over all tensors that the same method merges.
         seed: the recipe's.
         digests: receives the inputs' digests; None to take none.

@@ -73,7 +73,7 @@ def merge_tensors(
     base: Tensors | None = None,
     *,
     memory: int = 1 << 30,
-    threads: int = 1,
+    workers: int = 1,
     seed: int = 0,
     **options: Any,
 ) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def merge_tensors(
         models: tensors by name, one mapping a model.
         base: the base model's.
         memory: bytes of weights that are held at once; with 0 every pass reads them again.
-        threads: that merge tensors side by side.
+        workers: processes that merge tensors side by side.
         seed: the recipe's.
         options: the method's, as a recipe has them.
 
@@ -94,7 +94,7 @@ def merge_tensors(
     plan = _plan(method, models, base, seed, options)
     # In memory where there is such a folder: each merge waits for the disk.
     with TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
-        run_plan(plan, Path(folder), memory, threads)
+        run_plan(plan, Path(folder), memory, workers)
         return load((Path(folder) / WEIGHTS).read_bytes())
 
 
@@ -128,7 +128,7 @@ def random_models(
 class MergeMethodContract:
     """Tests what every merge method promises; inherit and define the fixture ``method``, a name or a `MergeMethod`.
 
-    The result is the same to the last bit whatever the memory, the threads and the dtype the weights are stored in;
+    The result is the same to the last bit whatever the memory, the workers and the dtype the weights are stored in;
     each block is merged without the others; the result is finite, also of models that are zero, identical or opposite,
     and of tensors with one element or none; the models stay unchanged; and the method merges the numbers of models that
     it names.
@@ -176,10 +176,10 @@ class MergeMethodContract:
         monkeypatch.setattr("posttrain.merge.tensor_group._READ_BYTES", blocks_read_at_once << 18)
         _assert_equal(merge_tensors(spec, models, base, memory=0, **options), expected)
 
-    def test_threads_do_not_change_a_bit(self, spec: MergeMethod, count: int, options: Mapping[str, Any]) -> None:
+    def test_workers_do_not_change_a_bit(self, spec: MergeMethod, count: int, options: Mapping[str, Any]) -> None:
         models, base = random_models(count)
         expected = merge_tensors(spec, models, base, **options)
-        _assert_equal(merge_tensors(spec, models, base, threads=4, **options), expected)
+        _assert_equal(merge_tensors(spec, models, base, workers=4, **options), expected)
 
     def test_other_tensors_count_only_in_statistics_of_the_whole_model(
         self, spec: MergeMethod, count: int, options: Mapping[str, Any]
