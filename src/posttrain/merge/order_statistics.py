@@ -80,32 +80,53 @@ def _narrow(
     brackets: dict[int, tuple[float, float]],
     results: dict[int, float],
 ) -> None:
-    """Counts and collects in one pass; moves results out of ``brackets`` and widens those that missed."""
-    above, level = dict.fromkeys(brackets, 0), dict.fromkeys(brackets, 0)
-    lowest = dict.fromkeys(brackets, 0)
+    """Counts and collects in one pass; moves results out of ``brackets`` and narrows or widens those that missed."""
+    above: dict[int, int] = dict.fromkeys(brackets, 0)
     inside: dict[int, list[np.ndarray]] = {model: [] for model in brackets}
     for block in magnitudes(1):
         for model, (low, high) in brackets.items():
             values = block[model]
-            over_low = values > low
-            above_high = values >= high
-            above[model] += int(np.count_nonzero(above_high))
-            inside[model].append(values[over_low & ~above_high])
-            # Elements that equal an end are counted and not collected: of a tensor that training left alone, all
-            # task vectors are zero.
-            if np.isfinite(high):
-                level[model] += int(np.count_nonzero(values == high))
-            if low < high:
-                lowest[model] += int(np.count_nonzero(values == low))
-    for model, (low, high) in list(brackets.items()):
-        rank, between = ranks[model], np.concatenate(inside[model])
-        strictly = above[model] - level[model]
-        if strictly < rank <= above[model]:
-            results[model] = high
-        elif above[model] < rank <= above[model] + len(between):
-            at = len(between) - (rank - above[model])
+            over_low, from_high = values > low, values >= high
+            above[model] += int(np.count_nonzero(from_high))
+            # Elements that equal an end are not collected: of a tensor that training left alone, all task vectors are
+            # zero. Of two masks the greater is the one without the other.
+            inside[model].append(np.compress(np.greater(over_low, from_high, out=over_low), values))
+    missed = []
+    for model in list(brackets):
+        between = np.concatenate(inside[model])
+        if above[model] < ranks[model] <= above[model] + len(between):
+            at = len(between) - (ranks[model] - above[model])
             results[model] = float(np.partition(between, at)[at])
-        elif above[model] + len(between) < rank <= above[model] + len(between) + lowest[model]:
+            del brackets[model]
+        else:
+            missed.append((model, above[model], len(between)))
+    if missed:
+        _look_at_ends(magnitudes, ranks, brackets, results, missed)
+
+
+def _look_at_ends(
+    magnitudes: Magnitudes,
+    ranks: dict[int, int],
+    brackets: dict[int, tuple[float, float]],
+    results: dict[int, float],
+    missed: Sequence[tuple[int, int, int]],
+) -> None:
+    """Decides in one pass whether the results that are not inside of their brackets are one of its ends.
+
+    Args:
+        missed: model, elements of at least the upper end, and elements inside of the bracket.
+    """
+    at_high, at_low = dict.fromkeys(brackets, 0), dict.fromkeys(brackets, 0)
+    for block in magnitudes(1):
+        for model, (low, high) in brackets.items():
+            at_high[model] += int(np.count_nonzero(block[model] == high)) if np.isfinite(high) else 0
+            at_low[model] += int(np.count_nonzero(block[model] == low)) if low < high else 0
+    for model, above, between in missed:
+        (low, high), rank = brackets[model], ranks[model]
+        strictly = above - at_high[model]
+        if strictly < rank <= above:
+            results[model] = high
+        elif above < rank <= above + between + at_low[model]:
             results[model] = low
         else:
             # The sample was unlike the whole: everything on the side that holds it is looked at.

@@ -193,6 +193,13 @@ class TensorGroup:
         return self._mapped(absolute, stride)
 
     def _mapped(self, function: ElementFunction, stride: int) -> Iterator[list[np.ndarray]]:
+        if self._resident is not None and stride > 1:
+            # Of what is in memory only the sample is converted.
+            sample = torch.stack([stored[::stride].float() for stored in self._resident[: self.models]])
+            if self._task_vectors and self._base:
+                sample.sub_(self._resident[-1][::stride].float())
+            yield [values.numpy() for values in function(sample)]
+            return
         for block in self.blocks():
             flat = block.values.flatten(1)
             yield [values.numpy() for values in function(flat if stride == 1 else flat[:, ::stride].contiguous())]

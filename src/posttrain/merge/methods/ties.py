@@ -13,6 +13,8 @@ from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 # Share of the largest weight below which a sum of weights of opposite signs is rounding.
 _CANCELLED = 1e-6
 
+_MINUS_ONE = torch.tensor(-1.0)
+
 
 @merge_method("ties", task_vectors=True, ranges={"density": Range(0, 1)})
 def ties(
@@ -71,11 +73,17 @@ def sparsify_and_elect(
         scale: factor of the result.
     """
 
+    if normalize and min(weight) == max(weight) > 0 and list(factors) == list(weight):
+        # Equal weights are factors of both sum and divisor, and of no sign.
+        factors = weight = [1.0] * len(weight)
+
     def merge(block: Block) -> Tensor:
         sparsify(block)
         for values, factor in zip(block.values, factors, strict=True):
-            values.mul_(factor)
-        return elect_and_add(block.values, weight, election, normalize).mul_(scale)
+            if factor != 1:
+                values.mul_(factor)
+        total = elect_and_add(block.values, weight, election, normalize)
+        return total if scale == 1 else total.mul_(scale)
 
     return merge
 
@@ -108,7 +116,7 @@ def elect_signs(values: Tensor, election: str) -> Tensor:
     majority = values[0].clone() if election == "weighted" else values[0].sign()
     for value in values[1:]:
         majority.add_(value if election == "weighted" else value.sign())
-    return torch.ge(majority, 0, out=majority).mul_(2).sub_(1)
+    return torch.add(_MINUS_ONE, torch.ge(majority, 0, out=majority), alpha=2, out=majority)
 
 
 def add_agreeing(values: Tensor, signs: Tensor, weight: Sequence[float] | None) -> Tensor:
@@ -122,13 +130,14 @@ def add_agreeing(values: Tensor, signs: Tensor, weight: Sequence[float] | None) 
     Returns:
         float32 [rows, columns].
     """
-    total, divisor = torch.zeros_like(signs), torch.zeros_like(signs)
-    for number, value in enumerate(values):
+    total = values[0].mul_(signs).clamp_min_(0)
+    divisor = None if weight is None else torch.sign(total).mul_(weight[0])
+    for number, value in enumerate(values[1:], 1):
         total.add_(value.mul_(signs).clamp_min_(0))
-        if weight is not None:
+        if weight is not None and divisor is not None:
             divisor.add_(value.sign_(), alpha=weight[number])
     total.mul_(signs)
-    if weight is None:
+    if weight is None or divisor is None:
         return total
     # Where no model agrees, or weights of opposite signs cancel, the sum is not divided.
     if min(weight) > 0:
