@@ -21,6 +21,7 @@ from posttrain.train.optim.gradient_surgery import (
     pcgrad,
 )
 from posttrain.train.optim.master_weights import MasterWeights
+from posttrain.train.optim.offload import Offload
 
 seeds = given(st.integers(0, 2**32 - 1))
 some = settings(max_examples=40, deadline=None)
@@ -247,13 +248,18 @@ def flat_sums(masters: MasterWeights) -> np.ndarray:
     return np.concatenate([total.double().flatten().numpy() for total in masters.finished_sums()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "offload"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
 @pytest.mark.parametrize("method", ["pcgrad", "cagrad", "mgda"])
 @pytest.mark.parametrize("weights", ["sizes", "equal"])
-def test_sums_are_replaced_by_the_combination(dtype: torch.dtype, method: str, weights: str) -> None:
+def test_sums_are_replaced_by_the_combination(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, offload: bool, method: str, weights: str
+) -> None:
     """Over several steps, as buffers and sums of one must not leak into the next."""
     model = Model(dtype)
-    masters = MasterWeights(model, OptimizerConfig())
+    monkeypatch.setattr(Offload, "from_accelerator", Offload)  # from a CPU to itself
+    masters = MasterWeights(model, OptimizerConfig(offload=offload))
     config = SurgeryConfig.read({"method": method, "weights": weights, "c": 0.3}, "train.surgery")
     surgery = GradientSurgery(masters, config, 5, "abc")
     formulas: dict[str, Callable[..., np.ndarray]] = {
