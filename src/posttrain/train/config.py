@@ -30,7 +30,7 @@ from posttrain.train.objectives.config import (
     SimpoConfig,
 )
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec, read_options
-from posttrain.train.optim.config import EmaConfig, OptimizerConfig
+from posttrain.train.optim.config import EmaConfig, OptimizerConfig, SurgeryConfig
 from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.regularization.config import NoiseConfig
@@ -142,6 +142,7 @@ class TrainConfig(Section):
     )
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning-rate schedule.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimiser.")
+    surgery: SurgeryConfig = Field(SurgeryConfig(), description="Conflicts between the gradients of several tasks.")
     ema: EmaConfig = Field(EmaConfig(), description="A moving average of the weights.")
     noise: NoiseConfig = Field(NoiseConfig(), description="Regularisation inside the model.")
     weight_standardization: bool = Field(
@@ -182,6 +183,12 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         read_options(self.objective, self.options)
+        return self
+
+    @model_validator(mode="after")
+    def _steps_have_tasks(self) -> Self:
+        if self.surgery.method != "none" and self.batch_size == 1:
+            raise ValueError("surgery compares the tasks of a step: give a step a batch_size of 2 or more")
         return self
 
     @property
@@ -225,6 +232,7 @@ class TrainConfig(Section):
         # Left out where unused, as keys are older than these settings.
         unused = {name for name in ("options", "stop_loss") if not getattr(self, name)}
         unused |= {"too_long"} if self.too_long == "truncate" else set()
+        unused |= {"surgery"} if self.surgery.method == "none" else set()
         exclude = {"start", *OPERATIONAL_SECTIONS, *unused}
         values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
         # Keys of the section that were renamed or removed since: without them a workspace would train again.

@@ -19,9 +19,9 @@ from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import CurriculumConfig
 from posttrain.train.data.encoding import encode, load_encoder
 from posttrain.train.data.mix import mix_counts
-from posttrain.train.data.record_columns import mix_kinds
+from posttrain.train.data.record_columns import record_kinds
 from posttrain.train.data.token_set import longest_lengths
-from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
+from posttrain.train.memory.estimate import MemoryEstimate, count_step_tasks, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
 from posttrain.train.memory.token_budget import available_bytes, choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
@@ -112,13 +112,14 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
     config = read_config(source)
     spec = ModelSpec.from_config(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
-    phases, mixes = _plan_phases(settings, source, records)
+    phases, mixes, tasks = _plan_phases(settings, source, records)
     most_tokens = max(phase.longest for phase in phases)
     # As training does it, which does not pack all of its data for every budget.
-    auto = choose_budget(spec, train, machine.memory, most_tokens, device=machine.device, process=process)
+    options: dict[str, Any] = {"device": machine.device, "process": process, "tasks": tasks}
+    auto = choose_budget(spec, train, machine.memory, most_tokens, **options)
     tokens = train.micro_batch_tokens if isinstance(train.micro_batch_tokens, int) else auto.tokens
     batches = [phase.batch(tokens) for phase in phases]
-    each = [estimate_memory(spec, train, batch, device=machine.device, process=process) for batch in batches]
+    each = [estimate_memory(spec, train, batch, **options) for batch in batches]
     most = max(range(len(each)), key=lambda number: each[number].total)
     peak_estimate, batch = each[most], batches[most]
     return {
@@ -180,8 +181,8 @@ class _PhasePlan:
 
 def _plan_phases(
     settings: TrainJobConfig, source: str, records: pa.Table | None
-) -> tuple[list[_PhasePlan], list[dict[str, Any]]]:
-    """Plans the phases of a training, and counts the categories of their mixes.
+) -> tuple[list[_PhasePlan], list[dict[str, Any]], int]:
+    """Plans the phases of a training, and counts the categories of their mixes, and the most tasks of a step.
 
     Of a curriculum's records, all of them from the start.
     """
@@ -189,7 +190,8 @@ def _plan_phases(
     configs = [phase.model_copy(update={"curriculum": CurriculumConfig()}) for phase in training_phases(train)]
     if records is None:
         longest_ones = [min(phase.max_length or train.max_length, train.max_length) for phase in configs]
-        return [_PhasePlan(train, most, phase.steps) for most, phase in zip(longest_ones, configs, strict=True)], []
+        plans = [_PhasePlan(train, most, phase.steps) for most, phase in zip(longest_ones, configs, strict=True)]
+        return plans, [], count_step_tasks(train)
     shape = record_shape(train, records)
     encoder = load_encoder(source, settings.task)
     if train.too_long == "drop":
@@ -201,7 +203,10 @@ def _plan_phases(
     units = objective_class(train.objective).record_units(encoded)
     lengths = longest_lengths(units)
     times = len(units) // len(encoded)
-    kinds = {name: np.repeat(values, times).tolist() for name, values in mix_kinds(train.phases, records).items()}
+    kinds = {
+        name: np.repeat(values, times).tolist()
+        for name, values in record_kinds(train.phases, train.surgery.task_column, records).items()
+    }
     sampler = BatchSampler(
         len(units),
         train.batch_size,
@@ -210,7 +215,7 @@ def _plan_phases(
         kinds=kinds,
         lengths=lengths,
     )
-    plans: list[_PhasePlan] = []
+    plans = []
     start = 0
     for position in sampler.phases:
         steps = range(start, start + position.steps)
@@ -219,7 +224,7 @@ def _plan_phases(
         batches = [[units[row] for row in rows] for rows in rows_of_steps]
         plans.append(_PhasePlan(train, int(lengths.max()), position.steps, batches))
         start = steps.stop
-    return plans, mix_counts(sampler, kinds)
+    return plans, mix_counts(sampler, kinds), count_step_tasks(train, kinds)
 
 
 def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) -> _StepWork:

@@ -1,5 +1,6 @@
 """Sets a training up: the model's context managers, the batch sampler, the state, the loader and recovery."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,12 +34,15 @@ from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.reference import initial_losses
 from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.optim.ema import Ema
+from posttrain.train.optim.gradient_surgery import GradientSurgery
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.recovery import Recovery, read_recovery_log
 from posttrain.train.regularization.layers import apply_noise, standardize_weights
 from posttrain.train.state import Interventions, TrainingState
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass
@@ -52,6 +56,7 @@ class TrainingParts:
         checkpoints: checkpoints in its folder.
         recovery: saves, resumes and rolls back.
         meter: measures its steps.
+        surgery: combines the gradients of several tasks; None without `train.surgery`, or where all are of one task.
         initial_variances: variances by layer before the first step; empty unless it is from scratch.
     """
 
@@ -61,6 +66,7 @@ class TrainingParts:
     checkpoints: Checkpoints
     recovery: Recovery
     meter: StepMeter
+    surgery: GradientSurgery | None
     initial_variances: list[dict[str, Any]]
 
 
@@ -82,7 +88,7 @@ def set_up_training(
         seed: seed of the order of the data and of dropout.
         scratch: folder of everything that a training resumes from.
         sink: receives the values of each step.
-        kinds: each unit's kind, by the column that a phase mixes by.
+        kinds: each unit's kind, by the column that a phase mixes by or that names its task.
         difficulties: float [units], for a curriculum by a column.
 
     Raises:
@@ -112,9 +118,10 @@ def set_up_training(
         # What objectives compute before the training must not be drawn through dropout.
         stack.enter_context(_training_mode(lm, training=False))
         sampler = _build_sampler(lm, objective, config, seed, scratch, kinds, difficulties, padded=padded)
+        tasks, task_names = _number_tasks(config, kinds)
         with autocast(lm, config)():
             # A reference model runs over the very micro-batches of the training, so that rounding is the same in both.
-            groups = first_pass_groups(objective.units, sampler, budget)
+            groups = first_pass_groups(objective.units, sampler, budget, tasks)
             objective.prepare(lm, scratch, padded=padded, groups=groups)
         variances: list[dict[str, Any]] = []
         if config.initialization.method != "none":
@@ -122,6 +129,7 @@ def set_up_training(
         # Master weights copy the weights: whatever changes them has to come before, and what noises them after.
         checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
         state = _initial_state(lm, config, sampler, can_go_back=lambda: bool(checkpoints.steps()))
+        surgery = None if tasks is None else GradientSurgery(state.masters, config.surgery, seed, task_names)
         # Hooks that stay behind would add to gradients that nobody reads.
         stack.callback(state.masters.close)
         for context in _training_contexts(lm, config, state, MicroBatch.full(budget, config, longest)):
@@ -133,11 +141,12 @@ def set_up_training(
         recovery = Recovery(state, recovery_log, checkpoints, scratch, config.watch.rate_factor, sink)
         # After everything that sets the model up, and before the loader, which starts at the step resumed from.
         recovery.resume()
-        loader = BatchLoader(objective.units, sampler, budget, device=lm.device, padded=padded, config=config.loader)
-        stack.enter_context(loader)
-        yield TrainingParts(
-            state, loader, _learning_rates(config, sampler), checkpoints, recovery, step_meter, variances
+        loader = BatchLoader(
+            objective.units, sampler, budget, device=lm.device, padded=padded, tasks=tasks, config=config.loader
         )
+        stack.enter_context(loader)
+        rates = _learning_rates(config, sampler)
+        yield TrainingParts(state, loader, rates, checkpoints, recovery, step_meter, surgery, variances)
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
@@ -205,6 +214,20 @@ def _build_sampler(
         config.schedule.check(position.steps)
     config.ema.check(sampler.steps)
     return sampler
+
+
+def _number_tasks(
+    config: TrainConfig, kinds: Mapping[str, Sequence[str]] | None
+) -> tuple[np.ndarray | None, list[str]]:
+    """Returns int64 [units], the task of each for gradient surgery, and the tasks' names; None without several."""
+    column = config.surgery.task_column
+    if column is None:
+        return None, []
+    names, tasks = np.unique((kinds or {})[column], return_inverse=True)
+    if len(names) == 1:
+        log.warning("  all records are of one task, `%s`: train.surgery changes nothing", names[0])
+        return None, []
+    return tasks.astype(np.int64), names.tolist()
 
 
 def _learning_rates(config: TrainConfig, sampler: BatchSampler) -> list[float]:

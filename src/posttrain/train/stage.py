@@ -20,10 +20,12 @@ from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch, 
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
 from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.memory.estimate import count_step_tasks
 from posttrain.train.memory.token_budget import resolve_token_budget
 from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mean_loss
 from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
+from posttrain.train.optim.config import SurgeryConfig
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
 
@@ -88,6 +90,8 @@ def train(
         config = config.with_precision(choose_precision(count_weights(source)))
     if config.method != "lora" and config.lora != LoraConfig():
         log.warning("  train.lora is set, and train.method is full: all weights are trained; set train.method to lora")
+    if config.surgery.method == "none" and config.surgery != SurgeryConfig():
+        log.warning("  train.surgery is set, and its method is none: all gradients are summed; name a method")
     for name in unused_sections(config):
         log.warning("  train.%s is set, and train.objective is %s: it changes nothing", name, config.objective)
     data = read_training_set(str(source), records, config, task, scratch, difficulties, weights)
@@ -110,7 +114,7 @@ def train(
     trainer = Trainer(
         lm,
         objective,
-        resolve_token_budget(config, lm, int(units.longest.max()), scratch),
+        resolve_token_budget(config, lm, int(units.longest.max()), scratch, count_step_tasks(config, data.kinds)),
         seed,
         scratch,
         sink,

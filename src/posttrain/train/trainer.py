@@ -70,7 +70,7 @@ class Trainer:
         seed: seed of the order of the data and of dropout.
         scratch: folder of everything that the training resumes from.
         sink: receives the values of each step.
-        kinds: each unit's kind, by the column that a phase mixes by.
+        kinds: each unit's kind, by the column that a phase mixes by or that names its task.
         difficulties: float [units], for a curriculum by a column.
         profile: folder of a profile; None: in ``scratch``.
         callbacks: called after each step and at each checkpoint.
@@ -270,22 +270,35 @@ class Trainer:
         # how the step happens to be cut.
         divisor = count or 1.0
         scaled = divisor / (self.state.loss_scale.value if self.state.loss_scale else 1.0)
-        total, metrics, unit_losses = 0.0, [], []
-        for rows, packed in zip(batch.rows, batch.packed, strict=True):
+        surgery = self.parts.surgery
+        total, metrics, unit_losses, counts = 0.0, [], [], dict[int, float]()
+        for task, rows, packed in zip(batch.tasks, batch.rows, batch.packed, strict=True):
+            if surgery and counts and task not in counts:
+                with phase("surgery"):
+                    surgery.set_aside(len(counts) - 1)  # micro-batches come task by task
             with phase("backward"):
                 loss = self.backward(packed, rows, scaled)
             # Waits for the device, which has just finished the backward pass.
             total += loss.sum.item()
+            counts[task] = counts.get(task, 0.0) + loss.count
             metrics.append(loss.metrics)
+            if surgery:
+                metrics.append({f"loss/{surgery.names[task]}": (loss.sum, loss.count)})
             if loss.unit_losses is not None:
                 unit_losses.append(loss.unit_losses)
+        values = mean_metrics(merge_metrics(metrics))
+        joined = torch.cat(unit_losses) if unit_losses else None
+        if surgery:
+            with phase("surgery"):
+                values |= surgery.combine(batch.step, [own / divisor for own in counts.values()])
+            joined = None if joined is None else joined[np.argsort(batch.places)]  # the step's order again
         return StepResult(
             total / divisor,
             count,
             sum(len(packed.targets) for packed in batch.packed),
-            mean_metrics(merge_metrics(metrics)),
+            values,
             # Micro-batches keep the rows' order, so that joining them is the step's order.
-            torch.cat(unit_losses) if unit_losses else None,
+            joined,
         )
 
     def backward(self, packed: Packed, rows: list[int], divisor: float) -> Loss:

@@ -13,7 +13,7 @@ from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.compatibility import check_model
 from posttrain.train.data.config import curriculum_difficulty
 from posttrain.train.data.encoding import load_encoder
-from posttrain.train.data.record_columns import check_margins, mix_kinds, numeric_column, weight_column
+from posttrain.train.data.record_columns import check_margins, numeric_column, record_kinds, weight_column
 from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.tokenise import tokenise
 from posttrain.train.objectives.build import record_shape
@@ -28,7 +28,7 @@ class TrainingSet:
 
     Args:
         units: their tokens.
-        kinds: each record's kind, by the columns that phases mix by.
+        kinds: each record's kind, by the columns that phases mix by or that names the tasks of gradient surgery.
         difficulties: float64 [R], for a curriculum by a column.
         weights: float64 [R], above 0 and 1 in the mean: weights in the loss; None: all 1.
         weightless: ids of the records of weight 0, which are left out.
@@ -90,7 +90,7 @@ def read_training_set(
         weightless = records.filter(pa.array(~used))["id"].to_pylist()
         records, counts = records.filter(pa.array(used)), counts[used] / counts[used].mean()
         difficulties = None if difficulties is None else difficulties[used]
-    kinds = mix_kinds(config.phases, records)
+    kinds = record_kinds(config.phases, config.surgery.task_column, records)
     units = tokenise(encoder, records, config.max_length, shape, folder, processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, records)
     if objective_spec(config.objective).margins:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory.estimate import estimate_memory
+from posttrain.train.memory.estimate import count_step_tasks, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.token_budget import choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
@@ -113,3 +113,25 @@ def test_the_longest_sequence_sets_the_minimum(smollm2: ModelSpec) -> None:
     assert short.fits
     assert not long.fits
     assert long.estimate.total > short.estimate.total
+
+
+def test_each_task_of_a_step_has_gradient_sums_of_its_own(smollm2: ModelSpec) -> None:
+    batch = MicroBatch.full(1024, CONFIG)
+    for device, offload in (("cpu", False), ("cuda", False), ("cuda", True)):
+        config = CONFIG.model_copy(update={"optimizer": OptimizerConfig(offload=offload)})
+        one, three = (estimate_memory(smollm2, config, batch, device=device, tasks=tasks) for tasks in (1, 3))
+        copies = 2 * 4 * smollm2.count(trained=True)
+        assert three.gradients - one.gradients == (0 if offload else copies)
+        assert three.host - one.host == (copies if offload else 0)
+        assert three.total - one.total == (0 if offload else copies)
+    room = estimate_memory(smollm2, CONFIG, MicroBatch.full(4096, CONFIG)).total
+    budgets = [choose_budget(smollm2, CONFIG, int(room / 0.9), tasks=tasks).tokens for tasks in (1, 2)]
+    assert budgets[1] < budgets[0] == 4096
+
+
+def test_tasks_of_a_step_are_those_of_the_data_up_to_its_records() -> None:
+    config = TrainConfig.read({"batch_size": 3, "surgery": {"method": "mgda", "by": "topic"}}, "train")
+    assert count_step_tasks(config, {"topic": list("abab")}) == 2
+    assert count_step_tasks(config, {"topic": list("abcdea")}) == 3
+    assert count_step_tasks(config) == 2
+    assert count_step_tasks(TrainConfig(), {}) == 1

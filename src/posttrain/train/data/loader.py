@@ -17,6 +17,7 @@ from posttrain.train.data.batch_sampler import BatchSampler, StepPosition
 from posttrain.train.data.config import LoaderConfig
 from posttrain.train.data.rank_partition import RankPartition
 from posttrain.train.data.token_set import unit_lengths
+from posttrain.train.data.units import group_by_task
 
 Source = TypeVar("Source", bound=Sequence[Unit])
 
@@ -251,6 +252,8 @@ class Batch:
         rows: rows of each micro-batch's units.
         packed: the micro-batches, on the model's device.
         lengths: the amount of work.
+        tasks: task of each micro-batch, in rising order; all 0 without tasks.
+        places: place in the step of each unit, in the micro-batches' order.
     """
 
     step: int
@@ -258,6 +261,8 @@ class Batch:
     rows: list[list[int]]
     packed: list[Packed]
     lengths: BatchLengths
+    tasks: list[int]
+    places: list[int]
 
 
 class BatchLoader(DataLoader[Sequence[Unit], Batch]):
@@ -269,6 +274,7 @@ class BatchLoader(DataLoader[Sequence[Unit], Batch]):
         budget: largest number of tokens of a micro-batch.
         device: device of the batches.
         padded: whether the model needs padded rows.
+        tasks: int64 [units], each unit's task; no micro-batch holds units of two tasks. None: all are of one.
         options: see `LoaderOptions`.
     """
 
@@ -280,19 +286,29 @@ class BatchLoader(DataLoader[Sequence[Unit], Batch]):
         *,
         device: torch.device | str = "cpu",
         padded: bool = False,
+        tasks: np.ndarray | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__(units, sampler, budget, **options)
-        self._device, self._padded = device, padded
+        self._device, self._padded, self._tasks = device, padded, tasks
 
     def _make_item(self, position: StepPosition, step: int, rows: list[int], budget: int) -> Batch:
+        by_task = group_by_task(rows, self._tasks)
+        places = [place for _, group in by_task for place in group]
+        rows = [rows[place] for place in places]
         # A token set copies all units of a step at once; other sequences are read one by one.
         take = getattr(self._units, "take", None)
         units = take(rows).views() if take else [self._units[row] for row in rows]
-        parts = list(micro_batches(units, budget))
+        parts: list[list[Unit]] = []
+        tasks: list[int] = []
+        first = 0
+        for task, group in by_task:
+            parts += micro_batches(units[first : first + len(group)], budget)
+            tasks += [task] * (len(parts) - len(tasks))
+            first += len(group)
         packed = packs(parts, self._device, padded=self._padded)
         first, groups = 0, []
         for part in parts:
             groups.append(rows[first : first + len(part)])
             first += len(part)
-        return Batch(step, position.epoch, groups, packed, BatchLengths.from_packed(units, packed))
+        return Batch(step, position.epoch, groups, packed, BatchLengths.from_packed(units, packed), tasks, places)

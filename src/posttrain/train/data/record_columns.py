@@ -1,4 +1,4 @@
-"""Reads columns of the training records besides prompt and answer: weights, difficulties, kinds."""
+"""Reads columns of the training records besides prompt and answer: weights, difficulties, kinds, tasks."""
 
 import json
 from collections.abc import Sequence
@@ -87,12 +87,25 @@ def weight_column(records: pa.Table, name: str) -> np.ndarray:
     return values
 
 
-def mix_kinds(phases: Sequence[PhaseConfig], records: pa.Table) -> dict[str, list[str]]:
-    """Returns each record's kind, for each column that a phase mixes by."""
+def record_kinds(phases: Sequence[PhaseConfig], task_column: str | None, records: pa.Table) -> dict[str, list[str]]:
+    """Returns each record's kind, for each column that a phase mixes by, and for the one that names its task.
+
+    Args:
+        task_column: column of the tasks of gradient surgery; None without.
+
+    Raises:
+        UserError: a record has no value there, or each record is a task of its own.
+    """
     kinds = {}
     for number, phase in enumerate(phases):
         if phase.mix is not None:
             kinds[phase.mix_by] = category_column(records, phase.mix_by, f"train.phases.{number}.mix_by")
+    if task_column is not None:
+        where = "train.surgery.by"
+        tasks = kinds[task_column] = category_column(records, task_column, where)
+        if len(set(tasks)) == len(tasks) > 2:
+            fix = "name a column whose values many records share"
+            raise UserError(f"every record has another `{task_column}`, and would be a task", where=where, fix=fix)
     return kinds
 
 

@@ -97,8 +97,26 @@ def group_by_tokens(units: Sequence[Unit], rows: Sequence[int], tokens: int) -> 
         yield list(islice(remaining, len(part)))
 
 
-def first_pass_groups(units: Sequence[Unit], sampler: BatchSampler, tokens: int) -> Iterator[list[int]]:
-    """Yields the micro-batches of the first steps, until every unit was read or no further step is decided."""
+def group_by_task(rows: Sequence[int], tasks: np.ndarray | None) -> list[tuple[int, list[int]]]:
+    """Returns each task of a step, with the places in ``rows`` of its units; all of task 0 if there are no tasks.
+
+    Args:
+        rows: the step's.
+        tasks: int64 [units], each unit's task; no micro-batch holds units of two tasks.
+    """
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(0 if tasks is None else int(tasks[row]), []).append(place)
+    return sorted(groups.items())
+
+
+def first_pass_groups(
+    units: Sequence[Unit], sampler: BatchSampler, tokens: int, tasks: np.ndarray | None = None
+) -> Iterator[list[int]]:
+    """Yields the micro-batches of the first steps, until every unit was read or no further step is decided.
+
+    ``tasks`` as in `group_by_task`.
+    """
     # Under a curriculum a unit may first be read many steps in.
     waiting = set(range(len(units)))
     for step in range(sampler.decided):
@@ -106,7 +124,8 @@ def first_pass_groups(units: Sequence[Unit], sampler: BatchSampler, tokens: int)
             return
         rows = sampler.rows(step)
         waiting.difference_update(rows)
-        yield from group_by_tokens(units, rows, tokens)
+        for _, places in group_by_task(rows, tasks):
+            yield from group_by_tokens(units, [rows[place] for place in places], tokens)
 
 
 def tokens_digest(units: Sequence[Unit]) -> str:

@@ -15,7 +15,7 @@ layer), the optimiser's step, and the merging of an adapter into weights in floa
 gone, and what is new fits into the space that they left.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.models.head import vocabulary_chunk
@@ -47,7 +47,7 @@ class MemoryEstimate:
     Args:
         parameters: weights.
         masters: their float32 copies.
-        gradients: float32 sums of all micro-batches.
+        gradients: float32 sums of all micro-batches, for each task where surgery keeps them apart.
         optimizer: the optimiser's state.
         averages: moving averages of the weights.
         snapshot: the copy that checkpoints are written from in the background.
@@ -117,8 +117,20 @@ class MemoryEstimate:
         return (0, 0) if phase in ("step", "merge_adapter") else (self.activations, self.holes)
 
 
+def count_step_tasks(config: TrainConfig, kinds: Mapping[str, Sequence[str]] | None = None) -> int:
+    """Returns the most tasks in a step whose gradients surgery keeps apart; 1 without it.
+
+    Args:
+        kinds: each record's kind, by column; None where the data are not known, of which two tasks are assumed.
+    """
+    column = config.surgery.task_column
+    if column is None:
+        return 1
+    return 2 if kinds is None else min(len(set(kinds[column])), config.batch_size)
+
+
 def estimate_memory(
-    spec: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
+    spec: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0, tasks: int = 1
 ) -> MemoryEstimate:
     """Estimates the memory of a training.
 
@@ -128,12 +140,13 @@ def estimate_memory(
         batch: the largest micro-batch.
         device: ``cpu`` or ``cuda``.
         process: bytes of this process with its libraries and without a model (`process_bytes`).
+        tasks: most tasks of a step (`count_step_tasks`), each of which has gradient sums of its own.
     """
     costs = layer_costs(spec, config, batch, device)
     policies = layer_policies(config, costs, spec.shape.layers)
     masters, state = master_bytes(spec, config), optimizer_state_bytes(spec, config.optimizer)
     sums, averages, snapshot = (
-        gradient_bytes(spec),
+        gradient_bytes(spec) * tasks,
         ema_bytes(spec, config),
         snapshot_bytes(spec, config),
     )

@@ -32,25 +32,28 @@ _USABLE_SHARE = 0.92
 """Share of the available memory; the rest covers the estimate's error (benchmarks/memory_estimate.py)."""
 
 
-def resolve_token_budget(config: TrainConfig, lm: LanguageModel, longest: int, scratch: Path) -> TrainConfig:
+def resolve_token_budget(
+    config: TrainConfig, lm: LanguageModel, longest: int, scratch: Path, tasks: int = 1
+) -> TrainConfig:
     """Resolves ``micro_batch_tokens: auto`` to a number: the one decided before, or one that fits here.
 
     Args:
         lm: the model as it is trained, its adapter on it.
         longest: tokens of the longest sequence.
         scratch: folder of the training; stores the decision, so that a resumed training has the same micro-batches.
+        tasks: most tasks of a step, as `estimate_memory` takes it.
     """
     if config.micro_batch_tokens != "auto":
         return config
     recovery_log = read_recovery_log(scratch)
     if recovery_log.auto_budget is None:
         make_folder(scratch)
-        recovery_log.auto_budget = _fitting_budget(config, lm, longest)
+        recovery_log.auto_budget = _fitting_budget(config, lm, longest, tasks)
         recovery_log.write(scratch)
     return config.model_copy(update={"micro_batch_tokens": recovery_log.auto_budget})
 
 
-def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int:
+def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int, tasks: int) -> int:
     device = lm.device.type
     try:
         spec = ModelSpec.from_model(lm.model)
@@ -59,7 +62,8 @@ def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int
         return _DEFAULT_TOKENS
     # The weights are in memory already, and part of the estimate.
     process = max(0, process_bytes() - parameter_bytes(spec, config))
-    budget = choose_budget(spec, config, available_bytes(device), longest, device=device, process=process)
+    available = available_bytes(device)
+    budget = choose_budget(spec, config, available, longest, device=device, process=process, tasks=tasks)
     if not budget.fits:
         log.warning("  the estimate is that memory may run out: posttrain plan says of what")
     return budget.tokens
@@ -85,6 +89,7 @@ def choose_budget(
     *,
     device: str = "cpu",
     process: int = 0,
+    tasks: int = 1,
 ) -> TokenBudget:
     """Chooses the largest power of two of tokens that fits, up to full speed.
 
@@ -95,12 +100,12 @@ def choose_budget(
         longest: tokens of the longest sequence, where it is known; no budget is smaller than what it needs.
         device: ``cpu`` or ``cuda``.
         process: bytes of the process without a model.
+        tasks: most tasks of a step, as `estimate_memory` takes it.
     """
     tokens = _FULL_SPEED_TOKENS.get(device, _FULL_SPEED_TOKENS["cuda"])
     while True:
-        estimate = estimate_memory(
-            spec, config, MicroBatch.full(tokens, config, longest), device=device, process=process
-        )
+        batch = MicroBatch.full(tokens, config, longest)
+        estimate = estimate_memory(spec, config, batch, device=device, process=process, tasks=tasks)
         if fits(estimate, available) or tokens <= _MIN_TOKENS:
             return TokenBudget(tokens, estimate, fits(estimate, available))
         tokens //= 2

@@ -27,6 +27,7 @@ PHASES = {
     "forward": "forward",
     "head": "output head and loss",
     "backward": "backward",
+    "surgery": "gradient surgery",
     "clip": "gradient norm and clipping",
     "optimizer": "optimiser",
     "checkpoint": "checkpoint",

@@ -64,6 +64,7 @@ _PHASE_ROWS = {
     "data": ("reading data", "waiting for the next batch, and packing it"),
     "head": ("output head and loss", "a score for every word of the vocabulary, and how wrong it was"),
     "clip": ("gradient norm and clipping", "measuring the gradient, and shortening it if it is too long"),
+    "surgery": ("gradient surgery", "comparing the tasks' gradients, and adding up what they agree on"),
     "optimizer": ("optimiser", "from the gradient to new weights"),
     "checkpoint": ("checkpoint", "copying the state, so that a kill costs little"),
     "watch": ("watching", "looking for faults, and writing the step down"),

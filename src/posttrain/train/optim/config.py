@@ -53,6 +53,29 @@ class OptimizerConfig(Section):
     )
 
 
+class SurgeryConfig(Section):
+    """Combination of the gradients of several tasks, instead of their sum."""
+
+    method: Literal["none", "pcgrad", "cagrad", "mgda"] = Field(
+        "none",
+        description="Sum the gradients of all records, project conflicts away (arXiv:2001.06782), step for the task "
+        "that gains least, near the mean (arXiv:2110.14048), or take the shortest convex combination "
+        "(arXiv:1810.04650); each further task of a step takes four bytes a trained weight.",
+    )
+    by: str = Field("source", description="Column that names each record's task: `source`, or another of the data.")
+    weights: Literal["sizes", "equal"] = Field(
+        "sizes",
+        description="pcgrad, cagrad: weigh tasks by their part of the step, as training without surgery does, or "
+        "equally, as in the papers.",
+    )
+    c: float = Field(0.5, ge=0, lt=1, description="cagrad: largest distance from the mean gradient, by its norm.")
+
+    @property
+    def task_column(self) -> str | None:
+        """The column of the tasks; None without surgery."""
+        return None if self.method == "none" else self.by
+
+
 class EmaConfig(Section):
     """The moving average of the weights (Polyak & Juditsky 1992); it takes four bytes a trained weight."""
 

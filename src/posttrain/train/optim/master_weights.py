@@ -56,8 +56,18 @@ class MasterWeights:
 
     @property
     def sums(self) -> list[Tensor]:
-        """The float32 gradients; stale after a step, until `gradient_norms` is called."""
+        """The float32 gradients; stale after a step, until `finished_sums` is called."""
         return [_gradient_sum(master) for master in self.masters]
+
+    @torch.no_grad()
+    def finished_sums(self) -> list[Tensor]:
+        """Returns the float32 gradients after a backward pass: waits for those in flight, and clears stale ones."""
+        if self._offload:
+            self._offload.finish()
+        for master in self._stale:
+            _gradient_sum(master).zero_()
+        self._stale.clear()
+        return self.sums
 
     @torch.no_grad()
     def gradient_norms(self) -> dict[str, float]:
@@ -65,14 +75,9 @@ class MasterWeights:
 
         Groups are ``embeddings``, ``layers.N`` and ``head``; the whole norm is the root of the sum of their squares.
         """
-        if self._offload:
-            self._offload.finish()
-        for master in self._stale:
-            _gradient_sum(master).zero_()
-        self._stale.clear()
         squares: dict[str, float] = {}
         # One transfer to the host for all norms, rather than one a weight.
-        norms = torch.stack(torch._foreach_norm(self.sums)).tolist()
+        norms = torch.stack(torch._foreach_norm(self.finished_sums())).tolist()
         for group, norm in zip(self._groups, norms, strict=True):
             squares[group] = squares.get(group, 0.0) + norm * norm
         return {group: math.sqrt(square) for group, square in squares.items()}
