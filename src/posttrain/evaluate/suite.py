@@ -101,7 +101,7 @@ def run_suite(
     # Before the model answers anything: the error names the record at once, not after minutes of generation.
     if not scorer.plain_text:
         examples.check_prompts(where)
-    scored = scorer.score(lm, examples, suite, where)
+    scored = scorer.score(lm, examples, suite, where)  # type: ignore[arg-type]  # `ensembles` was checked
     counts: dict[str, float] = {
         "records": len(examples),
         "offered": records.num_rows,

@@ -109,7 +109,7 @@ class Scorer:
         ensembles: True if ``score`` takes an `Ensemble` too.
     """
 
-    score: Callable[[Any, Examples, SuiteConfig, str], ScorerOutput]
+    score: Callable[[LanguageModel, Examples, SuiteConfig, str], ScorerOutput]
     main: str
     paired: str
     metrics: frozenset[str]

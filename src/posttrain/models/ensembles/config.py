@@ -111,7 +111,7 @@ class EnsembleConfig(Section):
         return fitted or self.accuracy is not None or self.tolerance is not None
 
     @classmethod
-    def load(cls, file: Path, name: str | None = None) -> Self:
+    def load(cls, file: str | Path, name: str | None = None) -> Self:
         """Reads a file.
 
         Args:
@@ -121,7 +121,7 @@ class EnsembleConfig(Section):
         Raises:
             UserError: there is no such file, or a key or value is wrong.
         """
-        where = name or str(file)
+        where, file = name or str(file), Path(file)
         if not file.is_file():
             raise UserError("no such file", where=where, fix="check the path")
         values: Mapping[str, Any] = read_yaml(file)
