@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from posttrain.label.acceptance import choose_threshold, clopper_pearson, draw_checks
+from posttrain.label.acceptance import choose_threshold, draw_checks
+from posttrain.models.binomial import clopper_pearson
 from posttrain.models.embedder import Embedder
 from posttrain.models.linear_head import fit_linear_head
 

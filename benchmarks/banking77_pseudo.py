@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from posttrain.label.acceptance import clopper_pearson
+from posttrain.models.binomial import clopper_pearson
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states

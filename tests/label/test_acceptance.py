@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from posttrain.label.acceptance import (
-    LEVEL,
-    THRESHOLDS,
-    Acceptance,
-    choose_threshold,
-    clopper_pearson,
-    draw_checks,
-    needed_answers,
-)
+from posttrain.label.acceptance import Acceptance, choose_threshold, draw_checks
+from posttrain.models.binomial import LEVEL, THRESHOLDS, clopper_pearson, needed_answers
 
 
 @pytest.mark.parametrize(("errors", "count"), [(0, 1), (0, 149), (1, 1), (3, 200), (7, 9), (150, 150)])

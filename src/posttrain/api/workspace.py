@@ -121,6 +121,28 @@ class Workspace:
             selection: dict[str, Any] = finite_json(preview_selection(store, config, strategy, n).to_json())
         return selection
 
+    def evaluate(self, model: str | None = None, *, full: bool = False) -> dict[str, Any]:
+        """Measures a model, or several that answer together, on the suites of the config.
+
+        Args:
+            model: ``champion``, ``round 2``, the beginning of an id, or the file of an ensemble (``.yaml``); the champion
+                by default.
+            full: True to measure on all test records in place of the sample.
+
+        Returns:
+            The dictionary that ``posttrain eval --json`` prints: ``model``, ``evaluation`` and ``metrics``; of an ensemble
+            on labels also ``ensemble``, by suite: accuracy and cost of each model alone, and a cascade's curve.
+
+        Raises:
+            UserError: there is no such model, or the ensemble's file is wrong.
+        """
+        from posttrain.inspect.evaluation import evaluate_model
+
+        quiet_libraries()
+        with open_call(self.path, write=True) as (store, config):
+            result: dict[str, Any] = finite_json(evaluate_model(store, config, model, full))
+        return result
+
     def batch(self) -> list[dict[str, Any]]:
         """Reads the batch that is out to be labelled, with the labels that it has so far.
 

@@ -1,44 +1,69 @@
-"""``posttrain eval``: measures a model on the config's suites."""
+"""``posttrain eval``: measures a model, or an ensemble, on the config's suites."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import JsonOption, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
-from posttrain.store.errors import UserError
+
+_CURVE_ROWS = 12
 
 
 def evaluate(
     workspace: WorkspaceOption = CURRENT_FOLDER,
-    model: Annotated[str | None, typer.Option(help="A model's id; the champion by default.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model's id, or an ensemble's file (docs/ensembles.md); the champion by default."),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Measure on all test records instead of the sample.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model on the suites of the config."""
-    from posttrain.loop.context import RoundContext
-    from posttrain.loop.model_registry import ModelRegistry
-    from posttrain.loop.stages.collect import collect
-    from posttrain.loop.stages.evaluate import Evaluate
-    from posttrain.loop.suites import check_suite_files
+    """Measure a model, or several that answer together, on the suites of the config."""
+    from posttrain.inspect.evaluation import evaluate_model
 
     with open_workspace(workspace, write=True) as (store, config):
-        champion = ModelRegistry(store).champion
-        if model is None and champion is None:
-            raise UserError("there is no champion yet", fix="posttrain run, or name a --model")
-        id = store.metadata.resolve(model) if model else champion.model_id if champion else ""
-        row = store.metadata.artifact(id)
-        if row is None or row.kind != "model":
-            raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
-        # Before the evaluation is looked up: a finished one says nothing of files that were damaged since.
-        store.artifacts.path(id)
-        check_suite_files(config, workspace)
-        with store.lock():
-            # Outside of rounds: a measurement by hand counts as no round's time, but the next round finds its result.
-            context = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)
-            evaluation = context.run(Evaluate(id, collect(context).test.id, full=full))
-    metrics = evaluation.meta["metrics"]
+        result = evaluate_model(store, config, model, full)
     if json:
-        print_json({"model": id, "evaluation": evaluation.id, "metrics": metrics})
-    else:
-        print_table(f"{id} ({evaluation.id})", ["metric", "value"], [list(entry) for entry in metrics.items()])
+        print_json(result)
+        return
+    metrics = [list(entry) for entry in result["metrics"].items()]
+    print_table(f"{result['model']} ({result['evaluation']})", ["metric", "value"], metrics)
+    for suite, report in result.get("ensemble", {}).items():
+        _print_ensemble(suite, report)
+
+
+def _print_ensemble(suite: str, report: Mapping[str, Any]) -> None:
+    columns = ["model", *(name for name in ("weight", "threshold") if name in report["models"][0])]
+    rows = [
+        [*(row[name] for name in columns), f"{row['accuracy']:.4f}", f"{row['seconds']:.4f}", f"{row['flops']:.3g}"]
+        for row in report["models"]
+    ]
+    print_table(f"{suite}: each model alone", [*columns, "accuracy", "s / record", "FLOPs / record"], rows)
+    if why := report["fitted"].get("why"):
+        print_line(why)
+    if "curve" not in report:
+        return
+    names = ["threshold", "answered by", "accuracy", "95% interval", "s / record", "s saved", "FLOPs saved"]
+    print_table(f"{suite}: this cascade", names[1:], [_curve_row(report["chosen"])[1:]])
+    print_table(f"{suite}: cost and accuracy", names, [_curve_row(point) for point in _spread(report["curve"])])
+
+
+def _curve_row(point: Mapping[str, Any]) -> list[Any]:
+    return [
+        "last alone" if point.get("threshold") is None else point["threshold"],
+        " / ".join(f"{share:.1%}" for share in point["shares"]),
+        f"{point['accuracy']:.4f}",
+        f"{point['low']:.3f} to {point['high']:.3f}",
+        f"{point['seconds']:.4f}",
+        f"{point['seconds_saved']:.1%}",
+        f"{point['flops_saved']:.1%}",
+    ]
+
+
+def _spread(points: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns up to 12 points of a curve, its ends among them; `--json` has all."""
+    count = min(len(points), _CURVE_ROWS)
+    step = (len(points) - 1) / max(1, count - 1)
+    return [points[round(index * step)] for index in range(count)]

@@ -22,6 +22,7 @@ from posttrain.store.errors import UserError, WorkError
 from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
+    from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.language_model import LanguageModel
 
 PREDICTIONS = pa.schema(
@@ -57,6 +58,7 @@ class SuiteResult:
         per_class: Rows of ``ClassMetrics.as_dict``; empty without a label set.
         confusion: Rows of ``confusion_pairs``; empty without a label set.
         predictions: Table by ``PREDICTIONS``, in the order of the records.
+        ensemble: `Ensemble.describe`, of an ensemble on labels: its models, and a cascade's curve of cost and accuracy.
     """
 
     name: str
@@ -68,15 +70,16 @@ class SuiteResult:
     per_class: list[dict[str, Any]]
     confusion: list[dict[str, Any]]
     predictions: pa.Table
+    ensemble: dict[str, Any] | None = None
 
 
 def run_suite(
-    lm: LanguageModel, records: pa.Table, suite: SuiteConfig, name: str, *, full: bool = False
+    lm: LanguageModel | Ensemble, records: pa.Table, suite: SuiteConfig, name: str, *, full: bool = False
 ) -> SuiteResult:
     """Scores a model on a suite's records; the same model and records give the same result.
 
     Args:
-        lm: The model, with its task.
+        lm: The model, with its task; or an ensemble.
         records: Table by the record schema.
         suite: The suite's config.
         name: Its name in the config.
@@ -84,16 +87,21 @@ def run_suite(
 
     Raises:
         UserError: there are no records, one lacks the answer that the scorer needs, a label is outside the allowed
-            set, the scorer's function cannot be imported, or the scorer does not give a metric that it names.
+            set, the scorer's function cannot be imported, the scorer does not give a metric that it names, or it
+            measures single models alone and this is an ensemble.
     """
+    from posttrain.models.ensembles.ensemble import Ensemble
+
     where = f"evaluate.suites.{name}"
     examples = read_examples(records if full else sample_records(records, suite.sample), where)
     kind = scorer_name(suite, bool(lm.task.label_set))
     scorer = SCORERS[kind]
+    if isinstance(lm, Ensemble) and not scorer.ensembles:
+        raise UserError(f"scorer `{kind}` measures a single model, not an ensemble", where=f"{where}.scorer")
     # Before the model answers anything: the error names the record at once, not after minutes of generation.
     if not scorer.plain_text:
         examples.check_prompts(where)
-    scored = scorer.score(lm, examples, suite, where)
+    scored = scorer.score(lm, examples, suite, where)  # type: ignore[arg-type]  # `ensembles` was checked
     counts: dict[str, float] = {
         "records": len(examples),
         "offered": records.num_rows,
@@ -125,6 +133,7 @@ def run_suite(
         per_class=[row.as_dict() for row in rows],
         confusion=confusion,
         predictions=_predictions_table(examples, scored),
+        ensemble=scored.ensemble,
     )
 
 
@@ -147,7 +156,7 @@ def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> 
 
 
 def _labels(
-    lm: LanguageModel, examples: Examples, scored: ScorerOutput, where: str
+    lm: LanguageModel | Ensemble, examples: Examples, scored: ScorerOutput, where: str
 ) -> tuple[list[str], list[metrics.Label]]:
     """Returns expected and answered labels as the label set spells them; None for an answer outside it."""
     # Compared as the scorers compare them, or a right answer would be no class in the confusion.
@@ -186,7 +195,11 @@ def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
         results: Results by suite name, in the config's order.
     """
     suites = [
-        {"name": name, **{field: getattr(result, field) for field in _FIELDS}} for name, result in results.items()
+        {
+            **{"name": name, **{field: getattr(result, field) for field in _FIELDS}},
+            **({"ensemble": result.ensemble} if result.ensemble else {}),
+        }
+        for name, result in results.items()
     ]
     # NaN is refused: it is no JSON, and a rule of the gate could not compare it.
     text = json.dumps({"suites": suites}, indent=1, ensure_ascii=False, allow_nan=False)

@@ -12,79 +12,18 @@ Prediction Sets, JACM 2021 (arXiv:2101.02703); C. J. Clopper and E. S. Pearson, 
 Illustrated in the Case of the Binomial, Biometrika 26 (1934).
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-LEVEL = 0.95
-"""Probability with which the error of accepted answers is under the bound."""
-
-THRESHOLDS = (
-    1.0,
-    0.9995,
-    0.999,
-    0.998,
-    0.997,
-    0.995,
-    0.99,
-    0.985,
-    *(round(0.98 - step / 100, 2) for step in range(99)),
-)
-"""Confidences that are tested, the strictest first. Fixed before the data is seen, as the test of a sequence needs."""
+from posttrain.models.binomial import LEVEL, THRESHOLDS, lower_limit, needed_answers, shows_error_below, upper_limit
 
 _SPARE_ERRORS = 2  # that the first test should survive, or one slip of an annotator would end it all
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-
-
-def clopper_pearson(errors: int, count: int, level: float = LEVEL) -> tuple[float, float]:
-    """Computes the exact two-sided interval of a binomial share.
-
-    Args:
-        errors: of ``count`` draws.
-        level: its coverage is at least this.
-
-    Returns:
-        Lower and upper limit; 0 and 1 without draws.
-    """
-    tail = (1 - level) / 2
-    return _lower(errors, count, tail), _upper(errors, count, tail)
-
-
-def _upper(errors: int, count: int, tail: float) -> float:
-    from scipy.special import betaincinv
-
-    return 1.0 if errors >= count else float(betaincinv(errors + 1, count - errors, 1 - tail))
-
-
-def _lower(errors: int, count: int, tail: float) -> float:
-    from scipy.special import betaincinv
-
-    return 0.0 if errors == 0 or not count else float(betaincinv(errors, count - errors + 1, tail))
-
-
-def _shows(errors: int, count: int, bound: float) -> bool:
-    """Returns whether so few errors are too rare for a share above the bound: the one-sided exact test."""
-    from scipy.special import bdtr
-
-    return errors < count and bool(bdtr(errors, count, bound) <= 1 - LEVEL)
-
-
-def needed_answers(bound: float, errors: int = 0) -> int:
-    """Returns the fewest held-out answers with so many errors that show an error of at most ``bound``, in (0, 1)."""
-    # Without an error (1 - bound) ^ n <= 1 - level; each further one needs about 1 / bound more.
-    high = math.ceil(math.log(1 - LEVEL) / math.log1p(-bound)) + errors + 1
-    while not _shows(errors, high, bound):
-        high *= 2
-    low = errors
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _shows(errors, middle, bound) else (middle, high)
-    return high
 
 
 @dataclass(frozen=True)
@@ -151,10 +90,10 @@ def choose_threshold(
         if passed and answers == passed[-1].answers:
             continue
         errors = int((~right[confidence >= threshold]).sum())
-        upper = _upper(errors, answers, 1 - LEVEL)
+        upper = upper_limit(errors, answers, 1 - LEVEL)
         why = f"of {answers} held-out answers at a confidence of {threshold:g} or more, {errors} are wrong"
         tested = Acceptance(threshold, bound, held_out, answers, errors, upper, f"{why}: at most {upper:.1%}")
-        if not _shows(errors, answers, bound):
+        if not shows_error_below(errors, answers, bound):
             failed = tested
             break
         passed.append(tested)
@@ -178,7 +117,7 @@ def _lowest_unrefuted(passed: list[Acceptance], checked: tuple[Floats, Mask] | N
     for tested in reversed(passed):
         accepted = confidence >= float(tested.threshold or 0)
         wrong, count = int((accepted & ~right).sum()), int(accepted.sum())
-        if _lower(wrong, count, 1 - LEVEL) <= tested.bound:
+        if lower_limit(wrong, count, 1 - LEVEL) <= tested.bound:
             if tested is lowest:
                 return tested
             note = f"raised from {lowest.threshold:g}, as checks of what was accepted contradict it"

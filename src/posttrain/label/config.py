@@ -21,6 +21,7 @@ from posttrain.label.quality.config import QualityConfig
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.models.endpoint import EndpointConfig
+from posttrain.models.ensembles.config import EnsembleConfig
 from posttrain.store.errors import UserError
 from posttrain.store.metadata import Metadata
 from posttrain.store.paths import locate_path
@@ -31,16 +32,16 @@ from posttrain.store.webhook import check_webhook
 class LabelConfig(Section):
     """The annotator, the labels of a round, and the use of labels whose model was refused."""
 
-    annotator: Literal["people", "file", "oracle", "champion", "linear", "endpoint", "vote"] = Field(
+    annotator: Literal["people", "file", "oracle", "champion", "linear", "endpoint", "vote", "ensemble"] = Field(
         default="people",
         description="`people`: people, on the pages or in a CSV (`file` is the same); `oracle`: a file of answers; or "
-        "a model: `champion`, `linear`, `endpoint` or `vote`; what a model cannot answer goes to people.",
+        "a model: `champion`, `linear`, `endpoint`, `vote` or `ensemble`; what a model cannot answer goes to people.",
     )
     queue: QueueConfig = Field(default=QueueConfig(), description="How items are given to people.")
     quality: QualityConfig = Field(default=QualityConfig(), description="Prices of labels, and alarms.")
     suggest: TeacherName = Field(
         default="champion",
-        description="The model whose answers people are shown: champion, linear, endpoint or vote.",
+        description="The model whose answers people are shown: champion, linear, endpoint, vote or ensemble.",
     )
     accept_error: float | None = Field(
         default=None,
@@ -54,6 +55,9 @@ class LabelConfig(Section):
     )
     head: HeadConfig = Field(default=HeadConfig(), description="The linear head on sentence embeddings.")
     vote: VoteConfig = Field(default=VoteConfig(), description="The vote of several models.")
+    ensemble: str | None = Field(
+        default=None, description="File of the teacher `ensemble`, relative to the workspace; see docs/ensembles.md."
+    )
     endpoint: EndpointConfig | None = Field(default=None, description="The server of the teacher `endpoint`.")
     endpoint_checks: int = Field(
         default=200, ge=0, description="Labelled records that the endpoint is asked too, to measure its confidence."
@@ -99,14 +103,18 @@ class LabelConfig(Section):
         names: set[str] = {self.teacher, *([self.pseudo.teacher] if self.pseudo else [])}
         return names | (set(self.vote.teachers) if "vote" in names else set())
 
-    def check_models(self, has_labels: bool) -> None:
+    def check_models(self, has_labels: bool, root: Path) -> None:
         """Checks that the models that label can be used, without loading one.
+
+        Args:
+            has_labels: whether the task has a closed label set.
+            root: the workspace's folder.
 
         Raises:
             UserError: one is not configured or not installed, or needs a closed label set.
         """
         for name, where in ((self.teacher, "label.suggest"), (self.pseudo and self.pseudo.teacher, "label.pseudo")):
-            if name in ("linear", "vote") and not has_labels:
+            if name in ("linear", "vote", "ensemble") and not has_labels:
                 raise UserError(f"`{name}` needs a closed label set", where=where, fix="set task.labels")
         if (self.pseudo or self.accept_error) and not has_labels:
             where = "label.pseudo" if self.pseudo else "label.accept_error"
@@ -120,6 +128,10 @@ class LabelConfig(Section):
                 find_embedder(self.head.embedder)
             except UserError as error:
                 raise UserError(error.what, where="label.head.embedder", fix=error.fix) from None
+        if "ensemble" in self.teachers:
+            if self.ensemble is None:
+                raise UserError("the teacher `ensemble` needs a file", where="label.ensemble", fix="name it")
+            EnsembleConfig.load(locate_path(root, self.ensemble), f"label.ensemble: {self.ensemble}")
         if "endpoint" in self.teachers and self.endpoint is None:
             fix = "set label.endpoint.base_url and label.endpoint.model"
             raise UserError("the teacher `endpoint` needs a server", where="label.endpoint", fix=fix)

@@ -17,10 +17,10 @@ from posttrain.models.reply_cache import Generate
 from posttrain.models.task import TaskConfig, record_turns
 from posttrain.store.section import Section
 
-TeacherName = Literal["champion", "linear", "endpoint", "vote"]
-"""A model that labels: the champion, a linear head on sentence embeddings, an endpoint, or a vote of several."""
+TeacherName = Literal["champion", "linear", "endpoint", "vote", "ensemble"]
+"""A model that labels: the champion, a linear head on sentence embeddings, an endpoint, a vote or an ensemble."""
 
-TEACHERS: tuple[TeacherName, ...] = ("champion", "linear", "endpoint", "vote")
+TEACHERS: tuple[TeacherName, ...] = ("champion", "linear", "endpoint", "vote", "ensemble")
 
 _QUOTES = "\"'`“”‘’"
 
@@ -54,7 +54,7 @@ class PseudoConfig(Section):
     """Pseudo-labels: a model's confident answers on the unlabelled pool, which join training."""
 
     teacher: TeacherName = Field(
-        default="linear", description="The model that labels: champion, linear, endpoint or vote."
+        default="linear", description="The model that labels: champion, linear, endpoint, vote or ensemble."
     )
     weight: float = Field(
         default=0.5, gt=0, le=1, description="Weight of a pseudo-label in the loss; a label of people has 1."

@@ -197,7 +197,7 @@ def load_config(root: Path) -> Config:
         config.gate.check(metrics)
         check_adjustments(config, metrics)
         _check_objective(config.train.objective)
-        config.label.check_models(has_labels)
+        config.label.check_models(has_labels, root)
         _check_pseudo(config)
         config.merge.check()
         _check_negatives(config.model_copy(update={"task": task}))

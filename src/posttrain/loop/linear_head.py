@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.evaluate.scorers.base import sample_records
-from posttrain.label.acceptance import clopper_pearson
 from posttrain.label.annotator import labelled_by_model
 from posttrain.loop.context import RoundContext
 from posttrain.loop.scoring import head_embedder, sentence_embeddings
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import suite_digests, suite_records
+from posttrain.models.binomial import clopper_pearson
 from posttrain.models.embedder_source import embedder_key
 from posttrain.models.linear_head import LinearHead, fit_linear_head
 from posttrain.store.errors import UserError

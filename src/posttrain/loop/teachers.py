@@ -1,4 +1,4 @@
-"""Builds the models that label in a round: the champion by its scores, the linear head, an endpoint, a vote."""
+"""Builds the models that label in a round: champion, linear head, endpoint, vote and ensemble."""
 
 import logging
 from typing import Any
@@ -9,6 +9,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.label.model_annotators import EndpointTeacher, Predictions, Teacher, VoteTeacher
 from posttrain.loop.context import RoundContext
+from posttrain.loop.ensembles import EnsembleTeacher, fit_ensemble
 from posttrain.loop.history import finished_states
 from posttrain.loop.linear_head import OUT_OF_FOLD, fit_head
 from posttrain.loop.score_files import BATCH, SCORES, read_champion_scores
@@ -18,6 +19,7 @@ from posttrain.models.endpoint import Endpoint, EndpointConfig
 from posttrain.models.linear_head import LinearHead
 from posttrain.models.reply_cache import ReplyCache
 from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.paths import locate_path
 
 log = logging.getLogger("posttrain")
 
@@ -32,7 +34,7 @@ def build_teacher(context: RoundContext, name: str, dataset: str) -> Teacher:
 
     Args:
         context: The round.
-        name: champion, linear, endpoint or vote.
+        name: champion, linear, endpoint, vote or ensemble.
         dataset: Id of the training set with the labels that it may learn from.
     """
     if name == "linear":
@@ -41,6 +43,12 @@ def build_teacher(context: RoundContext, name: str, dataset: str) -> Teacher:
         return _endpoint_teacher(context)
     if name == "vote":
         return VoteTeacher([build_teacher(context, each, dataset) for each in context.config.label.vote.teachers])
+    if name == "ensemble":
+        file = context.config.label.ensemble
+        assert file is not None, "the config was checked"
+        return EnsembleTeacher(
+            context, fit_ensemble(context, locate_path(context.workspace.root, file), "label.ensemble", dataset)
+        )
     return ChampionTeacher(context)
 
 

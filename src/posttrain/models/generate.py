@@ -1,9 +1,10 @@
 """Generates answers greedily, batched by prompt length."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
@@ -32,26 +33,50 @@ def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | 
     limit = max_new_tokens or lm.task.max_new_tokens
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
     answers: list[Generation | None] = [None] * len(ids)
-    order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
     with progress_bar("answering", len(ids), "records") as advance:
-        while order:
-            # The prompts' lengths ascend, so the last of a batch decides the width of all its rows.
-            size = 1
-            while size < len(order) and (size + 1) * (len(ids[order[size]]) + limit) <= _BATCH_TOKENS:
-                size += 1
-            rows, order = order[:size], order[size:]
+        for rows in answer_batches([len(prompt) for prompt in ids], limit):
             for row, answer in zip(rows, _answer(lm, [ids[row] for row in rows], limit), strict=True):
                 answers[row] = answer
             advance(len(rows))
     return [answer for answer in answers if answer is not None]
 
 
-def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Generation]:
+def answer_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Yields the rows of each batch, prompts of similar length together.
+
+    Args:
+        lengths: tokens of each prompt.
+        limit: most tokens of an answer.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    while order:
+        # The prompts' lengths ascend, so the last of a batch decides the width of all its rows.
+        size = 1
+        while size < len(order) and (size + 1) * (lengths[order[size]] + limit) <= _BATCH_TOKENS:
+            size += 1
+        yield order[:size]
+        order = order[size:]
+
+
+def pad_left(lm: LanguageModel, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Pads prompts on the left, so that each ends where its answer begins; returns ids and mask, int64 [B, L]."""
     width = max(len(prompt) for prompt in prompts)
     padding = lm.tokenizer.pad_token_id or 0
-    # Left padding, so that every prompt ends where its answer begins.
     ids = torch.tensor([[padding] * (width - len(prompt)) + prompt for prompt in prompts], device=lm.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=lm.device)
+    return ids, mask
+
+
+def read_answer(lm: LanguageModel, tokens: Sequence[int]) -> Generation:
+    """Returns the text of generated tokens up to the first stop token."""
+    end = next((position for position, token in enumerate(tokens) if token in lm.chat.stop_ids), None)
+    text = lm.tokenizer.decode(tokens[:end], skip_special_tokens=True)
+    return Generation(text.strip(), end is not None)
+
+
+def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Generation]:
+    ids, mask = pad_left(lm, prompts)
+    width, padding = ids.shape[1], lm.tokenizer.pad_token_id or 0
     stops = sorted(lm.chat.stop_ids)
     output = lm.model.generate(
         input_ids=ids,
@@ -65,9 +90,4 @@ def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Gen
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
     )
-    answers = []
-    for row in output[:, width:].tolist():
-        end = next((position for position, token in enumerate(row) if token in lm.chat.stop_ids), None)
-        text = lm.tokenizer.decode(row[:end], skip_special_tokens=True)
-        answers.append(Generation(text.strip(), end is not None))
-    return answers
+    return [read_answer(lm, row) for row in output[:, width:].tolist()]

@@ -15,6 +15,7 @@ from posttrain.models.task import Turns, record_turns
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
+    from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.generate import Generation
     from posttrain.models.language_model import LanguageModel
 
@@ -34,6 +35,7 @@ class ScorerOutput:
         tokens: int64 [N], tokens of the expected answer; zeros where they are not counted.
         labels: float32 [N, K], ln P(label | prompt) of the label set, normalised over it; None where not computed.
         metrics: Metrics of the scorer's own, by name.
+        ensemble: `Ensemble.describe`, of an ensemble.
     """
 
     predicted: Sequence[str]
@@ -44,6 +46,7 @@ class ScorerOutput:
     tokens: np.ndarray
     labels: np.ndarray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    ensemble: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Scorer:
         label_metrics: Names of further metrics with a label set.
         plain_text: True if records without a prompt can be scored.
         needs_labels: True if the task must have a closed label set.
+        ensembles: True if ``score`` takes an `Ensemble` too.
     """
 
     score: Callable[[LanguageModel, Examples, SuiteConfig, str], ScorerOutput]
@@ -112,6 +116,15 @@ class Scorer:
     label_metrics: frozenset[str] = field(default=frozenset())
     plain_text: bool = False
     needs_labels: bool = False
+    ensembles: bool = False
+
+
+def write_answers(model: LanguageModel | Ensemble, prompts: Sequence[Turns]) -> list[Generation]:
+    """Has a model or an ensemble answer every prompt."""
+    from posttrain.models.ensembles.ensemble import Ensemble
+    from posttrain.models.generate import generate
+
+    return model.generate(prompts) if isinstance(model, Ensemble) else generate(model, prompts)
 
 
 def from_generations(

@@ -9,12 +9,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations
+from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations, write_answers
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.extensions import load_function
 from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
+    from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.language_model import LanguageModel
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -22,12 +23,10 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def score_exact_match(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+def score_exact_match(lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
     """Scores an equal answer 1, any other 0. Invalid: cut off, or outside the label set where there is one."""
-    from posttrain.models.generate import generate
-
     expected = examples.answers(where)
-    answers = generate(lm, examples.prompts)
+    answers = write_answers(lm, examples.prompts)
     allowed = {normalise_text(label) for label in lm.task.label_set}
     written = [normalise_text(answer.text) for answer in answers]
     right = [float(text == normalise_text(answer)) for text, answer in zip(written, expected, strict=True)]
@@ -43,24 +42,23 @@ EXACT_MATCH = Scorer(
     paired="accuracy",
     metrics=frozenset({"accuracy", "invalid_rate"}),
     label_metrics=frozenset({"macro_f1"}),
+    ensembles=True,
 )
 
 
-def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+def score_regex(lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
     """Scores an answer 1 where the pattern occurs in it, and invalid if it was cut off.
 
     With a group (``#### (-?\\d+)``), the last match's first group is compared with that of the expected
     answer, or with the whole expected answer where the pattern does not occur in it; an answer without a
     match is invalid.
     """
-    from posttrain.models.generate import generate
-
     if suite.pattern is None:
         raise UserError("scorer regex needs a pattern", where=where, fix="set `pattern`")
     pattern = re.compile(suite.pattern)
     # Without a group no answer is compared, so records need none.
     expected = examples.answers(where) if pattern.groups else []
-    answers = generate(lm, examples.prompts)
+    answers = write_answers(lm, examples.prompts)
     if not pattern.groups:
         matches = [pattern.search(answer.text) is not None for answer in answers]
         return from_generations(answers, matches, [answer.finished for answer in answers])
@@ -79,15 +77,15 @@ def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
     return matches[-1] if matches else None
 
 
-REGEX = Scorer(score_regex, main="accuracy", paired="accuracy", metrics=frozenset({"accuracy", "invalid_rate"}))
+REGEX = Scorer(
+    score_regex, main="accuracy", paired="accuracy", metrics=frozenset({"accuracy", "invalid_rate"}), ensembles=True
+)
 
 
-def score_token_f1(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+def score_token_f1(lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
     """Scores answers by the F1 of their words; an answer that was cut off is invalid."""
-    from posttrain.models.generate import generate
-
     expected = examples.answers(where)
-    answers = generate(lm, examples.prompts)
+    answers = write_answers(lm, examples.prompts)
     values = [token_f1(answer.text, want) for answer, want in zip(answers, expected, strict=True)]
     return from_generations(answers, values, [answer.finished for answer in answers])
 
@@ -111,10 +109,12 @@ def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-TOKEN_F1 = Scorer(score_token_f1, main="token_f1", paired="token_f1", metrics=frozenset({"token_f1", "invalid_rate"}))
+TOKEN_F1 = Scorer(
+    score_token_f1, main="token_f1", paired="token_f1", metrics=frozenset({"token_f1", "invalid_rate"}), ensembles=True
+)
 
 
-def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+def score_python(lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
     """Calls ``function(answer, expected, prompt)`` for every record; an answer that was cut off is invalid.
 
     ``answer`` is the text that the model wrote, ``expected`` the record's answer or None, ``prompt`` the
@@ -124,11 +124,9 @@ def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, wher
         UserError: if the function cannot be imported.
         WorkError: if it fails on a record or returns no finite number, naming the record.
     """
-    from posttrain.models.generate import generate
-
     # Before the model answers anything: a mistake in the path shows at once.
     function = load_function(suite.function or "", where)
-    answers = generate(lm, examples.prompts)
+    answers = write_answers(lm, examples.prompts)
     values = []
     for answer, reference, prompt, location in zip(
         answers, examples.expected, examples.prompts, examples.locations, strict=True
@@ -144,4 +142,6 @@ def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, wher
     return from_generations(answers, values, [answer.finished for answer in answers])
 
 
-PYTHON = Scorer(score_python, main="score", paired="score", metrics=frozenset({"score", "invalid_rate"}))
+PYTHON = Scorer(
+    score_python, main="score", paired="score", metrics=frozenset({"score", "invalid_rate"}), ensembles=True
+)

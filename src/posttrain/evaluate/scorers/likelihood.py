@@ -12,15 +12,19 @@ from posttrain.store.errors import UserError
 from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
+    from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.language_model import LanguageModel
 
 
-def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+def score_label_likelihood(
+    lm: LanguageModel | Ensemble, examples: Examples, suite: SuiteConfig, where: str
+) -> ScorerOutput:
     """Scores a record 1 where its expected label is the most probable, else 0; every answer is valid.
 
     Raises:
         UserError: if the task has no label set, or a record's answer is outside it.
     """
+    from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.likelihood import label_scores
 
     labels = lm.task.label_set
@@ -34,8 +38,13 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
     # Before the model is asked: a label that is misspelt in one record costs no pass over all others.
     truth = np.array([position[normalise_text(answer)] for answer in answers])
     # `exact` has the true label scored without pruning: its log-likelihood is a metric.
-    scores = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities
-    log_probabilities = scores.astype(np.float64)
+    exact, report = truth.tolist(), None
+    if isinstance(lm, Ensemble):
+        together = lm.label_scores(examples.prompts, exact, all_models=True)
+        log_probabilities, report = together.log_probabilities, lm.describe(together, truth)
+    else:
+        scores = label_scores(lm, examples.prompts, labels, exact=exact).log_probabilities
+        log_probabilities = scores.astype(np.float64)
     best = log_probabilities.argmax(axis=1)
     rows = np.arange(len(truth))
     return ScorerOutput(
@@ -46,7 +55,8 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
         confidence=np.minimum(np.exp(log_probabilities[rows, best]), 1.0),
         log_likelihood=log_probabilities[rows, truth],
         tokens=np.zeros(len(truth), np.int64),
-        labels=scores,
+        labels=log_probabilities.astype(np.float32),
+        ensemble=report,
     )
 
 
@@ -56,6 +66,7 @@ LABEL_LIKELIHOOD = Scorer(
     paired="accuracy",
     metrics=frozenset({"accuracy", "macro_f1", "invalid_rate", "log_likelihood", "log_likelihood_sum", "ece"}),
     needs_labels=True,
+    ensembles=True,
 )
 
 

@@ -12,6 +12,7 @@ from posttrain.evaluate.metric_names import flat_metrics
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, model_key
+from posttrain.loop.ensembles import load_model
 from posttrain.loop.linear_head import measure_head
 from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
@@ -33,7 +34,7 @@ class Evaluate(Stage):
     """Scores one model on every suite.
 
     Args:
-        model: Id of the model.
+        model: Id of the model, or of an ensemble.
         test: Id of the test set.
         full: True for all records where a suite names a sample.
     """
@@ -82,7 +83,7 @@ class Evaluate(Stage):
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Loads the model and runs the suites."""
-        lm = context.model(self.model)
+        lm = load_model(context, self.model)
         results = {
             name: run_suite(lm, suite_records(context, suite, self.test), suite, name, full=self.full)
             for name, suite in context.config.evaluate.suites.items()

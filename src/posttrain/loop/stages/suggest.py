@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.label.acceptance import Acceptance, choose_threshold, clopper_pearson, draw_checks
+from posttrain.label.acceptance import Acceptance, choose_threshold, draw_checks
 from posttrain.label.annotator import AnnotationRequest, labelled_by_model
 from posttrain.label.model_annotators import TEACHERS, Teacher
 from posttrain.loop.context import RoundContext
@@ -19,6 +19,7 @@ from posttrain.loop.score_files import BATCH, LABELS, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.teachers import ChampionTeacher, build_teacher, calibrated
+from posttrain.models.binomial import clopper_pearson
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.workspace import Workspace
 

@@ -1,0 +1,299 @@
+"""Ensembles in a workspace: finds their models, fits them on held-out records, and has them answer and label."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.data.reading.data_files import content_digest
+from posttrain.data.reading.reader import read
+from posttrain.label.model_annotators import Predictions, Teacher
+from posttrain.loop.context import RoundContext, input_ids, model_key
+from posttrain.loop.fetch_model import FetchModel
+from posttrain.loop.history import finished_states, parent_dataset
+from posttrain.loop.linear_head import fit_head
+from posttrain.loop.model_registry import ModelRegistry, find_model
+from posttrain.loop.stage import CachedWork
+from posttrain.loop.suites import suite_records
+from posttrain.models.embedder_source import embedder_key
+from posttrain.models.ensembles.config import EnsembleConfig, MemberConfig
+from posttrain.models.linear_head import SETTINGS, LinearHead
+from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
+from posttrain.models.task import record_turns
+from posttrain.store.errors import UserError
+from posttrain.store.paths import locate_path
+
+if TYPE_CHECKING:
+    from posttrain.models.ensembles.ensemble import Ensemble
+    from posttrain.models.ensembles.members import HeadModel, Member
+    from posttrain.models.language_model import LanguageModel
+
+ENSEMBLE = "ensemble"
+
+_HEAD = "head"
+
+
+@dataclass(frozen=True)
+class ImportHead(CachedWork):
+    """Copies a linear head from a folder.
+
+    Args:
+        folder: The folder.
+    """
+
+    folder: Path
+    name = "import head"
+    kind = _HEAD
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the digest of the folder's files."""
+        return {"source": content_digest(self.folder, str(self.folder))}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Writes the head."""
+        head = LinearHead.load(self.folder)
+        head.save(out)
+        return {"fitted": True, **head.report}
+
+
+@dataclass(frozen=True)
+class FitEnsemble(CachedWork):
+    """Fits what an ensemble's file wants fitted, and keeps it with the ids of the models.
+
+    Args:
+        config: The file.
+        members: Ids of the models, in its order.
+        folder: The folder of the file, which the path of its data is relative to.
+    """
+
+    config: EnsembleConfig
+    members: tuple[str, ...]
+    folder: Path
+    name = ENSEMBLE
+    kind = ENSEMBLE
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the models, and digests of the held-out records and of the gate's sentence model."""
+        config = self.config
+        inputs = {f"model {number}": id for number, id in enumerate(self.members)}
+        if config.data is not None:
+            inputs["data"] = content_digest(locate_path(self.folder, config.data), config.data)
+        if config.method == "gate" and config.features == "embeddings":
+            inputs["embedder"] = embedder_key(config.embedder)
+        return inputs
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the file, the columns, the task and the precision."""
+        columns = {"columns": context.config.data.columns} if self.config.data is not None else {}
+        return {"ensemble": self.config.model_dump(mode="json"), **columns, **model_key(context)}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Runs every model on the held-out records, if there are any, and fits."""
+        from posttrain.models.ensembles.ensemble import Ensemble
+
+        ensemble = Ensemble(self.config, _members(context, self.config, self.members), context.config.task)
+        if self.config.needs_data:
+            records = held_out_records(context, self.config, self.folder)
+            prompts = [record_turns(row) for row in records.select(["prompt", "text"]).to_pylist()]
+            answers = [str(answer) for answer in records["completion"].to_pylist()]
+            ensemble = ensemble.fit(prompts, answers, records["input_id"].to_pylist())
+        ensemble.save(out)
+        assert ensemble.parameters is not None, "they are fitted"
+        return {
+            "method": self.config.method,
+            "models": [[entry.model, id] for entry, id in zip(self.config.models, self.members, strict=True)],
+            "fitted": ensemble.parameters.report,
+        }
+
+
+def fit_ensemble(context: RoundContext, file: Path, name: str, dataset: str | None = None) -> str:
+    """Fits an ensemble, or finds the finished one; returns its id.
+
+    Args:
+        context: The round.
+        file: The ensemble's file.
+        name: Its name in errors.
+        dataset: Id of the training set whose labels the linear head learns from; that of the next round by default.
+
+    Raises:
+        UserError: the file is wrong, a model is missing, or a model learned from the held-out records.
+    """
+    config = EnsembleConfig.load(file, name)
+    check_ensemble(config, context, name)
+    folder = file.absolute().parent
+    dataset = dataset or (parent_dataset(context.workspace) if finished_states(context.workspace) else None)
+    if config.data is not None:
+        _check_not_learned(context, config, folder, dataset)
+    ids = [_member_id(context, entry, folder, dataset, name) for entry in config.models]
+    return context.run(FitEnsemble(config, tuple(ids), folder)).id
+
+
+def check_ensemble(config: EnsembleConfig, context: RoundContext, name: str) -> None:
+    """Raises a UserError if the ensemble's method cannot answer the task."""
+    from posttrain.models.ensembles.ensemble import check_task
+
+    try:
+        check_task(config, context.config.task)
+    except UserError as error:
+        raise UserError(error.what, where=f"{name}: {error.where}", fix=error.fix) from None
+
+
+def load_ensemble(context: RoundContext, id: str) -> "Ensemble":
+    """Returns an ensemble; its models are loaded when they answer."""
+    from posttrain.models.ensembles.ensemble import Ensemble, read_config
+
+    folder = context.path(id)
+    ids = [pair[1] for pair in context.artifact(id).meta["models"]]
+    return Ensemble.read(folder, _members(context, read_config(folder), ids), context.config.task)
+
+
+def load_model(context: RoundContext, id: str) -> "LanguageModel | Ensemble":
+    """Loads a model, or an ensemble by its id."""
+    return load_ensemble(context, id) if context.artifact(id).kind == ENSEMBLE else context.model(id)
+
+
+def held_out_records(context: RoundContext, config: EnsembleConfig, folder: Path) -> pa.Table:
+    """Reads the records that an ensemble is fitted on: a RECORD table, each with an answer.
+
+    Raises:
+        UserError: the file is missing, or a record is bad or has no answer.
+    """
+    assert config.data is not None, "there is data"
+    path = locate_path(folder, config.data)
+    if not path.exists():
+        raise UserError(f"no such file: {config.data}", where="data", fix="check the path")
+    columns = config.columns if config.columns is not None else context.config.data.columns
+    records = pa.concat_tables(read(path, columns, name=config.data))
+    for row in records.select(["completion", "line"]).to_pylist():
+        if row["completion"] is None:
+            raise UserError("has no label", where=f"{config.data}:{row['line']}", fix="add it, or remove the record")
+    return records
+
+
+def check_not_measured(context: RoundContext, file: Path, test: str) -> None:
+    """Checks that no suite measures on a record that the ensemble is fitted on.
+
+    Args:
+        context: The round.
+        file: The ensemble's file.
+        test: Id of the test set.
+
+    Raises:
+        UserError: one does.
+    """
+    config = EnsembleConfig.load(file)
+    if config.data is None:
+        return
+    own = set(held_out_records(context, config, file.absolute().parent)["input_id"].to_pylist())
+    for name, suite in context.config.evaluate.suites.items():
+        shared = own & set(suite_records(context, suite, test)["input_id"].to_pylist())
+        if shared:
+            what = f"{len(shared)} of its {len(own)} inputs are in suite `{name}`, which would measure what was fitted"
+            raise UserError(what, where=config.data, fix="hold out other records")
+
+
+def _check_not_learned(context: RoundContext, config: EnsembleConfig, folder: Path, dataset: str | None) -> None:
+    """Raises a UserError if a model of the workspace learned from the records that the ensemble is fitted on."""
+    learned = [entry.model for entry in config.models if _learns_here(entry)]
+    if not learned or dataset is None:
+        return
+    own = set(held_out_records(context, config, folder)["input_id"].to_pylist())
+    if shared := own & input_ids(context, dataset):
+        what = f"{len(shared)} of its {len(own)} inputs are in the training set that `{learned[0]}` learned from"
+        raise UserError(what, where=str(config.data), fix="hold out other records")
+
+
+def _learns_here(entry: MemberConfig) -> bool:
+    """Returns whether a model may have learned from this workspace's labels."""
+    outside = (TINY_MODEL, DEMO_MODEL, "base")
+    return not (entry.model in outside or "/" in entry.model or entry.model.endswith(".gguf"))
+
+
+def _member_id(context: RoundContext, entry: MemberConfig, folder: Path, dataset: str | None, where: str) -> str:
+    """Returns the id of a model; fetches one from outside of the workspace, and trains the linear head."""
+    name, state = entry.model, context.state
+    if name == "linear":
+        head = fit_head(context, dataset) if dataset else None
+        if head is None:
+            fix = "run rounds first, and see label.head"
+            raise UserError("there is no linear head: no labels, or no sentence model", where=where, fix=fix)
+        return head
+    if name == "base":
+        return state.base or context.run(FetchModel(context.config.model)).id
+    if name == "champion" and (champion := state.champion or ModelRegistry(context.workspace).champion_id):
+        return champion
+    path = locate_path(folder, name)
+    if (path / SETTINGS).is_file():
+        return context.run(ImportHead(path.resolve())).id
+    if name in (TINY_MODEL, DEMO_MODEL):
+        return context.run(FetchModel(name)).id
+    if path.exists() or "/" in name or name.endswith(".gguf"):
+        try:
+            source = locate(name, folder)
+        except UserError as error:
+            raise UserError(error.what, where=f"{where}: {name}", fix=error.fix) from None
+        # A path becomes absolute: the fetched model is named by it, whichever folder the ensemble's file is in.
+        return context.run(FetchModel(source)).id
+    try:
+        return find_model(context.workspace, name)
+    except UserError as error:
+        raise UserError(error.what, where=f"{where}: models", fix=error.fix) from None
+
+
+def _members(context: RoundContext, config: EnsembleConfig, ids: "list[str] | tuple[str, ...]") -> "list[Member]":
+    from posttrain.models.ensembles.members import Member
+
+    def loader(entry: MemberConfig, id: str) -> Any:
+        if context.artifact(id).kind == _HEAD:
+            return lambda: _load_head(context, entry, id)
+        return lambda: context.model(id)
+
+    return [Member(entry.model, loader(entry, id)) for entry, id in zip(config.models, ids, strict=True)]
+
+
+def _load_head(context: RoundContext, entry: MemberConfig, id: str) -> "HeadModel":
+    from posttrain.models.embedder import Embedder
+    from posttrain.models.ensembles.members import HeadModel
+
+    name = entry.embedder or str(context.config.label.head.embedder)
+    return HeadModel(LinearHead.load(context.path(id)), Embedder.load(name))
+
+
+class EnsembleTeacher(Teacher):
+    """An ensemble that labels; a cascade asks its large models only what the small ones leave.
+
+    Held out are its answers to labelled records where none of its models comes from this workspace, whose models have
+    learned from them.
+
+    Args:
+        context: The round.
+        ensemble: Id of the ensemble.
+    """
+
+    name = "ensemble"
+
+    def __init__(self, context: RoundContext, ensemble: str) -> None:
+        self._context, self._id = context, ensemble
+
+    def inputs(self) -> dict[str, str]:
+        return {ENSEMBLE: self._id}
+
+    def predict(self, records: pa.Table) -> Predictions:
+        if not records.num_rows:
+            return Predictions.none(0)
+        prompts = [record_turns(row) for row in records.select(["prompt", "text"]).to_pylist()]
+        scores = load_ensemble(self._context, self._id).label_scores(prompts)
+        labels = self._context.config.task.label_set
+        probabilities = np.minimum(np.exp(scores.log_probabilities), 1.0)
+        answers: list[str | None] = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
+        return Predictions(answers, probabilities.max(axis=1), probabilities)
+
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        names = [MemberConfig(model=pair[0]) for pair in self._context.artifact(self._id).meta["models"]]
+        if any(_learns_here(entry) for entry in names):
+            return Predictions.none(labelled.num_rows)
+        return self.predict(labelled)

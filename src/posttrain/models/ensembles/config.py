@@ -1,0 +1,135 @@
+"""The file of an ensemble: method, models, weights, and what is fitted on held-out records."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from posttrain.store.errors import UserError
+from posttrain.store.section import Section
+from posttrain.store.yaml_files import read_yaml
+
+FILES = (".yaml", ".yml")
+"""Endings of an ensemble's file, which tell it from the name of a model."""
+
+WEIGHTED = ("probability", "logit", "vote", "rescore")
+
+FITTED = ("probability", "logit")
+"""Methods whose weights can be fitted."""
+
+
+class MemberConfig(Section):
+    """One model of an ensemble."""
+
+    model: str = Field(min_length=1)
+    embedder: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any) -> Any:
+        return {"model": values} if isinstance(values, str) else values
+
+
+class EnsembleConfig(Section):
+    """An ensemble.
+
+    Attributes:
+        method: ``probability`` (linear pool), ``logit`` (logarithmic pool), ``vote``, ``cascade``, ``gate``, or
+            ``rescore``, of free text alone.
+        models: one or more; in a cascade the cheapest first. A model is named as in a merge; ``linear`` is the linear
+            head on sentence embeddings, and so is a folder that holds one.
+        weights: one a model, or ``fit`` for those with the least log-loss on ``data``; the same for all by default.
+        calibrate: True to divide each model's log-probabilities by a temperature that is fitted on ``data``.
+        data: a file of records with labels, relative to the ensemble's file, that no model learned from.
+        columns: columns of the file, by our name for each.
+        thresholds: confidences from which the models of a cascade answer, for all but the last.
+        accuracy: the accuracy that a cascade must show on ``data``, in place of thresholds.
+        tolerance: the share of records that a cascade may get wrong where its last model alone is right, in place of
+            thresholds.
+        features: what a gate sees: the ``embeddings`` of a sentence model, or the first model's ``probabilities``.
+        embedder: the sentence model of the gate: a folder, a Hub id or ``minilm``.
+    """
+
+    method: Literal["probability", "logit", "vote", "cascade", "gate", "rescore"]
+    models: list[MemberConfig] = Field(min_length=1)
+    weights: list[float] | Literal["fit"] | None = None
+    calibrate: bool = False
+    data: str | None = None
+    columns: dict[str, str] | None = None
+    thresholds: list[float] | None = None
+    accuracy: float | None = Field(default=None, gt=0, lt=1)
+    tolerance: float | None = Field(default=None, gt=0, lt=1)
+    features: Literal["embeddings", "probabilities"] = "embeddings"
+    embedder: str = "minilm"
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if self.weights is None:
+            return self
+        if self.method not in WEIGHTED:
+            raise ValueError(f"{self.method} has no weights; remove `weights`")
+        if self.weights == "fit":
+            if self.method not in FITTED:
+                raise ValueError(f"the weights of {self.method} cannot be fitted; give a list of numbers")
+        elif len(self.weights) != len(self.models):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.models)} models")
+        elif min(self.weights) < 0 or not 0 < sum(self.weights) < math.inf:
+            raise ValueError("weights are 0 or more, and one of them is above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_fit(self) -> Self:
+        choices = [name for name in ("thresholds", "accuracy", "tolerance") if getattr(self, name) is not None]
+        if self.method != "cascade":
+            if choices:
+                raise ValueError(f"`{choices[0]}` is of method cascade, and this is {self.method}")
+            return self
+        if len(choices) != 1:
+            raise ValueError("a cascade needs one of `thresholds`, `accuracy` and `tolerance`")
+        if self.thresholds is not None:
+            if len(self.thresholds) != len(self.models) - 1:
+                raise ValueError(f"{len(self.thresholds)} thresholds for {len(self.models)} models: the last has none")
+            if min(self.thresholds, default=0.0) < 0:
+                raise ValueError("a threshold is 0 or more")
+        return self
+
+    @model_validator(mode="after")
+    def _data_fit(self) -> Self:
+        if self.needs_data and self.data is None:
+            raise ValueError("`data` is needed: a file of records with labels that no model learned from")
+        # A file that is not used would be taken for one that is.
+        if self.data is not None and not self.needs_data:
+            raise ValueError("nothing is fitted, so `data` has no use; remove it")
+        return self
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether something is fitted on held-out records."""
+        fitted = self.weights == "fit" or self.method == "gate" or self.calibrate
+        return fitted or self.accuracy is not None or self.tolerance is not None
+
+    @classmethod
+    def load(cls, file: str | Path, name: str | None = None) -> Self:
+        """Reads a file.
+
+        Args:
+            file: the file.
+            name: its name in errors; the path by default.
+
+        Raises:
+            UserError: there is no such file, or a key or value is wrong.
+        """
+        where, file = name or str(file), Path(file)
+        if not file.is_file():
+            raise UserError("no such file", where=where, fix="check the path")
+        values: Mapping[str, Any] = read_yaml(file)
+        return cls.read(values, where)
+
+
+def normalised_weights(config: EnsembleConfig) -> list[float]:
+    """Returns the weights of the file, which add up to 1; equal ones where it has none."""
+    weights = config.weights if isinstance(config.weights, list) else [1.0] * len(config.models)
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
