@@ -166,6 +166,7 @@ class _Job:
 
     def _group(self, tensor: TensorPlan, arena: Arena | None = None, digests: bool = True) -> TensorGroup:
         assert tensor.method is not None
+        statistic = tensor.method.statistic
         return TensorGroup(
             tensor.name,
             tensor.inputs,
@@ -175,6 +176,8 @@ class _Job:
             self.plan.recipe.seed,
             self.digests if digests else None,
             task_vectors=tensor.method.task_vectors,
+            fisher=tensor.statistics if statistic == "fisher" else (),
+            grams=tensor.statistics if statistic == "gram" else (),
         )
 
     def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:
