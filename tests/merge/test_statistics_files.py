@@ -267,6 +267,28 @@ def test_mistakes_are_named_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_of_another_vocabulary_are_refused_and_a_rule_helps(make_model: Any, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    def with_a_row(weights: dict[str, Tensor]) -> None:
+        name = "model.embed_tokens.weight"
+        weights[name] = torch.cat([weights[name], weights[name][:1]])
+
+    models = []
+    for number, token in enumerate(("<x>", "<y>")):
+        folder = make_model(f"m{number}", number, change=with_a_row, config={"vocab_size": 262})
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_tokens([token])
+        tokenizer.save_pretrained(folder)
+        models.append(str(folder))
+    values = {"models": models, "method": "fisher", "data": "a.jsonl", "tokenizer": "union"}
+    with pytest.raises(UserError, match="order of another vocabulary; give it another method by a rule"):
+        merge(values, tmp_path / "out", data=DATA)
+    merge(values | {"layers": [{"match": "embed|lm_head", "method": "linear"}]}, tmp_path / "out", data=DATA)
+    methods = {entry["method"] for entry in merge_file(tmp_path / "out")["tensors"].values()}  # type: ignore[attr-defined]
+    assert methods == {"fisher", "linear"}
+
+
 def test_data_that_no_method_needs_is_named(
     family: Path,  # noqa: F811
     tmp_path: Path,

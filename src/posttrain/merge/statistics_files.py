@@ -77,10 +77,10 @@ class StatisticsFile(WeightSource):
 
 
 def check_data(plan: MergePlan) -> None:
-    """Checks that the recipe names data of every model of which a method needs statistics.
+    """Checks that the recipe names data of every model of which a method needs statistics, and that these will fit.
 
     Raises:
-        UserError: it does not.
+        UserError: it does not, or a model's rows of tokens stand in the order of another vocabulary.
     """
     recipe, data = plan.recipe, _data_of_models(plan.recipe)
     if recipe.scores is not None and len(recipe.scores) != len(_models(plan)):
@@ -98,6 +98,14 @@ def check_data(plan: MergePlan) -> None:
                 where="data",
                 fix="name records of the model's task: --data FILE, or `data` in the recipe",
             )
+    for tensor in plan.tensors:
+        for entry in tensor.inputs if tensor.method is not None and tensor.method.statistic == "fisher" else ():
+            if isinstance(entry.source, VocabularyView) and is_by_token(entry.tensor):
+                raise UserError(
+                    f"the Fisher information of {entry.tensor} has its rows in the order of another vocabulary",
+                    where=entry.source.name,
+                    fix="give it another method by a rule below `layers`: {match: 'embed|lm_head', method: linear}",
+                )
 
 
 @contextmanager
@@ -203,14 +211,6 @@ def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], S
                     fix="give such tensors another method by a rule below `layers`",
                 )
             return tensor
-        view = isinstance(entry.source, VocabularyView) and is_by_token(entry.tensor)
-        if view and tensor.method.statistic == "fisher":
-            raise UserError(
-                f"the Fisher information of {entry.tensor} has its rows in the order of another vocabulary",
-                where=entry.source.name,
-                fix="give such tensors another method by a rule below `layers`, such as {match: 'embed|lm_head', "
-                "method: linear}",
-            )
         entries.append(TensorInput(file, entry.tensor))
     return replace(tensor, statistics=tuple(entries))
 
