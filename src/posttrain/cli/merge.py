@@ -61,7 +61,8 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    changes = {"dtype": dtype, "seed": seed, "statistics": None if examples is None else {"examples": examples}}
+    changes: dict[str, Any] = {"dtype": dtype, "seed": seed}
+    changes["statistics"] = None if examples is None else {"examples": examples}
     changes["scores"] = None if scores is None else _numbers(scores, "--scores")
     recipe, root = _recipe(models, method, base, weights, set or [], changes, workspace)
     if data:

@@ -19,7 +19,8 @@ from posttrain.merge.preflight import check_architectures, check_weights
 from posttrain.merge.recipe import AUTO, Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
 from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource
-from posttrain.merge.statistics_files import Example, Examples, check_data, with_statistics
+from posttrain.merge.statistics import Example
+from posttrain.merge.statistics_files import Examples, check_data, with_statistics
 from posttrain.merge.vocabulary import match_vocabularies
 from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.models.task import TaskConfig

@@ -231,7 +231,7 @@ class _Builder:
                 )
         if not dtype.is_floating_point:
             return TensorPlan(name, shape, dtype, tuple(entries), None, None, {})
-        options = {}
+        options: dict[str, Any] = {}
         for option in method.options:
             value = self._value(option, position, rule.parameters if rule else {})
             if option == "weight" and value == AUTO and self.recipe.has_auto_weights:

@@ -142,7 +142,7 @@ def input_grams(lm: LanguageModel, examples: Sequence[Example]) -> ModelStatisti
     names = {module: f"{name}.weight" for name, module in lm.model.named_modules() if type(module) is nn.Linear}
     embedding = lm.model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
-    layers = {module: name for module, name in names.items() if module is not head}
+    layers: dict[nn.Module, str] = {module: name for module, name in names.items() if module is not head}
     with _input_hooks(layers, add), progress_bar("Gram matrices", len(sequences), "examples") as advance:
         for sequence in sequences:
             hidden = _hidden_states(lm, sequence)
@@ -208,7 +208,10 @@ def _squared_gradients(parameters: dict[str, nn.Parameter], sums: dict[str, Tens
 
         return hook
 
-    hooks = [parameter.register_post_accumulate_grad_hook(add(name)) for name, parameter in parameters.items()]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(add(name))  # type: ignore[no-untyped-call]
+        for name, parameter in parameters.items()
+    ]
     try:
         yield
     finally:

@@ -341,7 +341,7 @@ def _is_whole(file: Path) -> bool:
     """Returns whether the cache holds a file as it was written; warns of one that is damaged."""
     try:
         summary = json.loads(_summary_file(file).read_bytes())
-        whole = file_digest(file) == summary["sha256"]
+        whole = file_digest(file) == str(summary["sha256"])
     except FileNotFoundError:
         return False
     except (ValueError, KeyError, TypeError):

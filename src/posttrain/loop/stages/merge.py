@@ -111,7 +111,7 @@ class Merge(Stage):
             records, count = context.dataset(self.dataset).records, recipe.statistics.examples
             examples = {self.dataset: draw_examples(records, count, recipe.seed, "the training set")}
         ids = [*self.models, *([self.base] if self.base else [])]
-        folders = {(id, None): context.path(id) for id in ids}
+        folders: dict[tuple[str, str | None], Path] = {(id, None): context.path(id) for id in ids}
         with opened_plan(recipe, folders, examples, context.config.task) as plan:
             run = write_merge(plan, out)
             # Without seconds and memory, as the artifact must be the same bytes whenever it is built.
