@@ -110,6 +110,19 @@ def test_regmean_fits_what_each_model_gives_on_its_own_data(family: Path, tmp_pa
     torch.testing.assert_close(merged[norm], (models[0][norm] + models[1][norm]) / 2, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
+def test_threads_memory_and_files_change_no_bit(family: Path, tmp_path: Path, method: str) -> None:  # noqa: F811
+    reference: dict[str, Tensor] = {}
+    for number, (threads, memory, shard_bytes) in enumerate(((1, 1 << 30, 1 << 30), (3, 1, 50_000), (5, 1 << 18, 1))):
+        out = tmp_path / f"out{number}"
+        options = {"threads": threads, "memory": memory, "shard_bytes": shard_bytes}
+        merge(recipe(family, method), out, data=DATA, **options)  # type: ignore[arg-type]
+        result = weights_of(out)
+        reference = reference or result
+        assert result.keys() == reference.keys()
+        assert all(torch.equal(value, reference[name]) for name, value in result.items()), options
+
+
 def test_a_second_merge_reads_the_cache(family: Path, tmp_path: Path, computed: list[str], cache: Path) -> None:  # noqa: F811
     merge(recipe(family, "fisher"), tmp_path / "one", data=DATA)
     assert computed == ["fisher", "fisher"]
