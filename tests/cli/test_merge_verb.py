@@ -59,6 +59,66 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(posttrain: Call, here: Pat
     assert sorted(here.iterdir()) == before
 
 
+@pytest.fixture
+def data(here: Path) -> Path:
+    """The current folder with ``a.jsonl`` and ``b.csv``, and ``texts.jsonl`` without answers."""
+    for name in ("a", "texts"):
+        records = [{"prompt": f"{name} {number}", "completion": str(number)} for number in range(9)]
+        lines = [json.dumps(record if name == "a" else {"prompt": record["prompt"]}) for record in records]
+        (here / f"{name}.jsonl").write_text("\n".join(lines))
+    (here / "b.csv").write_text("prompt,completion\n" + "\n".join(f"b {number},{number}" for number in range(9)))
+    return here
+
+
+def test_methods_with_data_by_options_and_by_a_recipe(posttrain: Call, data: Path) -> None:
+    options = ("--method", "fisher", "--data", "a.jsonl", "--data", "b.csv", "--examples", "5")
+    result = posttrain("merge", "a", "b", *options, "--out", "one")
+    assert result.code == 0, result
+    statistics = json.loads((data / "one" / "merge.json").read_text())["statistics"]
+    assert [(entry["data"], entry["examples"]) for entry in statistics] == [("a.jsonl", 5), ("b.csv", 5)]
+    (data / "recipes").mkdir()
+    models = [{"model": f"../{name}", "data": f"../{file}"} for name, file in (("a", "a.jsonl"), ("b", "b.csv"))]
+    recipe = {"method": "fisher", "models": models, "statistics": {"examples": 5}}
+    (data / "recipes" / "r.yaml").write_text(yaml.safe_dump(recipe))
+    assert posttrain("merge", "recipes/r.yaml", "--out", "two").code == 0
+    # A path of the command is relative to the current folder, and the recipe's own number of examples stays.
+    recipe["models"] = ["../a", "../b"]
+    (data / "recipes" / "r.yaml").write_text(yaml.safe_dump(recipe))
+    assert posttrain("merge", "recipes/r.yaml", "--data", "a.jsonl", "--data", "b.csv", "--out", "three").code == 0
+    one, two, three = ((data / name / "model.safetensors").read_bytes() for name in ("one", "two", "three"))
+    assert one == two == three
+
+
+def test_auto_weights_are_computed_and_written_down(posttrain: Call, data: Path) -> None:
+    call = ("merge", "a", "b", "--weights", "auto", "--scores", "0.85,0.90", "--data", "a.jsonl")
+    plan = posttrain(*call, "--dry-run")
+    assert "weight auto" in plan.out
+    assert "after the statistics of the models on their data" in plan.out
+    result = posttrain(*call, "--out", "out")
+    assert result.code == 0, result
+    merged = json.loads((data / "out" / "merge.json").read_text())
+    norms = [entry["norm"] for entry in merged["statistics"]]
+    first = 0.85 * norms[0] / (0.85 * norms[0] + 0.90 * norms[1])
+    assert merged["recipe"]["parameters"]["weight"] == pytest.approx([first, 1 - first])
+    assert f"weight of a: {first:.4f}" in result.err
+
+
+def test_mistakes_with_data_are_one_line_and_leave_nothing(posttrain: Call, data: Path) -> None:
+    before = sorted(data.iterdir())
+    call = ("merge", "a", "b", "--out", "x", "--method")
+    for arguments, message in [
+        (("fisher",), "data: fisher needs the Fisher information of `a`, and no data is given; name records of the"),
+        (("fisher", "--data", "none.jsonl"), "none.jsonl"),
+        (("fisher", "--data", "texts.jsonl"), "texts.jsonl: no record has an answer"),
+        (("fisher", *("--data", "a.jsonl") * 3), "data: 3 files for 2 models; give one, or one a model"),
+        (("linear", "--scores", "1,2"), "scores are for `weight: auto`"),
+        (("linear", "--weights", "auto", "--scores", "1,x", "--data", "a.jsonl"), "scores"),
+        (("linear", "--weights", "auto"), "data: the weight auto needs the Fisher information of `a`"),
+    ]:
+        assert message in posttrain(*call, *arguments).mistake
+    assert sorted(data.iterdir()) == before
+
+
 def test_conflicts_are_a_page_with_a_recommendation(posttrain: Call, here: Path) -> None:
     result = posttrain("merge", "a", "b", "--base", "base", "--conflicts", "page.html")
     assert result.code == 0, result

@@ -38,4 +38,4 @@ def test_the_commands_exist() -> None:
         _, verb, rest = command.resolve_command(command.make_context("x", words, resilient_parsing=True), words)
         used = {word for word in rest if word.startswith("--")}
         assert used <= {option for parameter in verb.params for option in parameter.opts}, line
-    assert len(lines) == 4
+    assert len(lines) == 6

@@ -99,3 +99,14 @@ def test_an_unknown_model_ends_the_round_in_one_line(small: Any, open_loop: Open
     loop = open_loop(small(rounds=1, merge={"models": ["round 7"]}))
     with pytest.raises(UserError, match="round 7 trained no model"):
         loop.run()
+
+
+def test_methods_with_statistics_read_the_training_set(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=1, merge={"models": ["base"], "method": "fisher"}))
+    loop.run()
+    (run,) = loop.metadata.runs(stage="merge")
+    row = loop.metadata.rounds()[1]
+    assert run.inputs["dataset"] == loop.metadata.runs(stage="train", round=1)[-1].inputs["dataset"]
+    merge = json.loads((loop.store.artifacts.path(row.candidate) / "merge.json").read_text())
+    assert {entry["data"] for entry in merge["statistics"]} == {run.inputs["dataset"]}
+    assert [entry["statistic"] for entry in merge["statistics"]] == ["fisher", "fisher"]

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
-from posttrain.merge.recipe import Recipe
+from posttrain.merge.recipe import AUTO, Recipe
 from posttrain.store.errors import UserError
 from posttrain.store.yaml_files import parse_yaml
 
@@ -30,7 +30,17 @@ def merge(
     out: Annotated[Path | None, typer.Option(help="Folder for the merged model.")] = None,
     method: Annotated[str | None, typer.Option(help="Merge method; linear by default.")] = None,
     base: Annotated[str | None, typer.Option(help="The model that all were trained from.")] = None,
-    weights: Annotated[str | None, typer.Option(help="One a model, such as 0.3,0.7.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="One a model, such as 0.3,0.7; auto: from scores and Fisher norms.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Records of the models' tasks, for fisher, regmean and auto; repeatable, one a model."),
+    ] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Most records of a file; 256 by default.")] = None,
+    scores: Annotated[
+        str | None, typer.Option(help="With --weights auto, one a model, such as 0.85,0.90; by default of the data.")
+    ] = None,
     set: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as density=0.5; repeatable.")
     ] = None,
@@ -51,10 +61,19 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    recipe, root = _recipe(models, method, base, weights, set or [], dtype, seed, workspace)
+    changes: dict[str, Any] = {"dtype": dtype, "seed": seed}
+    changes["statistics"] = None if examples is None else {"examples": examples}
+    changes["scores"] = None if scores is None else _numbers(scores, "--scores")
+    recipe, root = _recipe(models, method, base, weights, set or [], changes, workspace)
+    if data:
+        from posttrain.loop.merge_data import with_data
+
+        # A recipe's own paths are relative to its folder.
+        recipe = with_data(recipe, data if root == CURRENT_FOLDER else [_absolute(name) for name in data])
     # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.merge.api import describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
+    from posttrain.merge.statistics_files import needs_statistics
 
     if conflicts is not None:
         _write_conflicts(conflicts, recipe, root, limit, workers, json and out is None)
@@ -62,11 +81,14 @@ def merge(
             return
     if dry_run:
         with planned_merge(recipe, root, Path(tempfile.gettempdir())) as (plan, _):
-            description = describe(plan) | {"estimated_seconds": round(estimate_seconds(plan, limit, workers), 1)}
+            description = describe(plan)
+            # The seconds of a merge follow from its weights alone, and not those of a model on its data.
+            if not needs_statistics(plan):
+                description["estimated_seconds"] = round(estimate_seconds(plan, limit, workers), 1)
         _print_plan(description, json)
         return
     assert out is not None
-    result = merge(recipe, out, memory=limit, workers=workers, root=root)
+    result = merge(recipe, out, memory=limit, workers=workers, root=root, data=_read_data(recipe, root))
     if json:
         print_json(
             {
@@ -107,8 +129,7 @@ def _recipe(
     base: str | None,
     weights: str | None,
     settings: Sequence[str],
-    dtype: str | None,
-    seed: int | None,
+    changes: Mapping[str, Any],
     workspace: Path,
 ) -> tuple[Recipe, Path]:
     """Returns the recipe of the call, and the folder that its paths are relative to."""
@@ -118,26 +139,45 @@ def _recipe(
         if not equals or not key:
             raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
         parameters[key] = parse_yaml(text, f"--set {key}")
-    options = {"dtype": dtype, "seed": seed}
-    changes = {name: value for name, value in options.items() if value is not None}
+    changes = {name: value for name, value in changes.items() if value is not None}
     if any(Path(name).suffix in _RECIPES for name in models):
         if len(models) > 1 or any(value is not None for value in (method, base, weights)):
             raise UserError("a recipe names models, method, base and weights itself", where=models[0])
         from posttrain.merge.recipe import read_recipe
 
         recipe = read_recipe(Path(models[0]))
-        values = recipe.model_dump(exclude_unset=True) | changes
+        values = recipe.model_dump(exclude_unset=True)
+        if "statistics" in changes:
+            changes["statistics"] = {**values.get("statistics", {}), **changes["statistics"]}
+        values |= changes
         values["parameters"] = {**recipe.parameters, **parameters}
         return Recipe.read(_with_workspace_models(values, workspace), models[0]), Path(models[0]).parent
     if weights is not None:
-        numbers = [parse_yaml(part, "--weights") for part in weights.split(",")]
-        if len(numbers) != len(models):
+        numbers = AUTO if weights == AUTO else _numbers(weights, "--weights")
+        if weights != AUTO and len(numbers) != len(models):
             raise UserError(
                 f"{len(numbers)} weights for {len(models)} models", where="--weights", fix="give one a model"
             )
         parameters["weight"] = numbers
     values = {"method": method or "linear", "base": base, "models": list(models), "parameters": parameters, **changes}
     return Recipe.read(_with_workspace_models(values, workspace), "merge"), CURRENT_FOLDER
+
+
+def _read_data(recipe: Recipe, root: Path) -> Mapping[str, Any]:
+    if not recipe.data_files():
+        return {}
+    # Not at the top: it loads the readers of files.
+    from posttrain.loop.merge_data import read_examples
+
+    return read_examples(recipe, root)
+
+
+def _absolute(name: str) -> str:
+    return name if ":" in name else str(Path(name).absolute())
+
+
+def _numbers(text: str, where: str) -> list[Any]:
+    return [parse_yaml(part, where) for part in text.split(",")]
 
 
 def _with_workspace_models(values: dict[str, Any], workspace: Path) -> dict[str, Any]:
@@ -199,7 +239,11 @@ def _print_plan(description: dict[str, Any], json: bool) -> None:
     print_line(
         f"{len(tensors)} tensors of {len(description['models'])} models: reads "
         f"{description['bytes_read'] / 1e9:.2f} GB, writes {description['bytes'] / 1e9:.2f} GB, "
-        f"in about {description['estimated_seconds']:g} s"
+        + (
+            f"in about {description['estimated_seconds']:g} s"
+            if "estimated_seconds" in description
+            else "after the statistics of the models on their data"
+        )
     )
 
 

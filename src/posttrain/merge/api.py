@@ -9,18 +9,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posttrain import __version__
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
 from posttrain.merge.inputs import open_models
 from posttrain.merge.plan import MergePlan, build_plan, template_key
 from posttrain.merge.preflight import check_architectures, check_weights
-from posttrain.merge.recipe import Recipe, read_recipe
+from posttrain.merge.recipe import AUTO, Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
 from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource
+from posttrain.merge.statistics import Example
+from posttrain.merge.statistics_files import Examples, check_data, with_statistics
 from posttrain.merge.vocabulary import match_vocabularies
 from posttrain.models.loading import GENERATION_CONFIG
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import StorageError, UserError
 from posttrain.store.files import (
     disk_errors,
@@ -37,6 +40,8 @@ MERGE_FILE = "merge.json"
 _TEMPORARY = ".posttrain-merge"
 
 _ATTEMPTS = 100
+
+_DATA = "data"  # the name of records in memory
 
 _TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens*", "vocab*", "merges.txt", "added_tokens*", "chat_template*"),
@@ -73,13 +78,14 @@ def merge(
     out: Path | str,
     *,
     method: str = "linear",
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Literal["auto"] | None = None,
     base: Path | str | None = None,
     memory: int = MEMORY,
     workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     seed: int = 0,
     root: Path | None = None,
+    data: Mapping[str, Sequence[Example]] | Sequence[Example] | None = None,
     **options: Any,
 ) -> MergeResult:
     """Merges models into a new Hugging Face folder.
@@ -89,26 +95,34 @@ def merge(
             files or LoRA adapters. The next four arguments are for models alone.
         out: the folder to write; not there yet, or empty.
         method: name of a merge method.
-        weights: one a model, for methods with the option ``weight``.
+        weights: one a model, for methods with the option ``weight``; ``auto``: computed from scores and Fisher norms
+            (`posttrain.merge.auto_weights`).
         base: the model that all were trained from, for methods on task vectors.
         memory: bytes of weights that are held at once.
         workers: processes that merge side by side; one a core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
         root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
+        data: conversations with their answers, ``([{"role": "user", "content": "..."}], "...")``, for methods that
+            need statistics of the models: of all models, or by the names that the recipe has for its files
+            (`posttrain.loop.merge_data.merge_on_data` reads these).
         options: further options of the method.
 
     Raises:
         UserError: the models cannot be merged so, or the disk refused.
     """
-    merge_recipe = _recipe(recipe, method, weights, base, seed, options)
-    folder_of_paths = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
+    merge_recipe, folder_of_paths = recipe_of_call(
+        recipe, root, method=method, weights=weights, base=base, seed=seed, **options
+    )
     target = Path(out)
     # First, as the same command after a kill behind the last rename must not leave anything either.
     _remove_abandoned(target.absolute().parent / _TEMPORARY)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise _out_exists(target)
-    with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent) as (plan, folder):
+    examples = data if isinstance(data, Mapping) else {_DATA: data or []}
+    if data is not None and not isinstance(data, Mapping):
+        merge_recipe = merge_recipe.model_copy(update={"data": _DATA})
+    with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent, examples) as (plan, folder):
         _check_space(plan, folder)
         run = write_merge(plan, folder, memory, workers, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
@@ -119,13 +133,17 @@ def merge(
 
 
 @contextmanager
-def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[MergePlan, Path]]:
+def planned_merge(
+    recipe: Recipe, root: Path, parent: Path, examples: Examples | None = None
+) -> Iterator[tuple[MergePlan, Path]]:
     """Opens the models, checks everything that can be checked before any work, and yields the plan.
 
     Args:
         recipe: the recipe.
         root: the folder that its paths are relative to.
         parent: the folder in which temporary files may lie.
+        examples: the records that the recipe names; None for a plan without the statistics of the models' data, which
+            cannot be run where a method needs them.
 
     Yields:
         The plan, and an empty temporary folder below ``parent``.
@@ -139,7 +157,7 @@ def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[Me
     try:
         with _scratch_folder(temporary) as scratch:
             make_folder(scratch / "model")
-            with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer") as plan:
+            with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer", examples) as plan:
                 yield plan, scratch / "model"
     finally:
         with suppress(OSError):  # another merge may be writing beside this one
@@ -147,30 +165,47 @@ def planned_merge(recipe: Recipe, root: Path, parent: Path) -> Iterator[tuple[Me
 
 
 @contextmanager
-def opened_plan(recipe: Recipe, folders: Mapping[tuple[str, str | None], Path]) -> Iterator[MergePlan]:
+def opened_plan(
+    recipe: Recipe,
+    folders: Mapping[tuple[str, str | None], Path],
+    examples: Examples | None = None,
+    task: TaskConfig | None = None,
+) -> Iterator[MergePlan]:
     """Opens models that lie in folders, checks them, and yields the plan.
 
     Args:
         recipe: the recipe.
         folders: of its models and base, by the names that it has for them, with None for no adapter.
+        examples: the records that the recipe names, for methods that need them.
+        task: how prompts are shown to the models.
 
     Raises:
         UserError: the merge cannot be done.
     """
-    with _plan_of(recipe, {key: ModelFolder(key[0], folder) for key, folder in folders.items()}) as plan:
+    sources = {key: ModelFolder(key[0], folder) for key, folder in folders.items()}
+    with _plan_of(recipe, sources, examples=examples, task=task) as plan:
         yield plan
 
 
 @contextmanager
 def _plan_of(
-    recipe: Recipe, sources: Mapping[tuple[str, str | None], WeightSource], scratch: Path | None = None
+    recipe: Recipe,
+    sources: Mapping[tuple[str, str | None], WeightSource],
+    scratch: Path | None = None,
+    examples: Examples | None = None,
+    task: TaskConfig | None = None,
 ) -> Iterator[MergePlan]:
     try:
         check_architectures([*sources.values()])
         matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch)
         plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
         check_weights(plan)
-        yield plan
+        check_data(plan)
+        if examples is None:
+            yield plan
+            return
+        with with_statistics(plan, sources, examples, task) as known:
+            yield known
     finally:
         for source in sources.values():
             source.close()
@@ -263,6 +298,8 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
         "bytes_read": plan.bytes_read,
         "tensors": tensors,
     }
+    if plan.statistics:
+        description["statistics"] = list(plan.statistics)
     if not measures:
         del description["models"]
     if run and measures:
@@ -270,29 +307,36 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
     return description
 
 
-def _recipe(
+def recipe_of_call(
     recipe: Recipe | Path | str | Mapping[str, Any] | Sequence[Path | str],
-    method: str,
-    weights: Sequence[float] | None,
-    base: Path | str | None,
-    seed: int,
-    options: Mapping[str, Any],
-) -> Recipe:
+    root: Path | None = None,
+    *,
+    method: str = "linear",
+    weights: Sequence[float] | Literal["auto"] | None = None,
+    base: Path | str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Recipe, Path]:
+    """Returns the recipe that arguments of `merge` stand for, and the folder that its paths are relative to.
+
+    Raises:
+        UserError: it is no recipe, or an option does not exist.
+    """
+    folder = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
     if isinstance(recipe, Recipe):
-        return recipe
+        return recipe, folder
     if isinstance(recipe, Mapping):
-        return Recipe.read(recipe, "recipe")
+        return Recipe.read(recipe, "recipe"), folder
     if isinstance(recipe, str | Path):
-        return read_recipe(Path(recipe))
-    return recipe_of_models(
-        [str(model) for model in recipe], method, weights, str(base) if base else None, seed, options
-    )
+        return read_recipe(Path(recipe)), folder
+    names = [str(model) for model in recipe]
+    return recipe_of_models(names, method, weights, str(base) if base else None, seed, options), folder
 
 
 def recipe_of_models(
     models: Sequence[str],
     method: str,
-    weights: Sequence[float] | None,
+    weights: Sequence[float] | Literal["auto"] | None,
     base: str | None,
     seed: int,
     options: Mapping[str, Any],
@@ -302,9 +346,11 @@ def recipe_of_models(
     Raises:
         UserError: there are not as many weights as models, or an option does not exist.
     """
-    if weights is not None and len(weights) != len(models):
+    if weights is not None and weights != AUTO and len(weights) != len(models):
         raise UserError(f"{len(weights)} weights for {len(models)} models", where="weights", fix="give one a model")
-    parameters = dict(options) | ({"weight": list(weights)} if weights is not None else {})
+    parameters = dict(options) | (
+        {"weight": weights if weights == AUTO else list(weights)} if weights is not None else {}
+    )
     values = {"method": method, "base": base, "models": list(models), "parameters": parameters, "seed": seed}
     return Recipe.read(values, "merge")
 

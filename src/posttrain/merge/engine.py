@@ -269,6 +269,7 @@ class _Job:
 
     def _group(self, tensor: TensorPlan, digests: Digests | None = None, arena: Arena | None = None) -> TensorGroup:
         assert tensor.method is not None
+        statistic = tensor.method.statistic
         return TensorGroup(
             tensor.name,
             tensor.inputs,
@@ -278,6 +279,8 @@ class _Job:
             self.plan.recipe.seed,
             digests,
             task_vectors=tensor.method.task_vectors,
+            fisher=tensor.statistics if statistic == "fisher" else (),
+            grams=tensor.statistics if statistic == "gram" else (),
         )
 
     def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:

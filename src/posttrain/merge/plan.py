@@ -11,7 +11,7 @@ import torch
 
 from posttrain.merge.methods.base import MergeMethod
 from posttrain.merge.methods.registry import load_method
-from posttrain.merge.recipe import ModelEntry, Position, Recipe, Slice, Value, resolve
+from posttrain.merge.recipe import AUTO, ModelEntry, Position, Recipe, Slice, Value, resolve
 from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
 from posttrain.merge.tensor_group import TensorInput
 from posttrain.merge.vocabulary_view import is_embedding
@@ -39,7 +39,8 @@ class TensorPlan:
         inputs: the models' tensors, in the recipe's order.
         base: the base's, for methods on task vectors.
         method: None to copy the first input's bytes, as of a buffer of integers.
-        options: the method's, as its signature has them.
+        options: the method's, as its signature has them; ``weight`` may be ``auto`` until the statistics are there.
+        statistics: one a model, for methods that need them; empty if the models have none of this tensor.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TensorPlan:
     base: TensorInput | None
     method: MergeMethod | None
     options: Mapping[str, Any]
+    statistics: tuple[TensorInput, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -78,6 +80,7 @@ class MergePlan:
         tokenizer: the folder whose tokenizer it gets.
         token_ids: the model whose numbers of special tokens it gets.
         layers: number of layers of the result, if slices changed it.
+        statistics: what was computed on the models' data, for ``merge.json``.
     """
 
     recipe: Recipe
@@ -88,6 +91,7 @@ class MergePlan:
     token_ids: WeightSource
     layers: int | None = None
     config_changes: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Sequence[Mapping[str, Any]] = ()
 
     @property
     def bytes(self) -> int:
@@ -227,10 +231,12 @@ class _Builder:
                 )
         if not dtype.is_floating_point:
             return TensorPlan(name, shape, dtype, tuple(entries), None, None, {})
-        options = {}
+        options: dict[str, Any] = {}
         for option in method.options:
             value = self._value(option, position, rule.parameters if rule else {})
-            if value is not None:
+            if option == "weight" and value == AUTO and self.recipe.has_auto_weights:
+                options[option] = AUTO  # until the statistics are there
+            elif value is not None:
                 where = f"{option} of {name}"
                 options[option] = method.read_option(option, value, len(entries), where)
             elif isinstance(default := method.options[option].default, tuple):

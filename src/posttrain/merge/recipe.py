@@ -14,6 +14,12 @@ from posttrain.store.yaml_files import read_yaml
 
 OutputType = Literal["bfloat16", "float16", "float32"]
 
+Answers = Literal["data", "sampled"]
+"""The answers that the Fisher information is of: the data's, or tokens drawn from the model."""
+
+AUTO = "auto"
+"""Option ``weight`` to have it computed from the models' scores and Fisher norms."""
+
 Scalar = bool | int | float | str
 Value = Scalar | list[Any]
 """A scalar; a list of numbers, interpolated over the layers; or a list of `Conditional` values."""
@@ -45,11 +51,24 @@ def _with_our_options(values: Any) -> Any:
 Options = Annotated[dict[str, Value], BeforeValidator(_with_our_options)]
 
 
+class StatisticsOptions(Section):
+    """How statistics of the models on their data are computed.
+
+    Attributes:
+        examples: most records of a file that count, drawn by the recipe's seed.
+        answers: whose log-likelihood the Fisher information is of.
+    """
+
+    examples: int = Field(default=256, ge=1)
+    answers: Answers = "data"
+
+
 class ModelEntry(Section):
-    """One model of a recipe, with options of its own."""
+    """One model of a recipe, with options of its own, and with a file of records of its task."""
 
     model: str = Field(min_length=1)
     adapter: str | None = None
+    data: str | None = Field(default=None, min_length=1)
     parameters: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -138,6 +157,9 @@ class Recipe(Section):
         slices: layers to stack in place of ``models``.
         dtype: of the result; that of the base or first model by default.
         tokenizer: whose the result gets: the ``base``'s (or first model's), or a model's by its name.
+        data: a file of records, for methods that need statistics of every model that names no file of its own.
+        statistics: how these are computed.
+        scores: of the models on a suite, for ``weight: auto``; by default each model's likelihood of its data.
     """
 
     method: str = "linear"
@@ -149,6 +171,9 @@ class Recipe(Section):
     dtype: OutputType | None = None
     tokenizer: str = "base"
     seed: int = Field(default=0, ge=0)
+    data: str | None = Field(default=None, min_length=1)
+    statistics: StatisticsOptions = Field(default_factory=StatisticsOptions)
+    scores: list[Annotated[float, Field(ge=0)]] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -164,7 +189,21 @@ class Recipe(Section):
     def _models_or_slices(self) -> Self:
         if bool(self.models) == bool(self.slices):
             raise ValueError("name the models, or slices of them" if not self.models else "models and slices exclude")
+        if self.has_auto_weights and self.slices:
+            raise ValueError("the weights of slices are numbers; only those of whole models are computed")
+        if self.scores is not None and not self.has_auto_weights:
+            raise ValueError("scores are for `weight: auto`")
         return self
+
+    @property
+    def has_auto_weights(self) -> bool:
+        """Returns whether the models' weights are computed from their scores and Fisher norms."""
+        return self.parameters.get("weight") == AUTO
+
+    def data_files(self) -> list[str]:
+        """Returns the files of records that the recipe names, each once."""
+        files = [entry.data or self.data for entry in self.entries()]
+        return list(dict.fromkeys(file for file in files if file is not None))
 
     def entries(self) -> list[ModelEntry]:
         """Returns every model that takes part, each once, in the order of the recipe."""

@@ -29,12 +29,15 @@ class Block:
         start: number of its first row.
         values: float32 [models, rows, columns], the weights, or the task vectors (weights minus base).
         base: float32 [rows, columns]; None without a base.
+        fisher: float32 [models, rows, columns], the diagonal Fisher information of the weights, for methods with
+            ``statistic="fisher"``; None if it is not known of this tensor.
     """
 
     index: int
     start: int
     values: Tensor
     base: Tensor | None
+    fisher: Tensor | None = None
 
 
 BlockFunction = Callable[[Block], Tensor]
@@ -111,9 +114,12 @@ class TensorGroup:
         digests: Digests | None = None,
         *,
         task_vectors: bool = False,
+        fisher: Sequence[TensorInput] = (),
+        grams: Sequence[TensorInput] = (),
     ) -> None:
         self.name, self.seed, self._whole = name, seed, whole
-        self._inputs = [*inputs, *([base] if base else [])]
+        self._inputs = [*inputs, *([base] if base else []), *fisher]
+        self._grams, self._with_fisher = list(grams), bool(fisher)
         self._base, self._task_vectors, self._arena, self._digests = base, task_vectors, arena, digests
         self.models = len(inputs)
         self.shape = inputs[0].source.shapes()[inputs[0].tensor]
@@ -154,6 +160,28 @@ class TensorGroup:
             rest = flat[:, split:]
             total += torch.bmm(parts, parts.transpose(1, 2)).sum(0, dtype=torch.float64) + (rest @ rest.T).double()
         return total.numpy()
+
+    def input_grams(self) -> Iterator[Tensor]:
+        """Yields the Gram matrix X^T X of each model's inputs to this linear layer, float64 [columns, columns].
+
+        None are yielded where the tensor is no linear layer's. Each is read when it is asked for, as a whole: what a
+        method holds of them counts as its own memory, not as the weights'.
+
+        Raises:
+            UserError: a matrix holds NaN or infinite numbers.
+        """
+        for entry in self._grams:
+            shape = entry.source.shapes()[entry.tensor]
+            stored = torch.empty(math.prod(shape), dtype=entry.source.dtype(entry.tensor))
+            entry.source.read(entry.tensor, 0, stored)
+            matrix = stored.view(shape).double()
+            if not math.isfinite(float(matrix.sum())):
+                raise UserError(
+                    f"the Gram matrix of {entry.tensor} holds NaN or infinite numbers",
+                    where=entry.source.name,
+                    fix="use an undamaged model",
+                )
+            yield matrix
 
     def kth_largest(self, shares: Sequence[float]) -> list[float]:
         """Returns for each model the magnitude that the share of its values that are largest reaches.
@@ -197,7 +225,7 @@ class TensorGroup:
             # Of what is in memory only the sample is converted.
             sample = torch.stack([stored[::stride].float() for stored in self._resident[: self.models]])
             if self._task_vectors and self._base:
-                sample.sub_(self._resident[-1][::stride].float())
+                sample.sub_(self._resident[self.models][::stride].float())
             yield [values.numpy() for values in function(sample)]
             return
         for block in self.blocks():
@@ -237,6 +265,7 @@ class TensorGroup:
         size = step * self.columns
         values = self._arena.take("values", self.models * size, torch.float32)
         base = self._arena.take("base", size, torch.float32) if self._base else None
+        fisher = self._arena.take("fisher", self.models * size, torch.float32) if self._with_fisher else None
         index = 0
         for start, stop, stored in self._chunks():
             for first in range(0, stop - start, step):
@@ -245,11 +274,16 @@ class TensorGroup:
                 block = values[: self.models * rows * self.columns].view(self.models, -1)
                 part = None
                 if base is not None:
-                    part = base[: rows * self.columns].copy_(stored[-1][span])
+                    part = base[: rows * self.columns].copy_(stored[self.models][span])
                 for model in range(self.models):
                     block[model].copy_(stored[model][span])
+                information = None
+                if fisher is not None:
+                    information = fisher[: self.models * rows * self.columns].view(self.models, -1)
+                    for model in range(self.models):
+                        information[model].copy_(stored[model - self.models][span])
                 if not self._checked:
-                    self._check_finite(block, part)
+                    self._check_finite([block, part, information])
                 if part is not None and self._task_vectors:
                     block.sub_(part)
                 yield Block(
@@ -257,6 +291,7 @@ class TensorGroup:
                     start + first,
                     block.view(self.models, rows, self.columns),
                     None if part is None else part.view(rows, self.columns),
+                    None if information is None else information.view(self.models, rows, self.columns),
                 )
                 index += 1
         self._checked = True
@@ -291,11 +326,13 @@ class TensorGroup:
             for entry, running in zip(self._inputs, self._hashes, strict=True):
                 self._digests.values[entry.source.name, entry.tensor] = running.hexdigest()
 
-    def _check_finite(self, values: Tensor, base: Tensor | None) -> None:
+    def _check_finite(self, read: Sequence[Tensor | None]) -> None:
         # A sum carries every NaN and infinity, in a fraction of the time of looking for them.
-        if math.isfinite(float(values.sum())) and (base is None or math.isfinite(float(base.sum()))):
+        parts = [part for part in read if part is not None]
+        if all(math.isfinite(float(part.sum())) for part in parts):
             return
-        for entry, numbers in zip(self._inputs, [*values, *([] if base is None else [base])], strict=True):
+        rows = [row for part in parts for row in part.view(-1, part.shape[-1])]
+        for entry, numbers in zip(self._inputs, rows, strict=True):
             if not torch.isfinite(numbers).all():
                 raise UserError(
                     f"tensor {entry.tensor} holds NaN or infinite numbers",

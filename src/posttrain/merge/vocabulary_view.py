@@ -41,12 +41,12 @@ class VocabularyView(WeightSource):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         count = len(self._rows)
         return {
-            name: (count, *shape[1:]) if _is_by_token(name) else shape for name, shape in self._source.shapes().items()
+            name: (count, *shape[1:]) if is_by_token(name) else shape for name, shape in self._source.shapes().items()
         }
 
     def dtype(self, tensor: str) -> torch.dtype:
         own = self._source.dtype(tensor)
-        if not _is_by_token(tensor):
+        if not is_by_token(tensor):
             return own
         same = all(donor.dtype(_own_name(donor, tensor)) == own for donor in self._used)
         return own if same and not self._averaged else torch.float32  # rounded once, with the result
@@ -64,7 +64,7 @@ class VocabularyView(WeightSource):
         self._source.close()
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
-        if not _is_by_token(tensor):
+        if not is_by_token(tensor):
             self._source.read(tensor, start, out)
             return
         shape = self._source.shapes()[tensor]
@@ -129,7 +129,8 @@ def is_embedding(name: str) -> bool:
     return bool(_EMBEDDINGS.search(name))
 
 
-def _is_by_token(name: str) -> bool:
+def is_by_token(name: str) -> bool:
+    """Returns whether a tensor has a row a token, as embedding and output head have, by its name."""
     return is_embedding(name) or bool(_HEADS.search(name))
 
 

@@ -6,6 +6,7 @@ class TestMedian(MergeMethodContract):
         return "my_package.methods:median"
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from posttrain.merge.engine import run_plan
-from posttrain.merge.methods.base import MergeMethod
+from posttrain.merge.methods.base import MergeMethod, Statistic
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.recipe import Recipe
@@ -75,6 +76,7 @@ def merge_tensors(
     memory: int = 1 << 30,
     workers: int = 1,
     seed: int = 0,
+    statistics: Sequence[Tensors] | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
     """Merges models that are in memory, as `merge` does those of folders.
@@ -86,12 +88,13 @@ def merge_tensors(
         memory: bytes of weights that are held at once; with 0 every pass reads them again.
         workers: processes that merge tensors side by side.
         seed: the recipe's.
+        statistics: for a method that needs them, one mapping a model, by the tensors' names; random ones by default.
         options: the method's, as a recipe has them.
 
     Returns:
         float32 tensors, by name.
     """
-    plan = _plan(method, models, base, seed, options)
+    plan = _plan(method, models, base, seed, options, statistics)
     # In memory where there is such a folder: each merge waits for the disk.
     with TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
         run_plan(plan, Path(folder), memory, workers)
@@ -99,11 +102,18 @@ def merge_tensors(
 
 
 def merge_tensor(
-    method: str | MergeMethod, models: Sequence[Tensor], base: Tensor | None = None, **options: Any
+    method: str | MergeMethod,
+    models: Sequence[Tensor],
+    base: Tensor | None = None,
+    *,
+    statistics: Sequence[Tensor] | None = None,
+    **options: Any,
 ) -> Tensor:
     """Merges one tensor of several models, as `merge_tensors`."""
     named = [{"weight": tensor} for tensor in models]
-    return merge_tensors(method, named, None if base is None else {"weight": base}, **options)["weight"]
+    named_base = None if base is None else {"weight": base}
+    named_statistics = None if statistics is None else [{"weight": tensor} for tensor in statistics]
+    return merge_tensors(method, named, named_base, statistics=named_statistics, **options)["weight"]
 
 
 def random_models(
@@ -123,6 +133,21 @@ def random_models(
         {name: (base[name] + tensor).bfloat16().float() for name, tensor in draw(0.3).items()} for _ in range(count)
     ]
     return models, base
+
+
+def random_statistics(statistic: Statistic, model: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Draws the Fisher information of a model's tensors, or the Gram matrices of its matrices, some of them zero."""
+    result = {}
+    for name, shape in shapes.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {model}".encode()))
+        if statistic == "fisher":
+            values = torch.randn(shape, generator=generator)
+            result[name] = values.square() * (values.abs() > 0.5)
+        elif len(shape) == 2:
+            inputs = torch.randn(2 * shape[1], shape[1], generator=generator)
+            inputs[:, ::7] = 0
+            result[name] = inputs.T @ inputs
+    return result
 
 
 class MergeMethodContract:
@@ -260,7 +285,12 @@ class MergeMethodContract:
 
 
 def _plan(
-    method: str | MergeMethod, models: Sequence[Tensors], base: Tensors | None, seed: int, options: Mapping[str, Any]
+    method: str | MergeMethod,
+    models: Sequence[Tensors],
+    base: Tensors | None,
+    seed: int,
+    options: Mapping[str, Any],
+    statistics: Sequence[Tensors] | None = None,
 ) -> MergePlan:
     """Plans a merge of all tensors of the first model into float32."""
     spec = load_method(method) if isinstance(method, str) else method
@@ -274,6 +304,11 @@ def _plan(
     }
     values |= {name: spec.read_option(name, value, len(models), name) for name, value in options.items()}
     sources = [MemorySource(f"model {number}", tensors) for number, tensors in enumerate(models)]
+    if spec.statistic and statistics is None:
+        statistics = [
+            random_statistics(spec.statistic, number, source.shapes()) for number, source in enumerate(sources)
+        ]
+    known = [MemorySource(f"statistics {number}", tensors) for number, tensors in enumerate(statistics or [])]
     base_source = MemorySource("base", base) if base is not None and spec.task_vectors else None
     plans = [
         TensorPlan(
@@ -284,6 +319,7 @@ def _plan(
             TensorInput(base_source, name) if base_source else None,
             spec,
             values,
+            tuple(TensorInput(source, name) for source in known if name in source.tensors),
         )
         for name, tensor in models[0].items()
     ]
@@ -293,8 +329,18 @@ def _plan(
 
 
 def _group(tensor: TensorPlan, whole: WholeModel | None = None) -> TensorGroup:
-    task_vectors = tensor.base is not None
-    return TensorGroup(tensor.name, tensor.inputs, tensor.base, Arena(0), whole, task_vectors=task_vectors)
+    assert tensor.method is not None
+    statistic = tensor.method.statistic
+    return TensorGroup(
+        tensor.name,
+        tensor.inputs,
+        tensor.base,
+        Arena(0),
+        whole,
+        task_vectors=tensor.base is not None,
+        fisher=tensor.statistics if statistic == "fisher" else (),
+        grams=tensor.statistics if statistic == "gram" else (),
+    )
 
 
 def _widened(default: Any, models: int) -> Any:

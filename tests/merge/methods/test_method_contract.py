@@ -23,6 +23,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("linear", {"normalize": False, "weight": [1.0, -0.5, 0.0]}),
     ("task_arithmetic", {"normalize": True, "scale": 2.0}),
     ("regularized_mean", {"strength": 0.0}),
+    ("fisher", {"weight": [1.0, 0.0, 2.0], "floor": 0.1}),
+    ("regmean", {"weight": [1.0, 0.0, 2.0], "alpha": 1.0}),
+    ("regmean", {"alpha": 0.0}),
 ]
 
 

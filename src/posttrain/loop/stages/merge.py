@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.loop.context import RoundContext
+from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.model_registry import find_model
 from posttrain.loop.stage import Stage
+from posttrain.loop.stages.train import training_dataset
 from posttrain.loop.state import RoundState
 from posttrain.merge.config import MergeConfig
 from posttrain.merge.methods.registry import load_method
@@ -27,12 +28,14 @@ class Merge(Stage):
         weights: One a model; None for methods without.
         base: Id of the model whose weights task vectors are taken from; None for methods without.
         config: The section ``merge``.
+        dataset: Id of the training set, on which the models' statistics are computed; None for methods without.
     """
 
     models: tuple[str, ...]
     weights: tuple[float, ...] | None
     base: str | None
     config: MergeConfig
+    dataset: str | None = None
     name = "merge"
     kind = "model"
 
@@ -62,6 +65,7 @@ class Merge(Stage):
             tuple(merged.values()) if "weight" in load_method(config.method).options else None,
             base if task_vectors else None,
             config,
+            training_dataset(context) if load_method(config.method).statistic else None,
         )
         artifact = context.run(stage)
         others = ", ".join(name for name, id in zip(config.models, ids, strict=True) if id in merged)
@@ -71,7 +75,8 @@ class Merge(Stage):
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the models and the base."""
         models = {f"model {number}": id for number, id in enumerate(self.models)}
-        return models | ({"base": self.base} if self.base else {})
+        dataset = {"dataset": self.dataset} if self.dataset else {}
+        return models | ({"base": self.base} if self.base else {}) | dataset
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the method with its options."""
@@ -79,11 +84,14 @@ class Merge(Stage):
             "method": self.config.method,
             "parameters": self.config.parameters,
             "weights": None if self.weights is None else list(self.weights),
+            # As the prompts are shown to the models.
+            **(task_key(context.config) if self.dataset else {}),
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Merges; a killed merge begins anew."""
         # Here, as `status` lists the stages without torch.
+        from posttrain.loop.merge_data import draw_examples
         from posttrain.merge.api import MERGE_FILE, describe, opened_plan, write_merge
 
         weights = {} if self.weights is None else {"weight": list(self.weights)}
@@ -94,11 +102,17 @@ class Merge(Stage):
                 "models": list(self.models),
                 "parameters": self.config.parameters | weights,
                 "seed": context.seed(self.name) % MAX_INTEGER,
+                "data": self.dataset,
             },
             "merge",
         )
+        examples = {}
+        if self.dataset:
+            records, count = context.dataset(self.dataset).records, recipe.statistics.examples
+            examples = {self.dataset: draw_examples(records, count, recipe.seed, "the training set")}
         ids = [*self.models, *([self.base] if self.base else [])]
-        with opened_plan(recipe, {(id, None): context.path(id) for id in ids}) as plan:
+        folders: dict[tuple[str, str | None], Path] = {(id, None): context.path(id) for id in ids}
+        with opened_plan(recipe, folders, examples, context.config.task) as plan:
             run = write_merge(plan, out)
             # Without seconds and memory, as the artifact must be the same bytes whenever it is built.
             (out / MERGE_FILE).write_text(json.dumps(describe(plan, run, measures=False), indent=1), encoding="utf-8")

@@ -12,6 +12,9 @@ from posttrain.store.errors import UserError, suggest
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
+Statistic = Literal["fisher", "gram"]
+"""A statistic of one model on its data: the diagonal Fisher information, or the Gram matrices of its linear layers."""
+
 MethodFunction = Callable[..., Any]
 """Takes a `TensorGroup` and options, returns a `BlockFunction`; untyped, as the config is read without torch."""
 
@@ -37,6 +40,7 @@ class MergeMethod:
         task_vectors: the group's values are task vectors (weights minus base) and the result is added to the base.
         models: the least and the most models that it merges, without the base.
         ranges: bounds of options.
+        statistic: what it needs of each model's data: ``fisher`` is in the blocks, ``gram`` in the group.
     """
 
     name: str
@@ -44,6 +48,7 @@ class MergeMethod:
     task_vectors: bool = False
     models: tuple[int, int | None] = (1, None)
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    statistic: Statistic | None = None
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -110,11 +115,12 @@ def merge_method(
     task_vectors: bool = False,
     models: tuple[int, int | None] = (1, None),
     ranges: Mapping[str, Range] | None = None,
+    statistic: Statistic | None = None,
 ) -> Callable[[MethodFunction], MergeMethod]:
     """Makes a `MergeMethod` of a function; its options are the keyword-only parameters with their defaults."""
 
     def wrap(function: MethodFunction) -> MergeMethod:
-        return MergeMethod(name, function, task_vectors, models, ranges or {})
+        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic)
 
     return wrap
 

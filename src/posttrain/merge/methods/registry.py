@@ -28,6 +28,8 @@ METHODS: Registry[MergeMethod] = Registry(
         "sce": f"{_HERE}.sce:sce",
         "consensus": f"{_HERE}.consensus:consensus",
         "tall": f"{_HERE}.consensus:tall",
+        "fisher": f"{_HERE}.fisher:fisher",
+        "regmean": f"{_HERE}.regmean:regmean",
         "resolve_conflicts": f"{_HERE}.sign_conflicts:resolve_conflicts",
     },
     base=MergeMethod,
