@@ -2,12 +2,13 @@
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from posttrain.cli import merge_by_data as by_data
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.merge.recipe import Recipe
@@ -44,6 +45,19 @@ def merge(
     conflicts: Annotated[
         Path | None, typer.Option(help="Write a page about what the models contradict each other in; needs --base.")
     ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Prompts for method adamerging: records, or a file of suites; repeatable.")
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(help="Search the numbers with the highest score on suites or [NAME=]records; repeatable."),
+    ] = None,
+    search_method: Annotated[str | None, typer.Option(help="coordinate, bayesian (default) or evolutionary.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Merges that a search measures; 30 by default.")] = None,
+    validate: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure what the merge kept on suites or [NAME=]records; repeatable."),
+    ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -51,9 +65,16 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    recipe, root = _recipe(models, method, base, weights, set or [], dtype, seed, workspace)
+    by_data.check_options(method, data or [], search or [], set or [])
+    learns = method == by_data.ADAMERGING
+    settings = _settings(set or [])
+    recipe, root = _recipe(
+        *(models, "task_arithmetic" if learns else method, base, weights, {} if learns else settings),
+        *(dtype, seed, workspace),
+    )
+    recipe = by_data.with_search(recipe, search or [], search_method, trials)
     # After the checks: a mistake in an option is reported before torch is loaded.
-    from posttrain.merge.api import describe, merge, planned_merge
+    from posttrain.merge.api import check_new_folder, describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
 
     if conflicts is not None:
@@ -66,7 +87,15 @@ def merge(
         _print_plan(description, json)
         return
     assert out is not None
-    result = merge(recipe, out, memory=limit, threads=threads, root=root)
+    suites = by_data.named_suites(validate or [], workspace)
+    by_data.check_validation(suites, recipe, root)
+    check_new_folder(out)
+    chosen = by_data.choose_numbers(*(recipe, root, out, data or [], search or [], settings), workspace, limit, threads)
+    result = merge(chosen.recipe, out, memory=limit, threads=threads, root=root)
+    chosen.write(out)
+    if not json and chosen.lines:
+        print_line("\n".join(chosen.lines))
+    kept = by_data.validate(chosen.recipe, root, out, suites, quiet=json) if suites else None
     if json:
         print_json(
             {
@@ -76,6 +105,8 @@ def merge(
                 "seconds": result.seconds,
                 "peak_memory": result.peak_memory,
             }
+            | ({chosen.name: chosen.report} if chosen.name else {})
+            | ({"validation": kept} if kept else {})
         )
         return
     rate = result.bytes / 1e9 / max(result.seconds, 1e-9)
@@ -101,23 +132,28 @@ def read_bytes(text: str, where: str) -> int:
     return size
 
 
+def _settings(settings: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
+        values[key] = parse_yaml(text, f"--set {key}")
+    return values
+
+
 def _recipe(
     models: Sequence[str],
     method: str | None,
     base: str | None,
     weights: str | None,
-    settings: Sequence[str],
+    settings: Mapping[str, Any],
     dtype: str | None,
     seed: int | None,
     workspace: Path,
 ) -> tuple[Recipe, Path]:
     """Returns the recipe of the call, and the folder that its paths are relative to."""
-    parameters: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
-        parameters[key] = parse_yaml(text, f"--set {key}")
+    parameters = dict(settings)
     options = {"dtype": dtype, "seed": seed}
     changes = {name: value for name, value in options.items() if value is not None}
     if any(Path(name).suffix in _RECIPES for name in models):

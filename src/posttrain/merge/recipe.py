@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from posttrain.merge.config import SearchConfig
 from posttrain.merge.methods.registry import METHODS
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -138,6 +139,7 @@ class Recipe(Section):
         slices: layers to stack in place of ``models``.
         dtype: of the result; that of the base or first model by default.
         tokenizer: whose the result gets: the ``base``'s (or first model's), or a model's by its name.
+        search: which of its numbers `posttrain.loop.merge_search` chooses by a score.
     """
 
     method: str = "linear"
@@ -149,6 +151,7 @@ class Recipe(Section):
     dtype: OutputType | None = None
     tokenizer: str = "base"
     seed: int = Field(default=0, ge=0)
+    search: SearchConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
