@@ -1,6 +1,6 @@
 """Measures single models and their merges on every task, in the layout of FusionBench's tables.
 
-    python benchmarks/merge_table.py FOLDER --data DIR [--model smollm2-135m] [--records 200] [--merges linear,ties]
+    python benchmarks/merge_table.py FOLDER --data DIR [--model smollm2-135m] [--records 200] [--merges "linear;karcher"]
 
 Three models are trained from one base, each on one task:
 
@@ -14,8 +14,9 @@ Three models are trained from one base, each on one task:
 ``unseen`` is measured, and nobody was trained on it: 12 other intents, so it shows what a model can do elsewhere.
 
 A row is a model, a column the score on a task. ``average`` is that over the three trained tasks. ``kept`` is the mean
-over them of score / the specialist's score; ``gained`` that of (score - base's) / (specialist's - base's), which leaves
-out what the base could do. The same command resumes: a training from its checkpoints, and what is measured is kept.
+over them of score / the specialist's score, with its bootstrap interval over records; ``gained`` that of (score -
+base's) / (specialist's - base's), which leaves out what the base could do, over tasks that training made better. The
+same command resumes: a training from its checkpoints, and what is measured is kept.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from preferences import conversations
 
 from posttrain.data.reading.reader import read
 from posttrain.data.records.record import concat
+from posttrain.evaluate.bootstrap import resampled_ratios
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.suite import run_suite
 from posttrain.merge.api import merge
@@ -89,6 +91,9 @@ TRAINING: dict[str, dict[str, Any]] = {
     "sums": {"objective": "sft", "epochs": 3, "learning_rate": 1e-4},
     "harmless": {"objective": "simpo", "epochs": 2, "learning_rate": 2e-5, "max_length": 192},
 }
+
+Scores = dict[str, list[float]]
+"""The score of each test record by task."""
 
 ALL = TASKS
 PAIR = ("intents", "sums")
@@ -183,9 +188,9 @@ def write_data(folder: Path, data: Path, base: Path, options: argparse.Namespace
     write_atomically(folder / "counts.json", json.dumps({name: len(rows) for name, rows in sets.items()}).encode())
 
 
-def measure(model: Path, data: Path, file: Path, precision: ComputePrecision) -> dict[str, list[float]]:
+def measure(model: Path, data: Path, file: Path, precision: ComputePrecision) -> Scores:
     """Returns the score of each test record by task; keeps them in the file."""
-    scores: dict[str, list[float]] = json.loads(file.read_text()) if file.exists() else {}
+    scores: Scores = json.loads(file.read_text()) if file.exists() else {}
     missing = [name for name in TASK_CONFIGS if name not in scores]
     if missing:
         lm = load_language_model(model, TaskConfig(), precision)
@@ -198,16 +203,22 @@ def measure(model: Path, data: Path, file: Path, precision: ComputePrecision) ->
     return scores
 
 
-def row(name: str, scores: dict[str, float], single: dict[str, dict[str, float]]) -> str:
+def row(name: str, scores: Scores, single: dict[str, Scores]) -> str:
     """Formats a row of the table; ``single`` has the scores of the base and of the specialists."""
-    kept = [scores[task] / max(single[task][task], 1e-9) for task in TASKS]
-    gains = [
-        (scores[task] - single["base"][task]) / gain if (gain := single[task][task] - single["base"][task]) else 1.0
-        for task in TASKS
-    ]
-    values = [*(scores[task] for task in TASKS), float(np.mean([scores[task] for task in TASKS]))]
-    values += [float(np.mean(kept)), float(np.mean(gains)), scores["unseen"]]
-    return f"| {name} | " + " | ".join(f"{value:.1%}" for value in values) + " |"
+    means = {task: float(np.mean(values)) for task, values in scores.items()}
+    kept, gained = [], []
+    for number, task in enumerate(TASKS):
+        own, base = (float(np.mean(single[model][task])) for model in (task, "base"))
+        if own > 0:
+            pair = np.array(scores[task]), np.array(single[task][task])
+            kept.append((means[task] / own, resampled_ratios(*pair, seed=number)))
+        if own > base:
+            gained.append((means[task] - base) / (own - base))
+    cells = [f"{means[task]:.1%}" for task in TASKS] + [f"{np.mean([means[task] for task in TASKS]):.1%}"]
+    low, high = np.quantile(np.mean([ratios for _, ratios in kept], axis=0), [0.025, 0.975])
+    cells.append(f"{np.mean([ratio for ratio, _ in kept]):.1%} [{low:.1%}, {high:.1%}]")
+    cells += [f"{np.mean(gained):.1%}" if gained else "", f"{means['unseen']:.1%}"]
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
@@ -242,6 +253,8 @@ def main() -> None:
     results.mkdir(exist_ok=True)
     for task in TASKS:
         models[task] = folder / task
+        if (models[task] / "summary.json").exists():
+            continue  # whatever has changed in the code since
         settings = {
             "task": {key: value for key, value in TASK_CONFIGS[task].items() if key != "max_new_tokens"},
             # Fixed, as measuring takes about as long as a part of an epoch here.
@@ -251,9 +264,7 @@ def main() -> None:
         print(f"{task}: {result.steps} steps, last loss {result.summary['last_loss']:.3f}", flush=True)
     header = [*TASKS, "average", "kept", "gained", "unseen"]
     print(f"\n| model | {' | '.join(header)} |\n| --- |" + " ---: |" * len(header), flush=True)
-    single = {
-        name: mean_scores(measure(model, data, results / f"{name}.json", precision)) for name, model in models.items()
-    }
+    single = {name: measure(model, data, results / f"{name}.json", precision) for name, model in models.items()}
     for name in models:
         print(row(name, single[name], single), flush=True)
     for name in names:
@@ -272,12 +283,7 @@ def main() -> None:
             measure(out, data, file, precision)
             if not options.keep:
                 shutil.rmtree(out)
-        print(row(name, mean_scores(json.loads(file.read_text())), single), flush=True)
-
-
-def mean_scores(scores: dict[str, list[float]]) -> dict[str, float]:
-    """Returns each task's mean score."""
-    return {task: float(np.mean(values)) for task, values in scores.items()}
+        print(row(name, json.loads(file.read_text()), single), flush=True)
 
 
 if __name__ == "__main__":

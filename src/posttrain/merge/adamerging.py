@@ -149,7 +149,7 @@ def learn_coefficients(
         for _ in range(config.steps):
             step = [(task.task, next(batch)) for task, batch in zip(tasks, batches, strict=True)]
             entropy, coefficients.grad = merged.entropy_and_gradient(coefficients, step, packs)
-            if not math.isfinite(entropy):
+            if not (math.isfinite(entropy) and coefficients.grad.isfinite().all()):
                 raise UserError("the entropy is not finite", where="adamerging", fix="lower learning_rate or start")
             entropies.append(entropy)
             optimizer.step()

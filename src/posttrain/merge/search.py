@@ -266,7 +266,7 @@ class _Journal:
     """The file of finished trials: a line for the search's settings, then one a trial, each with a checksum."""
 
     def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
-        self._path, self._trials = path, list[Trial]()
+        self._path, self._trials, self._header = path, list[Trial](), header
         if path is None:
             return
         with disk_errors(path):
@@ -282,8 +282,6 @@ class _Journal:
         if len(raw) > lines.whole:
             with disk_errors(path):
                 os.truncate(path, lines.whole)  # a line that a kill cut off
-        if not lines.values:
-            self._write(header)
 
     def trial(self, number: int, values: Mapping[str, float]) -> Trial | None:
         """Returns the trial that was finished under this number.
@@ -298,16 +296,16 @@ class _Journal:
         return self._trials[number]
 
     def append(self, trial: Trial) -> None:
-        """Writes a finished trial, synced."""
-        if self._path is not None:
-            self._write(asdict(trial))
-
-    def _write(self, value: Mapping[str, Any]) -> None:
-        assert self._path is not None
+        """Writes a finished trial, synced; before the first one the settings, so that a mistake leaves no file."""
+        if self._path is None:
+            return
+        lines = encode_line(asdict(trial))
+        if not trial.number:
+            lines = encode_line(self._header) + lines
         with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.write(encode_line(value))
+            with self._path.open("ab" if trial.number else "wb") as file:
+                file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
 
