@@ -1,6 +1,6 @@
 """Measures single models and their merges on every task, in the layout of FusionBench's tables.
 
-    python benchmarks/merge_table.py FOLDER --data DIR [--model smollm2-135m] [--records 200] [--merges "linear;karcher"]
+    python benchmarks/merge_table.py FOLDER --data DIR [--model smollm2-135m] [--records 200]
 
 Three models are trained from one base, each on one task:
 
