@@ -124,6 +124,7 @@ def test_a_suite_of_the_workspace_is_named_by_its_name(
             ["--method", "adamerging", "--base", "base", "--data", "records.jsonl", "--set", "stesp=3"],
             "unknown key `stesp`; did you mean `steps`?",
         ),
+        (["--validate", "suites.yaml", "--dry-run"], "--validate: needs a merged model; name an --out, and leave out"),
         (["--trials", "3"], "--trials: there is no search; name a file of suites or records with --search"),
         (["--search-method", "bayesian"], "--search-method: there is no search"),
         (["--search", "none.jsonl"], "no such file: none.jsonl"),

@@ -65,7 +65,7 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    by_data.check_options(method, data or [], search or [], set or [])
+    by_data.check_options(method, data or [], search or [], validate or [], out is not None and not dry_run)
     learns = method == by_data.ADAMERGING
     settings = _settings(set or [])
     recipe, root = _recipe(

@@ -47,8 +47,19 @@ class ChosenRecipe:
             self.journal.unlink()
 
 
-def check_options(method: str | None, data: Sequence[str], search: Sequence[str], settings: Sequence[str]) -> None:
-    """Raises a UserError where options of data do not go together."""
+def check_options(
+    method: str | None, data: Sequence[str], search: Sequence[str], validate: Sequence[str], writes: bool
+) -> None:
+    """Raises a UserError where options of data do not go together.
+
+    Args:
+        method: the merge method.
+        data: values of ``--data``; ``search`` and ``validate`` likewise.
+        writes: whether a merged model is written.
+    """
+    for option, values in (("--data", data), ("--search", search), ("--validate", validate)):
+        if values and not writes:
+            raise UserError("needs a merged model", where=option, fix="name an --out, and leave out --dry-run")
     if data and method != ADAMERGING:
         raise UserError(f"is for --method {ADAMERGING}", where="--data", fix="leave it out")
     if method == ADAMERGING and not data:

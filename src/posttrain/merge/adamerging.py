@@ -168,7 +168,7 @@ class MergedModel:
     def __init__(self, base: Path, models: Sequence[Path], by_layer: bool = True) -> None:
         self.lm = load_language_model(base, TaskConfig(), "float32")
         self._parameters = dict(self.lm.model.named_parameters())
-        self._base = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._base = {name: _narrow(parameter.detach()) for name, parameter in self._parameters.items()}
         self._models = [self._read(folder) for folder in models]
         # Files of a decoder alone lack the prefix, and a recipe must fit the names in them.
         prefix = f"{self.lm.model.base_model_prefix}."
@@ -196,7 +196,7 @@ class MergedModel:
             parameter.copy_(self._base[name])
             for model, weights in enumerate(self._models):
                 value = float(coefficients[model, self._group[name]])
-                parameter.add_(weights[name].float() - self._base[name], alpha=value)
+                parameter.add_(weights[name].float() - self._base[name].float(), alpha=value)
 
     def entropy_and_gradient(
         self, coefficients: Tensor, batches: Sequence[tuple[TaskConfig, Sequence[Turns]]], packs: bool
@@ -228,7 +228,7 @@ class MergedModel:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 for model, weights in enumerate(self._models):
-                    vector = weights[name].float() - self._base[name]
+                    vector = weights[name].float() - self._base[name].float()
                     gradient[model, self._group[name]] += float((parameter.grad * vector).sum(dtype=torch.float64))
         return gradient
 
@@ -291,9 +291,9 @@ def _members(recipe: Recipe) -> list[Any]:
 
 
 def _narrow(weight: Tensor) -> Tensor:
-    """Returns the weight in bfloat16 where that loses nothing, as most models are stored so."""
+    """Returns a copy of the weight, in bfloat16 where that loses nothing, as most models are stored so."""
     half = weight.bfloat16()
-    return half if torch.equal(half.float(), weight) else weight
+    return half if torch.equal(half.float(), weight) else weight.clone()
 
 
 def _batches(prompts: Sequence[Turns], size: int, seed: int) -> Iterator[Sequence[Turns]]:
