@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from model_family import write_relative
+import torch
+from model_family import weights_of, write_relative
 
 from posttrain.evaluate.suite import SuiteResult
 from posttrain.loop.merge_search import search_recipe
-from posttrain.loop.merge_suites import check_merge_suites, local_models, read_merge_suites
+from posttrain.loop.merge_suites import check_merge_suites, local_models, local_recipe, read_merge_suites
 from posttrain.loop.merge_validation import compare_results, model_names, validate_merge
 from posttrain.loop.retention import merge_retention, retention_sentences, suite_retention
 from posttrain.merge.api import merge
@@ -210,10 +211,27 @@ def test_a_search_over_merges_resumes_and_reports_on_the_other_half(models: Path
         search_recipe(recipe(search={}), models, tmp_path / "few.jsonl")
 
 
-def test_an_adapter_is_written_once_for_all_suites(models: Path, tmp_path: Path) -> None:
-    one = recipe(models=["a", "tiny"])
+@pytest.mark.slow
+def test_trials_merge_an_adapter_as_the_recipe_does(models: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    lora = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(models / "base", dtype=torch.float32),
+        LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False),
+    )
+    lora.save_pretrained(tmp_path / "lora")
+    one = recipe(models=[f"base+{tmp_path / 'lora'}", "tiny", "a"], parameters={"weight": 0.7}, dtype="float32")
     folders = local_models(one, models, tmp_path)
     assert folders["a", None] == models / "a"
-    assert folders["tiny", None].parent == tmp_path
-    assert (folders["tiny", None] / "model.safetensors").is_file()
-    assert local_models(one, models, tmp_path) == folders
+    assert {folder.parent for key, folder in folders.items() if key[0] == "tiny" or key[1]} == {tmp_path}
+    assert local_models(one, models, tmp_path) == folders, "written once for all trials"
+    merge(one, tmp_path / "own", root=models)
+    merge(local_recipe(one, folders), tmp_path / "local")
+    own, local = weights_of(tmp_path / "own"), weights_of(tmp_path / "local")
+    assert own.keys() == local.keys()
+    for name in own:
+        assert torch.allclose(own[name], local[name], rtol=0, atol=1e-7), name
+    base = weights_of(models / "base")
+    assert any(not torch.equal(own[name], base[name]) for name in own if "q_proj" in name)

@@ -88,8 +88,9 @@ def merge(
         return
     assert out is not None
     suites = by_data.named_suites(validate or [], workspace)
-    by_data.check_validation(suites, recipe, root)
     check_new_folder(out)
+    if suites:
+        by_data.check_validation(suites, recipe, root)
     chosen = by_data.choose_numbers(*(recipe, root, out, data or [], search or [], settings), workspace, limit, threads)
     result = merge(chosen.recipe, out, memory=limit, threads=threads, root=root)
     chosen.write(out)
