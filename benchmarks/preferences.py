@@ -28,7 +28,7 @@ def hh_pairs(model: str, data: str, count: int, max_length: int) -> list[Row]:
     from posttrain.models.task import TaskConfig
 
     lm, rows = load_language_model(Path(model), TaskConfig()), []
-    for prompt, chosen, rejected in _conversations(data):
+    for prompt, chosen, rejected in conversations(data):
         prompt_ids = lm.prompt_ids(prompt)
         row = {"prompt_ids": prompt_ids, "chosen_ids": lm.answer_ids(chosen), "rejected_ids": lm.answer_ids(rejected)}
         if len(prompt_ids) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= max_length:
@@ -51,7 +51,8 @@ def pair_units(rows: list[Row]) -> list[Any]:
     ]
 
 
-def _conversations(data: str) -> Iterator[tuple[Turns, str, str]]:
+def conversations(data: str) -> Iterator[tuple[Turns, str, str]]:
+    """Yield prompt, chosen and rejected answer of each pair of two different answers to one conversation."""
     with gzip.open(data, "rt", encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)

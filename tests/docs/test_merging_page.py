@@ -9,15 +9,24 @@ from typer.main import get_command
 
 from posttrain.cli.main import app
 from posttrain.loop.config import Config
+from posttrain.loop.merge_suites import MergeSuitesConfig
 from posttrain.merge.methods.registry import METHODS, load_method
 from posttrain.merge.recipe import Recipe
+from posttrain.merge.search_space import search_space
 
 PAGE = (Path(__file__).parents[2] / "docs" / "merging.md").read_text(encoding="utf-8")
 
 
 def test_the_recipe_and_the_config_are_valid() -> None:
-    recipe, config = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
-    assert Recipe.read(recipe, "recipe").base == "base"
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    recipes = [Recipe.read(block, "recipe") for block in blocks if "models" in block]
+    assert [recipe.base for recipe in recipes] == ["base"] * len(recipes)
+    (searched,) = [recipe for recipe in recipes if recipe.search]
+    names = [variable.name for variable in search_space(searched)]
+    assert names == ["weight 1", "weight 2", "density"]
+    (suites,) = [MergeSuitesConfig.read(block, "suites") for block in blocks if "suites" in block]
+    assert suites.suites["intents"].specialist == "chat"
+    (config,) = [block for block in blocks if "merge" in block]
     read = Config.read({"model": "tiny", "data": {"pool": ["p"]}, **config}, "posttrain.yaml")
     read.merge.check()
     assert read.merge.models == ["champion"]
@@ -38,4 +47,4 @@ def test_the_commands_exist() -> None:
         _, verb, rest = command.resolve_command(command.make_context("x", words, resilient_parsing=True), words)
         used = {word for word in rest if word.startswith("--")}
         assert used <= {option for parameter in verb.params for option in parameter.opts}, line
-    assert len(lines) == 6
+    assert len(lines) == 9

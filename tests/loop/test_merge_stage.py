@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from posttrain.evaluate.suite import read_evaluation
+from posttrain.inspect.show import show
 from posttrain.loop.config import load_config
 from posttrain.store.errors import UserError
 
@@ -41,6 +43,30 @@ def test_the_gate_deploys_a_merged_candidate(small: Any, open_loop: Open) -> Non
     runs = loop.stages()
     loop.run()
     assert loop.stages() == runs
+
+
+def test_a_round_records_what_its_candidate_kept(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(merge={"models": ["champion"]}))
+    loop.run()
+    first, second = loop.metadata.rounds()[1:3]
+    for row in (first, second):
+        (kept,) = row.detail["retention"]
+        champion = row.champion_before
+        assert (kept["model"], kept["suite"], kept["metric"]) == (champion, "test", "accuracy")
+        results = [
+            read_evaluation(loop.store.artifacts.path(row.detail[name]))["test"].metrics["accuracy"]
+            for name in ("evaluation", "champion_evaluation")
+        ]
+        assert kept["ratio"] == pytest.approx(results[0] / results[1])
+        assert kept["low"] <= kept["ratio"] <= (kept["high"] or kept["ratio"])
+        (sentence,) = show(loop.store, f"round {row.number}")["retention_sentences"]
+        assert champion in sentence
+        assert loop.status["rounds"][row.number]["retention"] == row.detail["retention"]
+    # The trained model itself is not measured: it would cost an evaluation that decides nothing.
+    assert len(loop.metadata.runs(stage="evaluate")) == len(
+        {r.inputs["model"] for r in loop.metadata.runs(stage="evaluate")}
+    )
+    assert "retention" not in loop.metadata.rounds()[0].detail
 
 
 def test_the_gate_refuses_a_merged_candidate(small: Any, open_loop: Open) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from posttrain.cli import merge_by_data as by_data
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.merge.recipe import AUTO, Recipe
@@ -35,7 +36,7 @@ def merge(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Records of the models' tasks, for fisher, regmean and auto; repeatable, one a model."),
+        typer.Option(help="Records, for methods that read some, auto and adamerging; repeatable, one a model."),
     ] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="Most records of a file; 256 by default.")] = None,
     scores: Annotated[
@@ -54,6 +55,16 @@ def merge(
     conflicts: Annotated[
         Path | None, typer.Option(help="Write a page about what the models contradict each other in; needs --base.")
     ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(help="Search the numbers with the highest score on suites or [NAME=]records; repeatable."),
+    ] = None,
+    search_method: Annotated[str | None, typer.Option(help="coordinate, bayesian (default) or evolutionary.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Merges that a search measures; 30 by default.")] = None,
+    validate: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure what the merge kept on suites or [NAME=]records; repeatable."),
+    ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -61,17 +72,24 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
+    by_data.check_options(method, data or [], search or [], validate or [], out is not None and not dry_run)
+    learns = method == by_data.ADAMERGING
+    settings = _settings(set or [])
     changes: dict[str, Any] = {"dtype": dtype, "seed": seed}
     changes["statistics"] = None if examples is None else {"examples": examples}
     changes["scores"] = None if scores is None else _numbers(scores, "--scores")
-    recipe, root = _recipe(models, method, base, weights, set or [], changes, workspace)
-    if data:
+    recipe, root = _recipe(
+        *(models, "task_arithmetic" if learns else method, base, weights),
+        *({} if learns else settings, changes, workspace),
+    )
+    recipe = by_data.with_search(recipe, search or [], search_method, trials)
+    if data and not learns:
         from posttrain.loop.merge_data import with_data
 
         # A recipe's own paths are relative to its folder.
         recipe = with_data(recipe, data if root == CURRENT_FOLDER else [_absolute(name) for name in data])
     # After the checks: a mistake in an option is reported before torch is loaded.
-    from posttrain.merge.api import describe, merge, planned_merge
+    from posttrain.merge.api import check_new_folder, describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
     from posttrain.merge.statistics_files import needs_statistics
 
@@ -88,7 +106,18 @@ def merge(
         _print_plan(description, json)
         return
     assert out is not None
-    result = merge(recipe, out, memory=limit, workers=workers, root=root, data=_read_data(recipe, root))
+    suites = by_data.named_suites(validate or [], workspace)
+    check_new_folder(out)
+    if suites:
+        by_data.check_validation(suites, recipe, root)
+    learning = data or [] if learns else []
+    chosen = by_data.choose_numbers(*(recipe, root, out, learning, search or [], settings), workspace, limit, workers)
+    examples_of = _read_data(chosen.recipe, root)
+    result = merge(chosen.recipe, out, memory=limit, workers=workers, root=root, data=examples_of)
+    chosen.write(out)
+    if not json and chosen.lines:
+        print_line("\n".join(chosen.lines))
+    kept = by_data.validate(chosen.recipe, root, out, suites, quiet=json) if suites else None
     if json:
         print_json(
             {
@@ -98,6 +127,8 @@ def merge(
                 "seconds": result.seconds,
                 "peak_memory": result.peak_memory,
             }
+            | ({chosen.name: chosen.report} if chosen.name else {})
+            | ({"validation": kept} if kept else {})
         )
         return
     rate = result.bytes / 1e9 / max(result.seconds, 1e-9)
@@ -123,22 +154,27 @@ def read_bytes(text: str, where: str) -> int:
     return size
 
 
+def _settings(settings: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
+        values[key] = parse_yaml(text, f"--set {key}")
+    return values
+
+
 def _recipe(
     models: Sequence[str],
     method: str | None,
     base: str | None,
     weights: str | None,
-    settings: Sequence[str],
+    settings: Mapping[str, Any],
     changes: Mapping[str, Any],
     workspace: Path,
 ) -> tuple[Recipe, Path]:
     """Returns the recipe of the call, and the folder that its paths are relative to."""
-    parameters: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
-        parameters[key] = parse_yaml(text, f"--set {key}")
+    parameters = dict(settings)
     changes = {name: value for name, value in changes.items() if value is not None}
     if any(Path(name).suffix in _RECIPES for name in models):
         if len(models) > 1 or any(value is not None for value in (method, base, weights)):

@@ -3,6 +3,7 @@
 Source: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 for percentile
 intervals."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,63 @@ def paired_bootstrap(
     # and BCa breaks down where all differences are alike.
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(values.mean()), float(low), float(high), n)
+
+
+@dataclass(frozen=True)
+class RatioInterval:
+    """Ratio of two mean scores on the same records with its interval, from ``n`` pairs."""
+
+    ratio: float
+    low: float
+    high: float
+    n: int
+
+
+def resampled_ratios(scores: np.ndarray, reference: np.ndarray, *, seed: int, resamples: int = 10_000) -> np.ndarray:
+    """Resamples the ratio of two mean scores, in pairs; infinite where the reference's mean is 0, 1 where both are.
+
+    Args:
+        scores: float [N], one a record, 0 or more.
+        reference: float [N], the same records in the same order.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+
+    Returns:
+        float64 [resamples].
+
+    Raises:
+        ValueError: as `paired_bootstrap`, or a score is negative, as a log-likelihood is: its ratio means nothing.
+    """
+    _differences(scores, reference)
+    pairs = np.stack([np.asarray(scores, np.float64), np.asarray(reference, np.float64)], axis=1)
+    if pairs.min() < 0:
+        raise ValueError("a ratio of negative scores has no meaning")
+    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+    # The counts of distinct pairs are multinomial, see `paired_bootstrap`; of scores that all differ, each count is
+    # that of a record.
+    generator, n = np.random.default_rng(seed), len(pairs)
+    width = max(1, _BLOCK_SIZE // len(distinct))
+    sums = np.concatenate(
+        [
+            generator.multinomial(n, counts / n, size=min(width, resamples - start)) @ distinct
+            for start in range(0, resamples, width)
+        ]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = sums[:, 0] / sums[:, 1]
+    return np.where(sums[:, 1] > 0, ratios, np.where(sums[:, 0] > 0, np.inf, 1.0))
+
+
+def ratio_bootstrap(
+    scores: np.ndarray, reference: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
+) -> RatioInterval:
+    """Computes the percentile bootstrap interval of the ratio of two mean scores; see `resampled_ratios`."""
+    ratios = resampled_ratios(scores, reference, seed=seed, resamples=resamples)
+    mine, other = float(np.mean(scores)), float(np.mean(reference))
+    ratio = mine / other if other > 0 else math.inf if mine > 0 else 1.0
+    # Linear interpolation between an infinite and a finite resample has no value.
+    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+    return RatioInterval(ratio, float(low), float(high), len(scores))
 
 
 def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, np.ndarray]:

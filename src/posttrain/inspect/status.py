@@ -23,6 +23,7 @@ from posttrain.loop.gain import current_estimate, gain_sentence
 from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.linear_head import head_result, head_sentence
 from posttrain.loop.model_registry import ModelRegistry
+from posttrain.loop.retention import retention_sentences
 from posttrain.loop.round import ROUND, ROUND_ZERO, round_steps
 from posttrain.loop.stage import CachedWork
 from posttrain.loop.stages.drift import MeasureDrift
@@ -48,7 +49,8 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         seconds, stages (seconds by stage), model_seconds, pseudo_labels (number that joined its training), head (what a
         linear head reaches with its labels: accuracy, low, high, n, labels and a sentence, or None), models (what
         models labelled, see `posttrain.loop.stages.suggest.check_report`, or None), drift (of its new inputs, see
-        `posttrain.loop.drift`, or None) and adjustments (sentences on what its rules changed for later rounds);
+        `posttrain.loop.drift`, or None), retention (what a merged candidate kept of its models, and sentences) and
+        adjustments (sentences on what its rules changed for later rounds);
         ``final``: the champion and its metrics on all test records, or None; ``canary``: id, model, share, since, line
         and problems of the canary that runs, or None; ``rollback``: the roll-back that restored
         the champion, see `posttrain.inspect.champion.RollbackReport`, or None; ``rounds_wanted``: number of the last
@@ -214,6 +216,7 @@ def round_drift(workspace: Workspace, state: RoundState) -> dict[str, Any] | Non
 def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
     """Reports what models beside the candidate did in a round: ``pseudo_labels``, ``head``, ``models`` of `status`.
 
+    ``retention`` is what a merged candidate kept of the models that it is made of, see `merge_retention`.
     ``head_sentence`` says what a linear head reaches, or why none was measured; "" where there is none to measure.
     """
     pseudo = workspace.metadata.artifact(state.outputs[PseudoLabel.name]) if PseudoLabel.name in state.outputs else None
@@ -226,6 +229,8 @@ def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
         "head": head,
         "head_sentence": head["sentence"] if head else no_head,
         "models": _labels_by_models(workspace, state),
+        "retention": [*(state.retention or ())],
+        "retention_sentences": retention_sentences(state.retention or ()),
     }
 
 

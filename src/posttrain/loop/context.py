@@ -11,7 +11,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
 from posttrain.models.precision import ComputePrecision, choose_precision, count_weights
 from posttrain.store.artifacts import Artifact
-from posttrain.store.stage_runner import run_stage
+from posttrain.store.stage_runner import find_finished, run_stage
 from posttrain.store.workspace import Workspace
 from posttrain.train.config import TrainConfig
 
@@ -62,6 +62,11 @@ class RoundContext:
             round=self.number if self.in_round else None,
             work=lambda out, scratch: work.run(self, out, scratch),
         )
+
+    def find(self, work: "CachedWork") -> Artifact | None:
+        """Returns the artifact of work that was done before; None where it was not, or is damaged."""
+        seed = self.seed(work.name) if work.seeded else 0
+        return find_finished(self.workspace, work.name, work.version, work.inputs(self), work.settings(self), seed)
 
     def after(self, step: "type[RoundStep]") -> Self:
         """Runs a step of the round; returns the context with the state after it."""

@@ -41,6 +41,7 @@ class RoundState:
         evaluation: Id of the candidate's evaluation; ``champion_evaluation`` and ``base_evaluation`` likewise.
         latency: Id of the timing of candidate and champion, side by side.
         metrics: The candidate's metrics, by bare name.
+        retention: What a merged candidate kept of the models that it is made of, see `merge_retention`.
         decision: The gate's decision: action, rules, intervals, metrics.
         no_head: Why no linear head was measured, where one is configured.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
@@ -71,6 +72,7 @@ class RoundState:
     base_evaluation: str | None = None
     latency: str | None = None
     metrics: Mapping[str, float] | None = None
+    retention: Sequence[Mapping[str, Any]] | None = None
     decision: Mapping[str, Any] | None = None
     no_head: str | None = None
     labels: int | None = None

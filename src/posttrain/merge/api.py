@@ -114,11 +114,16 @@ def merge(
     merge_recipe, folder_of_paths = recipe_of_call(
         recipe, root, method=method, weights=weights, base=base, seed=seed, **options
     )
+    if merge_recipe.search is not None:
+        raise UserError(
+            "is done by `posttrain merge` and `posttrain.loop.merge_search.search_recipe`",
+            where="search",
+            fix="leave out the key here",
+        )
     target = Path(out)
     # First, as the same command after a kill behind the last rename must not leave anything either.
     _remove_abandoned(target.absolute().parent / _TEMPORARY)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise _out_exists(target)
+    check_new_folder(target)
     examples = data if isinstance(data, Mapping) else {_DATA: data or []}
     if data is not None and not isinstance(data, Mapping):
         merge_recipe = merge_recipe.model_copy(update={"data": _DATA})
@@ -151,14 +156,21 @@ def planned_merge(
     Raises:
         UserError: the merge cannot be done.
     """
-    # A folder of our own, as those that killed merges left are removed from it.
+    with scratch_folder(parent) as scratch:
+        make_folder(scratch / "model")
+        with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer", examples) as plan:
+            yield plan, scratch / "model"
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Yields a temporary folder below ``parent``, and removes those that killed merges have left there."""
+    # In a folder of our own, as all that is abandoned in it is removed.
     temporary = parent / _TEMPORARY
     make_folder(parent)
     try:
         with _scratch_folder(temporary) as scratch:
-            make_folder(scratch / "model")
-            with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer", examples) as plan:
-                yield plan, scratch / "model"
+            yield scratch
     finally:
         with suppress(OSError):  # another merge may be writing beside this one
             temporary.rmdir()
@@ -247,6 +259,12 @@ def _commit(folder: Path, out: Path) -> None:
         except OSError:
             os.rename(out, folder)  # else the same command again would only say that it exists
             raise
+
+
+def check_new_folder(out: Path) -> None:
+    """Raises a UserError if there is something where the merged model is to be written."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise _out_exists(out)
 
 
 def _out_exists(out: Path) -> UserError:

@@ -1,12 +1,28 @@
 """The config section ``merge``: with which models a round's candidate is merged, and how."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.merge.methods.registry import METHODS, load_method
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
+
+
+class SearchConfig(Section):
+    """The key ``search`` of a recipe: which numbers are searched, how, and the suites whose score is to be high."""
+
+    suites: list[str] = Field(
+        [], description="Files of suites or records, relative to the recipe; see docs/merging.md."
+    )
+    method: Literal["coordinate", "bayesian", "evolutionary"] = Field(
+        "bayesian", description="How the next numbers are chosen."
+    )
+    trials: int = Field(30, ge=1, description="Merges that are measured, at most.")
+    patience: int = Field(15, ge=1, description="Proposals on end without a higher score, after which it ends.")
+    space: dict[str, tuple[float, float]] = Field(
+        {}, description="Ranges of the options to search; empty: weights, and all options with two bounds."
+    )
 
 
 class MergeConfig(Section):

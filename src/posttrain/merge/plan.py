@@ -17,7 +17,7 @@ from posttrain.merge.tensor_group import TensorInput
 from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.store.errors import UserError, shorten, suggest
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 # Computed from the config by transformers; old folders still hold it.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
@@ -141,13 +141,13 @@ def build_plan(recipe: Recipe, sources: Sources, tokenizer: tuple[Path, WeightSo
 
 def layer_of(name: str) -> int | None:
     """Returns the number of the layer that a tensor belongs to; None outside of the layers."""
-    match = _LAYER.search(name)
+    match = LAYER.search(name)
     return int(match.group(1)) if match else None
 
 
 def _in_layer(name: str, layer: int) -> str:
     """Returns the name that the tensor has in another layer."""
-    match = _LAYER.search(name)
+    match = LAYER.search(name)
     return name if match is None else f"{name[: match.start(1)]}{layer}{name[match.end(1) :]}"
 
 

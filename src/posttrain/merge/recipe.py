@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from posttrain.merge.config import SearchConfig
 from posttrain.merge.methods.registry import METHODS
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -160,6 +161,7 @@ class Recipe(Section):
         data: a file of records, for methods that need statistics of every model that names no file of its own.
         statistics: how these are computed.
         scores: of the models on a suite, for ``weight: auto``; by default each model's likelihood of its data.
+        search: which of its numbers `posttrain.loop.merge_search` chooses by a score.
     """
 
     method: str = "linear"
@@ -174,6 +176,7 @@ class Recipe(Section):
     data: str | None = Field(default=None, min_length=1)
     statistics: StatisticsOptions = Field(default_factory=StatisticsOptions)
     scores: list[Annotated[float, Field(ge=0)]] | None = None
+    search: SearchConfig | None = None
 
     @model_validator(mode="before")
     @classmethod

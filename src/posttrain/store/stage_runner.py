@@ -84,6 +84,13 @@ def run_stage(
     return artifact
 
 
+def find_finished(
+    workspace: Workspace, stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int
+) -> Artifact | None:
+    """Returns the artifact of work that was done before; None where it was not, or is damaged. See `stage_key`."""
+    return _find_finished(workspace, stage, stage_key(stage, version, inputs, config, seed))
+
+
 def _execute(workspace: Workspace, run: Run, kind: str, work: Work, scratch: Path, start: float) -> Artifact:
     make_folder(scratch)
     with workspace.artifacts.temporary_folder() as out:

@@ -10,10 +10,11 @@ from typing import Any
 from posttrain.evaluate.latency import answer_function, measure_latency
 from posttrain.evaluate.metric_names import flat_metrics
 from posttrain.evaluate.scorers.base import sample_records
-from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluation
+from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, model_key
 from posttrain.loop.ensembles import load_model
 from posttrain.loop.linear_head import measure_head
+from posttrain.loop.retention import merge_retention, retention_sentences
 from posttrain.loop.stage import CachedWork, Stage
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import function_digests, suite_digests, suite_records
@@ -63,12 +64,30 @@ class Evaluate(Stage):
         log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
         context = replace(context, state=measure_head(context))
         return context.update(
+            retention=cls._retention(context, evaluation_of[candidate]),
             evaluation=evaluation_of[candidate],
             champion_evaluation=evaluation_of[champion] if context.number else None,
             base_evaluation=evaluation_of[base],
             latency=latency,
             metrics=metrics,
         )
+
+    @classmethod
+    def _retention(cls, context: RoundContext, evaluation: str) -> list[dict[str, Any]] | None:
+        """Returns what a merged candidate kept of each of its models that was measured on the same records."""
+        merged = context.state.outputs.get("merge")  # whose stage imports this one
+        if merged is None:
+            return None
+        parts: dict[str, dict[str, SuiteResult]] = {}
+        for model in context.artifact(merged).meta["merged"]:
+            # The champion was measured just now, an earlier round's model where the test set is still the same. The
+            # trained model itself is not: that would cost each round an evaluation which decides nothing.
+            if found := context.find(cls(model, context.state.id("test"))):
+                parts[model] = read_evaluation(context.path(found.id))
+        rows = merge_retention(read_evaluation(context.path(evaluation)), parts, context.seed("retention"))
+        for sentence in retention_sentences(rows):
+            log.info("  %s", sentence)
+        return rows
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the model, the test set, and digests of the other suites' files and functions."""

@@ -1,0 +1,197 @@
+"""``posttrain merge`` with data: searches or learns a recipe's numbers, and measures what the merge kept."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.cli.output import print_line, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, open_workspace
+from posttrain.merge.config import SearchConfig
+from posttrain.merge.recipe import Recipe
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
+
+if TYPE_CHECKING:
+    from posttrain.loop.merge_suites import MergeSuite
+
+ADAMERGING = "adamerging"
+
+
+@dataclass(frozen=True)
+class ChosenRecipe:
+    """A recipe whose numbers were searched or learned.
+
+    Attributes:
+        recipe: the recipe, which gives the same model without the data.
+        report: for JSON and for the file beside the model, whose name is ``name``.
+        lines: for people.
+        journal: file of the trials, which moves into the model's folder.
+    """
+
+    recipe: Recipe
+    name: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+    journal: Path | None = None
+
+    def write(self, out: Path) -> None:
+        """Writes the report and the trials beside the weights."""
+        if self.name:
+            content = json.dumps(self.report, indent=1, ensure_ascii=False).encode()
+            write_atomically(out / f"{self.name}.json", content)
+        if self.journal is not None:
+            write_atomically(out / "search.jsonl", self.journal.read_bytes())
+            self.journal.unlink()
+
+
+def check_options(
+    method: str | None, data: Sequence[str], search: Sequence[str], validate: Sequence[str], writes: bool
+) -> None:
+    """Raises a UserError where options of data do not go together.
+
+    Args:
+        method: the merge method.
+        data: values of ``--data``; ``search`` and ``validate`` likewise.
+        writes: whether a merged model is written.
+    """
+    learning = data if method == ADAMERGING else []
+    for option, values in (("--data", learning), ("--search", search), ("--validate", validate)):
+        if values and not writes:
+            raise UserError("needs a merged model", where=option, fix="name an --out, and leave out --dry-run")
+    if method == ADAMERGING and not data:
+        raise UserError("learns from data", where=f"--method {ADAMERGING}", fix="name a file of records with --data")
+    if method == ADAMERGING and search:
+        raise UserError(f"{ADAMERGING} chooses the numbers itself", where="--search", fix="leave it out")
+
+
+def with_search(recipe: Recipe, files: Sequence[str], method: str | None, trials: int | None) -> Recipe:
+    """Returns the recipe with the search that the options ask for.
+
+    Raises:
+        UserError: an option of the search is given without one.
+    """
+    if recipe.search is None and not files:
+        if method is not None or trials is not None:
+            where = "--search-method" if method is not None else "--trials"
+            raise UserError("there is no search", where=where, fix="name a file of suites or records with --search")
+        return recipe
+    changes = {"method": method, "trials": trials}
+    values = recipe.search.model_dump(exclude_unset=True) if recipe.search else {}
+    values |= {name: value for name, value in changes.items() if value is not None}
+    return recipe.model_copy(update={"search": SearchConfig.read(values, "search")})
+
+
+def choose_numbers(
+    recipe: Recipe,
+    root: Path,
+    out: Path,
+    data: Sequence[str],
+    search: Sequence[str],
+    settings: dict[str, Any],
+    workspace: Path,
+    memory: int,
+    workers: int | None,
+) -> ChosenRecipe:
+    """Searches or learns the numbers of the recipe, where it is asked for.
+
+    Args:
+        recipe: the recipe, with ``search`` or without.
+        root: the folder that its paths are relative to.
+        out: the folder that the model will be written to.
+        data: of AdaMerging; empty for all other methods.
+        search: suites of the search; those of the recipe by default.
+        settings: options of AdaMerging.
+        workspace: the folder of the workspace whose suites may be named.
+        memory: see `merge`; ``workers`` too.
+    """
+    if data:
+        from posttrain.loop.merge_search import adamerge
+        from posttrain.merge.adamerging import AdaMergingConfig
+
+        config = AdaMergingConfig.read(settings, "--set")
+        suites = named_suites(data, workspace)
+        chosen, learned = adamerge(recipe, root, out.absolute().parent, suites, config, data_root=CURRENT_FOLDER)
+        report = {
+            "entropy_first": learned.first,
+            "entropy_last": learned.last,
+            "groups": list(learned.groups),
+            "coefficients": learned.values.tolist(),
+        }
+        line = f"entropy of the answers: {learned.first:.4f} at the start, {learned.last:.4f} at the end, in nats"
+        return ChosenRecipe(chosen, ADAMERGING, report, [line])
+    if recipe.search is not None:
+        from posttrain.loop.merge_search import search_recipe
+
+        journal = out.with_name(f"{out.name}.search.jsonl")
+        found = search_recipe(
+            *(recipe, root, journal, named_suites(search, workspace)),
+            suites_root=CURRENT_FOLDER,
+            memory=memory,
+            workers=workers,
+        )
+        report = found.to_dict()
+        numbers = ", ".join(f"{name} {value:g}" for name, value in found.result.best.values.items())
+        lines = [
+            f"best of {len(found.result.trials)} merges ({found.result.end}): {numbers}",
+            f"score {found.result.best.score:.4f} on the records searched on, "
+            f"{found.result.trials[0].score:.4f} as the recipe had it",
+        ]
+        for name, gain in found.gains.items():
+            scores = found.scores[name]
+            lines.append(
+                f"{name}, records not searched on: {scores['best']:.4f}, {scores['first']:.4f} as the recipe had it "
+                f"({gain.difference:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}])"
+            )
+        return ChosenRecipe(found.recipe, "search", report, lines, journal)
+    return ChosenRecipe(recipe)
+
+
+def check_validation(suites: "Sequence[str | MergeSuite]", recipe: Recipe, root: Path) -> None:
+    """Raises a UserError where suites cannot be read, before any work."""
+    from posttrain.loop.merge_suites import check_merge_suites
+
+    check_merge_suites(suites, recipe, root, CURRENT_FOLDER)
+
+
+def validate(
+    recipe: Recipe, root: Path, out: Path, suites: "Sequence[str | MergeSuite]", quiet: bool
+) -> dict[str, Any]:
+    """Measures what the merge kept, prints it, and returns its JSON form."""
+    from posttrain.loop.merge_validation import validate_merge
+
+    validation = validate_merge(recipe, root, out, suites, suites_root=CURRENT_FOLDER)
+    if not quiet:
+        print_table("", *validation.table())
+        print_line("\n".join(validation.lines()))
+    return validation.to_dict()
+
+
+def named_suites(items: Sequence[str], workspace: Path) -> "list[str | MergeSuite]":
+    """Returns files as they are, and for the name of a suite of the workspace's config that suite with its records."""
+    files: list[str | MergeSuite] = []
+    for item in items:
+        is_file = Path(item).exists() or not re.fullmatch(r"[a-z][a-z0-9_]*", item)
+        if is_file or not (workspace / ".posttrain" / "format.json").is_file():
+            files.append(item)
+        else:
+            files.append(_workspace_suite(item, workspace))
+    return files
+
+
+def _workspace_suite(name: str, workspace: Path) -> "MergeSuite":
+    from posttrain.loop.context import RoundContext
+    from posttrain.loop.merge_suites import MergeSuite
+    from posttrain.loop.stages.collect import collect
+    from posttrain.loop.suites import suite_records
+
+    with open_workspace(workspace, write=True) as (store, config), store.lock():
+        if name not in config.evaluate.suites:
+            known = ", ".join(config.evaluate.suites)
+            raise UserError(f"there is no file and no suite `{name}`", where=str(workspace), fix=f"one of {known}")
+        context = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)
+        suite = config.evaluate.suites[name]
+        records = suite_records(context, suite, collect(context).test.id)
+        return MergeSuite(name, suite, config.task, records)
