@@ -8,16 +8,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm, t
 
-from posttrain.merge.search import (
-    Evaluate,
-    Scores,
-    SearchMethod,
-    Variable,
-    expected_improvement,
-    mean_score,
-    paired_difference,
-    search,
-)
+from posttrain.merge.search import Evaluate, SearchMethod, Variable, expected_improvement, search
+from posttrain.merge.trials import Scores, mean_score, paired_difference
 from posttrain.store.errors import UserError
 
 METHODS: tuple[SearchMethod, ...] = ("coordinate", "bayesian", "evolutionary")

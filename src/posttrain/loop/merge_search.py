@@ -22,8 +22,9 @@ from posttrain.merge.adamerging import AdaMergingConfig, LearnedCoefficients, Un
 from posttrain.merge.api import merge, planned_merge, scratch_folder
 from posttrain.merge.engine import MEMORY
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.search import Scores, SearchResult, search
+from posttrain.merge.search import SearchResult, search
 from posttrain.merge.search_space import search_space, with_values
+from posttrain.merge.trials import Scores
 from posttrain.models.language_model import load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.task import TaskConfig, record_turns

@@ -5,8 +5,6 @@ file. The methods draw nothing but from their seed, so that a search that was ki
 same order, gets the scores of the finished ones from the file, and goes on as if nothing had happened.
 """
 
-import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,14 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from posttrain.merge.trials import Scores, Trial, TrialJournal, mean_score, paired_difference
 from posttrain.store.errors import UserError
-from posttrain.store.files import disk_errors
-from posttrain.store.hashing import encode_line, read_lines
 
 SearchMethod = Literal["coordinate", "bayesian", "evolutionary"]
-
-Scores = list[list[float]]
-"""For each suite the scores of its records that were read so far, in an order that is the same in all trials."""
 
 Evaluate = Callable[[Mapping[str, float]], Iterator[Scores]]
 """Merges with these numbers and yields the scores of the next part of each suite, until it is closed."""
@@ -54,28 +48,6 @@ class Variable:
     def at(self, share: float) -> float:
         """Returns the value at a share of the range."""
         return round(min(max(self.low + share * (self.high - self.low), self.low), self.high), _DIGITS)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One merge that was measured.
-
-    Attributes:
-        number: from 0.
-        values: the numbers, by variable.
-        scores: of the records that were read, by suite.
-        stopped: read in part, as it cannot be better than the best.
-        score: mean over the suites of their mean scores; of a stopped trial the best's score plus the mean difference
-            on the records that both have.
-        variance: of ``score`` as an estimate of that of all records; 0 where all were read.
-    """
-
-    number: int
-    values: dict[str, float]
-    scores: Scores
-    stopped: bool
-    score: float
-    variance: float
 
 
 @dataclass(frozen=True)
@@ -142,7 +114,7 @@ def search(
         "seed": seed,
         "sizes": list(sizes),
     }
-    objective = _Objective(evaluate, variables, sizes, trials, patience, _Journal(journal, header))
+    objective = _Objective(evaluate, variables, sizes, trials, patience, TrialJournal(journal, header))
     start = np.array(
         [
             (variable.start - variable.low) / (variable.high - variable.low) if variable.high > variable.low else 0.0
@@ -156,11 +128,6 @@ def search(
         end = str(finished)
     assert objective.best is not None, "the first trial is never stopped"
     return SearchResult(objective.trials, objective.best, end)
-
-
-def mean_score(scores: Scores) -> float:
-    """Returns the mean over the suites of their mean scores."""
-    return math.fsum(math.fsum(suite) / len(suite) for suite in scores) / len(scores)
 
 
 class _Finished(Exception):
@@ -177,7 +144,7 @@ class _Objective:
         sizes: Sequence[int],
         trials: int,
         patience: int,
-        journal: "_Journal",
+        journal: "TrialJournal",
     ) -> None:
         self._evaluate, self._variables, self._sizes = evaluate, variables, sizes
         self.limit, self._patience, self._journal = trials, patience, journal
@@ -236,78 +203,10 @@ class _Objective:
         return Trial(number, values, scores, False, mean_score(scores), 0.0)
 
 
-def paired_difference(scores: Scores, best: Scores, sizes: Sequence[int]) -> tuple[float, float]:
-    """Returns the mean difference to the best on the records read so far, and the variance of that mean.
-
-    Both are means over the suites; a suite of which nothing was read yet is left out.
-
-    Args:
-        scores: of the trial.
-        best: of the best trial, all records.
-        sizes: number of records of each suite.
-    """
-    means, variances = [], []
-    for own, other, size in zip(scores, best, sizes, strict=True):
-        if own:
-            differences = np.array(own) - np.array(other[: len(own)])
-            means.append(differences.mean())
-            spread = differences.var(ddof=1) if len(own) > 1 else 1.0
-            variances.append(spread / len(own) * (1 - len(own) / size))
-    return float(np.mean(means)), float(np.sum(variances)) / len(means) ** 2
-
-
 def _student(level: float, freedom: int) -> float:
     from scipy.stats import t
 
     return float(t.ppf(level, max(freedom, 1)))
-
-
-class _Journal:
-    """The file of finished trials: a line for the search's settings, then one a trial, each with a checksum."""
-
-    def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
-        self._path, self._trials, self._header = path, list[Trial](), header
-        if path is None:
-            return
-        with disk_errors(path):
-            raw = path.read_bytes() if path.exists() else b""
-        lines = read_lines(raw)
-        if lines.damaged:
-            raise UserError(f"line {lines.damaged[0]} is damaged", where=str(path), fix="remove the file")
-        if lines.values and lines.values[0] != header:
-            raise UserError(
-                "holds the trials of another search", where=str(path), fix="remove it, or write to another --out"
-            )
-        self._trials = [Trial(**value) for value in lines.values[1:]]
-        if len(raw) > lines.whole:
-            with disk_errors(path):
-                os.truncate(path, lines.whole)  # a line that a kill cut off
-
-    def trial(self, number: int, values: Mapping[str, float]) -> Trial | None:
-        """Returns the trial that was finished under this number.
-
-        Raises:
-            UserError: it had other numbers, as another version of a library proposes others.
-        """
-        if number >= len(self._trials):
-            return None
-        if self._trials[number].values != values:
-            raise UserError(f"trial {number} had other numbers", where=str(self._path), fix="remove the file")
-        return self._trials[number]
-
-    def append(self, trial: Trial) -> None:
-        """Writes a finished trial, synced; before the first one the settings, so that a mistake leaves no file."""
-        if self._path is None:
-            return
-        lines = encode_line(asdict(trial))
-        if not trial.number:
-            lines = encode_line(self._header) + lines
-        with disk_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab" if trial.number else "wb") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
 
 
 def _coordinate(objective: _Objective, start: np.ndarray, seed: int) -> None:
