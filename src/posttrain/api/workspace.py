@@ -125,13 +125,14 @@ class Workspace:
         """Measures a model, or several that answer together, on the suites of the config.
 
         Args:
-            model: ``champion``, ``round 2``, the beginning of an id, or the file of an ensemble (``.yaml``); the champion
-                by default.
+            model: ``champion``, ``round 2``, the beginning of an id, or the file of an ensemble (``.yaml``); the
+                champion by default.
             full: True to measure on all test records in place of the sample.
 
         Returns:
-            The dictionary that ``posttrain eval --json`` prints: ``model``, ``evaluation`` and ``metrics``; of an ensemble
-            on labels also ``ensemble``, by suite: accuracy and cost of each model alone, and a cascade's curve.
+            The dictionary that ``posttrain eval --json`` prints: ``model``, ``evaluation`` and ``metrics``; of an
+            ensemble on labels also ``ensemble``, by suite: accuracy and cost of each model alone, and a cascade's
+            curve.
 
         Raises:
             UserError: there is no such model, or the ensemble's file is wrong.
