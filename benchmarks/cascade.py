@@ -1,4 +1,4 @@
-"""Measures what a cascade costs and how often it is right on Banking77: a linear head first, a language model for the rest.
+"""Measures cost and accuracy of a cascade on Banking77: a linear head first, a language model for the rest.
 
     python benchmarks/cascade.py FOLDER --data DIR [--model smollm2-135m] [--intents 20] [--small 2] [--large 30]
         [--epochs 5] [--held-out 300] [--test 400] [--tolerance 0.03]
@@ -6,10 +6,10 @@
 The task has the first ``--intents`` intents by the hash of their names. The small model is a linear head on MiniLM's
 embeddings, trained on ``--small`` messages of each; the large one is ``--model``, fine-tuned on ``--large`` of each,
 those of the small one among them. The threshold is the lowest at which the held-out messages show at 95% that the
-cascade gets at most the share ``--tolerance`` wrong where the large model alone is right. Accuracy and cost are those on
-the test messages, by ``posttrain eval --model ensemble.yaml``; all sets are drawn by the hash of the message. Prints
-Markdown: each model alone, the chosen threshold, and the curve. The same command resumes an interrupted run. Nothing else
-should run beside it: seconds are measured.
+cascade gets at most the share ``--tolerance`` wrong where the large model alone is right. Accuracy and cost are those
+on the test messages, by ``posttrain eval --model ensemble.yaml``; all sets are drawn by the hash of the message. Prints
+Markdown: each model alone, the chosen threshold, and the curve. The same command resumes an interrupted run. Nothing
+else should run beside it: seconds are measured.
 """
 
 import argparse

@@ -110,7 +110,6 @@ def test_a_suite_of_the_workspace_is_named_by_its_name(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "records.jsonl"], "--data: is for --method adamerging; leave it out"),
         (["--method", "adamerging"], "--method adamerging: learns from data; name a file of records with --data"),
         (
             ["--method", "adamerging", "--data", "records.jsonl", "--search", "suites.yaml"],

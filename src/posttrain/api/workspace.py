@@ -131,7 +131,8 @@ class Workspace:
 
         Returns:
             The dictionary that ``posttrain eval --json`` prints: ``model``, ``evaluation`` and ``metrics``; of an
-            ensemble on labels also ``ensemble``, by suite: accuracy and cost of each model alone, and a cascade's curve.
+            ensemble on labels also ``ensemble``, by suite: accuracy and cost of each model alone, and a cascade's
+            curve.
 
         Raises:
             UserError: there is no such model, or the ensemble's file is wrong.

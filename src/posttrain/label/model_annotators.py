@@ -112,7 +112,7 @@ class Teacher(ABC):
     """
 
     name: ClassVar[TeacherName]
-    calibrated: ClassVar[bool] = True
+    calibrated: bool = True
 
     def inputs(self) -> Mapping[str, str]:
         """Returns the ids of the artifacts that its answers depend on, by role."""

@@ -278,6 +278,8 @@ class EnsembleTeacher(Teacher):
 
     def __init__(self, context: RoundContext, ensemble: str) -> None:
         self._context, self._id = context, ensemble
+        # Shares of votes are no probabilities; held-out answers say what they are worth.
+        self.calibrated = context.artifact(ensemble).meta["method"] != "vote"
 
     def inputs(self) -> dict[str, str]:
         return {ENSEMBLE: self._id}

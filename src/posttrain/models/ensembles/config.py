@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
@@ -63,6 +63,14 @@ class EnsembleConfig(Section):
     tolerance: float | None = Field(default=None, gt=0, lt=1)
     features: Literal["embeddings", "probabilities"] = "embeddings"
     embedder: str = "minilm"
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _weights_are_numbers(cls, value: Any) -> Any:
+        numbers = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+        if value is not None and value != "fit" and not numbers:
+            raise ValueError("give a list of numbers, one a model, or `fit`")
+        return value
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
