@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,9 @@ def merge(
     set: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as density=0.5; repeatable.")
     ] = None,
+    as_adapter: Annotated[
+        bool, typer.Option("--as-adapter", help="Write the merged task vector as a LoRA adapter on the base.")
+    ] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; the base's by default.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of methods that draw; 0 by default.")] = None,
     memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
@@ -51,10 +54,13 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    recipe, root = _recipe(models, method, base, weights, set or [], dtype, seed, workspace)
+    changes = {"dtype": dtype, "seed": seed, "as_adapter": as_adapter or None}
+    recipe, root = _recipe(models, method, base, weights, set or [], changes, workspace)
     # After the checks: a mistake in an option is reported before torch is loaded.
+    from posttrain.merge.adapter_writer import estimate_adapter_seconds
     from posttrain.merge.api import describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
+    from posttrain.merge.plan import writes_adapter
 
     if conflicts is not None:
         _write_conflicts(conflicts, recipe, root, limit, threads, json and out is None)
@@ -62,7 +68,8 @@ def merge(
             return
     if dry_run:
         with planned_merge(recipe, root, Path(tempfile.gettempdir())) as (plan, _):
-            description = describe(plan) | {"estimated_seconds": round(estimate_seconds(plan, limit, threads), 1)}
+            estimate = estimate_adapter_seconds if writes_adapter(plan.recipe) else estimate_seconds
+            description = describe(plan) | {"estimated_seconds": round(estimate(plan, limit, threads), 1)}
         _print_plan(description, json)
         return
     assert out is not None
@@ -76,12 +83,16 @@ def merge(
                 "seconds": result.seconds,
                 "peak_memory": result.peak_memory,
             }
+            | ({"adapter": dict(result.adapter)} if result.adapter else {})
         )
         return
+    if result.adapter:
+        _print_adapter(result.adapter)
     rate = result.bytes / 1e9 / max(result.seconds, 1e-9)
     print_line(
         f"{result.tensors} tensors, {result.bytes / 1e9:.2f} GB in {result.seconds:.1f} s ({rate:.2f} GB/s), "
-        f"peak memory {result.peak_memory / 2**30:.2f} GiB\nmodel: {result.folder}"
+        f"peak memory {result.peak_memory / 2**30:.2f} GiB\n"
+        f"{'adapter' if result.adapter else 'model'}: {result.folder}"
     )
 
 
@@ -107,8 +118,7 @@ def _recipe(
     base: str | None,
     weights: str | None,
     settings: Sequence[str],
-    dtype: str | None,
-    seed: int | None,
+    options: Mapping[str, Any],
     workspace: Path,
 ) -> tuple[Recipe, Path]:
     """Returns the recipe of the call, and the folder that its paths are relative to."""
@@ -118,7 +128,6 @@ def _recipe(
         if not equals or not key:
             raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
         parameters[key] = parse_yaml(text, f"--set {key}")
-    options = {"dtype": dtype, "seed": seed}
     changes = {name: value for name, value in options.items() if value is not None}
     if any(Path(name).suffix in _RECIPES for name in models):
         if len(models) > 1 or any(value is not None for value in (method, base, weights)):
@@ -191,16 +200,43 @@ def _print_plan(description: dict[str, Any], json: bool) -> None:
         return
     tensors = description["tensors"].values()
     methods: dict[str, int] = {}
+    adapter = any("adapter" in tensor for tensor in tensors)
     for tensor in tensors:
-        options = ", ".join(f"{name} {_short(value)}" for name, value in tensor["options"].items())
+        values = tensor["options"] | tensor.get("adapter", {})
+        options = ", ".join(f"{name} {_short(value)}" for name, value in values.items())
         line = f"{tensor['method']}: {options}" if options else tensor["method"]
         methods[line] = methods.get(line, 0) + 1
     print_table("", ["tensors", "method"], [[count, line] for line, count in methods.items()])
     print_line(
         f"{len(tensors)} tensors of {len(description['models'])} models: reads "
-        f"{description['bytes_read'] / 1e9:.2f} GB, writes {description['bytes'] / 1e9:.2f} GB, "
+        f"{description['bytes_read'] / 1e9:.2f} GB, writes {'at most ' if adapter else ''}"
+        f"{description['bytes'] / 1e9:.2f} GB, "
         f"in about {description['estimated_seconds']:g} s"
     )
+
+
+def _print_adapter(adapter: Mapping[str, Any]) -> None:
+    """Prints what an adapter keeps: by the kind of matrix, over all layers, and overall."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for module, matrix in adapter["matrices"].items():
+        kinds.setdefault(module.rpartition(".")[2], []).append(matrix)
+    rows = []
+    for kind, matrices in kinds.items():
+        ranks = sorted(matrix["rank"] for matrix in matrices)
+        energies = sorted(matrix["energy"] for matrix in matrices)
+        errors = sorted(matrix["relative_error"] for matrix in matrices)
+        rows.append([kind, len(matrices), _span(ranks, "d"), _span(energies, ".4f"), _span(errors, ".3g")])
+    print_table("", ["matrix", "layers", "rank", "energy", "relative error"], rows)
+    print_line(
+        f"energy {adapter['energy']:.4f}, relative error {adapter['relative_error']:.3g} overall, "
+        f"{adapter['parameters']:,} parameters; {adapter['unchanged']} tensors unchanged, "
+        f"{len(adapter['saved_whole'])} saved whole, {len(adapter['dropped'])} dropped"
+    )
+
+
+def _span(values: Sequence[float], format: str) -> str:
+    low, high = f"{values[0]:{format}}", f"{values[-1]:{format}}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _short(value: Any) -> str:

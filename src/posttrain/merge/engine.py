@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +37,14 @@ class MergeRun:
         peak_memory: bytes that the process held at most, until the end of the run.
         inputs: digest (XXH3, 128 bits) of each tensor that was read, by model and tensor.
         outputs: digest of each tensor that was written, and read back, by name.
+        adapter: what an adapter keeps of the task vector, if the result is one.
     """
 
     seconds: float
     peak_memory: int
     inputs: Mapping[tuple[str, str], str]
     outputs: Mapping[str, str]
+    adapter: Mapping[str, Any] | None = None
 
 
 def run_plan(
@@ -63,9 +66,9 @@ def run_plan(
         UserError: a weight is NaN or infinite, or the disk refused.
     """
     start = time.perf_counter()
-    _keep_freed_memory()
+    keep_freed_memory()
     count = threads or len(os.sched_getaffinity(0))
-    job = _Job(plan, memory // (count + 1))
+    job = MergeJob(plan, memory // (count + 1))
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
     writer = ShardWriter(folder, specs, shard_bytes)
     outputs: dict[str, str] = {}
@@ -86,28 +89,33 @@ def run_plan(
                 pool.shutdown(cancel_futures=True)
     finally:
         writer.close()
-    return MergeRun(time.perf_counter() - start, _peak_memory(), job.digests.values, dict(sorted(outputs.items())))
+    return MergeRun(time.perf_counter() - start, peak_memory(), job.digests.values, dict(sorted(outputs.items())))
 
 
 def estimate_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> float:
     """Estimates a run by merging the plan's tensor of middle size, and writing it nowhere."""
     count = threads or len(os.sched_getaffinity(0))
-    job = _Job(plan, memory // (count + 1))
+    job = MergeJob(plan, memory // (count + 1))
     merged = [tensor for tensor in plan.tensors if tensor.method]
     if not merged:
         return 0.0
-    # By elements: the tensor in which the middle one of all elements lies speaks for the most of them.
-    ordered = sorted(merged, key=lambda tensor: tensor.elements)
-    half, passed = sum(tensor.elements for tensor in merged) / 2, 0
-    for sample in ordered:
-        passed += sample.elements
-        if passed >= half:
-            break
+    sample = middle_tensor(merged)
     with one_thread_each():
         start = time.perf_counter()
         job.merge(sample, _Discard())
         seconds = time.perf_counter() - start
     return seconds * sum(tensor.elements for tensor in merged) / max(sample.elements, 1) / count
+
+
+def middle_tensor(tensors: Sequence[TensorPlan]) -> TensorPlan:
+    """Returns the tensor in which the middle one of all elements lies, ordered by size: it speaks for the most."""
+    ordered = sorted(tensors, key=lambda tensor: tensor.elements)
+    half, passed = sum(tensor.elements for tensor in tensors) / 2, 0
+    for tensor in ordered:
+        passed += tensor.elements
+        if passed >= half:
+            return tensor
+    return ordered[-1]
 
 
 class _Discard:
@@ -118,7 +126,7 @@ class _Discard:
             pass
 
 
-class _Job:
+class MergeJob:
     """The state that the threads of one run share."""
 
     def __init__(self, plan: MergePlan, arena_bytes: int) -> None:
@@ -138,6 +146,17 @@ class _Job:
         group = self._group(tensor)
         function = tensor.method.function(group, **tensor.options)
         writer.write(tensor.name, self._blocks(tensor, group, function))
+
+    def task_vector(self, tensor: TensorPlan) -> Tensor:
+        """Returns the merged task vector of a tensor in its shape, float32, without the base."""
+        assert tensor.method is not None
+        group = self._group(tensor)
+        function, merged, done = tensor.method.function(group, **tensor.options), torch.empty(tensor.elements), 0
+        for block in group.blocks():
+            result = function(block).reshape(-1)
+            merged[done : done + len(result)] = result
+            done += len(result)
+        return merged.view(tensor.shape)
 
     def _blocks(self, tensor: TensorPlan, group: TensorGroup, function: BlockFunction) -> Iterator[Tensor]:
         rounded = self._arena().take("rounded", 1 << 16, tensor.dtype)
@@ -218,7 +237,8 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
+    """Has the allocator keep what is freed for the next block."""
     # glibc gives freed memory above half a megabyte back to the system, and the page faults of the next block then cost
     # more than its arithmetic. -3 and -1 are malloc.h's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD; only glibc has the call.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
@@ -226,6 +246,7 @@ def _keep_freed_memory() -> None:
         mallopt(-1, 64 << 20)
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
+    """Returns the bytes that the process has held at most."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10

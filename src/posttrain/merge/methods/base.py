@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from posttrain.store.errors import UserError, suggest
 
+Result = Literal["model", "adapter", "mixture"]
+"""What a method writes: a model like its inputs, a LoRA adapter on the base, or a mixture of experts."""
+
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
@@ -37,6 +40,7 @@ class MergeMethod:
         task_vectors: the group's values are task vectors (weights minus base) and the result is added to the base.
         models: the least and the most models that it merges, without the base.
         ranges: bounds of options.
+        result: what it writes.
     """
 
     name: str
@@ -44,6 +48,7 @@ class MergeMethod:
     task_vectors: bool = False
     models: tuple[int, int | None] = (1, None)
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    result: Result = "model"
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -110,11 +115,12 @@ def merge_method(
     task_vectors: bool = False,
     models: tuple[int, int | None] = (1, None),
     ranges: Mapping[str, Range] | None = None,
+    result: Result = "model",
 ) -> Callable[[MethodFunction], MergeMethod]:
     """Makes a `MergeMethod` of a function; its options are the keyword-only parameters with their defaults."""
 
     def wrap(function: MethodFunction) -> MergeMethod:
-        return MergeMethod(name, function, task_vectors, models, ranges or {})
+        return MergeMethod(name, function, task_vectors, models, ranges or {}, result)
 
     return wrap
 

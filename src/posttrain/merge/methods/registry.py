@@ -29,6 +29,9 @@ METHODS: Registry[MergeMethod] = Registry(
         "consensus": f"{_HERE}.consensus:consensus",
         "tall": f"{_HERE}.consensus:tall",
         "resolve_conflicts": f"{_HERE}.sign_conflicts:resolve_conflicts",
+        "extract_lora": f"{_HERE}.adapters:extract_lora",
+        "concatenate_lora": f"{_HERE}.adapters:concatenate_lora",
+        "mixture_of_experts": f"{_HERE}.mixture_of_experts:mixture_of_experts",
     },
     base=MergeMethod,
 )
