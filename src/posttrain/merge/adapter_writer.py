@@ -41,7 +41,7 @@ log = logging.getLogger("posttrain")
 
 _ROUNDING = 1e-4  # of an energy, by factors of low precision
 
-_COPIES = 5  # of a matrix in float32, that its decomposition holds
+_COPIES = 8  # of a matrix in float32, that its decomposition holds
 
 CONCATENATE = "concatenate_lora"
 
@@ -102,7 +102,8 @@ def write_adapter(plan: MergePlan, folder: Path, memory: int = MEMORY, threads: 
     if not content.matrices:
         what = "changes no matrix of a linear layer" if content.whole or content.dropped else "equals the base"
         raise UserError(f"{what}: there is nothing to extract", where=plan.recipe.models[0].model, fix="check the base")
-    outputs = _write_tensors(folder, layout.tensors(content.matrices, content.whole))
+    whole = content.whole | _companions(plan, content)
+    outputs = _write_tensors(folder, layout.tensors(content.matrices, whole))
     config = layout.config(content.matrices, list(content.whole))
     write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
     _warn(content)
@@ -252,9 +253,24 @@ def _part(job: MergeJob, layout: AdapterLayout, tensor: TensorPlan) -> LowRank |
         seed = job.plan.recipe.seed + zlib.crc32(tensor.name.encode())
         return truncated_svd(vector, tensor.low_rank["rank"], tensor.low_rank["energy"], seed % 2**32, dtype)
     change = float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+    return _Whole((vector + _base_values(tensor)).to(tensor.dtype), change)
+
+
+def _base_values(tensor: TensorPlan) -> Tensor:
+    assert tensor.base is not None
     stored = torch.empty(tensor.elements, dtype=tensor.base.source.dtype(tensor.base.tensor))
     tensor.base.source.read(tensor.base.tensor, 0, stored)
-    return _Whole((vector + stored.view(tensor.shape).float()).to(tensor.dtype), change)
+    return stored.view(tensor.shape).float()
+
+
+def _companions(plan: MergePlan, content: _Content) -> dict[str, Tensor]:
+    """Returns the unchanged tensors of modules that are saved whole, without which peft does not load these."""
+    saved = {name.rpartition(".")[0] for name in content.whole} - content.matrices.keys()
+    return {
+        tensor.name: _base_values(tensor).to(tensor.dtype)
+        for tensor in plan.tensors
+        if tensor.name.rpartition(".")[0] in saved and tensor.name not in content.whole
+    }
 
 
 def _check_adapters(tensor: TensorPlan) -> None:

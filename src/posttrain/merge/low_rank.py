@@ -36,7 +36,7 @@ class LowRank:
 def truncated_svd(matrix: Tensor, rank: int, energy: float, seed: int, dtype: torch.dtype = torch.float32) -> LowRank:
     """Returns the best approximation of a matrix by singular vectors (Eckart and Young 1936).
 
-    Both factors get the square roots of the singular values. Up to 1,024 rows or columns the decomposition is exact;
+    Both factors get the square roots of the singular values. Up to 1,024 rows or columns the decomposition is full;
     of larger matrices the first singular vectors come from a randomised range finder with power iterations (Halko,
     Martinsson and Tropp 2011, algorithms 4.4 and 5.1), so that the time grows with the rank and not with the width.
 
@@ -50,11 +50,12 @@ def truncated_svd(matrix: Tensor, rank: int, energy: float, seed: int, dtype: to
     """
     most = min(rank, *matrix.shape)
     left, values, right = _singular_vectors(matrix, most, seed)
-    # Of all values, not only of the computed ones.
-    goal = energy * _squared_norm(matrix)
-    kept = values.double().square().cumsum(0)
     noise = values[0] * torch.finfo(values.dtype).eps
-    count = max(1, min(most, int((values > noise).sum()), 1 + int((kept < goal).sum())))
+    count = max(1, min(most, int((values > noise).sum())))
+    if energy < 1:
+        # The share is one of all singular values, not only of the computed ones.
+        kept = values.double().square().cumsum(0)
+        count = min(count, 1 + int((kept < energy * _squared_norm(matrix)).sum()))
     roots = values[:count].sqrt()
     return measured(matrix, roots[:, None] * right[:count], left[:, :count] * roots, dtype)
 
@@ -83,8 +84,9 @@ def measured(matrix: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Lo
 def _singular_vectors(matrix: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     smaller = min(matrix.shape)
     if smaller <= _EXACT or 2 * (count + _OVERSAMPLES) > smaller:
-        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-        return left, values, right
+        # In float64: in float32 the product misses some 1e-6 of the largest singular value, in every element.
+        left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        return left[:, :count].float(), values[:count].float(), right[:count].float()
     from sklearn.utils.extmath import randomized_svd
 
     # Of sklearn, as torch.svd_lowrank draws from the random numbers that all threads share.
