@@ -141,6 +141,20 @@ def test_other_tensors_are_saved_or_dropped_and_named(
     assert all("lora" in name for name in load_file(tmp_path / "dropped" / "adapter_model.safetensors"))
 
 
+def test_a_head_of_its_own_is_saved_where_the_base_has_none(
+    make_model: Any, read_weights: Read, tmp_path: Path
+) -> None:
+    def change(weights: dict[str, Tensor]) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 0.5
+        weights["model.layers.0.self_attn.q_proj.weight"] += 0.125
+
+    base = make_model("base", dtype=torch.float32)
+    model = make_model("model", dtype=torch.float32, change=change, config={"tie_word_embeddings": False})
+    merge([model], tmp_path / "out", method="extract_lora", base=base)
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["modules_to_save"] == ["lm_head"]
+    _assert_near(_applied(base, tmp_path / "out"), read_weights(model))
+
+
 @pytest.fixture
 def two_adapters(make_model: Any, make_adapter: Any) -> tuple[Path, list[Path]]:
     """A base and two adapters of ranks 3 and 5, which share some layers."""

@@ -246,6 +246,19 @@ def test_random_gates_follow_the_seed_and_zero_gates_are_zero(
     assert not gates["zero"].any()
 
 
+def test_a_prompt_that_is_positive_and_negative_gives_no_direction(
+    make_model: Any, read_weights: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = make_model("base")
+    recipe = _recipe(base, [base, base], "cheap_embed")
+    recipe["experts"][1]["negative_prompts"] = recipe["experts"][1]["positive_prompts"]
+    merge(recipe, tmp_path / "out")
+    assert "the gate of expert 2 is zero" in caplog.text
+    gate = read_weights(tmp_path / "out")["model.layers.0.block_sparse_moe.gate.weight"].float()
+    assert gate[0].norm() == pytest.approx(1, rel=1e-2)
+    assert not gate[1].any()
+
+
 def test_a_plan_does_not_run_the_base(make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_model("base")
     monkeypatch.setattr("posttrain.merge.gates.load_transformers", lambda folder: pytest.fail("the base was loaded"))

@@ -2,17 +2,19 @@
 
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posttrain.merge.sources import WeightSource
+from posttrain.merge.sources import EMBEDDING, WeightSource
 from posttrain.models.language_model import load_transformers
+from posttrain.models.loading import load_tokenizer
 from posttrain.models.shape import decoder_layers
 from posttrain.store.errors import UserError, shorten
 
@@ -57,6 +59,7 @@ class GateSource(WeightSource):
         self.name = self.location = f"gates ({kind})"
         self.folder, self.tokenizer_folder, self.config = base.folder, base.tokenizer_folder, base.config
         self._kind, self._names, self._prompts, self._dtype, self._seed = kind, list(names), prompts, dtype, seed
+        self._base = base
         self._shapes = dict.fromkeys(names, (len(prompts), width)) | dict(zeros)
         self._gates: dict[str, Tensor] = {}
         self._lock = Lock()
@@ -95,47 +98,70 @@ class GateSource(WeightSource):
         return gates
 
     def _from_prompts(self) -> dict[str, Tensor]:
-        vectors = _PromptVectors(self.folder, self._kind, len(self._names))
-        rows = [vectors.gates(expert) for expert in self._prompts]
+        vector = _HiddenStates(self.folder).vectors if self._kind == "hidden" else _Embeddings(self._base).vectors
+        rows = [_gates(expert, vector) for expert in self._prompts]
         for number, row in enumerate(rows, 1):
             if not row.any():
                 log.warning("the gate of expert %d is zero: its positive and negative prompts are the same", number)
+        # Embeddings are one vector for all layers.
+        rows = [row.expand(len(self._names), -1) for row in rows]
         return {name: torch.stack([row[layer] for row in rows]) for layer, name in enumerate(self._names)}
 
 
-class _PromptVectors:
-    """The base, run on prompts.
+def _gates(expert: ExpertPrompts, vectors: Callable[[str], Tensor]) -> Tensor:
+    """Returns the gates of one expert, float32 [layers, width], each of length 1 or zero."""
+    gates = torch.stack([vectors(text) for text in expert.positive]).mean(0)
+    if expert.negative:
+        gates -= torch.stack([vectors(text) for text in expert.negative]).mean(0)
+    return nn.functional.normalize(gates, dim=-1)
+
+
+def _mean_directions(tokens: Tensor) -> Tensor:
+    """Returns the mean of the tokens' directions, float32 [layers, width], of [layers, tokens, width]."""
+    return nn.functional.normalize(tokens.float(), dim=-1).mean(1)
+
+
+def _token_ids(tokenizer: Any, text: str, longest: int | None) -> Tensor:
+    ids: Tensor = tokenizer(text, return_tensors="pt").input_ids.long()
+    if not 0 < ids.shape[1] <= (longest or ids.shape[1]):
+        what = f"has {ids.shape[1]} tokens, and the base takes 1 to {longest}"
+        raise UserError(what, where=f"prompt `{shorten(text)}`", fix="change it")
+    return ids
+
+
+class _HiddenStates:
+    """The base, run on prompts in its stored dtype.
 
     Raises:
         UserError: it cannot be loaded.
     """
 
-    def __init__(self, folder: Path, kind: str, layers: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._model, self._tokenizer = load_transformers(folder)
-        self._kind, self._layers = kind, layers
         self._inputs: list[Tensor] = []
         for block in decoder_layers(self._model) or ():
             block.mlp.register_forward_pre_hook(lambda module, arguments: self._inputs.append(arguments[0]))
 
-    def gates(self, expert: ExpertPrompts) -> Tensor:
-        """Returns the gates of one expert, float32 [layers, width], each of length 1 or zero."""
-        gates = torch.stack([self._vector(text) for text in expert.positive]).mean(0)
-        if expert.negative:
-            gates -= torch.stack([self._vector(text) for text in expert.negative]).mean(0)
-        return nn.functional.normalize(gates, dim=-1)
-
     @torch.no_grad()
-    def _vector(self, text: str) -> Tensor:
-        ids = self._tokenizer(text, return_tensors="pt").input_ids
-        longest = getattr(self._model.config, "max_position_embeddings", None) or ids.shape[1]
-        if not 0 < ids.shape[1] <= longest:
-            what = f"has {ids.shape[1]} tokens, and the base takes 1 to {longest}"
-            raise UserError(what, where=f"prompt `{shorten(text)}`", fix="change it")
+    def vectors(self, text: str) -> Tensor:
+        """Returns the mean direction of what each layer's MLP reads, float32 [layers, width]."""
+        ids = _token_ids(self._tokenizer, text, getattr(self._model.config, "max_position_embeddings", None))
         self._inputs.clear()
-        ids = ids.long().to(self._model.device)
-        if self._kind == "hidden":
-            self._model(input_ids=ids)
-        else:
-            self._inputs.extend([self._model.get_input_embeddings()(ids)] * self._layers)
-        tokens = torch.cat(self._inputs).float().cpu()
-        return nn.functional.normalize(tokens, dim=-1).mean(1)
+        self._model(input_ids=ids.to(self._model.device))
+        return _mean_directions(torch.cat(self._inputs).cpu())
+
+
+class _Embeddings:
+    """Rows of the base's embedding."""
+
+    def __init__(self, base: WeightSource) -> None:
+        self._base, self._tokenizer = base, load_tokenizer(str(base.tokenizer_folder))
+
+    def vectors(self, text: str) -> Tensor:
+        """Returns the mean direction of the tokens' embeddings, float32 [1, width]."""
+        ids = _token_ids(self._tokenizer, text, self._base.config.get("max_position_embeddings"))[0].tolist()
+        width = self._base.shapes()[EMBEDDING][1]
+        rows = torch.empty(len(ids), width, dtype=self._base.dtype(EMBEDDING))
+        for row, token in zip(rows, ids, strict=True):
+            self._base.read(EMBEDDING, token * width, row)
+        return _mean_directions(rows[None])
