@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from posttrain.merge.api import merge
+from posttrain.merge.config import MergeConfig
 from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow  # peft and transformers are loaded
@@ -309,6 +310,9 @@ def test_bad_input(make_model: Any, make_adapter: Any, tmp_path: Path) -> None:
     rules = [{"match": "mlp", "method": "extract_lora"}]
     with pytest.raises(UserError, match="extract_lora makes a whole result"):
         merge({"method": "ties", "base": str(base), "models": [str(model)], "layers": rules}, tmp_path / "out")
+    config = MergeConfig.read({"models": ["champion"], "method": "extract_lora"}, "merge")
+    with pytest.raises(UserError, match="extract_lora makes no model like the candidate"):
+        config.check()
     damaged = make_model("damaged", 1)
     weights = load_file(damaged / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = float("nan")

@@ -66,6 +66,13 @@ def test_a_matrix_of_low_rank_comes_back_at_that_rank(draw: Draw) -> None:
     assert torch.allclose(result.up.norm(dim=0), result.down.norm(dim=1), rtol=1e-4)
 
 
+def test_a_matrix_of_zeros_gives_zeros() -> None:
+    result = truncated_svd(torch.zeros(5, 3), 4, 0.9, 0)
+    assert (result.rank, result.size, result.error) == (1, 0, 0)
+    assert not result.up.any()
+    assert not result.down.any()
+
+
 def test_large_matrices_are_approximated_nearly_as_well(draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = draw(300, 400, 0.97 ** np.arange(300))
     exact = truncated_svd(matrix.clone(), 20, 1.0, 0)

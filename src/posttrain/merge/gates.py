@@ -139,7 +139,8 @@ class _HiddenStates:
     def __init__(self, folder: Path) -> None:
         self._model, self._tokenizer = load_transformers(folder)
         self._inputs: list[Tensor] = []
-        for block in decoder_layers(self._model) or ():
+        blocks: Any = decoder_layers(self._model)
+        for block in blocks:
             block.mlp.register_forward_pre_hook(lambda module, arguments: self._inputs.append(arguments[0]))
 
     @torch.no_grad()

@@ -84,9 +84,7 @@ def measured(matrix: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Lo
 def _singular_vectors(matrix: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     smaller = min(matrix.shape)
     if smaller <= _EXACT or 2 * (count + _OVERSAMPLES) > smaller:
-        # In float64: in float32 the product misses some 1e-6 of the largest singular value, in every element.
-        left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-        return left[:, :count].float(), values[:count].float(), right[:count].float()
+        return _eigenvectors(matrix, count)
     from sklearn.utils.extmath import randomized_svd
 
     # Of sklearn, as torch.svd_lowrank draws from the random numbers that all threads share.
@@ -100,6 +98,21 @@ def _singular_vectors(matrix: Tensor, count: int, seed: int) -> tuple[Tensor, Te
     )
     left, values, right = (torch.from_numpy(part.copy()) for part in parts)
     return left, values, right
+
+
+def _eigenvectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the first singular vectors by the eigenvectors of the smaller Gram matrix, in float64.
+
+    In a quarter of the time of an SVD. Singular values below 1e-8 of the largest are lost to rounding, and float32, in
+    which the factors are stored, has none of them.
+    """
+    rows, columns = matrix.shape
+    wide = (matrix if rows <= columns else matrix.T).double()
+    squares, vectors = torch.linalg.eigh(wide @ wide.T)
+    values, left = squares.flip(0)[:count].clamp(min=0).sqrt(), vectors.flip(1)[:, :count]
+    right = (left.T @ wide) / values.clamp(min=torch.finfo(values.dtype).tiny)[:, None]
+    left, values, right = left.float(), values.float(), right.float()
+    return (left, values, right) if rows <= columns else (right.T, values, left.T)
 
 
 def _squared_norm(matrix: Tensor) -> float:
