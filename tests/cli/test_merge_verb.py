@@ -141,6 +141,36 @@ def test_a_workspaces_models_are_named_as_everywhere(posttrain: Call, finished_w
     assert all(Path(folder).parent.name == "artifacts" for folder in champions.values())
 
 
+@pytest.mark.slow
+def test_an_adapter_is_written_with_what_it_keeps(posttrain: Call, here: Path) -> None:
+    call = ("merge", "a", "--base", "base", "--method", "extract_lora", "--set", "rank=4")
+    plan = posttrain(*call, "--dry-run").out
+    assert "rank 4, energy 1.0, others save" in plan
+    assert "writes at most" in plan
+    result = posttrain(*call, "--out", "adapter")
+    assert result.out.splitlines()[-1] == "adapter: adapter"
+    assert "q_proj" in result.out
+    assert "6 saved whole, 0 dropped" in result.out
+    # The adapter is an input of the next merge, and two of them a merge of their own.
+    call = ("merge", "base+adapter", "a", "--base", "base", "--method", "task_arithmetic", "--as-adapter")
+    result = posttrain(*call, "--set", "energy=0.5", "--set", "rank=96", "--out", "both", "--json")
+    assert result.json["adapter"]["energy"] == pytest.approx(0.5, abs=0.1)
+    assert result.json["bytes"] == (here / "both" / "adapter_model.safetensors").stat().st_size
+    kept = json.loads((here / "both" / "merge.json").read_text())["adapter"]
+    assert kept["matrices"] == result.json["adapter"]["matrices"]
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_from_mergekits_recipe(posttrain: Call, here: Path) -> None:
+    experts = [{"source_model": name, "positive_prompts": [f"about {name}"]} for name in "ab"]
+    recipe = {"base_model": "base", "gate_mode": "hidden", "dtype": "float32", "experts": experts}
+    (here / "moe.yaml").write_text(yaml.safe_dump(recipe))
+    assert "mixture_of_experts: gate hidden, experts_per_token 2" in posttrain("merge", "moe.yaml", "--dry-run").out
+    assert posttrain("merge", "moe.yaml", "--out", "moe").code == 0
+    config = json.loads((here / "moe" / "config.json").read_text())
+    assert (config["model_type"], config["num_local_experts"]) == ("mixtral", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -161,6 +191,10 @@ def test_a_workspaces_models_are_named_as_everywhere(posttrain: Call, finished_w
         (["none.yaml", "--out", "x"], "none.yaml"),
         (["none.yaml", "a", "--out", "x"], "a recipe names models, method, base and weights itself"),
         (["base", "--base", "base", "--out", "x", "--method", "ties"], "there is no model beside the base"),
+        (["a", "--out", "x", "--as-adapter"], "as_adapter: an adapter holds a task vector, and linear merges whole"),
+        (["a", "--base", "base", "--out", "x", "--method", "extract_lora", "--set", "energy=2"], "2 is not between"),
+        (["a", "--base", "base", "--out", "x", "--method", "ties", "--set", "rank=4"], "ties has no option `rank`"),
+        (["a", "b", "--base", "base", "--out", "x", "--method", "mixture_of_experts"], "positive_prompts: the gate"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

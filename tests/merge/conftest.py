@@ -78,3 +78,27 @@ def read_weights() -> Callable[[Path], dict[str, Tensor]]:
         return weights
 
     return read
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path) -> Callable[..., Path]:
+    """Returns a function that writes an adapter with random factors, and the model that peft merges with it."""
+
+    def make(base: Path, name: str, seed: int = 0, **options: Any) -> Path:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        torch.manual_seed(seed)
+        loaded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        targets = ["q_proj", "v_proj", "down_proj"]
+        config = LoraConfig(**{"target_modules": targets, "task_type": "CAUSAL_LM", **options})
+        model: Any = get_peft_model(loaded, config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path / name)
+        model.merge_and_unload().save_pretrained(tmp_path / f"{name}-merged")
+        return tmp_path / name
+
+    return make

@@ -45,6 +45,9 @@ def merge(
     set: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as density=0.5; repeatable.")
     ] = None,
+    as_adapter: Annotated[
+        bool, typer.Option("--as-adapter", help="Write the merged task vector as a LoRA adapter on the base.")
+    ] = False,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; the base's by default.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of methods that draw; 0 by default.")] = None,
     memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
@@ -75,7 +78,7 @@ def merge(
     by_data.check_options(method, data or [], search or [], validate or [], out is not None and not dry_run)
     learns = method == by_data.ADAMERGING
     settings = _settings(set or [])
-    changes: dict[str, Any] = {"dtype": dtype, "seed": seed}
+    changes: dict[str, Any] = {"dtype": dtype, "seed": seed, "as_adapter": as_adapter or None}
     changes["statistics"] = None if examples is None else {"examples": examples}
     changes["scores"] = None if scores is None else _numbers(scores, "--scores")
     recipe, root = _recipe(
@@ -89,8 +92,10 @@ def merge(
         # A recipe's own paths are relative to its folder.
         recipe = with_data(recipe, data if root == CURRENT_FOLDER else [_absolute(name) for name in data])
     # After the checks: a mistake in an option is reported before torch is loaded.
+    from posttrain.merge.adapter_writer import estimate_adapter_seconds
     from posttrain.merge.api import check_new_folder, describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
+    from posttrain.merge.plan import writes_adapter
     from posttrain.merge.statistics_files import needs_statistics
 
     if conflicts is not None:
@@ -102,7 +107,8 @@ def merge(
             description = describe(plan)
             # The seconds of a merge follow from its weights alone, and not those of a model on its data.
             if not needs_statistics(plan):
-                description["estimated_seconds"] = round(estimate_seconds(plan, limit, workers), 1)
+                estimate = estimate_adapter_seconds if writes_adapter(plan.recipe) else estimate_seconds
+                description["estimated_seconds"] = round(estimate(plan, limit, workers), 1)
         _print_plan(description, json)
         return
     assert out is not None
@@ -129,12 +135,16 @@ def merge(
             }
             | ({chosen.name: chosen.report} if chosen.name else {})
             | ({"validation": kept} if kept else {})
+            | ({"adapter": dict(result.adapter)} if result.adapter else {})
         )
         return
+    if result.adapter:
+        _print_adapter(result.adapter)
     rate = result.bytes / 1e9 / max(result.seconds, 1e-9)
     print_line(
         f"{result.tensors} tensors, {result.bytes / 1e9:.2f} GB in {result.seconds:.1f} s ({rate:.2f} GB/s), "
-        f"peak memory {result.peak_memory / 2**30:.2f} GiB\nmodel: {result.folder}"
+        f"peak memory {result.peak_memory / 2**30:.2f} GiB\n"
+        f"{'adapter' if result.adapter else 'model'}: {result.folder}"
     )
 
 
@@ -267,20 +277,47 @@ def _print_plan(description: dict[str, Any], json: bool) -> None:
         return
     tensors = description["tensors"].values()
     methods: dict[str, int] = {}
+    adapter = any("adapter" in tensor for tensor in tensors)
     for tensor in tensors:
-        options = ", ".join(f"{name} {_short(value)}" for name, value in tensor["options"].items())
+        values = tensor["options"] | tensor.get("adapter", {})
+        options = ", ".join(f"{name} {_short(value)}" for name, value in values.items())
         line = f"{tensor['method']}: {options}" if options else tensor["method"]
         methods[line] = methods.get(line, 0) + 1
     print_table("", ["tensors", "method"], [[count, line] for line, count in methods.items()])
     print_line(
         f"{len(tensors)} tensors of {len(description['models'])} models: reads "
-        f"{description['bytes_read'] / 1e9:.2f} GB, writes {description['bytes'] / 1e9:.2f} GB, "
+        f"{description['bytes_read'] / 1e9:.2f} GB, writes {'at most ' if adapter else ''}"
+        f"{description['bytes'] / 1e9:.2f} GB, "
         + (
             f"in about {description['estimated_seconds']:g} s"
             if "estimated_seconds" in description
             else "after the statistics of the models on their data"
         )
     )
+
+
+def _print_adapter(adapter: Mapping[str, Any]) -> None:
+    """Prints what an adapter keeps: by the kind of matrix, over all layers, and overall."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for module, matrix in adapter["matrices"].items():
+        kinds.setdefault(module.rpartition(".")[2], []).append(matrix)
+    rows = []
+    for kind, matrices in kinds.items():
+        ranks = sorted(matrix["rank"] for matrix in matrices)
+        energies = sorted(matrix["energy"] for matrix in matrices)
+        errors = sorted(matrix["relative_error"] for matrix in matrices)
+        rows.append([kind, len(matrices), _span(ranks, "d"), _span(energies, ".4f"), _span(errors, ".3g")])
+    print_table("", ["matrix", "layers", "rank", "energy", "relative error"], rows)
+    print_line(
+        f"energy {adapter['energy']:.4f}, relative error {adapter['relative_error']:.3g} overall, "
+        f"{adapter['parameters']:,} parameters; {adapter['unchanged']} tensors unchanged, "
+        f"{len(adapter['saved_whole'])} saved whole, {len(adapter['dropped'])} dropped"
+    )
+
+
+def _span(values: Sequence[float], format: str) -> str:
+    low, high = f"{values[0]:{format}}", f"{values[-1]:{format}}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _short(value: Any) -> str:

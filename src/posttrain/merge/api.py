@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain import __version__
+from posttrain.merge.adapter_writer import write_adapter
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
 from posttrain.merge.inputs import open_models
-from posttrain.merge.plan import MergePlan, build_plan, template_key
+from posttrain.merge.lora_adapter import ADAPTER_WEIGHTS
+from posttrain.merge.methods.registry import load_method
+from posttrain.merge.mixture import plan_mixture
+from posttrain.merge.plan import MergePlan, build_plan, template_key, writes_adapter
 from posttrain.merge.preflight import check_architectures, check_weights
 from posttrain.merge.recipe import AUTO, Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
@@ -64,6 +68,7 @@ class MergeResult:
         bytes: of its weights.
         seconds: of the whole merge.
         peak_memory: bytes that the process held at most.
+        adapter: energy and relative error that an adapter keeps, overall and by matrix, as merge.json has them.
     """
 
     folder: Path
@@ -71,6 +76,7 @@ class MergeResult:
     bytes: int
     seconds: float
     peak_memory: int
+    adapter: Mapping[str, Any] | None = None
 
 
 def merge(
@@ -134,7 +140,8 @@ def merge(
         with disk_errors(folder):
             sync_tree(folder)
         _commit(folder, target)
-    return MergeResult(Path(out), len(plan.tensors), plan.bytes, run.seconds, run.peak_memory)
+    size = plan.bytes if run.adapter is None else (Path(out) / ADAPTER_WEIGHTS).stat().st_size
+    return MergeResult(Path(out), len(plan.tensors), size, run.seconds, run.peak_memory, run.adapter)
 
 
 @contextmanager
@@ -210,7 +217,11 @@ def _plan_of(
     try:
         check_architectures([*sources.values()])
         matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch)
-        plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
+        template, tokenizer = matched.sources[template_key(recipe)], (matched.folder, matched.owner)
+        if load_method(recipe.method).result == "mixture":
+            plan = plan_mixture(recipe, matched.sources, template, tokenizer)
+        else:
+            plan = build_plan(recipe, matched.sources, tokenizer)
         check_weights(plan)
         check_data(plan)
         if examples is None:
@@ -278,11 +289,17 @@ def write_merge(
     workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> MergeRun:
-    """Writes weights, config and tokenizer of the merged model into an empty folder; see `run_plan`."""
-    run = run_plan(plan, folder, memory, workers, shard_bytes)
+    """Writes weights, config and tokenizer of the merged model, or an adapter, into an empty folder; see `run_plan`."""
+    for source in plan.sources:
+        source.prepare()
+    if writes_adapter(plan.recipe):
+        run = write_adapter(plan, folder, memory, workers)
+        _copy_tokenizer(plan, folder)
+    else:
+        run = run_plan(plan, folder, memory, workers, shard_bytes)
+        _write_config(plan, folder)
     for source in plan.sources:
         source.check_unchanged()
-    _write_config(plan, folder)
     return run
 
 
@@ -305,7 +322,9 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
                 for part in inputs
             ],
         }
-        if run:
+        if tensor.low_rank is not None:
+            entry["adapter"] = dict(tensor.low_rank)
+        if run and tensor.name in run.outputs:
             entry["digest"] = run.outputs[tensor.name]
         tensors[tensor.name] = entry
     description: dict[str, Any] = {
@@ -318,6 +337,8 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
     }
     if plan.statistics:
         description["statistics"] = list(plan.statistics)
+    if run and run.adapter is not None:
+        description["adapter"] = {**run.adapter, "digests": dict(run.outputs)}
     if not measures:
         del description["models"]
     if run and measures:
@@ -389,11 +410,7 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
         for file in sorted(plan.template.folder.iterdir()):
             if file.is_file() and _matches(file.name, _COPIED):
                 shutil.copyfile(file, folder / file.name)
-        for file in sorted(plan.tokenizer.iterdir()):
-            if file.is_file() and _matches(file.name, _TOKENIZER_FILES):
-                shutil.copyfile(file, folder / file.name)
-            elif file.is_dir() and file.name == _CHAT_TEMPLATES:
-                shutil.copytree(file, folder / file.name)
+    _copy_tokenizer(plan, folder)
     config = dict(plan.template.config) | dict(plan.config_changes)
     if plan.token_ids is not plan.template:
         # Numbers of special tokens are those of the tokenizer's own model.
@@ -408,6 +425,15 @@ def _write_config(plan: MergePlan, folder: Path) -> None:
         config.pop("torch_dtype", None)
         config["dtype"] = str(max(set(floating), key=floating.count)).removeprefix("torch.")
     write_atomically(folder / CONFIG, json.dumps(config, indent=2).encode())
+
+
+def _copy_tokenizer(plan: MergePlan, folder: Path) -> None:
+    with disk_errors(folder):
+        for file in sorted(plan.tokenizer.iterdir()):
+            if file.is_file() and _matches(file.name, _TOKENIZER_FILES):
+                shutil.copyfile(file, folder / file.name)
+            elif file.is_dir() and file.name == _CHAT_TEMPLATES:
+                shutil.copytree(file, folder / file.name)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -59,6 +59,9 @@ class MergeConfig(Section):
         if not self.models:
             return
         method = load_method(self.method, "merge.method")
+        if method.result != "model":
+            what = f"{self.method} makes no model like the candidate, which a round could deploy"
+            raise UserError(what, where="merge.method", fix="run `posttrain merge` with it")
         for option in self.parameters:
             method.check_name(option, "merge.parameters")
         if self.weights is not None and "weight" not in method.options:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Run(Protocol):
     """Maps a function of a job over numbers of tensors, and yields results with their numbers as they come."""
 
     def __call__(
-        self, function: "Callable[[_Job, int], Result]", numbers: Iterable[int]
+        self, function: "Callable[[MergeJob, int], Result]", numbers: Iterable[int]
     ) -> Iterator[tuple[int, Result]]: ...
 
 
@@ -54,12 +55,14 @@ class MergeRun:
         peak_memory: bytes that the processes held at most, until the end of the run.
         inputs: digest (XXH3, 128 bits) of each tensor that was read, by model and tensor.
         outputs: digest of each tensor that was written, and read back, by name.
+        adapter: what an adapter keeps of the task vector, if the result is one.
     """
 
     seconds: float
     peak_memory: int
     inputs: Mapping[tuple[str, str], str]
     outputs: Mapping[str, str]
+    adapter: Mapping[str, Any] | None = None
 
 
 def run_plan(
@@ -82,14 +85,14 @@ def run_plan(
         WorkError: a worker was killed.
     """
     start = time.perf_counter()
-    _keep_freed_memory()
+    keep_freed_memory()
     # A second process costs more than it brings where there is little to merge.
     count = workers or max(1, min(len(os.sched_getaffinity(0)), plan.bytes // _LEAST_BYTES))
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
     writer = ShardWriter(folder, specs, shard_bytes)
     try:
         with one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
-            job = _Job(plan, memory // (count + 1), writer)
+            job = MergeJob(plan, memory // (count + 1), writer)
             job.measure_whole_models()
             # The largest first, so that no worker begins it when the others are done.
             order = sorted(range(len(plan.tensors)), key=lambda number: -plan.tensors[number].bytes)
@@ -97,7 +100,7 @@ def run_plan(
                 inputs: dict[tuple[str, str], str] = {}
                 outputs: dict[str, str] = {}
                 unsynced = 0
-                for number, (output, digests) in run(_Job.merge, order):
+                for number, (output, digests) in run(MergeJob.merge, order):
                     outputs[plan.tensors[number].name] = output
                     inputs |= digests
                     advance(plan.tensors[number].bytes >> 20)
@@ -107,15 +110,15 @@ def run_plan(
                         unsynced = 0
                         writer.sync()
                 writer.sync()
-                own = {process: bytes for _, (process, bytes) in run(partial(_Job.verify, outputs=outputs), order)}
+                own = {process: bytes for _, (process, bytes) in run(partial(MergeJob.verify, outputs=outputs), order)}
     finally:
         writer.close()
-    peak = _peak_memory() + sum(bytes for process, bytes in own.items() if process != os.getpid())
+    peak = peak_memory() + sum(bytes for process, bytes in own.items() if process != os.getpid())
     return MergeRun(time.perf_counter() - start, peak, inputs, dict(sorted(outputs.items())))
 
 
 @contextmanager
-def _workers(job: "_Job", count: int) -> Iterator["Run"]:
+def _workers(job: "MergeJob", count: int) -> Iterator["Run"]:
     """Yields a function that maps another one over numbers of tensors, in processes if there are several workers.
 
     Processes, as torch's operations on blocks of this size hardly run side by side in threads. They are forked, as
@@ -127,7 +130,7 @@ def _workers(job: "_Job", count: int) -> Iterator["Run"]:
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(count, fork, _start_worker, (job, os.getpid()))
 
-    def run(function: Callable[["_Job", int], Result], numbers: Iterable[int]) -> Iterator[tuple[int, Result]]:
+    def run(function: Callable[["MergeJob", int], Result], numbers: Iterable[int]) -> Iterator[tuple[int, Result]]:
         futures = {pool.submit(_call, function, number): number for number in numbers}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -140,7 +143,7 @@ def _workers(job: "_Job", count: int) -> Iterator["Run"]:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(job: "_Job", parent: int) -> None:
+def _start_worker(job: "MergeJob", parent: int) -> None:
     global _worker_job  # a pool's functions get at the state of their process in no other way
     _worker_job = job
     # Signals of the terminal reach all processes, and the parent alone decides what to do.
@@ -154,7 +157,7 @@ def _start_worker(job: "_Job", parent: int) -> None:
     torch.set_num_threads(1)
 
 
-def _call(function: Callable[["_Job", int], Result], number: int) -> Result:
+def _call(function: Callable[["MergeJob", int], Result], number: int) -> Result:
     assert _worker_job is not None
     return function(_worker_job, number)
 
@@ -162,22 +165,27 @@ def _call(function: Callable[["_Job", int], Result], number: int) -> Result:
 def estimate_seconds(plan: MergePlan, memory: int = MEMORY, workers: int | None = None) -> float:
     """Estimates a run by merging the plan's tensor of middle size, and writing it nowhere."""
     count = workers or len(os.sched_getaffinity(0))
-    job = _Job(plan, memory // (count + 1), _Discard())
+    job = MergeJob(plan, memory // (count + 1))
     merged = [tensor for tensor in plan.tensors if tensor.method]
     if not merged:
         return 0.0
-    # By elements: the tensor in which the middle one of all elements lies speaks for the most of them.
-    ordered = sorted(merged, key=lambda tensor: tensor.elements)
-    half, passed = sum(tensor.elements for tensor in merged) / 2, 0
-    for sample in ordered:
-        passed += sample.elements
-        if passed >= half:
-            break
+    sample = middle_tensor(merged)
     with one_thread_each():
         start = time.perf_counter()
         job.merge(plan.tensors.index(sample))
         seconds = time.perf_counter() - start
     return seconds * sum(tensor.elements for tensor in merged) / max(sample.elements, 1) / count
+
+
+def middle_tensor(tensors: Sequence[TensorPlan]) -> TensorPlan:
+    """Returns the tensor in which the middle one of all elements lies, ordered by size: it speaks for the most."""
+    ordered = sorted(tensors, key=lambda tensor: tensor.elements)
+    half, passed = sum(tensor.elements for tensor in tensors) / 2, 0
+    for tensor in ordered:
+        passed += tensor.elements
+        if passed >= half:
+            return tensor
+    return ordered[-1]
 
 
 class _Discard:
@@ -189,18 +197,19 @@ class _Discard:
         return ""
 
 
-class _Job:
-    """The work of one run; each process has a copy, with memory of its own.
+class MergeJob:
+    """The work of one run; each process has a copy, and each of its threads memory of its own.
 
     Args:
         plan: the merge.
-        arena_bytes: bytes of stored weights that one process holds at most.
-        writer: takes the merged tensors.
+        arena_bytes: bytes of stored weights that one thread holds at most.
+        writer: takes the merged tensors; None to write nothing.
     """
 
-    def __init__(self, plan: MergePlan, arena_bytes: int, writer: ShardWriter | _Discard) -> None:
-        self.plan, self.writer = plan, writer
-        self._arena = Arena(arena_bytes)
+    def __init__(self, plan: MergePlan, arena_bytes: int, writer: ShardWriter | _Discard | None = None) -> None:
+        self.plan, self.writer = plan, writer or _Discard()
+        self._arena_bytes = arena_bytes
+        self._local = threading.local()
         self._whole = {
             key: WholeModel(lambda key=key: self._groups(key), len(tensors[0].inputs), sum(t.elements for t in tensors))  # type: ignore[misc]
             for key, tensors in _by_method(plan.tensors).items()
@@ -241,6 +250,17 @@ class _Job:
     def _own_bytes(self) -> int:
         # Behind the merging: the memory of a process is used again for each tensor, and given back at its end.
         return _private_bytes()
+
+    def task_vector(self, tensor: TensorPlan, digests: Digests | None = None) -> Tensor:
+        """Returns the merged task vector of a tensor in its shape, float32, without the base."""
+        assert tensor.method is not None
+        group = self._group(tensor, digests)
+        function, merged, done = tensor.method.function(group, **tensor.options), torch.empty(tensor.elements), 0
+        for block in group.blocks():
+            result = function(block).reshape(-1)
+            merged[done : done + len(result)] = result
+            done += len(result)
+        return merged.view(tensor.shape)
 
     def _blocks(self, tensor: TensorPlan, group: TensorGroup, function: BlockFunction) -> Iterator[Tensor]:
         rounded = self._arena.take("rounded", 1 << 16, tensor.dtype)
@@ -285,12 +305,19 @@ class _Job:
 
     def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:
         # Apart from the memory of the tensor whose method asks.
-        arena = Arena(self._arena.limit)
+        arena = Arena(self._arena_bytes)
         for tensor in _by_method(self.plan.tensors)[key]:
             yield self._group(tensor, arena=arena)
 
+    @property
+    def _arena(self) -> Arena:
+        if not hasattr(self._local, "arena"):
+            self._local.arena = Arena(self._arena_bytes)
+        arena: Arena = self._local.arena
+        return arena
 
-_worker_job: _Job | None = None
+
+_worker_job: MergeJob | None = None
 
 
 def _key(tensor: TensorPlan) -> tuple[object, ...]:
@@ -322,7 +349,8 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
+    """Has the allocator keep what is freed for the next block."""
     # glibc gives freed memory above half a megabyte back to the system, and the page faults of the next block then cost
     # more than its arithmetic. -3 and -1 are malloc.h's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD; only glibc has the call.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
@@ -330,7 +358,8 @@ def _keep_freed_memory() -> None:
         mallopt(-1, 64 << 20)
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
+    """Returns the bytes that the process has held at most."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 

@@ -23,7 +23,7 @@ _OTHER_LORA = (
 )
 _CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of init_lora_weights
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 
 _FACTOR = re.compile(r"\.(lora_A|lora_embedding_A)(?:\.weight)?$")
 
@@ -34,12 +34,16 @@ class AdaptedModel(WeightSource):
     W + s B A, with s = alpha / r, or alpha / sqrt(r) for rank-stabilised adapters (Hu et al. 2021; Kalajdzievski 2023).
     Tensors that the adapter holds as a whole (``modules_to_save``, biases) take the place of the model's.
 
+    Attributes:
+        base_location: folder, URL or Hub id of the model.
+
     Raises:
         UserError: the adapter is of another kind, or fits no tensor of the model.
     """
 
     def __init__(self, name: str, adapter: Path, base: WeightSource) -> None:
         self.name, self.folder, self.config, self._base = name, base.folder, base.config, base
+        self.base_location = base.location
         self.location = f"{base.location}+{adapter}"
         self.tokenizer_folder = adapter if (adapter / "tokenizer.json").is_file() else base.tokenizer_folder
         settings = read_adapter_config(adapter)
@@ -78,6 +82,14 @@ class AdaptedModel(WeightSource):
 
     def _unadapted(self, tensor: str) -> TensorFiles | WeightSource:
         return self._whole if tensor in self._whole.headers else self._base
+
+    def factors(self, tensor: str) -> tuple[Tensor, Tensor] | None:
+        """Returns A [rank, columns] and s B [rows, rank] of a tensor's update, float32; None if it has none."""
+        return self._updates.get(tensor)
+
+    def holds_whole(self, tensor: str) -> bool:
+        """Returns whether the adapter has a tensor of its own in place of the model's."""
+        return tensor in self._whole.headers
 
     def stored_dtype(self, tensor: str) -> torch.dtype:
         name = EMBEDDING if tensor not in self._base.shapes() else tensor
@@ -157,7 +169,7 @@ def _read_updates(
             if other not in left:
                 raise UserError(f"has no tensor {shorten(other)}", where=str(file), fix="copy the adapter again")
             left -= {name, other}
-            module = name[: match.start()].removeprefix(_PREFIX)
+            module = name[: match.start()].removeprefix(PREFIX)
             down, up = weights.get_tensor(name).float(), weights.get_tensor(other).float()
             for factor, values in ((name, down), (other, up)):
                 if not torch.isfinite(values).all():
@@ -188,7 +200,7 @@ def _read_updates(
 
 def _base_name(name: str) -> str:
     """Returns the base's name of a tensor that an adapter holds as a whole."""
-    return name.removeprefix(_PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
+    return name.removeprefix(PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
 
 
 def _misfit(tensor: str, shape: Sequence[int] | None, other: Sequence[int], file: str) -> UserError:

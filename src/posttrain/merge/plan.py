@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from posttrain.merge.lora_adapter import AdaptedModel
 from posttrain.merge.methods.base import MergeMethod
 from posttrain.merge.methods.registry import load_method
-from posttrain.merge.recipe import AUTO, ModelEntry, Position, Recipe, Slice, Value, resolve
+from posttrain.merge.recipe import AUTO, LayerRule, ModelEntry, Position, Recipe, Slice, Value, resolve
 from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
 from posttrain.merge.tensor_group import TensorInput
 from posttrain.merge.vocabulary_view import is_embedding
@@ -22,7 +23,13 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 # Computed from the config by transformers; old folders still hold it.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+EXTRACT_LORA = "extract_lora"
+
+LOW_RANK_OPTIONS = ("rank", "energy", "others")
+"""Options of `extract_lora` that say how a task vector is written as an adapter."""
+
 
 Sources = Mapping[tuple[str, str | None], WeightSource]
 """The opened models, by model and adapter as the recipe names them."""
@@ -41,6 +48,7 @@ class TensorPlan:
         method: None to copy the first input's bytes, as of a buffer of integers.
         options: the method's, as its signature has them; ``weight`` may be ``auto`` until the statistics are there.
         statistics: one a model, for methods that need them; empty if the models have none of this tensor.
+        low_rank: `LOW_RANK_OPTIONS`, if the result is an adapter; without ``rank``, adapters are concatenated.
     """
 
     name: str
@@ -51,6 +59,7 @@ class TensorPlan:
     method: MergeMethod | None
     options: Mapping[str, Any]
     statistics: tuple[TensorInput, ...] = ()
+    low_rank: Mapping[str, Any] | None = None
 
     @property
     def elements(self) -> int:
@@ -95,8 +104,8 @@ class MergePlan:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of the result's tensors."""
-        return sum(tensor.bytes for tensor in self.tensors)
+        """Returns the bytes of the result's tensors; of an adapter, the most that they may take."""
+        return sum(tensor.bytes if tensor.low_rank is None else _adapter_bytes(tensor) for tensor in self.tensors)
 
     @property
     def bytes_read(self) -> int:
@@ -128,15 +137,52 @@ def build_plan(recipe: Recipe, sources: Sources, tokenizer: tuple[Path, WeightSo
     """
     template = sources[template_key(recipe)]
     tokenizer = tokenizer or (template.tokenizer_folder, template)
+    check_result(recipe, template)
     if recipe.slices:
         return _Stack(recipe, sources).plan(template, tokenizer)
     entries = _order(recipe.models, recipe.base, recipe.method)
     builder = _Builder(recipe, sources, entries, recipe.base, recipe.method, {})
-    names = _tensor_names([*builder.models, *([builder.base] if builder.base else [])])
+    names = tensor_names([*builder.models, *([builder.base] if builder.base else [])])
     layers = 1 + max((number for name in names if (number := layer_of(name)) is not None), default=-1)
     tensors = [builder.tensor(name, dict.fromkeys(range(len(entries)), name), name, layers) for name in names]
     changes = _config_changes(template, tensors)
+    if writes_adapter(recipe) and (size := changes.get("vocab_size", 0)) > template.config.get("vocab_size", size):
+        raise UserError(
+            f"the result has {size} tokens, and an adapter adds none to the base", where="tokenizer", fix="base"
+        )
     return MergePlan(recipe, tensors, list(sources.values()), template, *tokenizer, config_changes=changes)
+
+
+def writes_adapter(recipe: Recipe) -> bool:
+    """Returns whether the result is a LoRA adapter on the base."""
+    return recipe.as_adapter or load_method(recipe.method).result == "adapter"
+
+
+def check_result(recipe: Recipe, template: WeightSource) -> None:
+    """Checks that the recipe can give an adapter or a mixture of experts, if that is its result.
+
+    Raises:
+        UserError: methods of different results are mixed, an adapter is to hold no task vector, or the base is adapted.
+    """
+    result = load_method(recipe.method).result
+    others = [*(rule.method for rule in recipe.layers), *(part.method for part in recipe.slices)]
+    for other in filter(None, others):
+        if "model" != load_method(other).result != result:
+            raise UserError(f"{other} makes a whole result, not some layers", where="method", fix="name it alone")
+    if not writes_adapter(recipe) and result == "model":
+        return
+    kind = "a mixture of experts" if result == "mixture" else "an adapter"
+    for key, used in (("slices", recipe.slices), ("layers", recipe.layers and result == "mixture")):
+        if used:
+            raise UserError(f"a merge into {kind} has no `{key}`", where=key, fix="remove them")
+    if writes_adapter(recipe) and not load_method(recipe.method).task_vectors:
+        raise UserError(
+            f"an adapter holds a task vector, and {recipe.method} merges whole weights",
+            where="as_adapter",
+            fix="choose a method with a base, such as task_arithmetic",
+        )
+    if recipe.base is not None and isinstance(template, AdaptedModel):
+        raise UserError(f"the base of {kind} is an adapter itself", where="base", fix="merge it into its model first")
 
 
 def layer_of(name: str) -> int | None:
@@ -161,6 +207,21 @@ def _order(entries: Sequence[ModelEntry], base: str | None, method: str) -> list
         # SLERP of a base and one more, as mergekit has it: t = 0 is the base.
         return [*(own or [ModelEntry(model=base)]), *others]
     return list(entries)
+
+
+def _adapter_bytes(tensor: TensorPlan) -> int:
+    """Returns the most bytes that a tensor takes in an adapter."""
+    assert tensor.low_rank is not None
+    whole = tensor.elements * tensor.dtype.itemsize
+    if len(tensor.shape) != 2 or is_embedding(tensor.name):
+        return whole
+    rank = tensor.low_rank.get("rank")
+    if rank is None:
+        adapters = [entry.source for entry in tensor.inputs if isinstance(entry.source, AdaptedModel)]
+        if any(adapter.holds_whole(tensor.name) for adapter in adapters):
+            return whole
+        rank = sum(len(factors[0]) for adapter in adapters if (factors := adapter.factors(tensor.name)))
+    return min(rank, *tensor.shape) * sum(tensor.shape) * torch.float32.itemsize
 
 
 class _Builder:
@@ -196,6 +257,8 @@ class _Builder:
     def _check_option(self, option: str, where: str) -> None:
         methods = {self.method, *(rule.method for rule in self.recipe.layers if rule.method)}
         methods |= {part.method for part in self.recipe.slices if part.method}
+        if self.recipe.as_adapter and option in LOW_RANK_OPTIONS and load_method(self.method).result == "model":
+            return
         if not any(option in load_method(name).options for name in methods):
             load_method(self.method).check_name(option, where)
 
@@ -213,11 +276,11 @@ class _Builder:
         rule = next((rule for rule in self.recipe.layers if re.search(rule.match, name)), None)
         method = load_method(rule.method if rule and rule.method else self.method, "layers.method")
         method.check_models(len(self.models))
-        entries = [_input(source, inputs[number]) for number, source in enumerate(self.models)]
-        base = _input(self.base, base_name) if self.base is not None and method.task_vectors else None
+        entries = [tensor_input(source, inputs[number]) for number, source in enumerate(self.models)]
+        base = tensor_input(self.base, base_name) if self.base is not None and method.task_vectors else None
         if method.task_vectors and base is None:
             raise UserError(f"{method.name} merges task vectors and needs a base", where="base")
-        shape = _common_shape(name, [*entries, *([base] if base else [])])
+        shape = common_shape(name, [*entries, *([base] if base else [])])
         first = base or entries[0]
         dtype = first.source.stored_dtype(first.tensor)
         for entry in entries:
@@ -231,18 +294,27 @@ class _Builder:
                 )
         if not dtype.is_floating_point:
             return TensorPlan(name, shape, dtype, tuple(entries), None, None, {})
+        options = self._options(method, name, position, rule)
+        low_rank = None
+        if writes_adapter(self.recipe):
+            spec = load_method(method.name if method.result == "adapter" else EXTRACT_LORA)
+            defaults = {option: parameter.default for option, parameter in spec.options.items()}
+            values = defaults | self._options(spec, name, position, rule)
+            low_rank = {option: values[option] for option in LOW_RANK_OPTIONS if option in values}
+        result = DTYPES[self.recipe.dtype] if self.recipe.dtype else dtype
+        return TensorPlan(name, shape, result, tuple(entries), base, method, options, low_rank=low_rank)
+
+    def _options(self, method: MergeMethod, name: str, position: Position, rule: LayerRule | None) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for option in method.options:
             value = self._value(option, position, rule.parameters if rule else {})
             if option == "weight" and value == AUTO and self.recipe.has_auto_weights:
                 options[option] = AUTO  # until the statistics are there
             elif value is not None:
-                where = f"{option} of {name}"
-                options[option] = method.read_option(option, value, len(entries), where)
+                options[option] = method.read_option(option, value, len(self.models), f"{option} of {name}")
             elif isinstance(default := method.options[option].default, tuple):
-                options[option] = default * len(entries) if len(default) == 1 else default
-        result = _DTYPES[self.recipe.dtype] if self.recipe.dtype else dtype
-        return TensorPlan(name, shape, result, tuple(entries), base, method, options)
+                options[option] = default * len(self.models) if len(default) == 1 else default
+        return options
 
     def _value(self, option: str, position: Position, rule: Mapping[str, Value]) -> Any:
         """Resolves an option for one tensor: from the rule, the models, the slice, or the recipe."""
@@ -280,7 +352,7 @@ class _Stack:
         tensors: list[TensorPlan] = []
         builders = [self._builder(part) for part in self.recipe.slices]
         first, last = builders[0], builders[-1]
-        names = _tensor_names(first.models)
+        names = tensor_names(first.models)
         if HEAD not in names and any(HEAD in model.shapes() for model in last.models):
             names.append(HEAD)  # the first slice's models have tied embeddings
         outside = [name for name in names if layer_of(name) is None]
@@ -332,7 +404,7 @@ def _config_changes(template: WeightSource, tensors: Sequence[TensorPlan]) -> di
     return changes
 
 
-def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:
+def tensor_names(sources: Sequence[WeightSource]) -> list[str]:
     """Returns the names of the result's tensors.
 
     Raises:
@@ -359,8 +431,12 @@ def _tensor_names(sources: Sequence[WeightSource]) -> list[str]:
     return list(names)
 
 
-def _input(source: WeightSource, name: str) -> TensorInput:
-    # A model with tied embeddings stores no head of its own.
+def tensor_input(source: WeightSource, name: str) -> TensorInput:
+    """Returns a model's tensor; for the head of a model with tied embeddings, the embedding.
+
+    Raises:
+        UserError: it has none of this name.
+    """
     if name not in source.shapes() and name == HEAD:
         return TensorInput(source, EMBEDDING)
     if name not in source.shapes():
@@ -372,7 +448,12 @@ def _number_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _common_shape(name: str, inputs: Sequence[TensorInput]) -> tuple[int, ...]:
+def common_shape(name: str, inputs: Sequence[TensorInput]) -> tuple[int, ...]:
+    """Returns the shape that a tensor has in all models.
+
+    Raises:
+        UserError: two models differ in it.
+    """
     shapes = [entry.source.shapes()[entry.tensor] for entry in inputs]
     for entry, shape in zip(inputs[1:], shapes[1:], strict=True):
         if shape != shapes[0]:

@@ -132,6 +132,8 @@ def _check_equal(tensor: TensorPlan) -> None:
     columns = tensor.shape[-1] if tensor.shape else 1
     step = columns * block_rows(max(columns, 1))
     first, *others = tensor.inputs
+    if not others:
+        return
     for start in range(0, tensor.elements, step or 1):
         count = min(step, tensor.elements - start)
         reference = torch.empty(count, dtype=tensor.dtype)

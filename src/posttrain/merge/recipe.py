@@ -29,6 +29,10 @@ _OUR_KEYS = {"merge_method": "method", "base_model": "base", "tokenizer_source":
 
 _OUR_OPTIONS = {"lambda": "scale"}
 
+_MIXTURE = "mixture_of_experts"
+
+_MIXTURE_OPTIONS = {"gate_mode": "gate", "experts_per_token": "experts_per_token"}  # beside mergekit-moe's `experts`
+
 # Where mergekit's default is another one: a recipe of its must give its model.
 _SPARSE = ("ties", "dare_linear", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties")
 _THEIR_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -65,11 +69,19 @@ class StatisticsOptions(Section):
 
 
 class ModelEntry(Section):
-    """One model of a recipe, with options of its own, and with a file of records of its task."""
+    """One model of a recipe, with options of its own.
+
+    Attributes:
+        data: a file of records of its task.
+        positive_prompts: of an expert of a mixture: texts that are to be routed to it.
+        negative_prompts: texts that are not.
+    """
 
     model: str = Field(min_length=1)
     adapter: str | None = None
     data: str | None = Field(default=None, min_length=1)
+    positive_prompts: list[str] = Field(default_factory=list)
+    negative_prompts: list[str] = Field(default_factory=list)
     parameters: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -79,6 +91,8 @@ class ModelEntry(Section):
             values = {"model": values}
         if not isinstance(values, Mapping):
             return values
+        if "source_model" in values and "model" not in values:
+            values = {("model" if key == "source_model" else key): value for key, value in values.items()}
         own = {key: value for key, value in values.items() if key in cls.model_fields or key == "layer_range"}
         parameters = dict(own.pop("parameters", None) or {})
         # Options may stand beside the model's name too.
@@ -156,7 +170,8 @@ class Recipe(Section):
         models: one or more; the base may be among them, and says with methods without task vectors which is the first.
         layers: rules for tensors by their names; the first that matches counts.
         slices: layers to stack in place of ``models``.
-        dtype: of the result; that of the base or first model by default.
+        as_adapter: write the merged task vector as a LoRA adapter on the base, with the options of `extract_lora`.
+        dtype: of the result; that of the base or first model by default, and float32 for an adapter's factors.
         tokenizer: whose the result gets: the ``base``'s (or first model's), or a model's by its name.
         data: a file of records, for methods that need statistics of every model that names no file of its own.
         statistics: how these are computed.
@@ -170,6 +185,7 @@ class Recipe(Section):
     parameters: Options = Field(default_factory=dict)
     layers: list[LayerRule] = Field(default_factory=list)
     slices: list[Slice] = Field(default_factory=list)
+    as_adapter: bool = False
     dtype: OutputType | None = None
     tokenizer: str = "base"
     seed: int = Field(default=0, ge=0)
@@ -196,6 +212,8 @@ class Recipe(Section):
             raise ValueError("the weights of slices are numbers; only those of whole models are computed")
         if self.scores is not None and not self.has_auto_weights:
             raise ValueError("scores are for `weight: auto`")
+        if self.method != _MIXTURE and any(m.positive_prompts or m.negative_prompts for m in self.models):
+            raise ValueError(f"prompts are those of the experts of a {_MIXTURE}, and the method is {self.method}")
         return self
 
     @property
@@ -231,6 +249,8 @@ def _with_our_keys(values: Any) -> Any:
     if "out_dtype" in values and "dtype" in values:
         del values["dtype"]  # mergekit's dtype to compute in; ours is float32
     renamed = {_OUR_KEYS.get(key, key): value for key, value in values.items()}
+    if "experts" in renamed:
+        renamed = _of_experts(renamed)
     if "merge_method" in values:
         defaults = _THEIR_DEFAULTS.get(str(values["merge_method"]), {})
         renamed["parameters"] = {**defaults, **(renamed.get("parameters") or {})}
@@ -240,6 +260,16 @@ def _with_our_keys(values: Any) -> Any:
             raise ValueError("tokenizer: of mergekit's keys, only `source` is read")
         renamed["tokenizer"] = tokenizer.get("source", "base")
     return renamed
+
+
+def _of_experts(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of one of mergekit-moe's recipes with our keys."""
+    if "models" in values:
+        raise ValueError("`experts` and `models` are one key; remove one of them")
+    options = {ours: values.pop(theirs) for theirs, ours in _MIXTURE_OPTIONS.items() if theirs in values}
+    values["models"] = values.pop("experts")
+    values["parameters"] = {**options, **(values.get("parameters") or {})}
+    return {"method": _MIXTURE, **values}
 
 
 class Position:

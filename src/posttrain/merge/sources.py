@@ -80,6 +80,9 @@ class WeightSource(ABC):
         """Returns the file that holds a tensor, for messages."""
         return str(self.folder)
 
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to compute
+        """Computes what the source does not read from files, with all threads, before the first read."""
+
     def check_unchanged(self) -> None:  # noqa: B027 - a source without files has nothing to check
         """Raises a UserError if a file has changed since it was opened."""
 

@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from posttrain.store.errors import UserError, suggest
 
+Result = Literal["model", "adapter", "mixture"]
+"""What a method writes: a model like its inputs, a LoRA adapter on the base, or a mixture of experts."""
+
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
@@ -41,6 +44,7 @@ class MergeMethod:
         models: the least and the most models that it merges, without the base.
         ranges: bounds of options.
         statistic: what it needs of each model's data: ``fisher`` is in the blocks, ``gram`` in the group.
+        result: what it writes.
     """
 
     name: str
@@ -49,6 +53,7 @@ class MergeMethod:
     models: tuple[int, int | None] = (1, None)
     ranges: Mapping[str, Range] = field(default_factory=dict)
     statistic: Statistic | None = None
+    result: Result = "model"
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -116,11 +121,12 @@ def merge_method(
     models: tuple[int, int | None] = (1, None),
     ranges: Mapping[str, Range] | None = None,
     statistic: Statistic | None = None,
+    result: Result = "model",
 ) -> Callable[[MethodFunction], MergeMethod]:
     """Makes a `MergeMethod` of a function; its options are the keyword-only parameters with their defaults."""
 
     def wrap(function: MethodFunction) -> MergeMethod:
-        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic)
+        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic, result)
 
     return wrap
 

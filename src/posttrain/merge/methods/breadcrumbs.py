@@ -31,7 +31,8 @@ def breadcrumbs(
     dropped; elements that equal the first or the last of those stay too. Where gamma and density add up to more than 1,
     fewer outliers are dropped, so that the density holds: at density 1 everything stays.
 
-    The paper writes both ends as percentiles. mergekit's definition is this one, with a default density of 1.
+    The paper writes both ends as percentiles. mergekit's definition is this one, with a default density of 1. PEFT's
+    magnitude_prune is this one with ``gamma`` 0.
 
     Args:
         weight: w, one a model.

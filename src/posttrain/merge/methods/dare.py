@@ -31,7 +31,8 @@ def dare_linear(
 
     The density is rounded to a multiple of 1/65536, at least 1/65536 unless it is 0, and the rescaling divides by the
     rounded one, so that rounding adds no bias. At density 1 everything stays, at 0 nothing. mergekit rescales by the
-    factor that restores the L1 norm, not by 1 / d, and its default density is 1.
+    factor that restores the L1 norm, not by 1 / d, and its default density is 1. PEFT's dare_linear is this one with
+    other random numbers; its dare_ties elects and divides as its TIES does.
 
     Args:
         weight: w, one a model.

@@ -31,6 +31,9 @@ METHODS: Registry[MergeMethod] = Registry(
         "fisher": f"{_HERE}.fisher:fisher",
         "regmean": f"{_HERE}.regmean:regmean",
         "resolve_conflicts": f"{_HERE}.sign_conflicts:resolve_conflicts",
+        "extract_lora": f"{_HERE}.adapters:extract_lora",
+        "concatenate_lora": f"{_HERE}.adapters:concatenate_lora",
+        "mixture_of_experts": f"{_HERE}.mixture_of_experts:mixture_of_experts",
     },
     base=MergeMethod,
 )

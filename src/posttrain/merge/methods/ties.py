@@ -34,7 +34,8 @@ def ties(
     sign are added.
 
     The paper trims over the whole model (``trim: model``), has no weights and averages (``normalize``). mergekit trims
-    each tensor. PEFT trims each tensor too, and divides by the number of the models that agree, not by their weights.
+    each tensor. PEFT trims each tensor too, elects without the weights, and divides by the number of the models that
+    agree, not by their weights: with equal weights w its result is that of ``scale`` w.
 
     Args:
         weight: w, one a model.

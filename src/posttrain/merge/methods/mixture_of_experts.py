@@ -1,0 +1,43 @@
+"""A mixture of experts out of dense models: their MLPs are the experts, and everything else is shared."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from posttrain.merge.methods.base import Range, merge_method
+from posttrain.merge.methods.linear import combine_values
+from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
+
+
+@merge_method("mixture_of_experts", ranges={"experts_per_token": Range(1)}, result="mixture")
+def mixture_of_experts(
+    group: TensorGroup,
+    *,
+    gate: Literal["hidden", "cheap_embed", "random", "zero"] = "hidden",
+    experts_per_token: int = 2,
+    shared: Literal["base", "mean"] = "base",
+) -> BlockFunction:
+    """Makes each model's MLP an expert of one Mixtral-like model; the rest is the base's, or the models' mean.
+
+    As in sparse upcycling (Komatsuzaki et al. 2023), with experts that differ: y = sum of p_e MLP_e(x) over the k
+    experts of the highest gate logits g_e . x, with p their softmax. Llama and Mistral become a Mixtral, Qwen2 a
+    Qwen2-MoE (whose shared expert is zero), Qwen3 a Qwen3-MoE. The experts' own norms and attention are lost unless
+    ``shared`` is ``mean``: experts that are far from the base get other inputs than they were trained on.
+
+    Gates come from each expert's prompts. With x_t the MLP's input at token t, which the gate reads too, in the base
+    and at the gate's own layer, a prompt's vector is the mean of x_t / |x_t| over all its tokens; g_e is the mean over
+    the positive prompts minus that over the negative ones, scaled to length 1. mergekit-moe's recipes are read, but
+    its gates are others: of the last token alone, and of the layer's input, before attention and norm.
+
+    Args:
+        gate: ``hidden``, from the prompts as above, which runs the base on them and holds it in memory; or
+            ``cheap_embed``, with the tokens' embeddings in place of x_t, the same in every layer; or ``random``, normal
+            with the config's initializer_range; or ``zero``, for training: every logit is 0, so that top-k breaks ties.
+        experts_per_token: k.
+        shared: whose attention, norms and embeddings the result has.
+    """
+
+    def mean(block: Block) -> Tensor:
+        return combine_values(block.values, [1 / group.models] * group.models, out=block.values[0])
+
+    return mean
