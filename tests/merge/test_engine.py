@@ -70,8 +70,8 @@ def models(make_model: Any) -> list[Path]:
 
 
 # Of statistics over all tensors, too. Those that read data need a model that computes: see test_statistics_files.
-_WITHOUT_DATA = [name for name in sorted(METHODS) if METHODS[name].statistic is None]
-_VARIANTS: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in _WITHOUT_DATA), ("ties", {"trim": "model"})]
+_MODELS = [name for name in sorted(METHODS) if METHODS[name].result == "model" and METHODS[name].statistic is None]
+_VARIANTS: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in _MODELS), ("ties", {"trim": "model"})]
 
 
 @pytest.mark.parametrize(("method", "more"), _VARIANTS)

@@ -25,7 +25,8 @@ IDS = torch.tensor([[5, 80, 33, 33, 7, 120, 64, 2, 9]])
 def _load(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
 
 
 def _logits(model: Any) -> Tensor:

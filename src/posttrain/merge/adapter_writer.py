@@ -42,7 +42,8 @@ log = logging.getLogger("posttrain")
 
 _ROUNDING = 1e-4  # of an energy, by factors of low precision
 
-_COPIES = 8  # of a matrix in float32, that its decomposition holds
+# Of a tensor in float32, that a thread holds while it is decomposed, or saved whole.
+_COPIES, _COPIES_WHOLE = 8, 3
 
 CONCATENATE = "concatenate_lora"
 
@@ -113,7 +114,7 @@ def write_adapter(plan: MergePlan, folder: Path, memory: int = MEMORY, threads: 
 
 def estimate_adapter_seconds(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> float:
     """Estimates a run by decomposing the matrix of middle size, and writing it nowhere."""
-    matrices = [tensor for tensor in plan.tensors if len(tensor.shape) == 2 and not is_embedding(tensor.name)]
+    matrices = [tensor for tensor in plan.tensors if _is_matrix(tensor)]
     if not matrices:
         return 0.0
     count = _threads(plan, memory, threads)
@@ -125,9 +126,14 @@ def estimate_adapter_seconds(plan: MergePlan, memory: int = MEMORY, threads: int
     return seconds * sum(tensor.elements for tensor in matrices) / max(sample.elements, 1) / count
 
 
+def _is_matrix(tensor: TensorPlan) -> bool:
+    return len(tensor.shape) == 2 and not is_embedding(tensor.name)
+
+
 def _threads(plan: MergePlan, memory: int, threads: int | None) -> int:
     """Returns how many threads may decompose matrices within the memory."""
-    largest = max(tensor.elements for tensor in plan.tensors) * torch.float32.itemsize * _COPIES
+    elements = [tensor.elements * (_COPIES if _is_matrix(tensor) else _COPIES_WHOLE) for tensor in plan.tensors]
+    largest = max(elements) * torch.float32.itemsize
     return max(1, min(threads or len(os.sched_getaffinity(0)), memory // max(largest, 1)))
 
 
