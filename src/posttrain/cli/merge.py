@@ -36,6 +36,10 @@ def merge(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; the base's by default.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of methods that draw; 0 by default.")] = None,
+    align: Annotated[
+        str | None,
+        typer.Option(help="`weights` puts the hidden units of models of different initialisation in one order first."),
+    ] = None,
     memory: Annotated[str, typer.Option(help="Weights held at once, such as 2GiB or 500MB.")] = "2GiB",
     threads: Annotated[int | None, typer.Option(min=1, help="One a core by default.")] = None,
     dry_run: Annotated[
@@ -51,7 +55,7 @@ def merge(
     limit = read_bytes(memory, "--memory")
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
-    recipe, root = _recipe(models, method, base, weights, set or [], dtype, seed, workspace)
+    recipe, root = _recipe(models, method, base, weights, set or [], dtype, seed, align, workspace)
     # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.merge.api import describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
@@ -109,6 +113,7 @@ def _recipe(
     settings: Sequence[str],
     dtype: str | None,
     seed: int | None,
+    align: str | None,
     workspace: Path,
 ) -> tuple[Recipe, Path]:
     """Returns the recipe of the call, and the folder that its paths are relative to."""
@@ -118,7 +123,7 @@ def _recipe(
         if not equals or not key:
             raise UserError(f"`{setting}` is no setting", where="--set", fix="key=value, such as density=0.5")
         parameters[key] = parse_yaml(text, f"--set {key}")
-    options = {"dtype": dtype, "seed": seed}
+    options = {"dtype": dtype, "seed": seed, "align": align}
     changes = {name: value for name, value in options.items() if value is not None}
     if any(Path(name).suffix in _RECIPES for name in models):
         if len(models) > 1 or any(value is not None for value in (method, base, weights)):
@@ -174,7 +179,8 @@ def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, thread
         fix = "name the model that all were trained from" if not recipe.slices else "leave out the slices"
         raise UserError("compares task vectors of whole models", where="--conflicts", fix=fix)
     models = [{"model": entry.model, "adapter": entry.adapter} for entry in recipe.models]
-    compared = Recipe.read({"method": "task_arithmetic", "base": recipe.base, "models": models}, "merge")
+    values = {"method": "task_arithmetic", "base": recipe.base, "models": models, "align": recipe.align}
+    compared = Recipe.read(values, "merge")
     with planned_merge(compared, root, Path(tempfile.gettempdir())) as (plan, _):
         report = measure_conflicts(plan, memory, threads)
     write_merge_report(path, report)

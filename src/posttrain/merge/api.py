@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import __version__
+from posttrain.merge.alignment import AlignedModel, align_models
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
 from posttrain.merge.inputs import open_models
 from posttrain.merge.plan import MergePlan, build_plan, template_key
@@ -79,6 +80,7 @@ def merge(
     threads: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     seed: int = 0,
+    align: str = "none",
     root: Path | None = None,
     **options: Any,
 ) -> MergeResult:
@@ -86,7 +88,7 @@ def merge(
 
     Args:
         recipe: a recipe, as `Recipe`, mapping or YAML file (mergekit's too); or the models, as folders, Hub ids, GGUF
-            files or LoRA adapters. The next four arguments are for models alone.
+            files or LoRA adapters. `method`, `weights`, `base`, `seed`, `align` and `options` are for models alone.
         out: the folder to write; not there yet, or empty.
         method: name of a merge method.
         weights: one a model, for methods with the option ``weight``.
@@ -95,13 +97,14 @@ def merge(
         threads: that work side by side; one a core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
+        align: ``weights`` puts the hidden units of models of different initialisation in one order first.
         root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
         options: further options of the method.
 
     Raises:
         UserError: the models cannot be merged so, or the disk refused.
     """
-    merge_recipe = _recipe(recipe, method, weights, base, seed, options)
+    merge_recipe = _recipe(recipe, method, weights, base, seed, align, options)
     folder_of_paths = root or (Path(recipe).parent if isinstance(recipe, str | Path) else Path())
     target = Path(out)
     # First, as the same command after a kill behind the last rename must not leave anything either.
@@ -168,7 +171,10 @@ def _plan_of(
     try:
         check_architectures([*sources.values()])
         matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch)
-        plan = build_plan(recipe, matched.sources, (matched.folder, matched.owner))
+        models = matched.sources
+        if recipe.align == "weights":
+            models = align_models(models, template_key(recipe))
+        plan = build_plan(recipe, models, (matched.folder, matched.owner))
         check_weights(plan)
         yield plan
     finally:
@@ -263,6 +269,10 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
         "bytes_read": plan.bytes_read,
         "tensors": tensors,
     }
+    if aligned := [source for source in plan.sources if isinstance(source, AlignedModel)]:
+        description["alignment"] = {
+            source.name: {"before": source.alignment.before, "after": source.alignment.after} for source in aligned
+        }
     if not measures:
         del description["models"]
     if run and measures:
@@ -276,6 +286,7 @@ def _recipe(
     weights: Sequence[float] | None,
     base: Path | str | None,
     seed: int,
+    align: str,
     options: Mapping[str, Any],
 ) -> Recipe:
     if isinstance(recipe, Recipe):
@@ -285,7 +296,7 @@ def _recipe(
     if isinstance(recipe, str | Path):
         return read_recipe(Path(recipe))
     return recipe_of_models(
-        [str(model) for model in recipe], method, weights, str(base) if base else None, seed, options
+        [str(model) for model in recipe], method, weights, str(base) if base else None, seed, options, align
     )
 
 
@@ -296,6 +307,7 @@ def recipe_of_models(
     base: str | None,
     seed: int,
     options: Mapping[str, Any],
+    align: str = "none",
 ) -> Recipe:
     """Returns the recipe of a call that names the models.
 
@@ -306,6 +318,7 @@ def recipe_of_models(
         raise UserError(f"{len(weights)} weights for {len(models)} models", where="weights", fix="give one a model")
     parameters = dict(options) | ({"weight": list(weights)} if weights is not None else {})
     values = {"method": method, "base": base, "models": list(models), "parameters": parameters, "seed": seed}
+    values["align"] = align
     return Recipe.read(values, "merge")
 
 

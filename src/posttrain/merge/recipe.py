@@ -138,6 +138,8 @@ class Recipe(Section):
         slices: layers to stack in place of ``models``.
         dtype: of the result; that of the base or first model by default.
         tokenizer: whose the result gets: the ``base``'s (or first model's), or a model's by its name.
+        align: ``weights`` puts the hidden units of all models in the order of the base's (or first model's) before
+            the merge, for models of different initialisation.
     """
 
     method: str = "linear"
@@ -148,6 +150,7 @@ class Recipe(Section):
     slices: list[Slice] = Field(default_factory=list)
     dtype: OutputType | None = None
     tokenizer: str = "base"
+    align: Literal["none", "weights"] = "none"
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="before")
@@ -164,6 +167,8 @@ class Recipe(Section):
     def _models_or_slices(self) -> Self:
         if bool(self.models) == bool(self.slices):
             raise ValueError("name the models, or slices of them" if not self.models else "models and slices exclude")
+        if self.slices and self.align != "none":
+            raise ValueError("align: the layers of slices are not each other's, and cannot be aligned")
         return self
 
     def entries(self) -> list[ModelEntry]:
