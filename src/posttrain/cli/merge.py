@@ -210,4 +210,6 @@ def _print_plan(description: dict[str, Any], json: bool) -> None:
 
 
 def _short(value: Any) -> str:
-    return "[" + ", ".join(f"{item:g}" for item in value) + "]" if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_short(item) for item in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -17,8 +17,7 @@ from torch import Tensor
 from posttrain.merge.decoder_axes import RESIDUAL, VOCABULARY, AttentionHeads, axes_of, check_axes
 from posttrain.merge.engine import one_thread_each
 from posttrain.merge.permuted_model import AttentionOrder, PermutedModel, UnitOrder
-from posttrain.merge.plan import layer_of
-from posttrain.merge.sources import WeightSource
+from posttrain.merge.sources import WeightSource, layer_of
 from posttrain.store.progress import progress_bar
 
 log = logging.getLogger("posttrain")

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from posttrain.merge.engine import MEMORY, one_thread_each
 from posttrain.merge.methods.ties import elect_and_add, keep_from
-from posttrain.merge.plan import MergePlan, TensorPlan, layer_of
+from posttrain.merge.plan import MergePlan, TensorPlan
+from posttrain.merge.sources import layer_of
 from posttrain.merge.tensor_group import Arena, Block, TensorGroup
 from posttrain.store.progress import progress_bar
 

@@ -17,8 +17,7 @@ from posttrain.merge.decoder_axes import (
     AttentionHeads,
     axes_of,
 )
-from posttrain.merge.plan import layer_of
-from posttrain.merge.sources import WeightSource
+from posttrain.merge.sources import WeightSource, layer_of
 from posttrain.merge.vocabulary_view import read_rows
 
 

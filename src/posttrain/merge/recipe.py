@@ -216,8 +216,8 @@ class Position:
         self.name, self.depth = name, depth
 
 
-def resolve(value: Value | None, position: Position, where: str) -> Scalar | None:
-    """Resolves an option to its scalar for one tensor.
+def resolve(value: Value | None, position: Position, where: str) -> Value | None:
+    """Resolves an option to its scalar for one tensor; a list of lists, one a model, is a value of its own.
 
     A list of numbers is interpolated over the layers, the first number being the first layer's and the last the last
     layer's; a tensor outside of the layers gets the first number. A list of mappings with ``value``, and ``filter`` (a
@@ -229,7 +229,7 @@ def resolve(value: Value | None, position: Position, where: str) -> Scalar | Non
     Raises:
         UserError: the list mixes numbers and mappings, or is empty.
     """
-    if not isinstance(value, list):
+    if not isinstance(value, list) or (value and all(isinstance(item, list) for item in value)):
         return value
     if value and all(isinstance(item, Mapping) for item in value):
         for item in value:

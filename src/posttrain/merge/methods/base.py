@@ -12,6 +12,9 @@ from posttrain.store.errors import UserError, suggest
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""
 
+PerHead = tuple[tuple[float, ...], ...]
+"""Annotation of an option with a list a model, of one number an attention head."""
+
 MethodFunction = Callable[..., Any]
 """Takes a `TensorGroup` and options, returns a `BlockFunction`; untyped, as the config is read without torch."""
 
@@ -83,6 +86,11 @@ class MergeMethod:
                 raise UserError(f"has {len(numbers)} values for {models} models", where=where, fix="give one a model")
             return tuple(self._number(option, float, number, where) for number in numbers)
         annotation = _without_none(parameter.annotation)
+        if annotation == PerHead:
+            if not isinstance(value, list | tuple) or len(value) != models:
+                raise UserError(f"is no list of {models} lists", where=where, fix="give each model a list")
+            rows = [list(row) if isinstance(row, list | tuple) else [row] for row in value]
+            return tuple(tuple(self._number(option, float, number, where) for number in row) for row in rows)
         if get_origin(annotation) is Literal:
             if value not in get_args(annotation):
                 names = [str(name) for name in get_args(annotation)]

@@ -28,6 +28,7 @@ METHODS: Registry[MergeMethod] = Registry(
         "sce": f"{_HERE}.sce:sce",
         "consensus": f"{_HERE}.consensus:consensus",
         "tall": f"{_HERE}.consensus:tall",
+        "by_importance": f"{_HERE}.by_importance:by_importance",
         "resolve_conflicts": f"{_HERE}.sign_conflicts:resolve_conflicts",
     },
     base=MergeMethod,
