@@ -4,7 +4,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,13 @@ from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.merge.recipe import Recipe
 from posttrain.store.errors import UserError
 from posttrain.store.yaml_files import parse_yaml
+
+if TYPE_CHECKING:  # torch comes with it
+    from posttrain.loop.merge_importance import ModelImportance
+
+_BY_IMPORTANCE = "by_importance"
+
+_MEASURES = ("gradient", "ablation")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -31,6 +38,18 @@ def merge(
     method: Annotated[str | None, typer.Option(help="Merge method; linear by default.")] = None,
     base: Annotated[str | None, typer.Option(help="The model that all were trained from.")] = None,
     weights: Annotated[str | None, typer.Option(help="One a model, such as 0.3,0.7.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Records of the models' tasks, for by_importance and the losses of --conflicts; repeatable, one a "
+            "model."
+        ),
+    ] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Most records of a file; 128 by default.")] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(help="How --data measures importance: gradient, or ablation, which takes far longer."),
+    ] = None,
     set: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as density=0.5; repeatable.")
     ] = None,
@@ -56,17 +75,30 @@ def merge(
     if out is None and not dry_run and conflicts is None:
         raise UserError("say where the model is to be written", where="--out")
     recipe, root = _recipe(models, method, base, weights, set or [], dtype, seed, align, workspace)
+    data = data or []
+    _check_data(recipe, data, measure, conflicts)
     # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.merge.api import describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
 
     if conflicts is not None:
-        _write_conflicts(conflicts, recipe, root, limit, threads, json and out is None)
-        if out is None:
+        _write_conflicts(conflicts, recipe, root, limit, threads, data, examples, json and out is None)
+        if out is None and not dry_run:
             return
+    importances: list[ModelImportance] = []
+    if recipe.method == _BY_IMPORTANCE and data:
+        from posttrain.loop.merge_importance import measured_recipe
+
+        parent = None if out is None else out.absolute().parent
+        by_gradient = measure != "ablation"
+        recipe, importances = measured_recipe(
+            recipe, root, data, examples, by_gradient=by_gradient, memory=limit, parent=parent
+        )
     if dry_run:
         with planned_merge(recipe, root, Path(tempfile.gettempdir())) as (plan, _):
             description = describe(plan) | {"estimated_seconds": round(estimate_seconds(plan, limit, threads), 1)}
+        if importances:
+            description["importance"] = [importance.to_dict() for importance in importances]
         _print_plan(description, json)
         return
     assert out is not None
@@ -168,9 +200,33 @@ def _with_workspace_models(values: dict[str, Any], workspace: Path) -> dict[str,
         return values | {key: value for key, value in changed.items() if value}
 
 
-def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, threads: int | None, json: bool) -> None:
-    from posttrain.merge.api import planned_merge
-    from posttrain.merge.conflicts import measure_conflicts
+def _check_data(recipe: Recipe, data: Sequence[str], measure: str | None, conflicts: Path | None) -> None:
+    """Raises a UserError if records are missing, or nothing needs them."""
+    by_importance = recipe.method == _BY_IMPORTANCE
+    if measure not in (None, *_MEASURES):
+        raise UserError(f"is no `{measure}`", where="--measure", fix=f"one of {', '.join(_MEASURES)}")
+    if measure and not (by_importance and data):
+        raise UserError("nothing is measured", where="--measure", fix="add --method by_importance and --data")
+    if data and not by_importance and conflicts is None:
+        raise UserError(f"{recipe.method} needs none", where="--data", fix="leave it out, or add --conflicts")
+    options = [recipe.parameters, *(part.parameters for part in [*recipe.models, *recipe.layers])]
+    if by_importance and not data and not any({"weight", "importance"} & known.keys() for known in options):
+        fix = "add --data FILE, or write weight and importance into the recipe"
+        raise UserError("merges by importances, which are not known", where=_BY_IMPORTANCE, fix=fix)
+
+
+def _write_conflicts(
+    path: Path,
+    recipe: Recipe,
+    root: Path,
+    memory: int,
+    threads: int | None,
+    data: Sequence[str],
+    count: int | None,
+    json: bool,
+) -> None:
+    from posttrain.loop.merge_conflicts import measure_report
+    from posttrain.merge.recommendation import describe_conflicts, recommend, warnings_of
     from posttrain.web.merge_report import write_merge_report
     from posttrain.web.page import check_page_file
 
@@ -178,23 +234,29 @@ def _write_conflicts(path: Path, recipe: Recipe, root: Path, memory: int, thread
     if recipe.base is None or recipe.slices:
         fix = "name the model that all were trained from" if not recipe.slices else "leave out the slices"
         raise UserError("compares task vectors of whole models", where="--conflicts", fix=fix)
-    models = [{"model": entry.model, "adapter": entry.adapter} for entry in recipe.models]
-    values = {"method": "task_arithmetic", "base": recipe.base, "models": models, "align": recipe.align}
-    compared = Recipe.read(values, "merge")
-    with planned_merge(compared, root, Path(tempfile.gettempdir())) as (plan, _):
-        report = measure_conflicts(plan, memory, threads)
-    write_merge_report(path, report)
+    measured = measure_report(recipe, root, data, count, memory=memory, threads=threads, parent=path.absolute().parent)
+    report, barriers, importances = measured
+    write_merge_report(path, report, barriers, importances)
     if json:
-        print_json(report.to_dict())
+        numbers = describe_conflicts(report, barriers)
+        print_json(numbers | {"importance": [importance.to_dict() for importance in importances]})
         return
-    method, reason = report.recommendation()
-    print_line("\n".join([*report.warnings(), f"recommended: {method} ({reason})", f"page: {path}"]))
+    method, reason = recommend(report, barriers)
+    lines = [*warnings_of(report, barriers), f"recommended: {method} ({reason})", f"page: {path}"]
+    print_line("\n".join(lines))
 
 
 def _print_plan(description: dict[str, Any], json: bool) -> None:
     if json:
         print_json(description)
         return
+    if importances := description.get("importance"):
+        rows = [
+            [number, *(f"{mean:.4f} ({low:.4f} to {high:.4f})" for mean, low, high in layers)]
+            for number, layers in enumerate(zip(*(model["layers"] for model in importances), strict=True))
+        ]
+        names = [f"importance in {model['model']}" for model in importances]
+        print_table("", ["layer", *names], rows)
     tensors = description["tensors"].values()
     methods: dict[str, int] = {}
     for tensor in tensors:

@@ -82,10 +82,11 @@ def align_models(
         if key == reference:
             continue
         alignment = match_weights(sources[reference], source, threads)
-        log.info(
-            "%s is aligned with %s: distance %.4g, before %.4g (%s sweeps)",
-            *(source.name, sources[reference].name, alignment.after, alignment.before, alignment.sweeps),
-        )
+        names = source.name, sources[reference].name
+        if alignment.after < alignment.before:
+            log.info("%s is aligned with %s: distance %.4g, before %.4g", *names, alignment.after, alignment.before)
+        else:
+            log.info("%s stays as it is: no other order is nearer to %s", *names)
         aligned[key] = AlignedModel(source, alignment)
     return aligned
 
@@ -347,7 +348,8 @@ class _HeadSimilarity:
 
 def _assign(similarity: np.ndarray) -> np.ndarray:
     """Returns for each row the column of the assignment with the largest sum, int64 [rows]."""
-    return linear_sum_assignment(similarity, maximize=True)[1].astype(np.int64)
+    columns: np.ndarray = linear_sum_assignment(similarity, maximize=True)[1]
+    return columns
 
 
 def _improved(similarity: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, bool]:

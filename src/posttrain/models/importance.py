@@ -92,7 +92,8 @@ def importance_by_gradient(lm: LanguageModel, examples: Sequence[TokenizedExampl
                 products = (gradients[number] * added).double().sum((1, 2))
                 by_layer[rows, number] = products.abs().cpu().numpy()
                 products = (gradients[len(layers) + number] * inputs[number].detach()).double()
-                by_head[rows, number] = products.unflatten(-1, (heads, -1)).sum((1, 3)).abs().cpu().numpy()
+                products = products.view(*products.shape[:2], heads, -1)
+                by_head[rows, number] = products.sum((1, 3)).abs().cpu().numpy()
             advance(len(rows))
     return Importance(by_layer, by_head, np.array([sum(example.supervised[1:]) for example in examples], np.int64))
 

@@ -23,6 +23,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("linear", {"normalize": False, "weight": [1.0, -0.5, 0.0]}),
     ("task_arithmetic", {"normalize": True, "scale": 2.0}),
     ("regularized_mean", {"strength": 0.0}),
+    ("by_importance", {"weight": [0.0, 2.0, 1.0], "heads": "choose"}),
 ]
 
 

@@ -50,12 +50,12 @@ def by_importance(
     """
     layer = layer_of(group.name)
     if layer is not None and layer_boundary < 1 and layer >= layer_boundary * int(group.config["num_hidden_layers"]):
-        return combine(_largest(np.array(weight)))
+        return combine(_largest(np.array(weight)).tolist())
     shared = _shares(np.array(weight))
     axes = axes_of(group.name) or ()
     axis = next((axis for axis in axes if axis in (QUERIES, KEYS, VALUES, ATTENDED)), None)
     if importance is None or axis is None:
-        return combine(shared)
+        return combine(shared.tolist())
     own = attention_heads(group.config)
     if own is None or any(len(numbers) != own.heads for numbers in importance):
         lengths = sorted({len(numbers) for numbers in importance})
