@@ -209,7 +209,8 @@ def _check_data(recipe: Recipe, data: Sequence[str], measure: str | None, confli
         raise UserError("nothing is measured", where="--measure", fix="add --method by_importance and --data")
     if data and not by_importance and conflicts is None:
         raise UserError(f"{recipe.method} needs none", where="--data", fix="leave it out, or add --conflicts")
-    options = [recipe.parameters, *(part.parameters for part in [*recipe.models, *recipe.layers])]
+    options = [recipe.parameters, *(entry.parameters for entry in recipe.models)]
+    options += [rule.parameters for rule in recipe.layers]
     if by_importance and not data and not any({"weight", "importance"} & known.keys() for known in options):
         fix = "add --data FILE, or write weight and importance into the recipe"
         raise UserError("merges by importances, which are not known", where=_BY_IMPORTANCE, fix=fix)
@@ -255,7 +256,7 @@ def _print_plan(description: dict[str, Any], json: bool) -> None:
             [number, *(f"{mean:.4f} ({low:.4f} to {high:.4f})" for mean, low, high in layers)]
             for number, layers in enumerate(zip(*(model["layers"] for model in importances), strict=True))
         ]
-        names = [f"importance in {model['model']}" for model in importances]
+        names = [f"importance in {Path(model['model']).name}" for model in importances]
         print_table("", ["layer", *names], rows)
     tensors = description["tensors"].values()
     methods: dict[str, int] = {}

@@ -97,7 +97,8 @@ class PermutedModel(WeightSource):
         self.name, self.folder, self.config = source.name, source.folder, source.config
         self.tokenizer_folder, self.location = source.tokenizer_folder, source.location
         self._source, self._order = source, order
-        self._indices = {name: self._index(name) for name in source.shapes()}
+        self._shapes = dict(source.shapes())
+        self._indices = {name: self._index(name) for name in self._shapes}
 
     def _index(self, tensor: str) -> tuple[np.ndarray | None, Tensor | None]:
         """Returns the order of the rows and of the columns; a vector is one row."""
@@ -108,7 +109,7 @@ class PermutedModel(WeightSource):
         return rows, None if columns is None else torch.from_numpy(columns)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._source.shapes()
+        return self._shapes
 
     def dtype(self, tensor: str) -> torch.dtype:
         return self._source.dtype(tensor)
@@ -127,7 +128,7 @@ class PermutedModel(WeightSource):
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         rows, columns = self._indices[tensor]
-        width = self.shapes()[tensor][-1] if self.shapes()[tensor] else 1
+        width = self._shapes[tensor][-1]
         if rows is None:
             self._source.read(tensor, start, out)
         else:
