@@ -156,7 +156,7 @@ def test_layers_and_heads_are_merged_by_measured_importance(posttrain: Call, her
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--method", "by_importance"], "add --data FILE"),
+        (["--method", "by_importance"], "with --data FILE"),
         (["--data", "data.jsonl"], "linear needs none"),
         (["--measure", "ablation"], "nothing is measured"),
         (["--method", "by_importance", "--data", "data.jsonl", "--measure", "guess"], "is no `guess`"),

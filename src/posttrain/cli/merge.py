@@ -78,17 +78,19 @@ def merge(
     data = data or []
     _check_data(recipe, data, measure, conflicts)
     # After the checks: a mistake in an option is reported before torch is loaded.
-    from posttrain.merge.api import describe, merge, planned_merge
+    from posttrain.merge.api import check_out, describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
 
     if conflicts is not None:
         _write_conflicts(conflicts, recipe, root, limit, threads, data, examples, json and out is None)
-        if out is None and not dry_run:
+        if out is None:
             return
     importances: list[ModelImportance] = []
     if recipe.method == _BY_IMPORTANCE and data:
         from posttrain.loop.merge_importance import measured_recipe
 
+        if out is not None and not dry_run:
+            check_out(out)  # before the work of measuring
         parent = None if out is None else out.absolute().parent
         by_gradient = measure != "ablation"
         recipe, importances = measured_recipe(
@@ -201,7 +203,7 @@ def _with_workspace_models(values: dict[str, Any], workspace: Path) -> dict[str,
 
 
 def _check_data(recipe: Recipe, data: Sequence[str], measure: str | None, conflicts: Path | None) -> None:
-    """Raises a UserError if records are missing, or nothing needs them."""
+    """Raises a UserError if nothing needs the records."""
     by_importance = recipe.method == _BY_IMPORTANCE
     if measure not in (None, *_MEASURES):
         raise UserError(f"is no `{measure}`", where="--measure", fix=f"one of {', '.join(_MEASURES)}")
@@ -209,11 +211,6 @@ def _check_data(recipe: Recipe, data: Sequence[str], measure: str | None, confli
         raise UserError("nothing is measured", where="--measure", fix="add --method by_importance and --data")
     if data and not by_importance and conflicts is None:
         raise UserError(f"{recipe.method} needs none", where="--data", fix="leave it out, or add --conflicts")
-    options = [recipe.parameters, *(entry.parameters for entry in recipe.models)]
-    options += [rule.parameters for rule in recipe.layers]
-    if by_importance and not data and not any({"weight", "importance"} & known.keys() for known in options):
-        fix = "add --data FILE, or write weight and importance into the recipe"
-        raise UserError("merges by importances, which are not known", where=_BY_IMPORTANCE, fix=fix)
 
 
 def _write_conflicts(

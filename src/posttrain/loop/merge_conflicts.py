@@ -1,5 +1,6 @@
 """Measures the conflicts between models: in their weights, and on records in the loss between them."""
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from posttrain.merge.conflicts import ConflictReport, measure_conflicts
 from posttrain.merge.engine import MEMORY
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.recommendation import LossBarrier
+from posttrain.store.errors import UserError
+
+log = logging.getLogger("posttrain")
 
 
 def measure_report(
@@ -55,7 +59,11 @@ def measure_report(
         with merge_points(compared, root, parent, memory) as points:
             everything = [example for examples in distinct for example in examples]
             barriers = measure_barriers(points, everything, seed=recipe.seed)
-            importances = measure_importances(points, data, seed=recipe.seed)
+            try:
+                importances = measure_importances(points, data, seed=recipe.seed)
+            except UserError as error:
+                # Of families whose heads are not known the page has all but this.
+                log.warning("importances are not measured: %s", error)
     with planned_merge(compared, root, Path(tempfile.gettempdir())) as (plan, _):
         report = measure_conflicts(plan, memory, threads, layer_values(importances) if importances else None)
     return report, barriers, importances

@@ -109,8 +109,7 @@ def merge(
     target = Path(out)
     # First, as the same command after a kill behind the last rename must not leave anything either.
     _remove_abandoned(target.absolute().parent / _TEMPORARY)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise _out_exists(target)
+    check_out(target)
     with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent) as (plan, folder):
         _check_space(plan, folder)
         run = write_merge(plan, folder, memory, threads, shard_bytes)
@@ -119,6 +118,12 @@ def merge(
             sync_tree(folder)
         _commit(folder, target)
     return MergeResult(Path(out), len(plan.tensors), plan.bytes, run.seconds, run.peak_memory)
+
+
+def check_out(out: Path) -> None:
+    """Raises a UserError if a folder that is to be written is not empty."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise _out_exists(out)
 
 
 @contextmanager

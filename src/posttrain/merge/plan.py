@@ -174,6 +174,9 @@ class _Builder:
         if not self.models:
             raise UserError("there is no model beside the base", where="models")
         spec.check_models(len(self.models))
+        given = [self.parameters, *(part.parameters for part in self.entries)]
+        given += [rule.parameters for rule in recipe.layers]
+        spec.check_needs([option for options in given for option in options], "method")
         self.base = sources[base, None] if base is not None else None
         for entry in self.entries:
             for option in entry.parameters:

@@ -10,6 +10,7 @@ from model_family import Weights, weights_of, write_relative
 from safetensors.torch import save_file
 
 from posttrain.merge.api import merge
+from posttrain.merge.config import MergeConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 
@@ -103,13 +104,21 @@ def test_a_boundary_of_zero_keeps_all_layers(models: Path, tmp_path: Path) -> No
 def test_without_importances_all_models_count_alike(models: Path, tmp_path: Path) -> None:
     recipe: dict[str, Any] = {"models": [str(models / name) for name in "ab"], "dtype": "float32"}
     merge(recipe | {"method": "linear"}, tmp_path / "linear")
-    merge(recipe | {"method": "by_importance"}, tmp_path / "one")
+    merge(recipe | {"method": "by_importance", "parameters": {"weight": 1}}, tmp_path / "one")
     none = {"match": "layers", "weight": [0, 0], "importance": [[0] * HEADS] * 2}
     merge(recipe | {"method": "by_importance", "layers": [none]}, tmp_path / "two")
     expected = weights_of(tmp_path / "linear")
     for name in ("one", "two"):
         for key, tensor in weights_of(tmp_path / name).items():
             torch.testing.assert_close(tensor, expected[key], rtol=0, atol=1e-7)
+
+
+def test_without_any_importance_it_is_no_merge_by_importance(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="by weight and importance, which are missing"):
+        merge([models / "a", models / "b"], tmp_path / "out", method="by_importance")
+    with pytest.raises(UserError, match=r"merge\.method: by_importance"):
+        MergeConfig(models=["champion"], method="by_importance").check()
+    MergeConfig(models=["champion"], method="by_importance", weights=[2.0, 1.0]).check()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -40,6 +40,7 @@ class MergeMethod:
         task_vectors: the group's values are task vectors (weights minus base) and the result is added to the base.
         models: the least and the most models that it merges, without the base.
         ranges: bounds of options.
+        needs: options of which a recipe must give at least one, as their defaults make another method of it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class MergeMethod:
     task_vectors: bool = False
     models: tuple[int, int | None] = (1, None)
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -61,6 +63,14 @@ class MergeMethod:
             number = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
             base = " beside the base" if self.task_vectors else ""
             raise UserError(f"{self.name} merges {number} models{base}, and {count} are given", where="models")
+
+    def check_needs(self, options: Collection[str], where: str) -> None:
+        """Raises a UserError if the method needs an option, and none of those that are given is one."""
+        if self.needs and not set(self.needs) & set(options):
+            fix = "`posttrain merge` with --data FILE measures them, or write them into the recipe"
+            raise UserError(
+                f"{self.name} merges by {' and '.join(self.needs)}, which are missing", where=where, fix=fix
+            )
 
     def check_name(self, option: str, where: str) -> None:
         """Raises a UserError unless the method has the option."""
@@ -118,11 +128,12 @@ def merge_method(
     task_vectors: bool = False,
     models: tuple[int, int | None] = (1, None),
     ranges: Mapping[str, Range] | None = None,
+    needs: tuple[str, ...] = (),
 ) -> Callable[[MethodFunction], MergeMethod]:
     """Makes a `MergeMethod` of a function; its options are the keyword-only parameters with their defaults."""
 
     def wrap(function: MethodFunction) -> MergeMethod:
-        return MergeMethod(name, function, task_vectors, models, ranges or {})
+        return MergeMethod(name, function, task_vectors, models, ranges or {}, needs)
 
     return wrap
 

@@ -18,6 +18,7 @@ from posttrain.store.errors import UserError
     "by_importance",
     models=(2, None),
     ranges={"weight": Range(0), "importance": Range(0), "layer_boundary": Range(0, 1)},
+    needs=("weight", "importance"),
 )
 def by_importance(
     group: TensorGroup,
