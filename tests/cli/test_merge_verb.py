@@ -9,7 +9,7 @@ import pytest
 import yaml
 from model_family import weights_of, write_relative
 
-from posttrain.cli.merge import read_bytes
+from posttrain.cli.merge_call import read_bytes
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 
@@ -216,3 +216,67 @@ def test_sizes_have_units(text: str, size: int) -> None:
 def test_what_is_no_size_is_a_mistake(text: str) -> None:
     with pytest.raises(UserError, match="--memory"):
         read_bytes(text, "--memory")
+
+
+def test_losses_and_importances_of_records_are_on_the_page(posttrain: Call, here: Path) -> None:
+    write_records(here)
+    call = ("merge", "a", "b", "--base", "base", "--conflicts", "page.html", "--data", "data.jsonl")
+    report = posttrain(*call, "--json").json
+    (barrier,) = report["barriers"]
+    assert [share for share, _ in barrier["points"]] == [0, 0.25, 0.5, 0.75, 1]
+    assert barrier["records"] == 4
+    assert [model["model"] for model in report["importance"]] == ["a", "b"]
+    page = (here / "page.html").read_text()
+    assert "Loss between the models" in page
+    assert "Importance of the layers" in page
+    assert sorted(path.name for path in here.iterdir()) == ["a", "b", "base", "data.jsonl", "page.html"]
+
+
+def test_layers_and_heads_are_merged_by_measured_importance(posttrain: Call, here: Path) -> None:
+    write_records(here)
+    call = ("merge", "a", "b", "--method", "by_importance", "--data", "data.jsonl", "--examples", "3")
+    plan = posttrain(*call, "--dry-run", "--json").json
+    assert [model["records"] for model in plan["importance"]] == [3, 3]
+    assert "importance in a" in posttrain(*call, "--dry-run").out
+    assert posttrain(*call, "--set", "heads=choose", "--set", "layer_boundary=0.5", "--out", "out").code == 0
+    options = json.loads((here / "out" / "merge.json").read_text())["tensors"]["model.layers.1.mlp.up_proj.weight"]
+    assert options["options"]["weight"] == plan["tensors"]["model.layers.1.mlp.up_proj.weight"]["options"]["weight"]
+    first, second, merged = (weights_of(here / name) for name in ("a", "b", "out"))
+    kept = {name for name in merged if any((merged[name] == own[name]).all() for own in (first, second))}
+    assert {name for name in merged if ".layers.1." in name} <= kept
+    assert "model.layers.0.mlp.up_proj.weight" not in kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "by_importance"], "with --data FILE"),
+        (["--data", "data.jsonl"], "linear needs none"),
+        (["--measure", "ablation"], "nothing is measured"),
+        (["--method", "by_importance", "--data", "data.jsonl", "--measure", "guess"], "is no `guess`"),
+        (["--method", "by_importance", "--data", "data.jsonl"] + ["--data", "data.jsonl"] * 2, "3 files for 2 models"),
+        (["--method", "by_importance", "--data", "none.jsonl"], "none.jsonl: there is no such file"),
+        (["--align", "activations"], "`align`"),
+    ],
+)
+def test_mistakes_with_records_are_named_before_any_work(
+    posttrain: Call, here: Path, options: list[str], message: str
+) -> None:
+    write_records(here)
+    result = posttrain("merge", "a", "b", *options, "--out", "out")
+    assert result.code == 2
+    assert message in result.err
+    assert not (here / "out").exists()
+
+
+def test_unrelated_models_are_aligned(posttrain: Call, here: Path) -> None:
+    write_tiny_model(here / "other", seed=5)
+    result = posttrain("merge", "base", "other", "--align", "weights", "--out", "out")
+    assert result.code == 0, result
+    (numbers,) = json.loads((here / "out" / "merge.json").read_text())["alignment"].values()
+    assert numbers["after"] < numbers["before"]
+
+
+def write_records(folder: Path) -> None:
+    records = [{"prompt": f"say {number}", "completion": f"it is {number}"} for number in range(4)]
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, records)))

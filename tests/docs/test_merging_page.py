@@ -20,8 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "merging.md").read_text(encoding="u
 def test_the_recipes_and_the_config_are_valid() -> None:
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
     recipes = [Recipe.read(block, "recipe") for block in blocks if {"models", "experts"} & block.keys()]
-    assert {recipe.base for recipe in recipes} == {"base"}
-    assert "mixture_of_experts" in [recipe.method for recipe in recipes]
+    assert {recipe.method for recipe in recipes} >= {"ties", "by_importance", "mixture_of_experts"}
     (searched,) = [recipe for recipe in recipes if recipe.search]
     names = [variable.name for variable in search_space(searched)]
     assert names == ["weight 1", "weight 2", "density"]
@@ -48,4 +47,4 @@ def test_the_commands_exist() -> None:
         _, verb, rest = command.resolve_command(command.make_context("x", words, resilient_parsing=True), words)
         used = {word for word in rest if word.startswith("--")}
         assert used <= {option for parameter in verb.params for option in parameter.opts}, line
-    assert len(lines) == 12
+    assert len(lines) >= 12

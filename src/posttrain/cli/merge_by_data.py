@@ -17,7 +17,9 @@ from posttrain.store.files import write_atomically
 if TYPE_CHECKING:
     from posttrain.loop.merge_suites import MergeSuite
 
-ADAMERGING = "adamerging"
+ADAMERGING, BY_IMPORTANCE = "adamerging", "by_importance"
+
+_MEASURES = ("gradient", "ablation")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,14 @@ def check_options(
         raise UserError("learns from data", where=f"--method {ADAMERGING}", fix="name a file of records with --data")
     if method == ADAMERGING and search:
         raise UserError(f"{ADAMERGING} chooses the numbers itself", where="--search", fix="leave it out")
+
+
+def check_measure(recipe: Recipe, data: Sequence[str], measure: str | None) -> None:
+    """Raises a UserError if importance is to be measured in an unknown way, or not at all."""
+    if measure not in (None, *_MEASURES):
+        raise UserError(f"is no `{measure}`", where="--measure", fix=f"one of {', '.join(_MEASURES)}")
+    if measure and not (recipe.method == BY_IMPORTANCE and data):
+        raise UserError("nothing is measured", where="--measure", fix=f"add --method {BY_IMPORTANCE} and --data")
 
 
 def with_search(recipe: Recipe, files: Sequence[str], method: str | None, trials: int | None) -> Recipe:

@@ -77,7 +77,7 @@ def read_examples(recipe: Recipe, root: Path) -> dict[str, list[Example]]:
         UserError: a file is missing, a record is bad, or none has an answer.
     """
     return {
-        name: draw_examples(_read(name, root), recipe.statistics.examples, recipe.seed, name)
+        name: draw_examples(read_records(name, root), recipe.statistics.examples, recipe.seed, name)
         for name in recipe.data_files()
     }
 
@@ -102,7 +102,8 @@ def draw_examples(records: pa.Table, count: int, seed: int, name: str) -> list[E
     return [(record_turns(row), row["completion"]) for row in rows]
 
 
-def _read(name: str, root: Path) -> pa.Table:
+def read_records(name: str, root: Path) -> pa.Table:
+    """Reads a file of records, its URL, or a dataset of the Hub."""
     if name.startswith(HUB_PREFIX):
         return concat([table for file in fetch_hub_dataset(name) for table in read(file, name=f"{name}/{file.name}")])
     path = to_data_path(name) if "://" in name else locate_path(root, name)

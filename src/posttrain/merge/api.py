@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from posttrain import __version__
 from posttrain.merge.adapter_writer import write_adapter
+from posttrain.merge.alignment import AlignedModel, align_models
 from posttrain.merge.engine import MEMORY, MergeRun, run_plan
 from posttrain.merge.inputs import open_models
 from posttrain.merge.lora_adapter import ADAPTER_WEIGHTS
@@ -90,6 +91,7 @@ def merge(
     workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     seed: int = 0,
+    align: str = "none",
     root: Path | None = None,
     data: Mapping[str, Sequence[Example]] | Sequence[Example] | None = None,
     **options: Any,
@@ -98,7 +100,7 @@ def merge(
 
     Args:
         recipe: a recipe, as `Recipe`, mapping or YAML file (mergekit's too); or the models, as folders, Hub ids, GGUF
-            files or LoRA adapters. The next four arguments are for models alone.
+            files or LoRA adapters. `method`, `weights`, `base`, `seed`, `align` and `options` are for models alone.
         out: the folder to write; not there yet, or empty.
         method: name of a merge method.
         weights: one a model, for methods with the option ``weight``; ``auto``: computed from scores and Fisher norms
@@ -108,6 +110,7 @@ def merge(
         workers: processes that merge side by side; one a core by default.
         shard_bytes: most bytes of one file of weights.
         seed: seed of methods that draw.
+        align: ``weights`` puts the hidden units of models of different initialisation in one order first.
         root: the folder that the recipe's paths are relative to; the file's own, or the current one, by default.
         data: conversations with their answers, ``([{"role": "user", "content": "..."}], "...")``, for methods that
             need statistics of the models: of all models, or by the names that the recipe has for its files
@@ -118,7 +121,7 @@ def merge(
         UserError: the models cannot be merged so, or the disk refused.
     """
     merge_recipe, folder_of_paths = recipe_of_call(
-        recipe, root, method=method, weights=weights, base=base, seed=seed, **options
+        recipe, root, method=method, weights=weights, base=base, seed=seed, align=align, **options
     )
     if merge_recipe.search is not None:
         raise UserError(
@@ -217,11 +220,14 @@ def _plan_of(
     try:
         check_architectures([*sources.values()])
         matched = match_vocabularies(sources, template_key(recipe), recipe.tokenizer, scratch)
-        template, tokenizer = matched.sources[template_key(recipe)], (matched.folder, matched.owner)
+        models = matched.sources
+        if recipe.align == "weights":
+            models = align_models(models, template_key(recipe))
+        template, tokenizer = models[template_key(recipe)], (matched.folder, matched.owner)
         if load_method(recipe.method).result == "mixture":
-            plan = plan_mixture(recipe, matched.sources, template, tokenizer)
+            plan = plan_mixture(recipe, models, template, tokenizer)
         else:
-            plan = build_plan(recipe, matched.sources, tokenizer)
+            plan = build_plan(recipe, models, tokenizer)
         check_weights(plan)
         check_data(plan)
         if examples is None:
@@ -339,6 +345,10 @@ def describe(plan: MergePlan, run: MergeRun | None = None, *, measures: bool = T
         description["statistics"] = list(plan.statistics)
     if run and run.adapter is not None:
         description["adapter"] = {**run.adapter, "digests": dict(run.outputs)}
+    if aligned := [source for source in plan.sources if isinstance(source, AlignedModel)]:
+        description["alignment"] = {
+            source.name: {"before": source.alignment.before, "after": source.alignment.after} for source in aligned
+        }
     if not measures:
         del description["models"]
     if run and measures:
@@ -354,6 +364,7 @@ def recipe_of_call(
     weights: Sequence[float] | Literal["auto"] | None = None,
     base: Path | str | None = None,
     seed: int = 0,
+    align: str = "none",
     **options: Any,
 ) -> tuple[Recipe, Path]:
     """Returns the recipe that arguments of `merge` stand for, and the folder that its paths are relative to.
@@ -369,7 +380,7 @@ def recipe_of_call(
     if isinstance(recipe, str | Path):
         return read_recipe(Path(recipe)), folder
     names = [str(model) for model in recipe]
-    return recipe_of_models(names, method, weights, str(base) if base else None, seed, options), folder
+    return recipe_of_models(names, method, weights, str(base) if base else None, seed, options, align), folder
 
 
 def recipe_of_models(
@@ -379,6 +390,7 @@ def recipe_of_models(
     base: str | None,
     seed: int,
     options: Mapping[str, Any],
+    align: str = "none",
 ) -> Recipe:
     """Returns the recipe of a call that names the models.
 
@@ -391,6 +403,7 @@ def recipe_of_models(
         {"weight": weights if weights == AUTO else list(weights)} if weights is not None else {}
     )
     values = {"method": method, "base": base, "models": list(models), "parameters": parameters, "seed": seed}
+    values["align"] = align
     return Recipe.read(values, "merge")
 
 

@@ -66,5 +66,6 @@ class MergeConfig(Section):
             method.check_name(option, "merge.parameters")
         if self.weights is not None and "weight" not in method.options:
             raise UserError(f"{self.method} has no weights", where="merge.weights", fix="remove it")
+        method.check_needs([*self.parameters, *([] if self.weights is None else ["weight"])], "merge.method")
         others = [model for model in self.models if not (method.task_vectors and model == "base")]
         method.check_models(1 + len(others))

@@ -14,25 +14,18 @@ from torch import Tensor
 
 from posttrain.merge.engine import MEMORY, one_thread_each
 from posttrain.merge.methods.ties import elect_and_add, keep_from
-from posttrain.merge.plan import MergePlan, TensorPlan, layer_of
+from posttrain.merge.plan import MergePlan, TensorPlan
+from posttrain.merge.sources import layer_of
 from posttrain.merge.tensor_group import Arena, Block, TensorGroup
 from posttrain.store.progress import progress_bar
-
-OPPOSED_COSINE = -0.5
-"""Task vectors with a smaller cosine pull in opposite directions: merging cancels what they learned."""
-
-MANY_CONFLICTS = 0.3
-"""Share of the opposed weight from which trimming and electing signs is worth its cost."""
-
-FOREIGN_RATIO = 1.0
-"""A task vector as long as the base's weights: the base is hardly its ancestor."""
 
 RANK = 8
 """Dimensions of the subspaces that are compared."""
 
-_DENSITY = 0.2  # of the trimmed resolution, as in TIES' paper
+LARGE = 0.2
+"""Share of a task vector's elements that count as large, tensor by tensor, as in TIES' paper."""
 
-RESOLUTIONS = ("average", "zero", "magnitude", "ties")
+RESOLUTIONS = ("average", "zero", "magnitude", "importance", "ties")
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,11 @@ class TensorConflicts:
         opposed_weight: sum of sqrt(|a b|) over them, float64 [models, models].
         weight: the same over all elements.
         total: sum of |sum of task vectors|, and of the sums of their magnitudes.
+        large: number of elements that are large in both models and of opposed signs, int64 [models, models]; on the
+            diagonal, of large elements.
         base: squared norm of the base.
+        likeness: of each model's weights their inner product with the base's, their own squared norm and the base's,
+            float64 [models, 3]; 0 for vectors, as norms are nearly alike in all models.
         kept: by resolution, the merged vector's inner product with each task vector, and its squared norm last.
         overlap: of the leading subspaces, weighted by elements, float64 [models, models]; and the weight.
     """
@@ -57,7 +54,9 @@ class TensorConflicts:
     opposed_weight: np.ndarray
     weight: np.ndarray
     total: np.ndarray
+    large: np.ndarray
     base: float
+    likeness: np.ndarray
     kept: Mapping[str, np.ndarray]
     overlap: np.ndarray
     overlap_elements: int
@@ -70,7 +69,9 @@ class TensorConflicts:
             self.opposed_weight + other.opposed_weight,
             self.weight + other.weight,
             self.total + other.total,
+            self.large + other.large,
             self.base + other.base,
+            self.likeness + other.likeness,
             {name: self.kept[name] + other.kept[name] for name in RESOLUTIONS},
             self.overlap + other.overlap,
             self.overlap_elements + other.overlap_elements,
@@ -94,6 +95,19 @@ class TensorConflicts:
     def interference(self) -> float:
         """Returns the share of the task vectors' magnitudes that cancels in their sum."""
         return 1.0 - float(self.total[0] / self.total[1]) if self.total[1] else 0.0
+
+    def expected_interference(self, first: int, second: int) -> float:
+        """Returns the share of one model's large changes that meet a large change of the opposed sign in the other.
+
+        Half of the share of large ones, a tenth, is what unrelated task vectors have; 1 if one undoes the other.
+        """
+        size = min(self.large[first, first], self.large[second, second])
+        return float(self.large[first, second]) / float(size) if size else 0.0
+
+    def weight_cosine(self, model: int) -> float:
+        """Returns the cosine between a model's weights and the base's; 1 for the base itself."""
+        inner, own, base = self.likeness[model]
+        return float(inner) / math.sqrt(own * base) if own * base > 0 else 1.0
 
     def norm_ratio(self, model: int) -> float:
         """Returns the norm of a task vector, by that of the base."""
@@ -123,46 +137,19 @@ class ConflictReport:
         base: name of the base.
         overall: sums over all tensors.
         layers: sums by layer, in their order; the embeddings and the rest stand by name.
+        aligned: whether the models' units were put in the order of the base's before.
     """
 
     models: Sequence[str]
     base: str
     overall: TensorConflicts
     layers: Mapping[str, TensorConflicts]
+    aligned: bool = False
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """Returns the pairs of models."""
         return list(combinations(range(len(self.models)), 2))
-
-    def warnings(self) -> list[str]:
-        """Returns a sentence for each reason not to merge."""
-        lines = []
-        for model, name in enumerate(self.models):
-            if (ratio := self.overall.norm_ratio(model)) >= FOREIGN_RATIO:
-                lines.append(
-                    f"{name} is {ratio:.1f} times the base's length away from it: they hardly share an ancestor. "
-                    "Averaging their weights gives noise; let them answer together, as an ensemble."
-                )
-        for first, second in self.pairs:
-            if (cosine := self.overall.cosine(first, second)) < OPPOSED_COSINE:
-                lines.append(
-                    f"{self.models[first]} and {self.models[second]} pull in opposite directions (cosine "
-                    f"{cosine:.2f}): what one learned, the other undoes."
-                )
-        return lines
-
-    def recommendation(self) -> tuple[str, str]:
-        """Returns a merge method, or ``ensemble``, and the reason in one sentence."""
-        ratios = [self.overall.norm_ratio(model) for model in range(len(self.models))]
-        if max(ratios) >= FOREIGN_RATIO:
-            return "ensemble", f"a task vector is {max(ratios):.1f} times as long as the base"
-        if not self.pairs:
-            return "task_arithmetic", "one model has nothing to conflict with"
-        worst = max(self.overall.opposed_weight_share(*pair) for pair in self.pairs)
-        if worst >= MANY_CONFLICTS:
-            return "ties", f"the signs oppose in {worst:.0%} of the weight, from {MANY_CONFLICTS:.0%} on it elects them"
-        return "task_arithmetic", f"the signs oppose in {worst:.0%} of the weight only, so that little cancels"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the numbers as JSON has them."""
@@ -171,8 +158,7 @@ class ConflictReport:
             "base": self.base,
             "overall": self._numbers(self.overall),
             "layers": {name: self._numbers(layer) for name, layer in self.layers.items()},
-            "warnings": self.warnings(),
-            "recommendation": dict(zip(("method", "reason"), self.recommendation(), strict=True)),
+            "aligned": self.aligned,
         }
 
     def _numbers(self, sums: TensorConflicts) -> dict[str, Any]:
@@ -180,12 +166,14 @@ class ConflictReport:
             "elements": sums.elements,
             "interference": sums.interference,
             "norm_ratio": [sums.norm_ratio(model) for model in range(len(self.models))],
+            "weight_cosine": [sums.weight_cosine(model) for model in range(len(self.models))],
             "pairs": [
                 {
                     "models": [self.models[first], self.models[second]],
                     "cosine": sums.cosine(first, second),
                     "opposed": sums.opposed_share(first, second),
                     "opposed_weight": sums.opposed_weight_share(first, second),
+                    "expected_interference": sums.expected_interference(first, second),
                     "subspace_overlap": sums.subspace_overlap(first, second),
                 }
                 for first, second in self.pairs
@@ -194,13 +182,20 @@ class ConflictReport:
         }
 
 
-def measure_conflicts(plan: MergePlan, memory: int = MEMORY, threads: int | None = None) -> ConflictReport:
+def measure_conflicts(
+    plan: MergePlan,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    importances: Sequence[Sequence[float]] | None = None,
+) -> ConflictReport:
     """Measures the conflicts between the models of a plan.
 
     Args:
         plan: a merge of task vectors, such as task arithmetic.
         memory: bytes of weights that are held at once.
         threads: that work side by side; one a core by default.
+        importances: for each layer the importance of each model, by which the resolution of this name interpolates;
+            by default, and outside of the layers, the norms of the task vectors in the tensor.
 
     Raises:
         UserError: a weight is NaN or infinite.
@@ -213,7 +208,9 @@ def measure_conflicts(plan: MergePlan, memory: int = MEMORY, threads: int | None
         ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool,
     ):
         # In the tensors' order, as the sums' last bits depend on it.
-        futures = [pool.submit(_measure, tensor, memory // (count + 1)) for tensor in tensors]
+        futures = [
+            pool.submit(_measure, tensor, memory // (count + 1), _of_layer(importances, tensor)) for tensor in tensors
+        ]
         results = []
         for tensor, future in zip(tensors, futures, strict=True):
             results.append(future.result())
@@ -228,23 +225,31 @@ def measure_conflicts(plan: MergePlan, memory: int = MEMORY, threads: int | None
         overall += other
     first = tensors[0]
     assert first.base is not None
-    return ConflictReport([entry.source.name for entry in first.inputs], first.base.source.name, overall, layers)
+    names = [entry.source.name for entry in first.inputs]
+    return ConflictReport(names, first.base.source.name, overall, layers, plan.recipe.align != "none")
 
 
-def _measure(tensor: TensorPlan, memory: int) -> TensorConflicts:
+def _of_layer(importances: Sequence[Sequence[float]] | None, tensor: TensorPlan) -> Sequence[float] | None:
+    layer = layer_of(tensor.name)
+    return None if importances is None or layer is None else importances[layer]
+
+
+def _measure(tensor: TensorPlan, memory: int, importance: Sequence[float] | None) -> TensorConflicts:
     group = TensorGroup(tensor.name, tensor.inputs, tensor.base, Arena(memory), task_vectors=True)
     group.hold()
     models = group.models
-    limits = group.kth_largest([_DENSITY] * models)
+    limits = group.kth_largest([LARGE] * models)
+    shares = _shares(np.sqrt(group.gram().diagonal()) if importance is None else np.array(importance))
     resolutions: dict[str, Callable[[Tensor], Tensor]] = {
         "average": lambda values: values.mean(0),
         "zero": lambda values: values.mean(0).mul_(_agreement(values)),
-        "magnitude": _largest,
+        "magnitude": lambda values: _resolved(values, _largest(values)),
+        "importance": lambda values: _resolved(values, torch.tensordot(shares, values, dims=1)),
         "ties": lambda values: _trimmed(values, limits),
     }
-    opposed = np.zeros((models, models), np.int64)
+    opposed, large = np.zeros((models, models), np.int64), np.zeros((models, models), np.int64)
     weights = np.zeros((2, models, models))
-    total, base = np.zeros(2), 0.0
+    total, base, along = np.zeros(2), 0.0, np.zeros(models)
     gram = np.zeros((models, models))
     kept = {name: np.zeros(models + 1) for name in RESOLUTIONS}
     sketches: list[Tensor] = []
@@ -254,9 +259,13 @@ def _measure(tensor: TensorPlan, memory: int) -> TensorConflicts:
         gram += (values @ values.T).double().numpy()
         total += [float(values.sum(0).abs_().sum()), float(values.abs().sum())]
         base += float(_base(block).square().sum())
+        along += (values @ _base(block).flatten()).double().numpy()
+        is_large = [((row.abs() >= limit) & (row != 0)).numpy() for row, limit in zip(values, limits, strict=True)]
+        large += np.diag([np.count_nonzero(mask) for mask in is_large])
         for first, second in combinations(range(models), 2):
             product = (values[first] * values[second]).numpy()
             opposed[first, second] += np.count_nonzero(product < 0)
+            large[first, second] += np.count_nonzero((product < 0) & is_large[first] & is_large[second])
             magnitudes = np.sqrt(np.abs(product))
             weights[1, first, second] += magnitudes.sum(dtype=np.float64)
             weights[0, first, second] += magnitudes[product < 0].sum(dtype=np.float64)
@@ -265,6 +274,9 @@ def _measure(tensor: TensorPlan, memory: int) -> TensorConflicts:
             kept[name] += [*(values @ merged).tolist(), float(merged.square().sum())]
         if probe is not None:
             sketches.append(block.values @ probe)
+    likeness = np.zeros((models, 3))
+    if group.rows > 1:
+        likeness = np.stack([base + along, base + 2 * along + gram.diagonal(), np.full(models, base)], axis=1)
     overlap = np.zeros((models, models)) if probe is None else _subspace_overlap(torch.cat(sketches, dim=1))
     return TensorConflicts(
         group.elements,
@@ -273,7 +285,9 @@ def _measure(tensor: TensorPlan, memory: int) -> TensorConflicts:
         weights[0],
         weights[1],
         total,
+        large,
         base,
+        likeness,
         kept,
         overlap * group.elements,
         group.elements if probe is not None else 0,
@@ -289,6 +303,17 @@ def _agreement(values: Tensor) -> Tensor:
     """Returns 1 where no two models' signs oppose, else 0."""
     signs = values.sign()
     return (signs.amax(0) - signs.amin(0)).lt_(2)
+
+
+def _resolved(values: Tensor, conflict: Tensor) -> Tensor:
+    """Returns the mean where no two models' signs oppose, and ``conflict`` elsewhere, as `resolve_conflicts` does."""
+    return torch.where(_agreement(values).bool(), values.mean(0), conflict)
+
+
+def _shares(importance: np.ndarray) -> Tensor:
+    total = importance.sum()
+    shares = importance / total if total > 0 else np.full(len(importance), 1 / len(importance))
+    return torch.from_numpy(shares).float()
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -13,12 +13,10 @@ from posttrain.merge.lora_adapter import AdaptedModel
 from posttrain.merge.methods.base import MergeMethod
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import AUTO, LayerRule, ModelEntry, Position, Recipe, Slice, Value, resolve
-from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
+from posttrain.merge.sources import EMBEDDING, HEAD, LAYER, WeightSource, layer_of
 from posttrain.merge.tensor_group import TensorInput
 from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.store.errors import UserError, shorten, suggest
-
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 
 # Computed from the config by transformers; old folders still hold it.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
@@ -185,12 +183,6 @@ def check_result(recipe: Recipe, template: WeightSource) -> None:
         raise UserError(f"the base of {kind} is an adapter itself", where="base", fix="merge it into its model first")
 
 
-def layer_of(name: str) -> int | None:
-    """Returns the number of the layer that a tensor belongs to; None outside of the layers."""
-    match = LAYER.search(name)
-    return int(match.group(1)) if match else None
-
-
 def _in_layer(name: str, layer: int) -> str:
     """Returns the name that the tensor has in another layer."""
     match = LAYER.search(name)
@@ -247,6 +239,9 @@ class _Builder:
         if not self.models:
             raise UserError("there is no model beside the base", where="models")
         spec.check_models(len(self.models))
+        given = [self.parameters, *(part.parameters for part in self.entries)]
+        given += [rule.parameters for rule in recipe.layers]
+        spec.check_needs([option for options in given for option in options], "method")
         self.base = sources[base, None] if base is not None else None
         for entry in self.entries:
             for option in entry.parameters:
@@ -318,9 +313,9 @@ class _Builder:
 
     def _value(self, option: str, position: Position, rule: Mapping[str, Value]) -> Any:
         """Resolves an option for one tensor: from the rule, the models, the slice, or the recipe."""
-        if (value := resolve(rule.get(option), position, f"layers.{option}")) is not None:
+        if (value := resolve_list(rule.get(option), position, option, f"layers.{option}")) is not None:
             return value
-        common = resolve_list(self.parameters.get(option), position, len(self.entries), option)
+        common = resolve_list(self.parameters.get(option), position, option, option)
         own = [resolve(entry.parameters.get(option), position, f"models.{option}") for entry in self.entries]
         if all(value is None for value in own):
             return common
@@ -333,12 +328,12 @@ class _Builder:
         return [common if value is None else value for value in own]
 
 
-def resolve_list(value: Value | None, position: Position, models: int, option: str) -> Any:
-    """Resolves a recipe's own value, where a list may also hold one number a model (``weight: [0.3, 0.7]``)."""
+def resolve_list(value: Value | None, position: Position, option: str, where: str) -> Any:
+    """Resolves a value of the recipe or of a rule, where a list holds one weight a model (``weight: [0.3, 0.7]``)."""
     if option == "weight" and isinstance(value, list) and all(isinstance(item, int | float) for item in value):
         # mergekit has weights below the models alone, where a list means layers.
         return value
-    return resolve(value, position, option)
+    return resolve(value, position, where)
 
 
 class _Stack:

@@ -177,6 +177,8 @@ class Recipe(Section):
         statistics: how these are computed.
         scores: of the models on a suite, for ``weight: auto``; by default each model's likelihood of its data.
         search: which of its numbers `posttrain.loop.merge_search` chooses by a score.
+        align: ``weights`` puts the hidden units of all models in the order of the base's (or first model's) before
+            the merge, for models of different initialisation.
     """
 
     method: str = "linear"
@@ -188,6 +190,7 @@ class Recipe(Section):
     as_adapter: bool = False
     dtype: OutputType | None = None
     tokenizer: str = "base"
+    align: Literal["none", "weights"] = "none"
     seed: int = Field(default=0, ge=0)
     data: str | None = Field(default=None, min_length=1)
     statistics: StatisticsOptions = Field(default_factory=StatisticsOptions)
@@ -214,6 +217,8 @@ class Recipe(Section):
             raise ValueError("scores are for `weight: auto`")
         if self.method != _MIXTURE and any(m.positive_prompts or m.negative_prompts for m in self.models):
             raise ValueError(f"prompts are those of the experts of a {_MIXTURE}, and the method is {self.method}")
+        if self.slices and self.align != "none":
+            raise ValueError("align: the layers of slices are not each other's, and cannot be aligned")
         return self
 
     @property
@@ -283,8 +288,8 @@ class Position:
         self.name, self.depth = name, depth
 
 
-def resolve(value: Value | None, position: Position, where: str) -> Scalar | None:
-    """Resolves an option to its scalar for one tensor.
+def resolve(value: Value | None, position: Position, where: str) -> Value | None:
+    """Resolves an option to its scalar for one tensor; a list of lists, one a model, is a value of its own.
 
     A list of numbers is interpolated over the layers, the first number being the first layer's and the last the last
     layer's; a tensor outside of the layers gets the first number. A list of mappings with ``value``, and ``filter`` (a
@@ -296,7 +301,7 @@ def resolve(value: Value | None, position: Position, where: str) -> Scalar | Non
     Raises:
         UserError: the list mixes numbers and mappings, or is empty.
     """
-    if not isinstance(value, list):
+    if not isinstance(value, list) or (value and all(isinstance(item, list) for item in value)):
         return value
     if value and all(isinstance(item, Mapping) for item in value):
         for item in value:

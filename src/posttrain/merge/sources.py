@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,10 +35,18 @@ BLOCK = 1 << 16
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
+
 
 def block_rows(columns: int) -> int:
     """Returns the rows of a block: of the shape alone, so that no setting of the machine changes the result."""
     return max(1, BLOCK // columns)
+
+
+def layer_of(name: str) -> int | None:
+    """Returns the number of the layer that a tensor belongs to; None outside of the layers."""
+    match = LAYER.search(name)
+    return int(match.group(1)) if match else None
 
 
 class WeightSource(ABC):

@@ -2,9 +2,10 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,6 +141,11 @@ class TensorGroup:
         if self._whole is None:
             raise ValueError(f"{self.name} is a tensor without its model")
         return self._whole
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Returns the first model's ``config.json``."""
+        return self._inputs[0].source.config
 
     def gram(self) -> np.ndarray:
         """Returns the inner products of the models' values, float64 [models, models].

@@ -79,13 +79,13 @@ class VocabularyView(WeightSource):
     def _fill(self, tensor: str, start: int, out: Tensor) -> None:
         span = slice(start, start + len(out))
         own = self._rows[span]
-        _read_rows(self._source, tensor, own, out)
+        read_rows(self._source, tensor, own, out)
         missing = own < 0
         if not missing.any():
             return
         template, *others = [(source, rows[span]) for source, rows in self._donors]
         template_rows = np.where(missing, template[1], -1)
-        _read_rows(template[0], _own_name(template[0], tensor), template_rows, out)
+        read_rows(template[0], _own_name(template[0], tensor), template_rows, out)
         orphans = missing & (template_rows < 0)
         if not orphans.any():
             return
@@ -94,14 +94,14 @@ class VocabularyView(WeightSource):
         for source, rows in others:
             own_rows = np.where(orphans, rows, -1)
             addend = torch.zeros_like(total)
-            _read_rows(source, _own_name(source, tensor), own_rows, addend)
+            read_rows(source, _own_name(source, tensor), own_rows, addend)
             total += addend
             counts += own_rows >= 0
         at = torch.from_numpy(np.flatnonzero(orphans))
         out[at] = (total[at] / torch.from_numpy(counts)[at, None]).to(out.dtype)
 
 
-def _read_rows(source: WeightSource, tensor: str, rows: np.ndarray, out: Tensor) -> None:
+def read_rows(source: WeightSource, tensor: str, rows: np.ndarray, out: Tensor) -> None:
     """Reads a model's rows into those of ``out`` that are not -1."""
     dtype = source.dtype(tensor)
     for begin, end in _runs(rows):

@@ -26,6 +26,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("fisher", {"weight": [1.0, 0.0, 2.0], "floor": 0.1}),
     ("regmean", {"weight": [1.0, 0.0, 2.0], "alpha": 1.0}),
     ("regmean", {"alpha": 0.0}),
+    ("by_importance", {"weight": [0.0, 2.0, 1.0], "heads": "choose"}),
 ]
 
 

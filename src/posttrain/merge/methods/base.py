@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -17,6 +17,9 @@ PerModel = tuple[float, ...]
 
 Statistic = Literal["fisher", "gram"]
 """A statistic of one model on its data: the diagonal Fisher information, or the Gram matrices of its linear layers."""
+
+PerHead = tuple[tuple[float, ...], ...]
+"""Annotation of an option with a list a model, of one number an attention head."""
 
 MethodFunction = Callable[..., Any]
 """Takes a `TensorGroup` and options, returns a `BlockFunction`; untyped, as the config is read without torch."""
@@ -45,6 +48,7 @@ class MergeMethod:
         ranges: bounds of options.
         statistic: what it needs of each model's data: ``fisher`` is in the blocks, ``gram`` in the group.
         result: what it writes.
+        needs: options of which a recipe must give at least one, as their defaults make another method of it.
     """
 
     name: str
@@ -54,6 +58,7 @@ class MergeMethod:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     statistic: Statistic | None = None
     result: Result = "model"
+    needs: tuple[str, ...] = ()
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
@@ -68,6 +73,14 @@ class MergeMethod:
             number = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
             base = " beside the base" if self.task_vectors else ""
             raise UserError(f"{self.name} merges {number} models{base}, and {count} are given", where="models")
+
+    def check_needs(self, options: Collection[str], where: str) -> None:
+        """Raises a UserError if the method needs an option, and none of those that are given is one."""
+        if self.needs and not set(self.needs) & set(options):
+            fix = "`posttrain merge` with --data FILE measures them, or write them into the recipe"
+            raise UserError(
+                f"{self.name} merges by {' and '.join(self.needs)}, which are missing", where=where, fix=fix
+            )
 
     def check_name(self, option: str, where: str) -> None:
         """Raises a UserError unless the method has the option."""
@@ -93,6 +106,11 @@ class MergeMethod:
                 raise UserError(f"has {len(numbers)} values for {models} models", where=where, fix="give one a model")
             return tuple(self._number(option, float, number, where) for number in numbers)
         annotation = _without_none(parameter.annotation)
+        if annotation == PerHead:
+            if not isinstance(value, list | tuple) or len(value) != models:
+                raise UserError(f"is no list of {models} lists", where=where, fix="give each model a list")
+            rows = [list(row) if isinstance(row, list | tuple) else [row] for row in value]
+            return tuple(tuple(self._number(option, float, number, where) for number in row) for row in rows)
         if get_origin(annotation) is Literal:
             if value not in get_args(annotation):
                 names = [str(name) for name in get_args(annotation)]
@@ -122,11 +140,12 @@ def merge_method(
     ranges: Mapping[str, Range] | None = None,
     statistic: Statistic | None = None,
     result: Result = "model",
+    needs: tuple[str, ...] = (),
 ) -> Callable[[MethodFunction], MergeMethod]:
     """Makes a `MergeMethod` of a function; its options are the keyword-only parameters with their defaults."""
 
     def wrap(function: MethodFunction) -> MergeMethod:
-        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic, result)
+        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic, result, needs)
 
     return wrap
 

@@ -1,0 +1,210 @@
+"""Measures how much a model needs each of its layers and attention heads, on records, by ablation or by gradient."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.likelihood import sequence_log_likelihoods
+from posttrain.models.shape import decoder_layers
+from posttrain.store.errors import UserError
+from posttrain.store.progress import progress_bar
+
+_BATCH_TOKENS = 1024  # of a backward pass, whose activations are all held
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The importance of each layer and attention head for each record, in nats of the record's loss.
+
+    Attributes:
+        layers: float64 [records, layers].
+        heads: float64 [records, layers, heads].
+        tokens: int64 [records], the tokens whose loss counts.
+    """
+
+    layers: np.ndarray
+    heads: np.ndarray
+    tokens: np.ndarray
+
+
+def importance_by_ablation(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> Importance:
+    """Measures by how much the loss grows without a layer or head; negative where it falls.
+
+    A layer without effect gives its input on; a head without effect has an output of zero. It takes a forward pass
+    over all records for each layer and each head.
+
+    Raises:
+        UserError: the model's layers or heads are not known here.
+    """
+    layers = _layers(lm)
+    before, tokens = sequence_log_likelihoods(lm, examples)
+    heads = _head_count(lm)
+    by_layer = np.zeros((len(examples), len(layers)))
+    by_head = np.zeros((len(examples), len(layers), heads))
+    with progress_bar("ablating heads", len(layers) * (1 + heads), "passes") as advance:
+        for number, layer in enumerate(layers):
+            with _hooked(layer.register_forward_hook(_give_input, with_kwargs=True)):
+                by_layer[:, number] = before - sequence_log_likelihoods(lm, examples)[0]
+            advance(1)
+            projection = _output_projection(layer, lm)
+            for head in range(heads):
+                with _hooked(projection.register_forward_pre_hook(_zero_head(head, heads))):
+                    by_head[:, number, head] = before - sequence_log_likelihoods(lm, examples)[0]
+                advance(1)
+    return Importance(by_layer, by_head, tokens)
+
+
+def importance_by_gradient(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> Importance:
+    """Measures the first-order change of the loss without a layer or head, in one backward pass for each record.
+
+    Of a head |sum_t g_t . a_t|, where a_t is its output at token t and g_t the loss's gradient with respect to it
+    (Michel, Levy and Neubig 2019, arXiv:1905.10650, equation 2, without their division by the norm of a layer's
+    importances); of a layer the same of what it adds to its input. A record's loss is the sum over its tokens.
+
+    Raises:
+        UserError: the model's layers or heads are not known here.
+    """
+    layers = _layers(lm)
+    heads = _head_count(lm)
+    by_layer = np.zeros((len(examples), len(layers)))
+    by_head = np.zeros((len(examples), len(layers), heads))
+    order = sorted(range(len(examples)), key=lambda row: len(examples[row].ids))
+    with progress_bar("measuring importance", len(examples), "records") as advance, _frozen(lm.model):
+        for rows in _batches(order, examples):
+            taken = _Activations()
+            hooks = [taken.keep_output(layer) for layer in layers]
+            hooks += [taken.keep_input(_output_projection(layer, lm)) for layer in layers]
+            hooks.append(lm.model.get_input_embeddings().register_forward_hook(_require_gradient))
+            with _hooked(*hooks):
+                loss = _loss(lm, [examples[row] for row in rows])
+            outputs = [taken.outputs[layer] for layer in layers]
+            inputs = [taken.inputs[_output_projection(layer, lm)] for layer in layers]
+            gradients = torch.autograd.grad(loss, [*outputs, *inputs])
+            for number, layer in enumerate(layers):
+                added = (outputs[number] - taken.before[layer]).detach()
+                products = (gradients[number] * added).double().sum((1, 2))
+                by_layer[rows, number] = products.abs().cpu().numpy()
+                products = (gradients[len(layers) + number] * inputs[number].detach()).double()
+                products = products.view(*products.shape[:2], heads, -1)
+                by_head[rows, number] = products.sum((1, 3)).abs().cpu().numpy()
+            advance(len(rows))
+    return Importance(by_layer, by_head, np.array([sum(example.supervised[1:]) for example in examples], np.int64))
+
+
+class _Activations:
+    """What passed through modules in a forward pass."""
+
+    def __init__(self) -> None:
+        self.before: dict[nn.Module, Tensor] = {}
+        self.outputs: dict[nn.Module, Tensor] = {}
+        self.inputs: dict[nn.Module, Tensor] = {}
+
+    def keep_output(self, module: nn.Module) -> Any:
+        def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.before[module] = _hidden_states(args, kwargs)
+            self.outputs[module] = output[0] if isinstance(output, tuple) else output
+
+        return module.register_forward_hook(keep, with_kwargs=True)
+
+    def keep_input(self, module: nn.Module) -> Any:
+        def keep(module: nn.Module, args: Any) -> None:
+            self.inputs[module] = args[0]
+
+        return module.register_forward_pre_hook(keep)
+
+
+def _loss(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> Tensor:
+    """Returns the sum of the losses of all supervised tokens."""
+    width = max(len(example.ids) for example in examples)
+    # No mask: in a causal model the padding behind a sequence does not influence it.
+    ids = torch.full((len(examples), width), lm.tokenizer.pad_token_id or 0, device=lm.device)
+    supervised = torch.zeros((len(examples), width), dtype=torch.bool, device=lm.device)
+    for row, example in enumerate(examples):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids, device=lm.device)
+        supervised[row, : len(example.ids)] = torch.tensor(example.supervised, device=lm.device)
+    hidden = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    at = supervised[:, 1:]  # nothing predicts the first token
+    return nn.functional.cross_entropy(lm.logits(hidden[:, :-1][at]), ids[:, 1:][at], reduction="sum")
+
+
+def _batches(order: Sequence[int], examples: Sequence[TokenizedExample]) -> Iterator[list[int]]:
+    """Yields rows, ascending in length, in batches of few padded tokens."""
+    batch: list[int] = []
+    for row in order:
+        if batch and (len(batch) + 1) * len(examples[row].ids) > _BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _layers(lm: LanguageModel) -> list[nn.Module]:
+    layers = decoder_layers(lm.model)
+    if not layers:
+        raise UserError(f"the layers of models of type {lm.model.config.model_type} are not known here", where="model")
+    return list(layers)
+
+
+def _head_count(lm: LanguageModel) -> int:
+    return int(lm.model.config.get_text_config().num_attention_heads)
+
+
+def _output_projection(layer: nn.Module, lm: LanguageModel) -> nn.Module:
+    """Returns the module whose input is the outputs of a layer's heads, one after another."""
+    projection = getattr(getattr(layer, "self_attn", None), "o_proj", None)
+    if not isinstance(projection, nn.Module):
+        raise UserError(f"the heads of models of type {lm.model.config.model_type} are not known here", where="model")
+    return projection
+
+
+def _hidden_states(args: Any, kwargs: Any) -> Tensor:
+    hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden
+
+
+def _give_input(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    hidden = _hidden_states(args, kwargs)
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def _zero_head(head: int, heads: int) -> Callable[[nn.Module, Any], Any]:
+    def zero(module: nn.Module, args: Any) -> Any:
+        outputs = args[0].unflatten(-1, (heads, -1)).clone()
+        outputs[..., head, :] = 0
+        return (outputs.flatten(-2), *args[1:])
+
+    return zero
+
+
+def _require_gradient(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output.detach().requires_grad_()
+
+
+@contextmanager
+def _hooked(*handles: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Has no gradients of weights computed, which take most of a backward pass."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

@@ -1,0 +1,114 @@
+"""The importance of layers and heads against models whose weights lack them, and against finite differences."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.importance import importance_by_ablation, importance_by_gradient
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.likelihood import sequence_log_likelihoods
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import write_tiny_model
+
+Change = Callable[[LanguageModel], None]
+HEADS, SIZE, LAYERS = 4, 32, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "m", seed=3, width=HEADS * SIZE, layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def examples(folder: Path) -> list[TokenizedExample]:
+    lm = load(folder)
+    pairs = [("how are you", "well"), ("a", "a longer answer, with more tokens"), ("two and two", "4"), ("x", "y")]
+    return [lm.encode([{"role": "user", "content": prompt}], answer) for prompt, answer in pairs]
+
+
+def load(folder: Path) -> LanguageModel:
+    lm = load_language_model(folder, TaskConfig(), "float32")
+    lm.model.double()
+    return lm
+
+
+def losses(lm: LanguageModel, examples: list[TokenizedExample]) -> np.ndarray:
+    """Returns each record's loss, without batches."""
+    total = []
+    for example in examples:
+        with torch.no_grad():
+            logits = lm.model(input_ids=torch.tensor([example.ids])).logits[0].log_softmax(-1)
+        at = [i for i, on in enumerate(example.supervised) if on and i > 0]
+        total.append(-sum(float(logits[i - 1, example.ids[i]]) for i in at))
+    return np.array(total)
+
+
+def without_head(lm: LanguageModel, layer: int, head: int, scale: float = 0.0) -> None:
+    lm.model.model.layers[layer].self_attn.o_proj.weight.data[:, head * SIZE : (head + 1) * SIZE] *= scale
+
+
+def without_layer(lm: LanguageModel, layer: int, scale: float = 0.0) -> None:
+    block = lm.model.model.layers[layer]
+    for projection in (block.self_attn.o_proj, block.mlp.down_proj):
+        projection.weight.data *= scale
+
+
+@pytest.mark.slow
+def test_ablation_is_a_model_whose_weights_lack_the_part(folder: Path, examples: list[TokenizedExample]) -> None:
+    measured = importance_by_ablation(load(folder), examples)
+    before = losses(load(folder), examples)
+    assert measured.layers.shape == (4, LAYERS)
+    assert measured.heads.shape == (4, LAYERS, HEADS)
+    for layer in range(LAYERS):
+        lm = load(folder)
+        without_layer(lm, layer)
+        np.testing.assert_allclose(measured.layers[:, layer], losses(lm, examples) - before, atol=2e-5)
+        for head in (0, 3):
+            lm = load(folder)
+            without_head(lm, layer, head)
+            np.testing.assert_allclose(measured.heads[:, layer, head], losses(lm, examples) - before, atol=2e-5)
+    assert np.abs(measured.heads).min(0).max() > 1e-3, "no head matters, and the test shows nothing"
+
+
+def test_the_gradient_is_the_change_of_the_loss_as_a_part_fades(folder: Path, examples: list[TokenizedExample]) -> None:
+    measured = importance_by_gradient(load(folder), examples)
+    step = 1e-2  # norms compute in float32, so that less is lost in rounding
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            more, less = load(folder), load(folder)
+            without_head(more, layer, head, 1 + step)
+            without_head(less, layer, head, 1 - step)
+            slope = np.abs(losses(more, examples) - losses(less, examples)) / (2 * step)
+            np.testing.assert_allclose(measured.heads[:, layer, head], slope, rtol=3e-3, atol=1e-4)
+
+
+def test_the_gradient_of_a_layer_is_that_of_what_it_adds(folder: Path, examples: list[TokenizedExample]) -> None:
+    measured, step = importance_by_gradient(load(folder), examples), 1e-2
+    for layer in range(LAYERS):
+        found = []
+        for scale in (1 + step, 1 - step):
+            lm = load(folder)
+
+            def fade(module: object, args: tuple[torch.Tensor], output: torch.Tensor, scale: float = scale) -> object:
+                return args[0] + scale * (output - args[0])
+
+            lm.model.model.layers[layer].register_forward_hook(fade)
+            found.append(losses(lm, examples))
+        np.testing.assert_allclose(measured.layers[:, layer], np.abs(found[0] - found[1]) / (2 * step), rtol=3e-3)
+
+
+def test_tokens_and_the_model_stay_as_they_are(folder: Path, examples: list[TokenizedExample]) -> None:
+    lm = load(folder)
+    before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
+    for measure in (importance_by_ablation, importance_by_gradient):
+        expected, tokens = sequence_log_likelihoods(lm, examples)
+        measured = measure(lm, examples)
+        assert measured.tokens.tolist() == tokens.tolist() == [sum(e.supervised) for e in examples]
+        assert np.array_equal(sequence_log_likelihoods(lm, examples)[0], expected)
+    for name, tensor in lm.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in lm.model.parameters())
