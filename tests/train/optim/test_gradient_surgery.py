@@ -239,7 +239,7 @@ class Model(nn.Module):
 
 
 def backward(model: Model, task: int, scale: float = 1.0) -> None:
-    ids = torch.randint(0, 6, (3,), generator=torch.Generator().manual_seed(task))
+    ids = torch.randint(0, 6, (3,), generator=torch.Generator().manual_seed(task % 97))
     targets = torch.randn(3, 5, generator=torch.Generator().manual_seed(100 + task))
     ((model.linear(model.embedding(ids)).float() * targets).sum() * scale).backward()
 
@@ -303,14 +303,20 @@ def test_gradients_that_are_not_finite_are_summed(bad: float) -> None:
     masters.close()
 
 
-def test_a_task_without_anything_that_counts_changes_nothing() -> None:
-    model = Model(torch.float32)
-    masters = MasterWeights(model, OptimizerConfig())
-    surgery = GradientSurgery(masters, SurgeryConfig(method="mgda"), 0, "ab")
-    backward(model, 0, 0.0)
-    surgery.set_aside(0)
-    backward(model, 1)
-    expected = flat_sums(masters)
-    assert surgery.combine(0, [0.0, 1.0]) == {}
-    assert (flat_sums(masters) == expected).all()
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_task_without_anything_that_counts_changes_nothing(others: int) -> None:
+    """As where all tokens of its answers were cut off; the others' gradients are combined without it."""
+    masters = MasterWeights(model := Model(torch.float32), OptimizerConfig())
+    results = []
+    for scales in ([0.5, 0.5][:others], [0.0, 0.5, 0.5][: others + 1]):
+        surgery = GradientSurgery(masters, SurgeryConfig(method="mgda"), 0, "abc")
+        for task, scale in enumerate(scales):
+            if task:
+                surgery.set_aside(task - 1)
+            backward(model, task - len(scales), scale)
+        metrics = surgery.combine(0, scales)
+        assert len(metrics) == (2 if others == 2 else 0)
+        results.append(flat_sums(masters))
+        masters.zero_grad()
+    assert (results[0] == results[1]).all()
     masters.close()
