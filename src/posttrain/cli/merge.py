@@ -93,7 +93,7 @@ def merge(
         *({} if learns else settings, changes, workspace),
     )
     recipe = by_data.with_search(recipe, search or [], search_method, trials)
-    by_data.check_measure(recipe, data or [], measure)
+    by_data.check_records(recipe, [] if learns else data or [], measure, conflicts)
     measures_importance = recipe.method == by_data.BY_IMPORTANCE and bool(data)
     if data and not learns and not measures_importance:
         from posttrain.loop.merge_data import with_data

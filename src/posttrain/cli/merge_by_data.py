@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.cli.output import print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, open_workspace
 from posttrain.merge.config import SearchConfig
+from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import Recipe
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
@@ -69,8 +70,12 @@ def check_options(
         raise UserError(f"{ADAMERGING} chooses the numbers itself", where="--search", fix="leave it out")
 
 
-def check_measure(recipe: Recipe, data: Sequence[str], measure: str | None) -> None:
-    """Raises a UserError if importance is to be measured in an unknown way, or not at all."""
+def check_records(recipe: Recipe, data: Sequence[str], measure: str | None, conflicts: Path | None) -> None:
+    """Raises a UserError if nothing reads the records, or importance is to be measured in an unknown way."""
+    methods = {recipe.method, *(rule.method for rule in recipe.layers if rule.method)}
+    reads = recipe.has_auto_weights or any(load_method(name).statistic for name in methods)
+    if data and not (reads or recipe.method == BY_IMPORTANCE or conflicts):
+        raise UserError(f"{recipe.method} needs none", where="--data", fix="leave it out, or add --conflicts")
     if measure not in (None, *_MEASURES):
         raise UserError(f"is no `{measure}`", where="--measure", fix=f"one of {', '.join(_MEASURES)}")
     if measure and not (recipe.method == BY_IMPORTANCE and data):

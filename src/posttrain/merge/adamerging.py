@@ -12,9 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from posttrain.merge.plan import LAYER, layer_of
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.sources import HEAD
+from posttrain.merge.sources import HEAD, LAYER, layer_of
 from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.head import map_logits, predicting_states, token_log_probabilities
