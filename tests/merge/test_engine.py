@@ -69,7 +69,7 @@ def models(make_model: Any) -> list[Path]:
     return [make_model(f"m{seed}", seed, change=_widened(seed)) for seed in range(4)]
 
 
-# Of statistics over all tensors, too. Those that read data need a model that computes: see test_statistics_files.
+# Of statistics over all tensors, too. Those that read data need a model that computes: see test_plan_statistics.
 _WITHOUT_DATA = [name for name in sorted(METHODS) if METHODS[name].statistic is None]
 _VARIANTS: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in _WITHOUT_DATA), ("ties", {"trim": "model"})]
 

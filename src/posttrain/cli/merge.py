@@ -73,7 +73,7 @@ def merge(
     # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.merge.api import describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
-    from posttrain.merge.statistics_files import needs_statistics
+    from posttrain.merge.plan_statistics import needs_statistics
 
     if conflicts is not None:
         _write_conflicts(conflicts, recipe, root, limit, threads, json and out is None)
