@@ -109,7 +109,7 @@ def test_mistakes_with_data_are_one_line_and_leave_nothing(posttrain: Call, data
     for arguments, message in [
         (("fisher",), "data: fisher needs the Fisher information of `a`, and no data is given; name records of the"),
         (("fisher", "--data", "none.jsonl"), "none.jsonl"),
-        (("fisher", "--data", "texts.jsonl"), "texts.jsonl: no record has an answer"),
+        (("fisher", "--data", "texts.jsonl"), "texts.jsonl:1: there are no answers: `prompt` is the only column"),
         (("fisher", *("--data", "a.jsonl") * 3), "data: 3 files for 2 models; give one, or one a model"),
         (("linear", "--scores", "1,2"), "scores are for `weight: auto`"),
         (("linear", "--weights", "auto", "--scores", "1,x", "--data", "a.jsonl"), "scores"),

@@ -69,7 +69,7 @@ def models(make_model: Any) -> list[Path]:
     return [make_model(f"m{seed}", seed, change=_widened(seed)) for seed in range(4)]
 
 
-# Of statistics over all tensors, too. Those that read data need a model that computes: see test_statistics_files.
+# Of statistics over all tensors, too. Those that read data need a model that computes: see test_plan_statistics.
 _MODELS = [
     name
     for name, method in sorted(METHODS.items())

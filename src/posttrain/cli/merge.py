@@ -105,7 +105,7 @@ def merge(
     from posttrain.merge.api import check_new_folder, describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
     from posttrain.merge.plan import writes_adapter
-    from posttrain.merge.statistics_files import needs_statistics
+    from posttrain.merge.plan_statistics import needs_statistics
 
     if conflicts is not None:
         _write_conflicts(conflicts, recipe, root, limit, workers, data or [], json and out is None)

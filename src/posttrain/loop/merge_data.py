@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from posttrain.data.reading.data_files import to_data_path
+from posttrain.data.reading.columns import detect_columns
+from posttrain.data.reading.data_files import DataPath, access_problem, locate_file
 from posttrain.data.reading.hub import fetch_hub_dataset
 from posttrain.data.reading.reader import read
 from posttrain.data.records.record import concat
@@ -17,7 +18,8 @@ from posttrain.merge.statistics import Example
 from posttrain.models.task import record_turns
 from posttrain.store.errors import UserError
 from posttrain.store.hub import HUB_PREFIX
-from posttrain.store.paths import locate_path
+
+_FIX = "say which in a recipe: statistics: {columns: {prompt: COLUMN, completion: COLUMN}}"
 
 
 def merge_on_data(
@@ -77,7 +79,9 @@ def read_examples(recipe: Recipe, root: Path) -> dict[str, list[Example]]:
         UserError: a file is missing, a record is bad, or none has an answer.
     """
     return {
-        name: draw_examples(read_records(name, root), recipe.statistics.examples, recipe.seed, name)
+        name: draw_examples(
+            read_records(name, root, recipe.statistics.columns), recipe.statistics.examples, recipe.seed, name
+        )
         for name in recipe.data_files()
     }
 
@@ -102,9 +106,16 @@ def draw_examples(records: pa.Table, count: int, seed: int, name: str) -> list[E
     return [(record_turns(row), row["completion"]) for row in rows]
 
 
-def read_records(name: str, root: Path) -> pa.Table:
+def read_records(name: str, root: Path, columns: Mapping[Any, str]) -> pa.Table:
     """Reads a file of records, its URL, or a dataset of the Hub."""
     if name.startswith(HUB_PREFIX):
-        return concat([table for file in fetch_hub_dataset(name) for table in read(file, name=f"{name}/{file.name}")])
-    path = to_data_path(name) if "://" in name else locate_path(root, name)
-    return concat(list(read(path, name=name)))
+        files: dict[str, DataPath] = {f"{name}/{file.name}": file for file in fetch_hub_dataset(name)}
+    else:
+        files = {name: locate_file(root, name)}
+    tables = []
+    for shown, file in files.items():
+        if problem := access_problem(file, shown):
+            raise problem.error()
+        mapping = detect_columns(file, shown, _FIX, columns).mapping
+        tables += list(read(file, mapping, name=shown))
+    return concat(tables)

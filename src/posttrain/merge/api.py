@@ -20,12 +20,12 @@ from posttrain.merge.lora_adapter import ADAPTER_WEIGHTS
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.mixture import plan_mixture
 from posttrain.merge.plan import MergePlan, build_plan, template_key, writes_adapter
+from posttrain.merge.plan_statistics import Examples, check_data, needs_statistics, with_statistics
 from posttrain.merge.preflight import check_architectures, check_weights
 from posttrain.merge.recipe import AUTO, Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
 from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource
 from posttrain.merge.statistics import Example
-from posttrain.merge.statistics_files import Examples, check_data, with_statistics
 from posttrain.merge.vocabulary import match_vocabularies
 from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.models.task import TaskConfig
@@ -295,7 +295,13 @@ def write_merge(
     workers: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> MergeRun:
-    """Writes weights, config and tokenizer of the merged model, or an adapter, into an empty folder; see `run_plan`."""
+    """Writes weights, config and tokenizer of the merged model, or an adapter, into an empty folder; see `run_plan`.
+
+    Raises:
+        UserError: as `run_plan`; or the plan was made without records that its methods need.
+    """
+    if needs_statistics(plan) and not plan.statistics:
+        raise UserError("the statistics of the models were not computed", where="data", fix="give their records")
     for source in plan.sources:
         source.prepare()
     if writes_adapter(plan.recipe):

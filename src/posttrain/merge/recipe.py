@@ -62,10 +62,12 @@ class StatisticsOptions(Section):
     Attributes:
         examples: most records of a file that count, drawn by the recipe's seed.
         answers: whose log-likelihood the Fisher information is of.
+        columns: of the files, those of ``prompt`` and ``completion``, where their names do not tell.
     """
 
     examples: int = Field(default=256, ge=1)
     answers: Answers = "data"
+    columns: dict[Literal["prompt", "completion"], str] = Field(default_factory=dict)
 
 
 class ModelEntry(Section):

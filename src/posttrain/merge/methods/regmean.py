@@ -22,7 +22,7 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     input that is always zero is multiplied by. A model with more tokens of data counts more.
 
     It is computed as M + sum_i (W_i - M) G_i (sum_j G_j)^-1, M being the weighted mean: identical models give
-    themselves, to the last bit. A layer with n inputs takes 4 n^2 bytes for each model and 24 n^2 more while it is
+    themselves, to the last bit. A layer with n inputs takes 4 n^2 bytes for each model and 32 n^2 more while it is
     merged, in each thread, beside ``--memory``.
 
     Args:
@@ -57,17 +57,21 @@ def _transforms(group: TensorGroup, shares: list[float], alpha: float) -> list[T
         return []
     # An input that is always zero has a row of zeros: any number on the diagonal gives it the transform 0.
     diagonal = total.diagonal()
+    rest = torch.diag((diagonal != 0).double())
     diagonal[diagonal == 0] = 1
     factor, failed = torch.linalg.cholesky_ex(total)
     if failed:
         raise UserError(
             f"the inputs of {group.name} depend on each other too much to be told apart", where="alpha", fix="lower it"
         )
-    return [
+    transforms = []
+    for share, gram in zip(shares[:-1], group.input_grams(), strict=False):
         # Transposed, as both matrices are symmetric: (A^-1 G)^T = G A^-1.
-        torch.cholesky_solve(_shrunk(gram, alpha).mul_(share), factor).T.float().contiguous()
-        for gram, share in zip(group.input_grams(), shares, strict=True)
-    ]
+        part = torch.cholesky_solve(_shrunk(gram, alpha).mul_(share), factor).T
+        rest.sub_(part)
+        transforms.append(part.float().contiguous())
+    # They add up to the identity, so that the last one costs no solution.
+    return [*transforms, rest.float()]
 
 
 def _shrunk(gram: Tensor, alpha: float) -> Tensor:

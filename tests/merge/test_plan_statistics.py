@@ -12,8 +12,8 @@ import torch
 from model_family import family, merge_file, weights_of  # noqa: F401
 from torch import Tensor, nn
 
-from posttrain.merge import statistics_files
-from posttrain.merge.api import merge
+from posttrain.merge import statistics_cache
+from posttrain.merge.api import merge, opened_plan, write_merge
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.statistics import Example, fisher_information, input_grams
 from posttrain.models.language_model import load_language_model
@@ -31,7 +31,7 @@ DATA = {"a.jsonl": examples("a"), "b.jsonl": examples("b", 6)}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "posttrain" / statistics_files.FOLDER
+    return tmp_path / "cache" / "posttrain" / statistics_cache.FOLDER
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    monkeypatch.setattr(statistics_files, "fisher_information", counted("fisher", fisher_information))
-    monkeypatch.setattr(statistics_files, "input_grams", counted("gram", input_grams))
+    monkeypatch.setattr(statistics_cache, "fisher_information", counted("fisher", fisher_information))
+    monkeypatch.setattr(statistics_cache, "input_grams", counted("gram", input_grams))
     return names
 
 
@@ -176,7 +176,7 @@ def test_a_killed_merge_keeps_what_is_finished_and_a_damaged_file_is_computed_an
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted = statistics_files.fisher_information
+    counted = statistics_cache.fisher_information
 
     def killed_at_the_second(*arguments: Any, **options: Any) -> Any:
         if computed:
@@ -184,7 +184,7 @@ def test_a_killed_merge_keeps_what_is_finished_and_a_damaged_file_is_computed_an
         return counted(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(statistics_files, "fisher_information", killed_at_the_second)
+        patch.setattr(statistics_cache, "fisher_information", killed_at_the_second)
         with pytest.raises(KeyboardInterrupt):
             merge(recipe(family, "fisher"), tmp_path / "out", data=DATA)
     assert not (tmp_path / "out").exists()
@@ -309,3 +309,11 @@ def test_data_that_no_method_needs_is_named(
 ) -> None:
     merge(recipe(family, "linear"), tmp_path / "out", data=DATA)
     assert "no method here needs statistics" in caplog.text
+
+
+def test_a_plan_without_statistics_is_not_run(family: Path, tmp_path: Path) -> None:  # noqa: F811
+    plan_only = recipe(family, "fisher")
+    folders = {(str(family / name), None): family / name for name in "ab"}
+    with opened_plan(plan_only, folders) as plan, pytest.raises(UserError, match="statistics of the models were not"):  # type: ignore[arg-type]
+        write_merge(plan, tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
