@@ -145,7 +145,7 @@ def test_a_workspaces_models_are_named_as_everywhere(posttrain: Call, finished_w
 def test_an_adapter_is_written_with_what_it_keeps(posttrain: Call, here: Path) -> None:
     call = ("merge", "a", "--base", "base", "--method", "extract_lora", "--set", "rank=4")
     plan = posttrain(*call, "--dry-run").out
-    assert "rank 4, energy 1.0, others save" in plan
+    assert "rank 4, energy 1, others save" in plan
     assert "writes at most" in plan
     result = posttrain(*call, "--out", "adapter")
     assert result.out.splitlines()[-1] == "adapter: adapter"

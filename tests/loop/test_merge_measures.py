@@ -119,5 +119,5 @@ def test_records_are_drawn_by_the_recipes_seed(models: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match="3 files for 2 models"):
         read_data(recipes[0], [file] * 3)
     (tmp_path / "pool.jsonl").write_text(json.dumps({"text": "no answer"}))
-    with pytest.raises(UserError, match="no record has an answer"):
+    with pytest.raises(UserError, match="there are no answers"):
         read_data(recipes[0], [str(tmp_path / "pool.jsonl")])
