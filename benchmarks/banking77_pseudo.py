@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from posttrain.models.binomial import clopper_pearson
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import finished_states
 from posttrain.loop.linear_head import fit_head
 from posttrain.loop.scoring import sentence_embeddings
+from posttrain.models.binomial import clopper_pearson
 from posttrain.models.linear_head import LinearHead
 from posttrain.store.workspace import Workspace
 

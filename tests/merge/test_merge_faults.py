@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import posttrain
 from posttrain.merge import api
 from posttrain.merge.api import MERGE_FILE, merge
-from posttrain.merge.plan import build_plan
+from posttrain.merge.plan_builder import build_plan
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import ModelFolder
 from posttrain.store.errors import StorageError, UserError

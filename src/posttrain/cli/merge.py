@@ -102,8 +102,9 @@ def merge(
         recipe = with_data(recipe, data if root == CURRENT_FOLDER else [absolute_name(name) for name in data])
     # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.merge.adapter_writer import estimate_adapter_seconds
-    from posttrain.merge.api import check_new_folder, describe, merge, planned_merge
+    from posttrain.merge.api import describe, merge, planned_merge
     from posttrain.merge.engine import estimate_seconds
+    from posttrain.merge.output_folder import check_new_folder
     from posttrain.merge.plan import writes_adapter
     from posttrain.merge.plan_statistics import needs_statistics
 

@@ -129,38 +129,37 @@ def choose_numbers(
         config = AdaMergingConfig.read(settings, "--set")
         suites = named_suites(data, workspace)
         chosen, learned = adamerge(recipe, root, out.absolute().parent, suites, config, data_root=CURRENT_FOLDER)
-        report = {
+        summary = {
             "entropy_first": learned.first,
             "entropy_last": learned.last,
             "groups": list(learned.groups),
             "coefficients": learned.values.tolist(),
         }
         line = f"entropy of the answers: {learned.first:.4f} at the start, {learned.last:.4f} at the end, in nats"
-        return ChosenRecipe(chosen, ADAMERGING, report, [line])
+        return ChosenRecipe(chosen, ADAMERGING, summary, [line])
     if recipe.search is not None:
         from posttrain.loop.merge_search import search_recipe
 
         journal = out.with_name(f"{out.name}.search.jsonl")
-        found = search_recipe(
+        report = search_recipe(
             *(recipe, root, journal, named_suites(search, workspace)),
             suites_root=CURRENT_FOLDER,
             memory=memory,
             workers=workers,
         )
-        report = found.to_dict()
-        numbers = ", ".join(f"{name} {value:g}" for name, value in found.result.best.values.items())
+        numbers = ", ".join(f"{name} {value:g}" for name, value in report.result.best.values.items())
         lines = [
-            f"best of {len(found.result.trials)} merges ({found.result.end}): {numbers}",
-            f"score {found.result.best.score:.4f} on the records searched on, "
-            f"{found.result.trials[0].score:.4f} as the recipe had it",
+            f"best of {len(report.result.trials)} merges ({report.result.end}): {numbers}",
+            f"score {report.result.best.score:.4f} on the records searched on, "
+            f"{report.result.trials[0].score:.4f} as the recipe had it",
         ]
-        for name, gain in found.gains.items():
-            scores = found.scores[name]
+        for name, gain in report.gains.items():
+            scores = report.scores[name]
             lines.append(
                 f"{name}, records not searched on: {scores['best']:.4f}, {scores['first']:.4f} as the recipe had it "
                 f"({gain.difference:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}])"
             )
-        return ChosenRecipe(found.recipe, "search", report, lines, journal)
+        return ChosenRecipe(report.recipe, "search", report.to_dict(), lines, journal)
     return ChosenRecipe(recipe)
 
 

@@ -19,8 +19,9 @@ from posttrain.loop.merge_suites import (
     score_suites,
 )
 from posttrain.merge.adamerging import AdaMergingConfig, LearnedCoefficients, UnlabelledTask, learn_coefficients
-from posttrain.merge.api import merge, planned_merge, scratch_folder
+from posttrain.merge.api import merge, planned_merge
 from posttrain.merge.engine import MEMORY
+from posttrain.merge.output_folder import scratch_folder
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.search import SearchResult, search
 from posttrain.merge.search_space import search_space, with_values

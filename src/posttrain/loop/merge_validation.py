@@ -22,8 +22,8 @@ from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult
 from posttrain.loop.merge_suites import MergeSuite, local_models, read_merge_suites, score_suites, short_name
 from posttrain.loop.retention import suite_retention
-from posttrain.merge.api import scratch_folder
 from posttrain.merge.inputs import Key, model_keys
+from posttrain.merge.output_folder import scratch_folder
 from posttrain.merge.recipe import Recipe
 from posttrain.models.language_model import load_language_model
 from posttrain.models.precision import choose_precision

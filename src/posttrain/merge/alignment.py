@@ -247,9 +247,9 @@ class _Matcher:
         """Returns the tensors of a block of both models, with the residual stream in order; biases as columns."""
         pairs = {}
         for name in self._tensors[layer]:
-            _, found, short = name.partition(f".{block}.")
+            _, separator, short = name.partition(f".{block}.")
             axes = axes_of(name)
-            if not found or axes is None or axes == (RESIDUAL,):
+            if not separator or axes is None or axes == (RESIDUAL,):
                 continue
             first, second = _read(self._reference, name), _read(self._model, name)
             if len(axes) == 1:

@@ -1,13 +1,9 @@
 """`merge`: one model out of several, in a Hugging Face folder that is whole or not there."""
 
-import errno
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,44 +15,36 @@ from posttrain.merge.inputs import open_models
 from posttrain.merge.lora_adapter import ADAPTER_WEIGHTS
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.mixture import plan_mixture
-from posttrain.merge.plan import MergePlan, build_plan, template_key, writes_adapter
+from posttrain.merge.output_folder import (
+    check_new_folder,
+    check_space,
+    commit,
+    copy_tokenizer,
+    remove_abandoned,
+    scratch_folder,
+    write_config,
+)
+from posttrain.merge.plan import MergePlan, template_key, writes_adapter
+from posttrain.merge.plan_builder import build_plan
 from posttrain.merge.plan_statistics import Examples, check_data, needs_statistics, with_statistics
 from posttrain.merge.preflight import check_architectures, check_weights
 from posttrain.merge.recipe import AUTO, Recipe, read_recipe
 from posttrain.merge.shard_writer import SHARD_BYTES
-from posttrain.merge.sources import CONFIG, ModelFolder, WeightSource
+from posttrain.merge.sources import ModelFolder, WeightSource
 from posttrain.merge.statistics import Example
 from posttrain.merge.vocabulary import match_vocabularies
-from posttrain.models.loading import GENERATION_CONFIG
 from posttrain.models.task import TaskConfig
-from posttrain.store.errors import StorageError, UserError
+from posttrain.store.errors import UserError
 from posttrain.store.files import (
     disk_errors,
     make_folder,
-    remove_abandoned_folders,
-    sync_folder,
     sync_tree,
-    temporary_folder,
     write_atomically,
 )
 
 MERGE_FILE = "merge.json"
 
-_TEMPORARY = ".posttrain-merge"
-
-_ATTEMPTS = 100
-
 _DATA = "data"  # the name of records in memory
-
-_TOKENIZER_FILES = (
-    *("tokenizer*", "special_tokens*", "vocab*", "merges.txt", "added_tokens*", "chat_template*"),
-    *("*.model", "*.jinja", "*.tiktoken", "tekken.json"),
-)
-
-_CHAT_TEMPLATES = "additional_chat_templates"
-
-# What a merged model has from the first: not its weights, adapters and records of its training, and no pickles.
-_COPIED = (GENERATION_CONFIG, "*processor_config.json", "LICENSE*", "NOTICE*")
 
 
 @dataclass(frozen=True)
@@ -131,18 +119,18 @@ def merge(
         )
     target = Path(out)
     # First, as the same command after a kill behind the last rename must not leave anything either.
-    _remove_abandoned(target.absolute().parent / _TEMPORARY)
+    remove_abandoned(target.absolute().parent)
     check_new_folder(target)
     examples = data if isinstance(data, Mapping) else {_DATA: data or []}
     if data is not None and not isinstance(data, Mapping):
         merge_recipe = merge_recipe.model_copy(update={"data": _DATA})
     with planned_merge(merge_recipe, folder_of_paths, target.absolute().parent, examples) as (plan, folder):
-        _check_space(plan, folder)
+        check_space(plan, folder)
         run = write_merge(plan, folder, memory, workers, shard_bytes)
         write_atomically(folder / MERGE_FILE, json.dumps(describe(plan, run), indent=1).encode())
         with disk_errors(folder):
             sync_tree(folder)
-        _commit(folder, target)
+        commit(folder, target)
     size = plan.bytes if run.adapter is None else (Path(out) / ADAPTER_WEIGHTS).stat().st_size
     return MergeResult(Path(out), len(plan.tensors), size, run.seconds, run.peak_memory, run.adapter)
 
@@ -170,20 +158,6 @@ def planned_merge(
         make_folder(scratch / "model")
         with _plan_of(recipe, open_models(recipe, root, scratch), scratch / "tokenizer", examples) as plan:
             yield plan, scratch / "model"
-
-
-@contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yields a temporary folder below ``parent``, and removes those that killed merges have left there."""
-    # In a folder of our own, as all that is abandoned in it is removed.
-    temporary = parent / _TEMPORARY
-    make_folder(parent)
-    try:
-        with _scratch_folder(temporary) as scratch:
-            yield scratch
-    finally:
-        with suppress(OSError):  # another merge may be writing beside this one
-            temporary.rmdir()
 
 
 @contextmanager
@@ -240,54 +214,6 @@ def _plan_of(
             source.close()
 
 
-@contextmanager
-def _scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yields a temporary folder below ``parent``, which another merge may remove at any moment where it is empty."""
-    with ExitStack() as stack:
-        for attempt in range(_ATTEMPTS):
-            try:
-                remove_abandoned_folders(parent)
-                folder = stack.enter_context(temporary_folder(parent))
-                break
-            except FileNotFoundError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        yield folder
-
-
-def _remove_abandoned(parent: Path) -> None:
-    with disk_errors(parent), suppress(FileNotFoundError):
-        remove_abandoned_folders(parent)
-    with suppress(OSError):
-        parent.rmdir()
-
-
-def _commit(folder: Path, out: Path) -> None:
-    """Moves the finished folder to where it was asked for, in one step."""
-    with disk_errors(out):
-        try:
-            os.rename(folder, out)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _out_exists(out) from None  # another merge has written there meanwhile
-            raise
-        try:
-            sync_folder(out.absolute().parent)
-        except OSError:
-            os.rename(out, folder)  # else the same command again would only say that it exists
-            raise
-
-
-def check_new_folder(out: Path) -> None:
-    """Raises a UserError if there is something where the merged model is to be written."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise _out_exists(out)
-
-
-def _out_exists(out: Path) -> UserError:
-    return UserError("exists and is not empty", where=str(out), fix="remove it or name another folder")
-
-
 def write_merge(
     plan: MergePlan,
     folder: Path,
@@ -306,10 +232,10 @@ def write_merge(
         source.prepare()
     if writes_adapter(plan.recipe):
         run = write_adapter(plan, folder, memory, workers)
-        _copy_tokenizer(plan, folder)
+        copy_tokenizer(plan, folder)
     else:
         run = run_plan(plan, folder, memory, workers, shard_bytes)
-        _write_config(plan, folder)
+        write_config(plan, folder)
     for source in plan.sources:
         source.check_unchanged()
     return run
@@ -411,49 +337,3 @@ def recipe_of_models(
     values = {"method": method, "base": base, "models": list(models), "parameters": parameters, "seed": seed}
     values["align"] = align
     return Recipe.read(values, "merge")
-
-
-def _check_space(plan: MergePlan, folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < plan.bytes:
-        raise StorageError(
-            f"the result needs {plan.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free",
-            where=str(folder.parent),
-            fix="free some space and run the same command again",
-        )
-
-
-def _write_config(plan: MergePlan, folder: Path) -> None:
-    """Copies config and tokenizer, with what the merge changed."""
-    with disk_errors(folder):
-        for file in sorted(plan.template.folder.iterdir()):
-            if file.is_file() and _matches(file.name, _COPIED):
-                shutil.copyfile(file, folder / file.name)
-    _copy_tokenizer(plan, folder)
-    config = dict(plan.template.config) | dict(plan.config_changes)
-    if plan.token_ids is not plan.template:
-        # Numbers of special tokens are those of the tokenizer's own model.
-        config = {key: value for key, value in config.items() if not key.endswith("_token_id")}
-        config |= {key: value for key, value in plan.token_ids.config.items() if key.endswith("_token_id")}
-        (folder / GENERATION_CONFIG).unlink(missing_ok=True)
-        if (own := plan.token_ids.folder / GENERATION_CONFIG).is_file():
-            with disk_errors(folder):
-                shutil.copyfile(own, folder / GENERATION_CONFIG)
-    floating = [tensor.dtype for tensor in plan.tensors if tensor.dtype.is_floating_point]
-    if floating:
-        config.pop("torch_dtype", None)
-        config["dtype"] = str(max(set(floating), key=floating.count)).removeprefix("torch.")
-    write_atomically(folder / CONFIG, json.dumps(config, indent=2).encode())
-
-
-def _copy_tokenizer(plan: MergePlan, folder: Path) -> None:
-    with disk_errors(folder):
-        for file in sorted(plan.tokenizer.iterdir()):
-            if file.is_file() and _matches(file.name, _TOKENIZER_FILES):
-                shutil.copyfile(file, folder / file.name)
-            elif file.is_dir() and file.name == _CHAT_TEMPLATES:
-                shutil.copytree(file, folder / file.name)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return not name.startswith(".") and any(fnmatch(name, pattern) for pattern in patterns)

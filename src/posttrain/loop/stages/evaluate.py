@@ -82,8 +82,8 @@ class Evaluate(Stage):
         for model in context.artifact(merged).meta["merged"]:
             # The champion was measured just now, an earlier round's model where the test set is still the same. The
             # trained model itself is not: that would cost each round an evaluation which decides nothing.
-            if found := context.find(cls(model, context.state.id("test"))):
-                parts[model] = read_evaluation(context.path(found.id))
+            if artifact := context.find(cls(model, context.state.id("test"))):
+                parts[model] = read_evaluation(context.path(artifact.id))
         rows = merge_retention(read_evaluation(context.path(evaluation)), parts, context.seed("retention"))
         for sentence in retention_sentences(rows):
             log.info("  %s", sentence)
