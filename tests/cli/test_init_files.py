@@ -68,6 +68,7 @@ def test_free_answers_give_the_template_answer(folder: Path, posttrain: Call) ->
     outcome = posttrain("init", "work", "--test", "test.jsonl", "--pool", "pool.jsonl")
     assert outcome.code == 0, outcome
     assert "not used: page" in outcome.out
+    assert "20 answers are too few to know labels from free text; if they are labels, add --template" in outcome.out
     config = config_of(folder / "work")
     assert config["data"]["columns"] == {"prompt": "question", "completion": "answer"}
     assert "labels" not in config["task"]

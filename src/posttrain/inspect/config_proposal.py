@@ -28,6 +28,8 @@ TEST_SHARE = 0.2
 
 _PER_ROUND = 100
 
+_FEW_ANSWERS = 50  # below, few labels of a closed set occur several times
+
 _FIX = "say which with --prompt COLUMN --label COLUMN"
 
 
@@ -94,6 +96,7 @@ def propose_config(
     answers = [_answers(name, columns, pool=name == files.pool) for name in _names(files)]
     known = sum(answers, Counter[str]())
     closed = template == "classify" or (template is None and is_closed_set(known))
+    guessed = template is None and not closed and known.total() < _FEW_ANSWERS
     template = template or ("classify" if closed else "answer")
     labels = sorted(known) if closed else []
     values = _data_values(files, columns)
@@ -102,7 +105,13 @@ def propose_config(
         raise report.errors[0].error()
     records = {file.role: file.records for file in report.files}
     config = _format(template, values | _relative(files, folder), records)
-    return Proposal(template, config, labels, report, _conclusions(files, columns, report, labels))
+    conclusions = _conclusions(files, columns, report, labels)
+    if guessed:
+        conclusions.append(
+            f"note: {known.total()} answers are too few to know labels from free text; if they are labels, add "
+            "--template classify"
+        )
+    return Proposal(template, config, labels, report, conclusions)
 
 
 def _names(files: DataFiles) -> list[str]:
