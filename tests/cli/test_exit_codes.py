@@ -42,7 +42,7 @@ def test_unknown_verbs_and_options_are_refused(posttrain: Call, arguments: list[
         (["show", "nothing"], "nothing here is called `nothing`"),
         (["show", "7"], "there is no round 7; posttrain status"),
         (["select", "--strategy", "entrpy"], "did you mean `entropy`?"),
-        (["eval", "--model", "pool@v1"], "--model: `pool@v1` is no model of this workspace"),
+        (["eval", "--model", "pool@v1"], "--model: `pool@v1` is no model; posttrain models list"),
         (["models", "promote", "pool@v1"], "`pool@v1` is no model"),
         (["models", "promote", "nothing"], "nothing here is called `nothing`"),
         (["models", "show", "nothing"], "nothing here is called `nothing`"),

@@ -72,7 +72,10 @@ class _Verbs(LazyGroup):
             "posttrain.cli.plan:plan",
             "Estimate memory, micro-batch and time of a training from the model's config alone.",
         ),
-        "eval": LazyVerb("posttrain.cli.evaluate:evaluate", "Measure a model on the suites of the config."),
+        "eval": LazyVerb(
+            "posttrain.cli.evaluate:evaluate",
+            "Measure a model, or several that answer together, on the suites of the config.",
+        ),
         "merge": LazyVerb("posttrain.cli.merge:merge", "Merge models into one, by a recipe or by options."),
         "config": LazyVerb("posttrain.cli.config:app", "Show, search or check posttrain.yaml."),
         "data": LazyVerb("posttrain.cli.data:app", "Build, inspect and export dataset versions."),
