@@ -24,8 +24,17 @@ HIGH_BARRIER = 0.1
 MEASURED_ON = "SmolLM2-135M"
 """The models of our own table, BENCHMARKS.md."""
 
-MEASURED: Mapping[str, float] = {}
-"""By method, the share of the specialists' scores that the merged model kept in our own table, on average."""
+MEASURED: Mapping[str, float] = {
+    "linear": 0.781,
+    "task_arithmetic": 0.994,
+    "ties": 0.988,
+    "dare_ties": 1.003,
+    "della": 0.985,
+    "breadcrumbs": 0.994,
+    "slerp": 0.969,
+    "sce": 0.658,
+}
+"""By method, the share of the specialists' scores that the best merge kept in our own table, on average."""
 
 ENSEMBLE = "ensemble"
 
