@@ -71,7 +71,7 @@ class SuiteValidation:
 
 @dataclass(frozen=True)
 class Validation:
-    """What a merge kept.
+    """The shares of its models' scores that a merge keeps.
 
     Attributes:
         suites: by name.

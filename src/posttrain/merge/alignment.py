@@ -303,10 +303,10 @@ class _HeadSimilarity:
         shared = self.queries.shape[1]
         own = np.arange(shared)
         total = 0.0
-        for place, group in enumerate(order.groups):
-            heads = order.heads[place * shared : (place + 1) * shared] - group * shared
-            total += self.keys[place, group] + self.queries[place, own, group, heads].sum()
-            total += np.trace(self._channels(place, group, heads)[:, order.channels[place]])
+        for slot, group in enumerate(order.groups):
+            heads = order.heads[slot * shared : (slot + 1) * shared] - group * shared
+            total += self.keys[slot, group] + self.queries[slot, own, group, heads].sum()
+            total += np.trace(self._channels(slot, group, heads)[:, order.channels[slot]])
         return float(total)
 
     def match(self) -> AttentionOrder:
@@ -315,34 +315,34 @@ class _HeadSimilarity:
         totals = np.empty((groups, groups))
         heads = np.empty((groups, groups, shared), np.int64)
         channels = np.empty((groups, groups, self.values.shape[1]), np.int64)
-        for place in range(groups):
+        for slot in range(groups):
             for group in range(groups):
-                totals[place, group], heads[place, group], channels[place, group] = self._match_group(place, group)
+                totals[slot, group], heads[slot, group], channels[slot, group] = self._match_group(slot, group)
         order = _assign(totals)
-        places = np.arange(groups)
-        return AttentionOrder(order, (heads[places, order] + order[:, None] * shared).ravel(), channels[places, order])
+        slots = np.arange(groups)
+        return AttentionOrder(order, (heads[slots, order] + order[:, None] * shared).ravel(), channels[slots, order])
 
-    def _match_group(self, place: int, group: int) -> tuple[float, np.ndarray, np.ndarray]:
+    def _match_group(self, slot: int, group: int) -> tuple[float, np.ndarray, np.ndarray]:
         """Matches the query heads of two groups and the channels of their values, in turns."""
-        queries = self.queries[place, :, group]
+        queries = self.queries[slot, :, group]
         heads, best = _assign(queries), (-math.inf, np.empty(0), np.empty(0))
         while True:
-            similarity = self._channels(place, group, heads)
+            similarity = self._channels(slot, group, heads)
             channels = _assign(similarity)
             # Output columns of each pair of heads, with the channels in this order.
-            outputs = np.einsum("icjc->ij", self.outputs[place, :, :, group][:, :, :, channels])
+            outputs = np.einsum("icjc->ij", self.outputs[slot, :, :, group][:, :, :, channels])
             own = np.arange(len(heads))
-            total = self.keys[place, group] + queries[own, heads].sum() + similarity[:, channels].trace()
+            total = self.keys[slot, group] + queries[own, heads].sum() + similarity[:, channels].trace()
             if total <= best[0] + _LEAST_GAIN * abs(best[0] if math.isfinite(best[0]) else 0.0):
                 return best
             best = float(total), heads, channels
             heads = _assign(queries + outputs)
 
-    def _channels(self, place: int, group: int, heads: np.ndarray) -> np.ndarray:
+    def _channels(self, slot: int, group: int, heads: np.ndarray) -> np.ndarray:
         """Returns the inner products of the channels of two groups' values and outputs, float64 [size, size]."""
-        similarity = self.values[place, :, group].copy()
+        similarity = self.values[slot, :, group].copy()
         for own, head in enumerate(heads):
-            similarity += self.outputs[place, own, :, group, head]
+            similarity += self.outputs[slot, own, :, group, head]
         return similarity
 
 

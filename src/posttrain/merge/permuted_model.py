@@ -17,7 +17,7 @@ from posttrain.merge.decoder_axes import (
     AttentionHeads,
     axes_of,
 )
-from posttrain.merge.sources import WeightSource, layer_of
+from posttrain.merge.sources import SourceView, WeightSource, layer_of
 from posttrain.merge.vocabulary_view import read_rows
 
 
@@ -80,12 +80,12 @@ class UnitOrder:
         }
         if axis not in stretches:
             return None
-        places, channels = stretches[axis]
-        index: np.ndarray = (places[:, None] * size + channels).ravel()
+        slots, channels = stretches[axis]
+        index: np.ndarray = (slots[:, None] * size + channels).ravel()
         return index
 
 
-class PermutedModel(WeightSource):
+class PermutedModel(SourceView):
     """A Llama-like decoder with its units in another order; see `UnitOrder`.
 
     Args:
@@ -94,9 +94,8 @@ class PermutedModel(WeightSource):
     """
 
     def __init__(self, source: WeightSource, order: UnitOrder) -> None:
-        self.name, self.folder, self.config = source.name, source.folder, source.config
-        self.tokenizer_folder, self.location = source.tokenizer_folder, source.location
-        self._source, self._order = source, order
+        super().__init__(source)
+        self._order = order
         self._shapes = dict(source.shapes())
         self._indices = {name: self._index(name) for name in self._shapes}
 
@@ -110,21 +109,6 @@ class PermutedModel(WeightSource):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
-
-    def dtype(self, tensor: str) -> torch.dtype:
-        return self._source.dtype(tensor)
-
-    def stored_dtype(self, tensor: str) -> torch.dtype:
-        return self._source.stored_dtype(tensor)
-
-    def file(self, tensor: str) -> str:
-        return self._source.file(tensor)
-
-    def check_unchanged(self) -> None:
-        self._source.check_unchanged()
-
-    def close(self) -> None:
-        self._source.close()
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         rows, columns = self._indices[tensor]

@@ -99,6 +99,40 @@ class WeightSource(ABC):
         """Closes the files."""
 
 
+class SourceView(WeightSource):
+    """The tensors of another source, some of which a subclass reads in another order or shape.
+
+    Args:
+        source: the model.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self.name, self.folder, self.config = source.name, source.folder, source.config
+        self.tokenizer_folder, self.location = source.tokenizer_folder, source.location
+        self._source = source
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._source.shapes()
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        return self._source.dtype(tensor)
+
+    def stored_dtype(self, tensor: str) -> torch.dtype:
+        return self._source.stored_dtype(tensor)
+
+    def prepare(self) -> None:
+        self._source.prepare()
+
+    def file(self, tensor: str) -> str:
+        return self._source.file(tensor)
+
+    def check_unchanged(self) -> None:
+        self._source.check_unchanged()
+
+    def close(self) -> None:
+        self._source.close()
+
+
 class TensorFiles:
     """Tensors of safetensors files, read by ranges.
 

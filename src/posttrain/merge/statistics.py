@@ -25,7 +25,7 @@ Example = tuple[Turns, str]
 
 @dataclass(frozen=True)
 class ModelStatistics:
-    """What was computed of one model on its data.
+    """Statistics of one model on its data.
 
     Attributes:
         tensors: float32, by the name of the parameter: the Fisher information, of the parameter's shape, or the Gram

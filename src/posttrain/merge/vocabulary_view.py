@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource, block_rows
+from posttrain.merge.sources import EMBEDDING, HEAD, SourceView, WeightSource, block_rows
 
 # Tensors with a row a token, by the names that the families of transformers have for them.
 _EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight$")
 _HEADS = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$|^output\.weight$")
 
 
-class VocabularyView(WeightSource):
+class VocabularyView(SourceView):
     """A model whose rows of tokens stand in another order.
 
     Args:
@@ -28,9 +28,8 @@ class VocabularyView(WeightSource):
     def __init__(
         self, source: WeightSource, rows: np.ndarray, donors: Sequence[tuple[WeightSource, np.ndarray]]
     ) -> None:
-        self.name, self.folder, self.config = source.name, source.folder, source.config
-        self.tokenizer_folder, self.location = source.tokenizer_folder, source.location
-        self._source, self._rows, self._donors = source, rows, donors
+        super().__init__(source)
+        self._rows, self._donors = rows, donors
         missing = rows < 0
         first = donors[0][1]
         used = [bool((missing & (first >= 0)).any())]
@@ -50,18 +49,6 @@ class VocabularyView(WeightSource):
             return own
         same = all(donor.dtype(_own_name(donor, tensor)) == own for donor in self._used)
         return own if same and not self._averaged else torch.float32  # rounded once, with the result
-
-    def stored_dtype(self, tensor: str) -> torch.dtype:
-        return self._source.stored_dtype(tensor)
-
-    def file(self, tensor: str) -> str:
-        return self._source.file(tensor)
-
-    def check_unchanged(self) -> None:
-        self._source.check_unchanged()
-
-    def close(self) -> None:
-        self._source.close()
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
         if not is_by_token(tensor):

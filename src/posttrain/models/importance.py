@@ -99,7 +99,7 @@ def importance_by_gradient(lm: LanguageModel, examples: Sequence[TokenizedExampl
 
 
 class _Activations:
-    """What passed through modules in a forward pass."""
+    """The outputs of modules in a forward pass."""
 
     def __init__(self) -> None:
         self.before: dict[nn.Module, Tensor] = {}

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from posttrain.store.errors import UserError, suggest
 
 Result = Literal["model", "adapter", "mixture"]
-"""What a method writes: a model like its inputs, a LoRA adapter on the base, or a mixture of experts."""
+"""Kind of a method's result: a model like its inputs, a LoRA adapter on the base, or a mixture of experts."""
 
 PerModel = tuple[float, ...]
 """Annotation of an option with one number a model; a single number counts for all of them."""

@@ -107,14 +107,14 @@ class EnsembleConfig(Section):
     def _data_fit(self) -> Self:
         if self.needs_data and self.data is None:
             raise ValueError("`data` is needed: a file of records with labels that no model learned from")
-        # A file that is not used would be taken for one that is.
+        # A file without a use is a mistake that nothing else would show.
         if self.data is not None and not self.needs_data:
             raise ValueError("nothing is fitted, so `data` has no use; remove it")
         return self
 
     @property
     def needs_data(self) -> bool:
-        """Whether something is fitted on held-out records."""
+        """True if held-out records fit weights, a gate or a threshold."""
         fitted = self.weights == "fit" or self.method == "gate" or self.calibrate
         return fitted or self.accuracy is not None or self.tolerance is not None
 
