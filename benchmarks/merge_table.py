@@ -24,7 +24,9 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ SUITES = {"harmless": SuiteConfig(scorer="preference")}
 TRAINING: dict[str, dict[str, Any]] = {
     "intents": {"objective": "sft", "epochs": 3, "learning_rate": 1e-4},
     "sums": {"objective": "sft", "epochs": 3, "learning_rate": 1e-4},
-    "harmless": {"objective": "simpo", "epochs": 2, "learning_rate": 2e-5, "max_length": 192},
+    "harmless": {"objective": "simpo", "epochs": 2, "learning_rate": 5e-5, "max_length": 192},
 }
 
 Scores = dict[str, list[float]]
@@ -120,6 +122,17 @@ MERGES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
 """Name of the row: models, method, options."""
 
 WITHOUT_BASE = {"linear", "karcher", "slerp"}
+
+ANSWERS = ("intents-train", "sums-train", "harmless-answers")
+PROMPTS = tuple(f"{task}={task}-train" for task in TASKS)
+
+WITH_DATA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "fisher": ("fisher", ANSWERS, ("--examples", "128")),
+    "regmean": ("regmean", ANSWERS, ("--examples", "128")),
+    "by_importance": ("by_importance", ANSWERS, ("--examples", "128")),
+    "adamerging": ("adamerging", PROMPTS, ("--set", "steps=60")),
+}
+"""Name of the row: method, training records that it reads, further options of the command."""
 
 CALCULATION = re.compile(r"<<(\d{1,4}[-+*/]\d{1,4})=(\d{1,5})>>")
 
@@ -160,6 +173,17 @@ def on_test_side(row: dict[str, Any]) -> bool:
     return hashlib.sha256(row["prompt"][0]["content"].encode()).digest()[0] % 3 == 0
 
 
+def merge_with_data(name: str, models: Sequence[Path], base: Path, data: Path, out: Path) -> None:
+    """Merges by a method that reads training records, as a user does."""
+    method, files, options = WITH_DATA[name]
+    command = [sys.executable, "-m", "posttrain", "merge", *map(str, models), "--method", method, "--out", str(out)]
+    for file in files:
+        label, _, stem = file.rpartition("=")
+        command += ["--data", (f"{label}=" if label else "") + str(data / f"{stem}.jsonl")]
+    with_base = ["--base", str(base)] if method == "adamerging" else []
+    subprocess.run([*command, *with_base, *options], check=True, stdout=sys.stderr)
+
+
 def write_data(folder: Path, data: Path, base: Path, options: argparse.Namespace) -> None:
     """Writes training and test records of each task."""
     from posttrain.models.loading import load_tokenizer
@@ -180,6 +204,10 @@ def write_data(folder: Path, data: Path, base: Path, options: argparse.Namespace
         "harmless-train": [row for row in pairs if not on_test_side(row)][: options.pairs],
         "harmless-test": [row for row in pairs if on_test_side(row)][: options.records],
     }
+    # For methods that read answers.
+    sets["harmless-answers"] = [
+        {"prompt": row["prompt"], "completion": row["chosen"]} for row in sets["harmless-train"]
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in sets.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -237,9 +265,10 @@ def main() -> None:
     quiet_libraries()
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    names = options.merges.split(";") if options.merges else list(MERGES)
-    if unknown := set(names) - MERGES.keys():
-        parser.error(f"no merge {', '.join(sorted(unknown))}; there are {'; '.join(MERGES)}")
+    every = [*MERGES, *WITH_DATA]
+    names = options.merges.split(";") if options.merges else every
+    if unknown := set(names) - set(every):
+        parser.error(f"no merge {', '.join(sorted(unknown))}; there are {'; '.join(every)}")
     base = fetch_once(locate(options.model, Path()), folder / "base")
     data = folder / "data"
     if not (data / "counts.json").exists():
@@ -268,18 +297,15 @@ def main() -> None:
     for name in models:
         print(row(name, single[name], single), flush=True)
     for name in names:
-        members, method, values = MERGES[name]
         slug = re.sub(r"\W+", "-", name)
         out, file = folder / "merged" / slug, results / f"{slug}.json"
         if not file.exists() or json.loads(file.read_text()).keys() != TASK_CONFIGS.keys():
-            if not out.exists():
-                merge(
-                    [models[task] for task in members],
-                    out,
-                    method=method,
-                    base=None if method in WITHOUT_BASE else base,
-                    **values,
-                )
+            if not out.exists() and name in MERGES:
+                members, method, values = MERGES[name]
+                root = None if method in WITHOUT_BASE else base
+                merge([models[task] for task in members], out, method=method, base=root, **values)
+            elif not out.exists():
+                merge_with_data(name, [models[task] for task in TASKS], base, data, out)
             measure(out, data, file, precision)
             if not options.keep:
                 shutil.rmtree(out)

@@ -121,3 +121,17 @@ def test_records_are_drawn_by_the_recipes_seed(models: Path, tmp_path: Path) -> 
     (tmp_path / "pool.jsonl").write_text(json.dumps({"text": "no answer"}))
     with pytest.raises(UserError, match="there are no answers"):
         read_data(recipes[0], [str(tmp_path / "pool.jsonl")])
+
+
+def test_each_model_is_shown_records_as_it_was_trained(models: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "config.yaml").write_text("task: {system: Count., template: '<{prompt}>'}\n")
+    recipe, file = Recipe.read({"models": ["a", "b", "b"]}, "test"), str(models / "data.jsonl")
+    trained, plain, same = read_data(recipe, [file], tmp_path)
+    assert trained[0][0][0] == {"role": "system", "content": "Count."}
+    content = plain[0][0][-1]["content"]
+    assert trained[0][0][-1] == {"role": "user", "content": f"<{content}>"}
+    assert [answer for _, answer in trained] == [answer for _, answer in plain]
+    assert plain is same
+    assert len(plain[0][0]) == 1

@@ -75,6 +75,20 @@ def test_fisher_weighs_each_model_by_its_own_data(family: Path, tmp_path: Path) 
     ]
 
 
+def test_statistics_are_those_of_prompts_as_each_model_was_trained(family: Path, tmp_path: Path) -> None:  # noqa: F811
+    shutil.copytree(family / "a", tmp_path / "a")
+    (tmp_path / "a" / "config.yaml").write_text("task: {system: Count., labels: null}\n")
+    models = [{"model": str(tmp_path / "a"), "data": "a.jsonl"}, {"model": str(family / "b"), "data": "b.jsonl"}]
+    merge(Recipe.read({"method": "fisher", "models": models}, "recipe"), tmp_path / "trained", data=DATA)
+    system = {"role": "system", "content": "Count."}
+    shown = DATA | {"a.jsonl": [([system, *prompt], answer) for prompt, answer in DATA["a.jsonl"]]}
+    merge(recipe(family, "fisher"), tmp_path / "shown", data=shown)
+    merge(recipe(family, "fisher"), tmp_path / "plain", data=DATA)
+    trained, same, plain = (weights_of(tmp_path / name) for name in ("trained", "shown", "plain"))
+    assert all(torch.equal(trained[name], same[name]) for name in trained)
+    assert any(not torch.equal(trained[name], plain[name]) for name in trained)
+
+
 def test_regmean_fits_what_each_model_gives_on_its_own_data(family: Path, tmp_path: Path) -> None:  # noqa: F811
     merge(recipe(family, "regmean", parameters={"alpha": 1.0}, dtype="float32"), tmp_path / "out", data=DATA)
     names = [f"model.layers.{layer}.{part}" for layer in (0, 3) for part in ("self_attn.v_proj", "mlp.down_proj")]

@@ -51,7 +51,7 @@ def measure_report(
     barriers: list[LossBarrier] = []
     importances: list[ModelImportance] = []
     if files:
-        by_entry = dict(zip(map(id, recipe.models), read_data(recipe, files), strict=True))
+        by_entry = dict(zip(map(id, recipe.models), read_data(recipe, files, root), strict=True))
         data = [by_entry[id(entry)] for entry in entries]
         distinct = {id(examples): examples for examples in data}.values()
         with merge_points(compared, root, parent, memory) as points:

@@ -68,7 +68,7 @@ def measured_recipe(
     Raises:
         UserError: a model or a record cannot be used.
     """
-    data = read_data(recipe, files)
+    data = read_data(recipe, files, root)
     with merge_points(recipe, root, parent, memory) as points:
         importances = measure_importances(points, data, by_gradient=by_gradient, seed=recipe.seed)
     return with_importances(recipe, importances), importances

@@ -16,26 +16,37 @@ from posttrain.merge.statistics import Example
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import context_length
-from posttrain.models.task import TaskConfig
+from posttrain.models.task import TaskConfig, trained_task
 from posttrain.store.errors import UserError
+from posttrain.store.paths import locate_path
 
 
-def read_data(recipe: Recipe, files: Sequence[str]) -> list[list[Example]]:
-    """Reads the records that each model of a recipe is measured on.
+def read_data(recipe: Recipe, files: Sequence[str], root: Path | None = None) -> list[list[Example]]:
+    """Reads the records that each model of a recipe is measured on, under the task that it was trained for.
 
     Args:
         recipe: the recipe; its seed draws as many records as its key ``statistics`` says.
         files: one file for all models, or one a model; paths are relative to the current folder.
+        root: the folder that the paths of the models are relative to; the current one by default.
 
     Returns:
-        A list a model, the same list where models share a file.
+        A list a model, the same list where models share a file and a task.
 
     Raises:
         UserError: there are neither one file nor as many as models, or a file cannot be used.
     """
     named = with_data(recipe, files)
     examples = read_examples(named, Path())
-    return [examples[entry.data or named.data or ""] for entry in named.models]
+    lists: dict[tuple[str, str], list[Example]] = {}
+    by_model = []
+    for entry in named.models:
+        task = trained_task(locate_path(root or Path(), entry.adapter or entry.model)) or TaskConfig()
+        file = entry.data or named.data or ""
+        key = file, task.model_dump_json(include={"system", "template"})
+        if key not in lists:
+            lists[key] = [(task.turns(prompt), answer) for prompt, answer in examples[file]]
+        by_model.append(lists[key])
+    return by_model
 
 
 def encode_examples(lm: LanguageModel, examples: Sequence[Example]) -> list[TokenizedExample]:

@@ -20,15 +20,13 @@ from posttrain.merge.inputs import Key, model_keys
 from posttrain.merge.lora_adapter import is_adapter
 from posttrain.merge.recipe import Recipe
 from posttrain.models.language_model import LanguageModel, load_language_model
-from posttrain.models.task import TaskConfig
+from posttrain.models.task import TaskConfig, trained_task
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.store.yaml_files import read_yaml
 
 _YAML = (".yaml", ".yml")
-
-_TRAINED_CONFIG = "config.yaml"
 
 
 class MergeSuiteConfig(SuiteConfig):
@@ -153,21 +151,12 @@ def _read_suite(name: str, config: MergeSuiteConfig, root: Path, models: Mapping
     specialists = tuple(names[model] for model in listed if model in names)
     task = config.task.with_labels_from(root) if config.task else None
     if task is None and specialists:
-        task = _trained_task(models[specialists[0]])
+        task = trained_task(models[specialists[0]])
     scorer = config.scorer
     if scorer is None and all(value is not None for value in records["rejected"].to_pylist()):
         scorer = "preference"
     fields = config.model_dump(include=set(SuiteConfig.model_fields)) | {"scorer": scorer}
     return MergeSuite(name, SuiteConfig.read(fields, name), task or TaskConfig(), records, specialists)
-
-
-def _trained_task(folder: Path) -> TaskConfig | None:
-    """Returns the task that `posttrain train` has written beside a model; None where it has not trained it."""
-    file = folder / _TRAINED_CONFIG
-    if not file.is_file():
-        return None
-    task = read_yaml(file).get("task")
-    return TaskConfig.read(task, str(file)).with_labels_from(folder) if isinstance(task, dict) else None
 
 
 def short_name(key: Key) -> str:

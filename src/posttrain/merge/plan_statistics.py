@@ -15,7 +15,7 @@ from posttrain.merge.statistics import Example
 from posttrain.merge.statistics_cache import ModelWithData, StatisticsFile
 from posttrain.merge.tensor_group import TensorInput
 from posttrain.merge.vocabulary_view import VocabularyView, is_by_token
-from posttrain.models.task import TaskConfig
+from posttrain.models.task import TaskConfig, trained_task
 from posttrain.store.errors import UserError
 
 log = logging.getLogger("posttrain")
@@ -66,7 +66,7 @@ def with_statistics(
         plan: the plan.
         sources: the models, as they were opened.
         examples: the records that the recipe names.
-        task: how prompts are shown to the models; as they are by default.
+        task: how prompts are shown to the models; by default as each was trained.
 
     Raises:
         UserError: a model cannot be loaded, or has no statistics of one of its tensors.
@@ -84,7 +84,9 @@ def with_statistics(
                     where="data",
                     fix="call posttrain.loop.merge_data.merge_on_data, which reads them",
                 )
-            model = ModelWithData(models[name], examples[data], plan.recipe, task or TaskConfig())
+            source = models[name]
+            own = task or trained_task(source.tokenizer_folder) or TaskConfig()
+            model = ModelWithData(source, examples[data], plan.recipe, own)
             for statistic in needed:
                 file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
                 opened.callback(file.close)

@@ -10,6 +10,9 @@ from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 from posttrain.store.section import Section
 from posttrain.store.text_files import read_text
+from posttrain.store.yaml_files import read_yaml
+
+_TRAINED_CONFIG = "config.yaml"
 
 Turns = list[dict[str, str]]
 """A conversation: ``[{"role": "user", "content": "..."}]``."""
@@ -85,6 +88,19 @@ class TaskConfig(Section):
         if self.system is not None and turns[0]["role"] != "system":
             turns.insert(0, {"role": "system", "content": self.system})
         return turns
+
+
+def trained_task(folder: Path) -> TaskConfig | None:
+    """Returns the task that `posttrain train` has written beside a model; None where it has not trained it.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    file = folder / _TRAINED_CONFIG
+    if not file.is_file():
+        return None
+    task = read_yaml(file).get("task")
+    return TaskConfig.read(task, str(file)).with_labels_from(folder) if isinstance(task, dict) else None
 
 
 def record_turns(record: Mapping[str, Any]) -> Turns:
