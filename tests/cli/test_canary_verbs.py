@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(finished_copy: Path, posttrain: Any, earlier: str
     for arguments, mistake in (
         (("models", "canary"), "there was no canary yet; posttrain models promote MODEL --canary 10%"),
         (("models", "canary", "--stop"), "there was no canary yet; posttrain models promote MODEL --canary 10%"),
-        (("models", "promote", "model-0", "--canary", "10%"), "nothing here is called `model-0`"),
+        (("models", "promote", "model-x", "--canary", "10%"), "nothing here is called `model-x`"),
     ):
         assert posttrain(*arguments, "-w", root).mistake.startswith(mistake)
     config = root / "posttrain.yaml"
