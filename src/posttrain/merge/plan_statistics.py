@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.merge.auto_weights import auto_weights
+from posttrain.merge.merged_grams import uses_merged_grams, with_merged_grams
 from posttrain.merge.methods.base import Statistic
 from posttrain.merge.plan import MergePlan, Sources, TensorPlan
 from posttrain.merge.recipe import AUTO, ModelEntry, Recipe
@@ -73,26 +74,36 @@ def with_statistics(
     """
     models = {source.name: source for source in sources.values()}
     files: dict[tuple[str, Statistic], StatisticsFile] = {}
-    described = []
+    described, data = [], {}
+    task = task or TaskConfig()
     with ExitStack() as opened:
         for name, needed in _needed(plan).items():
-            data = _data_of_models(plan.recipe).get(name) or plan.recipe.data
-            assert data is not None, "check_data comes before"
-            if data not in examples:
+            data[name] = _data_of_models(plan.recipe).get(name) or plan.recipe.data or ""
+            assert data[name], "check_data comes before"
+            if data[name] not in examples:
                 raise UserError(
-                    f"the records of `{data}` are not given",
+                    f"the records of `{data[name]}` are not given",
                     where="data",
                     fix="call posttrain.loop.merge_data.merge_on_data, which reads them",
                 )
-            model = ModelWithData(models[name], examples[data], plan.recipe, task or TaskConfig())
+            model = ModelWithData(models[name], examples[data[name]], plan.recipe, task)
             for statistic in needed:
-                file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
-                opened.callback(file.close)
-                described.append({"model": name, "statistic": statistic, "data": data, **_public(file.summary)})
-        tensors = [_with_statistics(tensor, files) for tensor in plan.tensors]
-        _warn_of_plain_means(tensors)
-        known = replace(plan, tensors=tensors, statistics=described)
-        yield _with_weights(known) if plan.recipe.has_auto_weights else known
+                if statistic != "merged_gram":
+                    file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
+                    opened.callback(file.close)
+                    described.append(
+                        {"model": name, "statistic": statistic, "data": data[name], **_public(file.summary)}
+                    )
+        known = replace(
+            plan, tensors=[_with_statistics(tensor, files) for tensor in plan.tensors], statistics=described
+        )
+        if plan.recipe.has_auto_weights:
+            known = _with_weights(known)
+        # Last, as these need all earlier layers merged, whatever the method.
+        if any(uses_merged_grams(tensor) for tensor in plan.tensors):
+            known = with_merged_grams(known, sources, data, examples, task, opened)
+        _warn_of_plain_means(known.tensors)
+        yield known
 
 
 def needs_statistics(plan: MergePlan) -> bool:
@@ -145,7 +156,7 @@ def _name(entry: ModelEntry) -> str:
 
 
 def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], StatisticsFile]) -> TensorPlan:
-    if tensor.method is None or tensor.method.statistic is None:
+    if tensor.method is None or tensor.method.statistic is None or uses_merged_grams(tensor):
         return tensor
     entries = []
     for entry in tensor.inputs:
@@ -165,7 +176,7 @@ def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], S
 
 def _warn_of_plain_means(tensors: Sequence[TensorPlan]) -> None:
     """Warns of matrices that a method averages, as no layer is known that they are of."""
-    merged = [tensor for tensor in tensors if tensor.method is not None and tensor.method.statistic == "gram"]
+    merged = [t for t in tensors if t.method is not None and t.method.statistic in ("gram", "merged_gram")]
     plain = [t.name for t in merged if not t.statistics and len(t.shape) > 1 and not is_by_token(t.name)]
     if plain:
         log.warning(

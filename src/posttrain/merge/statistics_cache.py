@@ -14,10 +14,11 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
+from posttrain.merge.gram_matrices import input_grams
 from posttrain.merge.methods.base import Statistic
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import ModelFolder, TensorFiles, WeightSource
-from posttrain.merge.statistics import Example, ModelStatistics, fisher_information, input_grams
+from posttrain.merge.statistics import Example, ModelStatistics, fisher_information
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.loading import load_tokenizer
 from posttrain.models.task import TaskConfig
@@ -31,7 +32,8 @@ log = logging.getLogger("posttrain")
 
 FOLDER = "merge-statistics"
 
-_VERSION = 1  # of what is computed: another one makes files of their own
+VERSION = 2
+"""Of what is computed: another one makes files of their own."""
 
 # What decides on a model's tokens and outputs, beside its weights; not the records of its training.
 _SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -83,12 +85,9 @@ class ModelWithData:
 
     def file(self, statistic: Statistic) -> Path:
         """Returns the file of a statistic, which is computed if the cache does not hold it whole."""
-        folder = cache_folder()
-        if folder is None:
-            raise UserError("there is no home folder for the statistics", where="data", fix="set XDG_CACHE_HOME")
-        file = folder / FOLDER / f"{self._key(statistic)}.safetensors"
-        if not _is_whole(file):
-            _write(file, self._compute(statistic))
+        file = statistics_file(self._key(statistic))
+        if not is_whole(file):
+            write_statistics(file, self._compute(statistic))
         return file
 
     def _key(self, statistic: Statistic) -> str:
@@ -96,7 +95,7 @@ class ModelWithData:
         settings: list[Any] = [options.answers, self._recipe.seed if options.answers == "sampled" else None]
         return digest(
             {
-                "version": _VERSION,
+                "version": VERSION,
                 "statistic": statistic,
                 "weights": self._digests,
                 "task": self._task.model_dump(mode="json"),
@@ -107,13 +106,7 @@ class ModelWithData:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        """Returns digests of all that decides on the model's outputs."""
-        digests = {f"tensor {name}": _tensor_digest(self._source, name) for name in sorted(self._source.shapes())}
-        for folder in dict.fromkeys([self._source.folder, self._source.tokenizer_folder]):
-            for file in sorted(folder.iterdir()):
-                if file.suffix in _SUFFIXES and file.name not in _RECORDS and file.is_file():
-                    digests[f"file {file.name}"] = file_digest(file)
-        return digests
+        return source_digests(self._source)
 
     def _compute(self, statistic: Statistic) -> ModelStatistics:
         log.info("computing %s of %s on %d records", statistic, self._source.name, len(self._examples))
@@ -123,6 +116,32 @@ class ModelWithData:
             return input_grams(self._loaded, self._examples)
         answers = self._recipe.statistics.answers
         return fisher_information(self._loaded, self._examples, answers=answers, seed=self._recipe.seed)
+
+
+def statistics_file(key: str) -> Path:
+    """Returns the file in the user's cache that statistics are kept in, which need not exist.
+
+    Raises:
+        UserError: the user has no home folder.
+    """
+    folder = cache_folder()
+    if folder is None:
+        raise UserError("there is no home folder for the statistics", where="data", fix="set XDG_CACHE_HOME")
+    return folder / FOLDER / f"{key}.safetensors"
+
+
+def source_digests(source: WeightSource) -> dict[str, str]:
+    """Returns digests of all that decides on a model's outputs: its weights, config and tokenizer."""
+    digests = {f"tensor {name}": _tensor_digest(source, name) for name in sorted(source.shapes())}
+    for folder in dict.fromkeys([source.folder, source.tokenizer_folder]):
+        digests |= folder_digests(folder)
+    return digests
+
+
+def folder_digests(folder: Path) -> dict[str, str]:
+    """Returns digests of the files of a model's folder that are no weights and no records."""
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.name not in _RECORDS]
+    return {f"file {file.name}": file_digest(file) for file in files if file.is_file()}
 
 
 def _load(source: WeightSource, task: TaskConfig) -> LanguageModel:
@@ -160,7 +179,7 @@ def _tensor_digest(source: WeightSource, tensor: str) -> str:
     return running.hexdigest()
 
 
-def _write(file: Path, statistics: ModelStatistics) -> None:
+def write_statistics(file: Path, statistics: ModelStatistics) -> None:
     """Writes tensors and summary; the summary last, as it says that the tensors are whole."""
     make_folder(file.parent)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -186,7 +205,7 @@ def _write(file: Path, statistics: ModelStatistics) -> None:
     write_atomically(_summary_file(file), json.dumps(summary).encode())
 
 
-def _is_whole(file: Path) -> bool:
+def is_whole(file: Path) -> bool:
     """Returns whether the cache holds a file as it was written; warns of one that is damaged."""
     try:
         summary = json.loads(_summary_file(file).read_bytes())

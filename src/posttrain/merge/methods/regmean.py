@@ -1,4 +1,6 @@
-"""RegMean: linear layers that give what each model's layer gives on that model's own inputs, by least squares."""
+"""RegMean and RegMean++: linear layers that give what each model's layer gives on its inputs, by least squares."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +34,33 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     Raises:
         UserError: the weights add up to zero, or an ``alpha`` of about 1 leaves no unique solution.
     """
+    return _least_squares(group, weight, alpha)
+
+
+@merge_method("regmean_plus_plus", ranges={"weight": Range(0), "alpha": Range(0, 1)}, statistic="merged_gram")
+def regmean_plus_plus(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9) -> BlockFunction:
+    """Merges as `regmean`, on inputs that the merged model's earlier layers give (RegMean++, Nguyen et al. 2025).
+
+    The closed form is that of `regmean`. Only X_i differ (arXiv:2508.03121): decoder layers are merged from
+    the first to the last, and what model i's layer l reads is h_i^(l) = f_M^(l-1)(h_i^(l-1)), where f_M^(l-1) is the
+    layer before as it was merged, and h_i^(0) is the merged embedding of model i's data. Inside of the layer, X_i is
+    what model i's own linear layers read as its layer f_i^(l) runs on h_i^(l). The output head reads the merged last
+    norm. `regmean` takes what model i's own earlier layers give, which the merged model never computes.
+
+    Prompts are shown in the merged model's template and tokens. The Gram matrices are computed before the merge, with
+    one layer in memory (`posttrain.merge.merged_grams`).
+
+    Args:
+        weight: w, one a model.
+        alpha: factor of the off-diagonal elements; see `regmean`.
+
+    Raises:
+        UserError: as `regmean`.
+    """
+    return _least_squares(group, weight, alpha)
+
+
+def _least_squares(group: TensorGroup, weight: Sequence[float], alpha: float) -> BlockFunction:
     shares = normalized(weight)
     transforms = _transforms(group, shares, min(alpha, _MOST_ALPHA))
     if not transforms:
