@@ -308,6 +308,7 @@ class MergeJob:
             task_vectors=tensor.method.task_vectors,
             fisher=tensor.statistics if statistic == "fisher" else (),
             grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
+            inputs_first=tensor.inputs_first,
         )
 
     def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:

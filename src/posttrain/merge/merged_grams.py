@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posttrain.merge.engine import MergeJob
-from posttrain.merge.gram_matrices import GramMatrices
+from posttrain.merge.gram_matrices import GramMatrices, experts_apart
 from posttrain.merge.layerwise_model import LayerwiseModel
 from posttrain.merge.output_folder import write_config
 from posttrain.merge.plan import MergePlan, Sources, TensorPlan
@@ -168,6 +168,7 @@ class _LayerMerger:
         names = self.names(step)
         tensors: dict[str, Tensor] = {}
         shared: dict[str, str] = {}
+        first: list[str] = []
         inputs = self._tensor(names[0]).inputs if names else ()
         for number, entry in enumerate(inputs):
             is_head = step == len(self._model.layers)
@@ -175,16 +176,19 @@ class _LayerMerger:
             # Also those of matrices that another method merges, as others may share them.
             tensors |= {_entry(name, number): gram for name, gram in grams.tensors().items()}
             shared |= {_entry(name, number): _entry(owner, number) for name, owner in grams.shared.items()}
+            first += [_entry(name, number) for name in grams.inputs_first]
         sequences = [sequence for part in self._sequences.values() for sequence in part]
-        return ModelStatistics(tensors, len(sequences), sum(s.answer for s in sequences), shared=shared)
+        answers = sum(sequence.answer for sequence in sequences)
+        return ModelStatistics(tensors, len(sequences), answers, shared=shared, inputs_first=sorted(first))
 
     def _layer_grams(self, layer: int, number: int, entry: TensorInput) -> GramMatrices:
         self._model.load(layer, lambda name: self._of_model(name, number))
         grams = GramMatrices(self._model.parameters(layer))
         data = self._data[entry.source.name]
-        for sequence, states in zip(self._sequences[data], self._states[data], strict=True):
-            with grams:
-                self._model.run(sequence, layer, states)
+        with experts_apart(self._model.lm.model):
+            for sequence, states in zip(self._sequences[data], self._states[data], strict=True):
+                with grams:
+                    self._model.run(sequence, layer, states)
         return grams
 
     def _head_grams(self, entry: TensorInput) -> GramMatrices:
@@ -202,7 +206,8 @@ class _LayerMerger:
             tensor = self._tensor(name)
             entries = tuple(TensorInput(file, _entry(name, number)) for number in range(len(tensor.inputs)))
             if all(entry.tensor in known for entry in entries):
-                self.tensors[self._numbers[name]] = replace(tensor, statistics=entries)
+                first = entries[0].tensor in file.inputs_first
+                self.tensors[self._numbers[name]] = replace(tensor, statistics=entries, inputs_first=first)
 
     def merge(self, layer: int) -> None:
         """Merges a layer, runs it on the data, and frees it."""

@@ -171,7 +171,7 @@ def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], S
                 )
             return tensor
         entries.append(TensorInput(file, entry.tensor))
-    return replace(tensor, statistics=tuple(entries))
+    return replace(tensor, statistics=tuple(entries), inputs_first=entries[0].tensor in file.inputs_first)
 
 
 def _warn_of_plain_means(tensors: Sequence[TensorPlan]) -> None:

@@ -28,8 +28,10 @@ class ModelStatistics:
 
     Attributes:
         tensors: float32, by the name of the parameter: the Fisher information, of the parameter's shape, or the Gram
-            matrix of a linear layer's inputs, [inputs, inputs].
+            matrix of a linear layer's inputs, [inputs, inputs], or one an expert, [experts, inputs, inputs].
         shared: for layers that read what another one reads, as keys do what queries do, the name of that one's tensor.
+        experts: for tensors of the model's files that are one expert of a parameter, its name and the expert's number.
+        inputs_first: names of matrices [inputs, outputs], as GPT-2's; others are [outputs, inputs].
         buffers: tensors of the model that are no parameters, and have no statistics.
         examples: number of examples.
         tokens: number of their answers' tokens.
@@ -41,6 +43,8 @@ class ModelStatistics:
     tokens: int
     log_likelihood: float = float("nan")
     shared: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, tuple[str, int]] = field(default_factory=dict)
+    inputs_first: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
 
     @property

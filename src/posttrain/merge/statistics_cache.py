@@ -19,6 +19,7 @@ from posttrain.merge.methods.base import Statistic
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import ModelFolder, TensorFiles, WeightSource
 from posttrain.merge.statistics import Example, ModelStatistics, fisher_information
+from posttrain.merge.stored_names import with_stored_names
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.loading import load_tokenizer
 from posttrain.models.task import TaskConfig
@@ -47,6 +48,7 @@ class StatisticsFile(WeightSource):
 
     Attributes:
         summary: what was computed: ``examples``, ``tokens``, ``log_likelihood``, ``norm``.
+        inputs_first: names of matrices [inputs, outputs].
     """
 
     def __init__(self, name: str, file: Path) -> None:
@@ -54,16 +56,21 @@ class StatisticsFile(WeightSource):
         self.summary: dict[str, Any] = json.loads(_summary_file(file).read_bytes())
         self._tensors = TensorFiles(dict(read_file_headers(file)))
         self._shared: Mapping[str, str] = self.summary["shared"]
+        self._experts: Mapping[str, tuple[str, int]] = self.summary["experts"]
+        self.inputs_first = frozenset(self.summary["inputs_first"])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         own = {name: header.shape for name, header in self._tensors.headers.items()}
-        return own | {name: own[owner] for name, owner in self._shared.items()}
+        own |= {name: own[owner] for name, owner in self._shared.items()}
+        return own | {name: own[owner][1:] for name, (owner, _) in self._experts.items()}
 
     def dtype(self, tensor: str) -> torch.dtype:
         return torch.float32
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
-        self._tensors.read(self._shared.get(tensor, tensor), start, out)
+        owner, number = self._experts.get(tensor, (self._shared.get(tensor, tensor), 0))
+        elements = math.prod(self._tensors.headers[owner].shape[1:]) if tensor in self._experts else 0
+        self._tensors.read(owner, number * elements + start, out)
 
     def close(self) -> None:
         self._tensors.close()
@@ -113,7 +120,8 @@ class ModelWithData:
         if self._loaded is None:
             self._loaded = _load(self._source, self._task)
         if statistic == "gram":
-            return input_grams(self._loaded, self._examples)
+            grams = input_grams(self._loaded, self._examples)
+            return with_stored_names(grams, self._loaded.model, self._source.shapes())
         answers = self._recipe.statistics.answers
         return fisher_information(self._loaded, self._examples, answers=answers, seed=self._recipe.seed)
 
@@ -199,6 +207,8 @@ def write_statistics(file: Path, statistics: ModelStatistics) -> None:
         "log_likelihood": None if math.isnan(likelihood) else likelihood,
         "norm": statistics.norm,
         "shared": statistics.shared,
+        "experts": statistics.experts,
+        "inputs_first": statistics.inputs_first,
         "buffers": statistics.buffers,
         "sha256": checksum,
     }
