@@ -81,6 +81,10 @@ def test_adamerging_learns_without_answers_and_validation_follows(posttrain: Cal
     assert merged["tensors"]["model.norm.weight"]["method"] == "task_arithmetic"
     weights = merged["tensors"]["model.layers.0.mlp.up_proj.weight"]["options"]["weight"]
     assert weights == pytest.approx([row[0] for row in result.json["adamerging"]["coefficients"]], abs=1e-6)
+    plus = posttrain("merge", "a", "b", *options, "--set", "density=0.2", "--out", "plus")
+    assert plus.code == 0, plus
+    recipe = json.loads((here / "plus" / "merge.json").read_text())["recipe"]
+    assert (recipe["method"], recipe["parameters"]["density"]) == ("ties", 0.2)
     validation = result.json["validation"]
     assert validation == json.loads((here / "out" / "validation.json").read_text())
     assert list(validation["suites"]["choice"]["scores"]) == ["base", "a", "b", "merged"]

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from posttrain.merge import statistics_cache
 from posttrain.merge.api import merge, opened_plan, write_merge
+from posttrain.merge.gram_matrices import input_grams
 from posttrain.merge.recipe import Recipe
-from posttrain.merge.statistics import Example, fisher_information, input_grams
+from posttrain.merge.statistics import Example, fisher_information
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
@@ -75,15 +76,20 @@ def test_fisher_weighs_each_model_by_its_own_data(family: Path, tmp_path: Path) 
     ]
 
 
-def test_statistics_are_those_of_prompts_as_each_model_was_trained(family: Path, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("method", ["fisher", "regmean_plus_plus"])
+def test_statistics_are_those_of_prompts_as_each_model_was_trained(
+    family: Path,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+) -> None:
     shutil.copytree(family / "a", tmp_path / "a")
     (tmp_path / "a" / "config.yaml").write_text("task: {system: Count., labels: null}\n")
     models = [{"model": str(tmp_path / "a"), "data": "a.jsonl"}, {"model": str(family / "b"), "data": "b.jsonl"}]
-    merge(Recipe.read({"method": "fisher", "models": models}, "recipe"), tmp_path / "trained", data=DATA)
+    merge(Recipe.read({"method": method, "models": models}, "recipe"), tmp_path / "trained", data=DATA)
     system = {"role": "system", "content": "Count."}
     shown = DATA | {"a.jsonl": [([system, *prompt], answer) for prompt, answer in DATA["a.jsonl"]]}
-    merge(recipe(family, "fisher"), tmp_path / "shown", data=shown)
-    merge(recipe(family, "fisher"), tmp_path / "plain", data=DATA)
+    merge(recipe(family, method), tmp_path / "shown", data=shown)
+    merge(recipe(family, method), tmp_path / "plain", data=DATA)
     trained, same, plain = (weights_of(tmp_path / name) for name in ("trained", "shown", "plain"))
     assert all(torch.equal(trained[name], same[name]) for name in trained)
     assert any(not torch.equal(trained[name], plain[name]) for name in trained)

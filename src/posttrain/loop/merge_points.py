@@ -11,6 +11,7 @@ from posttrain.loop.merge_data import read_examples, with_data
 from posttrain.merge.api import planned_merge, write_merge
 from posttrain.merge.engine import MEMORY
 from posttrain.merge.plan import MergePlan
+from posttrain.merge.plan_statistics import examples_as_trained
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.statistics import Example
 from posttrain.models.chat import TokenizedExample
@@ -21,7 +22,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 
 
-def read_data(recipe: Recipe, files: Sequence[str], root: Path | None = None) -> list[list[Example]]:
+def read_data(recipe: Recipe, files: Sequence[str], root: Path | None = None) -> list[Sequence[Example]]:
     """Reads the records that each model of a recipe is measured on, under the task that it was trained for.
 
     Args:
@@ -37,16 +38,9 @@ def read_data(recipe: Recipe, files: Sequence[str], root: Path | None = None) ->
     """
     named = with_data(recipe, files)
     examples = read_examples(named, Path())
-    lists: dict[tuple[str, str], list[Example]] = {}
-    by_model = []
-    for entry in named.models:
-        task = trained_task(locate_path(root or Path(), entry.adapter or entry.model)) or TaskConfig()
-        file = entry.data or named.data or ""
-        key = file, task.model_dump_json(include={"system", "template"})
-        if key not in lists:
-            lists[key] = [(task.turns(prompt), answer) for prompt, answer in examples[file]]
-        by_model.append(lists[key])
-    return by_model
+    folders = [locate_path(root or Path(), entry.adapter or entry.model) for entry in named.models]
+    tasks = [trained_task(folder) or TaskConfig() for folder in folders]
+    return examples_as_trained(examples, [entry.data or named.data or "" for entry in named.models], tasks)
 
 
 def encode_examples(lm: LanguageModel, examples: Sequence[Example]) -> list[TokenizedExample]:

@@ -18,7 +18,13 @@ from posttrain.loop.merge_suites import (
     score_suite,
     score_suites,
 )
-from posttrain.merge.adamerging import AdaMergingConfig, LearnedCoefficients, UnlabelledTask, learn_coefficients
+from posttrain.merge.adamerging import (
+    AdaMergingConfig,
+    LearnedCoefficients,
+    UnlabelledTask,
+    elected_task_vectors,
+    learn_coefficients,
+)
 from posttrain.merge.api import merge, planned_merge
 from posttrain.merge.engine import MEMORY
 from posttrain.merge.output_folder import scratch_folder
@@ -173,7 +179,7 @@ def adamerge(
         data_root: the folder that ``data`` is relative to; ``root`` by default.
 
     Returns:
-        The recipe of task arithmetic that has the coefficients, and what was learned.
+        The recipe that has the coefficients, of task arithmetic or, for AdaMerging++, of TIES; and what was learned.
 
     Raises:
         UserError: models or data cannot be used.
@@ -196,9 +202,31 @@ def adamerge(
         assert recipe.base is not None, "task arithmetic has one, or planning had failed"
         base = folders[recipe.base, None]
         models = [folder for key, folder in folders.items() if key != (recipe.base, None)]
+        if config.density is not None:
+            models = elected_models(base, models, config.density, temporary)
         learned = learn_coefficients(base, models, tasks, config, recipe.seed)
     log.info("  entropy %.4f at the start, %.4f at the end", learned.first, learned.last)
-    return learned.recipe(recipe), learned
+    return learned.recipe(recipe, config.density), learned
+
+
+def elected_models(base: Path, models: Sequence[Path], density: float, scratch: Path) -> list[Path]:
+    """Writes the base plus what TIES leaves of each model's task vector, in float32; see `elected_task_vectors`.
+
+    Args:
+        base: folder of the model that all were trained from.
+        models: folders of the models.
+        density: share of a task vector's elements that stay.
+        scratch: an existing folder, which the models are written into.
+    """
+    values = elected_task_vectors(density)
+    folders = []
+    for number in range(len(models)):
+        weight = [float(other == number) for other in range(len(models))]
+        values["parameters"] |= {"weight": weight}
+        names = {"base": str(base.absolute()), "models": [str(model.absolute()) for model in models]}
+        folders.append(scratch / f"elected-{number}")
+        merge(Recipe.read({**values, **names, "dtype": "float32"}, "adamerging"), folders[-1])
+    return folders
 
 
 def _halves(suite: MergeSuite) -> tuple[MergeSuite, MergeSuite]:

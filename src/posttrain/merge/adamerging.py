@@ -1,5 +1,7 @@
 """AdaMerging: coefficients of task vectors that make the merged model sure of its answers, learned without labels.
 
+AdaMerging++ learns them for task vectors that TIES has trimmed, without the elements whose signs lost.
+
 Yang et al., AdaMerging: Adaptive Model Merging for Multi-Task Learning, ICLR 2024 (arXiv:2310.02575), section 3.2."""
 
 import math
@@ -37,6 +39,13 @@ class AdaMergingConfig(Section):
     batch_size: int = Field(8, ge=1, description="Prompts a task and step.")
     start: float = Field(0.3, description="All coefficients at the start, as the authors have it.")
     by_layer: bool = Field(True, description="A coefficient for each layer, or one a model.")
+    density: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="AdaMerging++: the share of each task vector's elements that stay before signs are elected; the "
+        "authors' is 0.2. None for AdaMerging.",
+    )
 
 
 @dataclass(frozen=True)
@@ -78,13 +87,15 @@ class LearnedCoefficients:
         """The mean entropy of the last steps."""
         return _mean(self.entropies[-_WINDOW:])
 
-    def recipe(self, recipe: Recipe) -> Recipe:
-        """Returns the recipe of task arithmetic with these coefficients, which gives the same model without any data.
+    def recipe(self, recipe: Recipe, density: float | None = None) -> Recipe:
+        """Returns the recipe with these coefficients, which gives the same model without any data.
 
         Args:
             recipe: the recipe of task arithmetic whose models they were learned for.
+            density: of AdaMerging++, whose recipe is one of `ties`.
         """
-        values = recipe.model_dump(exclude_unset=True) | {"method": "task_arithmetic", "parameters": {}}
+        method = {"method": "task_arithmetic", "parameters": {}}
+        values = recipe.model_dump(exclude_unset=True) | (method if density is None else elected_task_vectors(density))
         entries = _members(recipe)
         values["models"] = [
             {"model": entry.model, "adapter": entry.adapter, "parameters": {"weight": self._weights(number)}}
@@ -269,6 +280,17 @@ def entropy(logits: Tensor) -> Tensor:
     """Returns the entropy -sum p ln p of the softmax over the last dimension, in nats."""
     log_probabilities = logits.log_softmax(-1)
     return -(log_probabilities.exp() * log_probabilities).sum(-1)
+
+
+def elected_task_vectors(density: float) -> dict[str, Any]:
+    """Returns method and options of the sum of what TIES leaves of each task vector, which weights are factors of.
+
+    With the weight of one model at 1 and the others at 0 it is that model's vector tau_i of AdaMerging++: trimmed to
+    the share ``density`` of its elements over the whole model, without those whose sign is not that of the vectors'
+    sum (arXiv:2310.02575, section 3.2).
+    """
+    options = {"density": density, "trim": "model", "election": "unweighted", "normalize": False}
+    return {"method": "ties", "parameters": options}
 
 
 def group_of(name: str) -> str:

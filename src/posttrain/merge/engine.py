@@ -188,6 +188,12 @@ def middle_tensor(tensors: Sequence[TensorPlan]) -> TensorPlan:
     return ordered[-1]
 
 
+class TensorWriter(Protocol):
+    """Takes merged tensors, a part after the other; a part's memory is used again for the next."""
+
+    def write(self, tensor: str, parts: Iterable[Tensor]) -> str: ...
+
+
 class _Discard:
     """Takes a tensor's parts, and writes nothing."""
 
@@ -206,8 +212,9 @@ class MergeJob:
         writer: takes the merged tensors; None to write nothing.
     """
 
-    def __init__(self, plan: MergePlan, arena_bytes: int, writer: ShardWriter | _Discard | None = None) -> None:
-        self.plan, self.writer = plan, writer or _Discard()
+    def __init__(self, plan: MergePlan, arena_bytes: int, writer: TensorWriter | None = None) -> None:
+        self.plan = plan
+        self.writer: TensorWriter = writer or _Discard()
         self._arena_bytes = arena_bytes
         self._local = threading.local()
         self._whole = {
@@ -300,7 +307,8 @@ class MergeJob:
             digests,
             task_vectors=tensor.method.task_vectors,
             fisher=tensor.statistics if statistic == "fisher" else (),
-            grams=tensor.statistics if statistic == "gram" else (),
+            grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
+            inputs_first=tensor.inputs_first,
         )
 
     def _groups(self, key: tuple[object, ...]) -> Iterator[TensorGroup]:

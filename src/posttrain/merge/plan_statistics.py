@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.merge.auto_weights import auto_weights
+from posttrain.merge.merged_grams import uses_merged_grams, with_merged_grams
 from posttrain.merge.methods.base import Statistic
 from posttrain.merge.plan import MergePlan, Sources, TensorPlan
 from posttrain.merge.recipe import AUTO, ModelEntry, Recipe
@@ -73,28 +74,62 @@ def with_statistics(
     """
     models = {source.name: source for source in sources.values()}
     files: dict[tuple[str, Statistic], StatisticsFile] = {}
-    described = []
+    described: list[dict[str, Any]] = []
+    needed_of = _needed(plan)
+    data = {name: _data_of_models(plan.recipe).get(name) or plan.recipe.data or "" for name in needed_of}
+    assert all(data.values()), "check_data comes before"
+    for file_name in data.values():
+        if file_name not in examples:
+            raise UserError(
+                f"the records of `{file_name}` are not given",
+                where="data",
+                fix="call posttrain.loop.merge_data.merge_on_data, which reads them",
+            )
+    tasks = [task or trained_task(models[name].tokenizer_folder) or TaskConfig() for name in data]
+    records = dict(zip(data, examples_as_trained(examples, list(data.values()), tasks), strict=True))
     with ExitStack() as opened:
-        for name, needed in _needed(plan).items():
-            data = _data_of_models(plan.recipe).get(name) or plan.recipe.data
-            assert data is not None, "check_data comes before"
-            if data not in examples:
-                raise UserError(
-                    f"the records of `{data}` are not given",
-                    where="data",
-                    fix="call posttrain.loop.merge_data.merge_on_data, which reads them",
-                )
-            source = models[name]
-            own = task or trained_task(source.tokenizer_folder) or TaskConfig()
-            model = ModelWithData(source, examples[data], plan.recipe, own)
+        for name, needed in needed_of.items():
+            model = ModelWithData(models[name], records[name], plan.recipe)
             for statistic in needed:
-                file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
-                opened.callback(file.close)
-                described.append({"model": name, "statistic": statistic, "data": data, **_public(file.summary)})
-        tensors = [_with_statistics(tensor, files) for tensor in plan.tensors]
-        _warn_of_plain_means(tensors)
-        known = replace(plan, tensors=tensors, statistics=described)
-        yield _with_weights(known) if plan.recipe.has_auto_weights else known
+                if statistic != "merged_gram":
+                    file = files[name, statistic] = StatisticsFile(f"{statistic} of {name}", model.file(statistic))
+                    opened.callback(file.close)
+                    described.append(
+                        {"model": name, "statistic": statistic, "data": data[name], **_public(file.summary)}
+                    )
+        known = replace(
+            plan, tensors=[_with_statistics(tensor, files) for tensor in plan.tensors], statistics=described
+        )
+        if plan.recipe.has_auto_weights:
+            known = _with_weights(known)
+        # Last, as these need all earlier layers merged, whatever the method.
+        if any(uses_merged_grams(tensor) for tensor in plan.tensors):
+            known = with_merged_grams(known, sources, data, records, opened)
+        _warn_of_plain_means(known.tensors)
+        yield known
+
+
+def examples_as_trained(
+    examples: Mapping[str, Sequence[Example]], names: Sequence[str], tasks: Sequence[TaskConfig]
+) -> list[Sequence[Example]]:
+    """Returns for each model its records as its task shows them: with the system message and the template.
+
+    Args:
+        examples: records by name.
+        names: of the records of each model.
+        tasks: of each model.
+
+    Returns:
+        Records a model; the same list where models share records and the message.
+    """
+    shown: dict[tuple[str, str], list[Example]] = {}
+    result: list[Sequence[Example]] = []
+    for name, task in zip(names, tasks, strict=True):
+        key = name, task.model_dump_json(include={"system", "template"})
+        if key not in shown:
+            shown[key] = [(task.turns(prompt), answer) for prompt, answer in examples[name]]
+        result.append(shown[key])
+    return result
 
 
 def needs_statistics(plan: MergePlan) -> bool:
@@ -147,7 +182,7 @@ def _name(entry: ModelEntry) -> str:
 
 
 def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], StatisticsFile]) -> TensorPlan:
-    if tensor.method is None or tensor.method.statistic is None:
+    if tensor.method is None or tensor.method.statistic is None or uses_merged_grams(tensor):
         return tensor
     entries = []
     for entry in tensor.inputs:
@@ -162,12 +197,12 @@ def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], S
                 )
             return tensor
         entries.append(TensorInput(file, entry.tensor))
-    return replace(tensor, statistics=tuple(entries))
+    return replace(tensor, statistics=tuple(entries), inputs_first=entries[0].tensor in file.inputs_first)
 
 
 def _warn_of_plain_means(tensors: Sequence[TensorPlan]) -> None:
     """Warns of matrices that a method averages, as no layer is known that they are of."""
-    merged = [tensor for tensor in tensors if tensor.method is not None and tensor.method.statistic == "gram"]
+    merged = [t for t in tensors if t.method is not None and t.method.statistic in ("gram", "merged_gram")]
     plain = [t.name for t in merged if not t.statistics and len(t.shape) > 1 and not is_by_token(t.name)]
     if plain:
         log.warning(

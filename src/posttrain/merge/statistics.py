@@ -1,10 +1,9 @@
-"""Statistics of one model on its data: the diagonal Fisher information, and the Gram matrices of linear layers."""
+"""Statistics of one model on its data, and the diagonal Fisher information. Gram matrices: `gram_matrices`."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,10 @@ class ModelStatistics:
 
     Attributes:
         tensors: float32, by the name of the parameter: the Fisher information, of the parameter's shape, or the Gram
-            matrix of a linear layer's inputs, [inputs, inputs].
+            matrix of a linear layer's inputs, [inputs, inputs], or one an expert, [experts, inputs, inputs].
         shared: for layers that read what another one reads, as keys do what queries do, the name of that one's tensor.
+        experts: for tensors of the model's files that are one expert of a parameter, its name and the expert's number.
+        inputs_first: names of matrices [inputs, outputs], as GPT-2's; others are [outputs, inputs].
         buffers: tensors of the model that are no parameters, and have no statistics.
         examples: number of examples.
         tokens: number of their answers' tokens.
@@ -42,6 +43,8 @@ class ModelStatistics:
     tokens: int
     log_likelihood: float = float("nan")
     shared: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, tuple[str, int]] = field(default_factory=dict)
+    inputs_first: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
 
     @property
@@ -51,7 +54,7 @@ class ModelStatistics:
 
 
 @dataclass(frozen=True)
-class _Sequence:
+class TokenSequence:
     """Token ids of an example, whose last ``answer`` ones are the answer with its stop token."""
 
     ids: list[int]
@@ -81,7 +84,7 @@ def fisher_information(
     Raises:
         UserError: no example fits the model's context, or a gradient is NaN or infinite.
     """
-    sequences = _encode(lm, examples)
+    sequences = encode(lm, examples)
     parameters = dict(lm.model.named_parameters())
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     log_likelihood = 0.0
@@ -106,69 +109,18 @@ def fisher_information(
     )
 
 
-@torch.inference_mode()
-def input_grams(lm: LanguageModel, examples: Sequence[Example]) -> ModelStatistics:
-    """Computes the Gram matrix X^T X of the inputs of every linear layer.
-
-    X has a row for each token that the model reads of prompt and answer (Jin et al. 2023, arXiv:2212.09849, algorithm
-    1). The products of one example are summed in float32, and those of the examples in float64. The output head
-    counts, unless it shares its weights with the embedding, which is no linear layer.
-
-    Args:
-        lm: the model.
-        examples: conversations with answers.
+def encode(lm: LanguageModel, examples: Sequence[Example]) -> list[TokenSequence]:
+    """Returns the examples as tokens, without those that are longer than the model's context.
 
     Raises:
-        UserError: the model has no linear layers, or no example fits its context.
+        UserError: none is left.
     """
-    sequences = _encode(lm, examples)
-    grams: dict[str, Tensor] = {}
-    shared: dict[str, str] = {}
-    last: list[Any] = [None, ""]  # what the last layer read, and its name
-
-    def add(name: str, inputs: Tensor) -> None:
-        # The same object, not equal numbers: keys and values read what queries read.
-        if inputs is last[0] and name not in grams:
-            shared[name] = last[1]
-        if name in shared:
-            return
-        last[:] = inputs, name
-        rows = inputs.reshape(-1, inputs.shape[-1]).float()
-        if name not in grams:
-            grams[name] = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
-        grams[name].add_(rows.T @ rows)
-
-    head = lm.model.get_output_embeddings()
-    names = {module: f"{name}.weight" for name, module in lm.model.named_modules() if type(module) is nn.Linear}
-    embedding = lm.model.get_input_embeddings()
-    tied = head is not None and head.weight is embedding.weight
-    layers: dict[nn.Module, str] = {module: name for module, name in names.items() if module is not head}
-    with _input_hooks(layers, add), progress_bar("Gram matrices", len(sequences), "examples") as advance:
-        for sequence in sequences:
-            hidden = _hidden_states(lm, sequence)
-            if head in names and not tied:
-                # By hand: the head's own forward pass would compute logits of all tokens.
-                add(names[head], hidden)
-            last[0] = None
-            advance(1)
-    if not grams:
-        raise UserError(
-            f"models of type {lm.model.config.model_type} have no linear layers that regmean knows",
-            where="method",
-            fix="use fisher, or another method",
-        )
-    tensors = {name: gram.float().cpu() for name, gram in grams.items()}
-    return ModelStatistics(tensors, len(sequences), sum(sequence.answer for sequence in sequences), shared=shared)
-
-
-def _encode(lm: LanguageModel, examples: Sequence[Example]) -> list[_Sequence]:
-    """Returns the examples as tokens, without those that are longer than the model's context."""
     sequences = []
     for prompt, answer in examples:
         before, after = lm.prompt_ids(prompt), lm.answer_ids(answer)
         # The last token is only predicted.
         if before and len(before) + len(after) - 1 <= context_length(lm):
-            sequences.append(_Sequence([*before, *after], len(after)))
+            sequences.append(TokenSequence([*before, *after], len(after)))
     if sequences and (left_out := len(examples) - len(sequences)):
         log.warning("left out: %d of %d records that are longer than the model's context", left_out, len(examples))
     if not sequences:
@@ -176,16 +128,23 @@ def _encode(lm: LanguageModel, examples: Sequence[Example]) -> list[_Sequence]:
     return sequences
 
 
-def _hidden_states(lm: LanguageModel, sequence: _Sequence) -> Tensor:
-    ids = torch.tensor([sequence.ids[:-1]], device=lm.device)
+def hidden_states(lm: LanguageModel, sequence: TokenSequence, device: torch.device | None = None) -> Tensor:
+    """Returns the hidden states [S, D] of all tokens but the last one, which is only predicted.
+
+    Args:
+        lm: the model.
+        sequence: the tokens.
+        device: that of the decoder; that of the first parameter by default.
+    """
+    ids = torch.tensor([sequence.ids[:-1]], device=device or lm.device)
     hidden: Tensor = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
     return hidden[0]
 
 
-def _predicting_states(lm: LanguageModel, sequence: _Sequence) -> tuple[Tensor, Tensor]:
+def _predicting_states(lm: LanguageModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
     """Returns the hidden states [S, D] before the answer's tokens, and those tokens [S]."""
     targets = torch.tensor(sequence.ids[-sequence.answer :], device=lm.device)
-    return _hidden_states(lm, sequence)[-sequence.answer :], targets
+    return hidden_states(lm, sequence)[-sequence.answer :], targets
 
 
 @torch.no_grad()
@@ -212,21 +171,6 @@ def _squared_gradients(parameters: dict[str, nn.Parameter], sums: dict[str, Tens
         parameter.register_post_accumulate_grad_hook(add(name))  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items()
     ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _input_hooks(names: dict[nn.Module, str], add: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Calls ``add`` with a module's name and input before each of its forward passes."""
-
-    def read(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        return lambda _module, arguments, options: add(name, arguments[0] if arguments else options["input"])
-
-    hooks = [module.register_forward_pre_hook(read(name), with_kwargs=True) for module, name in names.items()]
     try:
         yield
     finally:

@@ -14,10 +14,12 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
+from posttrain.merge.gram_matrices import input_grams
 from posttrain.merge.methods.base import Statistic
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import ModelFolder, TensorFiles, WeightSource
-from posttrain.merge.statistics import Example, ModelStatistics, fisher_information, input_grams
+from posttrain.merge.statistics import Example, ModelStatistics, fisher_information
+from posttrain.merge.stored_names import with_stored_names
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.loading import load_tokenizer
 from posttrain.models.task import TaskConfig
@@ -31,7 +33,8 @@ log = logging.getLogger("posttrain")
 
 FOLDER = "merge-statistics"
 
-_VERSION = 1  # of what is computed: another one makes files of their own
+VERSION = 2
+"""Of what is computed: another one makes files of their own."""
 
 # What decides on a model's tokens and outputs, beside its weights; not the records of its training.
 _SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -45,6 +48,7 @@ class StatisticsFile(WeightSource):
 
     Attributes:
         summary: what was computed: ``examples``, ``tokens``, ``log_likelihood``, ``norm``.
+        inputs_first: names of matrices [inputs, outputs].
     """
 
     def __init__(self, name: str, file: Path) -> None:
@@ -52,16 +56,21 @@ class StatisticsFile(WeightSource):
         self.summary: dict[str, Any] = json.loads(_summary_file(file).read_bytes())
         self._tensors = TensorFiles(dict(read_file_headers(file)))
         self._shared: Mapping[str, str] = self.summary["shared"]
+        self._experts: Mapping[str, tuple[str, int]] = self.summary["experts"]
+        self.inputs_first = frozenset(self.summary["inputs_first"])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         own = {name: header.shape for name, header in self._tensors.headers.items()}
-        return own | {name: own[owner] for name, owner in self._shared.items()}
+        own |= {name: own[owner] for name, owner in self._shared.items()}
+        return own | {name: own[owner][1:] for name, (owner, _) in self._experts.items()}
 
     def dtype(self, tensor: str) -> torch.dtype:
         return torch.float32
 
     def read(self, tensor: str, start: int, out: Tensor) -> None:
-        self._tensors.read(self._shared.get(tensor, tensor), start, out)
+        owner, number = self._experts.get(tensor, (self._shared.get(tensor, tensor), 0))
+        elements = math.prod(self._tensors.headers[owner].shape[1:]) if tensor in self._experts else 0
+        self._tensors.read(owner, number * elements + start, out)
 
     def close(self) -> None:
         self._tensors.close()
@@ -74,21 +83,17 @@ class ModelWithData:
         source: the model.
         examples: its data.
         recipe: says how statistics are computed, and has the seed.
-        task: how prompts are shown to the model.
     """
 
-    def __init__(self, source: WeightSource, examples: Sequence[Example], recipe: Recipe, task: TaskConfig) -> None:
-        self._source, self._examples, self._recipe, self._task = source, examples, recipe, task
+    def __init__(self, source: WeightSource, examples: Sequence[Example], recipe: Recipe) -> None:
+        self._source, self._examples, self._recipe = source, examples, recipe
         self._loaded: LanguageModel | None = None
 
     def file(self, statistic: Statistic) -> Path:
         """Returns the file of a statistic, which is computed if the cache does not hold it whole."""
-        folder = cache_folder()
-        if folder is None:
-            raise UserError("there is no home folder for the statistics", where="data", fix="set XDG_CACHE_HOME")
-        file = folder / FOLDER / f"{self._key(statistic)}.safetensors"
-        if not _is_whole(file):
-            _write(file, self._compute(statistic))
+        file = statistics_file(self._key(statistic))
+        if not is_whole(file):
+            write_statistics(file, self._compute(statistic))
         return file
 
     def _key(self, statistic: Statistic) -> str:
@@ -96,10 +101,9 @@ class ModelWithData:
         settings: list[Any] = [options.answers, self._recipe.seed if options.answers == "sampled" else None]
         return digest(
             {
-                "version": _VERSION,
+                "version": VERSION,
                 "statistic": statistic,
                 "weights": self._digests,
-                "task": self._task.model_dump(mode="json"),
                 "examples": [list(example) for example in self._examples],
                 "settings": settings if statistic == "fisher" else [],
             }
@@ -107,31 +111,52 @@ class ModelWithData:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        """Returns digests of all that decides on the model's outputs."""
-        digests = {f"tensor {name}": _tensor_digest(self._source, name) for name in sorted(self._source.shapes())}
-        for folder in dict.fromkeys([self._source.folder, self._source.tokenizer_folder]):
-            for file in sorted(folder.iterdir()):
-                if file.suffix in _SUFFIXES and file.name not in _RECORDS and file.is_file():
-                    digests[f"file {file.name}"] = file_digest(file)
-        return digests
+        return source_digests(self._source)
 
     def _compute(self, statistic: Statistic) -> ModelStatistics:
         log.info("computing %s of %s on %d records", statistic, self._source.name, len(self._examples))
         if self._loaded is None:
-            self._loaded = _load(self._source, self._task)
+            self._loaded = _load(self._source)
         if statistic == "gram":
-            return input_grams(self._loaded, self._examples)
+            grams = input_grams(self._loaded, self._examples)
+            return with_stored_names(grams, self._loaded.model, self._source.shapes())
         answers = self._recipe.statistics.answers
         return fisher_information(self._loaded, self._examples, answers=answers, seed=self._recipe.seed)
 
 
-def _load(source: WeightSource, task: TaskConfig) -> LanguageModel:
+def statistics_file(key: str) -> Path:
+    """Returns the file in the user's cache that statistics are kept in, which need not exist.
+
+    Raises:
+        UserError: the user has no home folder.
+    """
+    folder = cache_folder()
+    if folder is None:
+        raise UserError("there is no home folder for the statistics", where="data", fix="set XDG_CACHE_HOME")
+    return folder / FOLDER / f"{key}.safetensors"
+
+
+def source_digests(source: WeightSource) -> dict[str, str]:
+    """Returns digests of all that decides on a model's outputs: its weights, config and tokenizer."""
+    digests = {f"tensor {name}": _tensor_digest(source, name) for name in sorted(source.shapes())}
+    for folder in dict.fromkeys([source.folder, source.tokenizer_folder]):
+        digests |= folder_digests(folder)
+    return digests
+
+
+def folder_digests(folder: Path) -> dict[str, str]:
+    """Returns digests of the files of a model's folder that are no weights and no records."""
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.name not in _RECORDS]
+    return {f"file {file.name}": file_digest(file) for file in files if file.is_file()}
+
+
+def _load(source: WeightSource) -> LanguageModel:
     """Loads a model in float32, with the weights that a merge reads of it, such as those of an adapter."""
-    lm = load_language_model(source.folder, task, "float32")
+    lm = load_language_model(source.folder, TaskConfig(), "float32")
     if isinstance(source, ModelFolder):
         return lm
     if source.tokenizer_folder != source.folder:
-        lm = LanguageModel(lm.model, load_tokenizer(str(source.tokenizer_folder)), task)
+        lm = LanguageModel(lm.model, load_tokenizer(str(source.tokenizer_folder)), lm.task)
     parameters = dict(lm.model.named_parameters())
     with torch.no_grad():
         for name, shape in source.shapes().items():
@@ -160,7 +185,7 @@ def _tensor_digest(source: WeightSource, tensor: str) -> str:
     return running.hexdigest()
 
 
-def _write(file: Path, statistics: ModelStatistics) -> None:
+def write_statistics(file: Path, statistics: ModelStatistics) -> None:
     """Writes tensors and summary; the summary last, as it says that the tensors are whole."""
     make_folder(file.parent)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -180,13 +205,15 @@ def _write(file: Path, statistics: ModelStatistics) -> None:
         "log_likelihood": None if math.isnan(likelihood) else likelihood,
         "norm": statistics.norm,
         "shared": statistics.shared,
+        "experts": statistics.experts,
+        "inputs_first": statistics.inputs_first,
         "buffers": statistics.buffers,
         "sha256": checksum,
     }
     write_atomically(_summary_file(file), json.dumps(summary).encode())
 
 
-def _is_whole(file: Path) -> bool:
+def is_whole(file: Path) -> bool:
     """Returns whether the cache holds a file as it was written; warns of one that is damaged."""
     try:
         summary = json.loads(_summary_file(file).read_bytes())

@@ -101,6 +101,8 @@ class TensorGroup:
 
     Attributes:
         shape: of the tensor.
+        experts: number of matrices in it of which each has Gram matrices of its own; 0 without Gram matrices.
+        inputs_first: whether these matrices are [inputs, outputs], and not [outputs, inputs].
         rows, columns: of the tensor as a matrix, whose columns are the last dimension.
     """
 
@@ -117,10 +119,11 @@ class TensorGroup:
         task_vectors: bool = False,
         fisher: Sequence[TensorInput] = (),
         grams: Sequence[TensorInput] = (),
+        inputs_first: bool = False,
     ) -> None:
         self.name, self.seed, self._whole = name, seed, whole
         self._inputs = [*inputs, *([base] if base else []), *fisher]
-        self._grams, self._with_fisher = list(grams), bool(fisher)
+        self._grams, self._with_fisher, self.inputs_first = list(grams), bool(fisher), inputs_first
         self._base, self._task_vectors, self._arena, self._digests = base, task_vectors, arena, digests
         self.models = len(inputs)
         self.shape = inputs[0].source.shapes()[inputs[0].tensor]
@@ -128,6 +131,8 @@ class TensorGroup:
         self.elements = math.prod(self.shape)
         self.rows = self.elements // self.columns if self.columns else 0
         self._block_rows = block_rows(self.columns) if self.columns else 1
+        shapes = [entry.source.shapes()[entry.tensor] for entry in self._grams]
+        self.experts = (shapes[0][0] if len(shapes[0]) == 3 else 1) if shapes else 0
         self._resident: list[Tensor] | None = None
         self._checked = False
 
@@ -167,20 +172,23 @@ class TensorGroup:
             total += torch.bmm(parts, parts.transpose(1, 2)).sum(0, dtype=torch.float64) + (rest @ rest.T).double()
         return total.numpy()
 
-    def input_grams(self) -> Iterator[Tensor]:
-        """Yields the Gram matrix X^T X of each model's inputs to this linear layer, float64 [columns, columns].
+    def input_grams(self, expert: int = 0) -> Iterator[Tensor]:
+        """Yields the Gram matrix X^T X of each model's inputs to this linear layer, float64 [inputs, inputs].
 
         None are yielded where the tensor is no linear layer's. Each is read when it is asked for, as a whole: what a
         method holds of them counts as its own memory, not as the weights'.
+
+        Args:
+            expert: number of the matrix, below `experts`.
 
         Raises:
             UserError: a matrix holds NaN or infinite numbers.
         """
         for entry in self._grams:
-            shape = entry.source.shapes()[entry.tensor]
-            stored = torch.empty(math.prod(shape), dtype=entry.source.dtype(entry.tensor))
-            entry.source.read(entry.tensor, 0, stored)
-            matrix = stored.view(shape).double()
+            width = entry.source.shapes()[entry.tensor][-1]
+            stored = torch.empty(width * width, dtype=entry.source.dtype(entry.tensor))
+            entry.source.read(entry.tensor, expert * width * width, stored)
+            matrix = stored.view(width, width).double()
             if not math.isfinite(float(matrix.sum())):
                 raise UserError(
                     f"the Gram matrix of {entry.tensor} holds NaN or infinite numbers",

@@ -339,7 +339,7 @@ def _group(tensor: TensorPlan, whole: WholeModel | None = None) -> TensorGroup:
         whole,
         task_vectors=tensor.base is not None,
         fisher=tensor.statistics if statistic == "fisher" else (),
-        grams=tensor.statistics if statistic == "gram" else (),
+        grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
     )
 
 

@@ -20,6 +20,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ties", {"trim": "model", "density": 0.5}),
     ("ties", {"election": "count", "normalize": False, "density": [0.0, 1.0, 0.4]}),
     ("ties", {"weight": [1.0, -1.0, 0.5]}),
+    ("ties", {"election": "unweighted", "trim": "model", "normalize": False, "weight": [1.0, -0.5, 0.0]}),
     ("linear", {"normalize": False, "weight": [1.0, -0.5, 0.0]}),
     ("task_arithmetic", {"normalize": True, "scale": 2.0}),
     ("regularized_mean", {"strength": 0.0}),

@@ -21,12 +21,20 @@ def trimmed(vector: np.ndarray, density: float) -> np.ndarray:
 def elected(vectors: list[np.ndarray], weight: list[float], election: str, normalize: bool) -> np.ndarray:
     """Elects signs and merges the elements that have them."""
     weighted = [factor * vector for factor, vector in zip(weight, vectors, strict=True)]
+    if election == "unweighted":
+        sign = np.where(sum(vectors) >= 0, 1.0, -1.0)
+        agree = [np.sign(vector) == sign for vector in vectors]
+        total = sum(np.where(mask, vector, 0.0) for mask, vector in zip(agree, weighted, strict=True))
+        return averaged(np.asarray(total), agree, weight) if normalize else np.asarray(total)
     ballots = weighted if election == "weighted" else [np.sign(vector) for vector in weighted]
     sign = np.where(sum(ballots) >= 0, 1.0, -1.0)
     agree = [np.sign(vector) == sign for vector in weighted]
     total = sum(np.where(mask, vector, 0.0) for mask, vector in zip(agree, weighted, strict=True))
-    if not normalize:
-        return np.asarray(total)
+    return averaged(np.asarray(total), agree, weight) if normalize else np.asarray(total)
+
+
+def averaged(total: np.ndarray, agree: list[np.ndarray], weight: list[float]) -> np.ndarray:
+    """Divides by the weights of the models that agree, where they do not cancel."""
     divisor = np.asarray(sum(factor * mask for factor, mask in zip(weight, agree, strict=True)))
     return np.divide(total, divisor, out=np.array(total), where=np.abs(divisor) > 1e-8)
 
@@ -39,7 +47,7 @@ def double(tensor: torch.Tensor) -> np.ndarray:
     seed=st.integers(0, 2**32 - 1),
     density=st.lists(st.sampled_from([0.0, 0.01, 0.2, 0.5, 0.77, 1.0]), min_size=1, max_size=4),
     weights=st.sampled_from([[1.0, 1.0, 1.0, 1.0], [0.5, 2.0, 0.25, 1.5], [1.0, -0.5, 0.75, -2.0]]),
-    election=st.sampled_from(["weighted", "count"]),
+    election=st.sampled_from(["weighted", "count", "unweighted"]),
     normalize=st.booleans(),
     rounded=st.booleans(),
 )

@@ -30,6 +30,7 @@ METHODS: Registry[MergeMethod] = Registry(
         "tall": f"{_HERE}.consensus:tall",
         "fisher": f"{_HERE}.fisher:fisher",
         "regmean": f"{_HERE}.regmean:regmean",
+        "regmean_plus_plus": f"{_HERE}.regmean:regmean_plus_plus",
         "by_importance": f"{_HERE}.by_importance:by_importance",
         "resolve_conflicts": f"{_HERE}.sign_conflicts:resolve_conflicts",
         "extract_lora": f"{_HERE}.adapters:extract_lora",

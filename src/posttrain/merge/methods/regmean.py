@@ -1,4 +1,7 @@
-"""RegMean: linear layers that give what each model's layer gives on that model's own inputs, by least squares."""
+"""RegMean and RegMean++: linear layers that give what each model's layer gives on its inputs, by least squares."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +24,9 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     is no linear layer, as norms, biases and embeddings, becomes the weighted mean, as in the paper; so does what an
     input that is always zero is multiplied by. A model with more tokens of data counts more.
 
+    An expert of a mixture is a layer whose inputs are the tokens that are routed to it, also where all experts are one
+    tensor. Of a matrix [inputs, outputs], as GPT-2's, the merged tensor is held as a whole.
+
     It is computed as M + sum_i (W_i - M) G_i (sum_j G_j)^-1, M being the weighted mean: identical models give
     themselves, to the last bit. A layer with n inputs takes 4 n^2 bytes for each model and 32 n^2 more while it is
     merged, in each thread, beside ``--memory``.
@@ -32,29 +38,93 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     Raises:
         UserError: the weights add up to zero, or an ``alpha`` of about 1 leaves no unique solution.
     """
+    return _least_squares(group, weight, alpha)
+
+
+@merge_method("regmean_plus_plus", ranges={"weight": Range(0), "alpha": Range(0, 1)}, statistic="merged_gram")
+def regmean_plus_plus(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9) -> BlockFunction:
+    """Merges as `regmean`, on inputs that the merged model's earlier layers give (RegMean++, Nguyen et al. 2025).
+
+    The closed form is that of `regmean`. Only X_i differ (arXiv:2508.03121): decoder layers are merged from
+    the first to the last, and what model i's layer l reads is h_i^(l) = f_M^(l-1)(h_i^(l-1)), where f_M^(l-1) is the
+    layer before as it was merged, and h_i^(0) is the merged embedding of model i's data. Inside of the layer, X_i is
+    what model i's own linear layers read as its layer f_i^(l) runs on h_i^(l). The output head reads the merged last
+    norm. `regmean` takes what model i's own earlier layers give, which the merged model never computes.
+
+    Prompts are shown in the merged model's template and tokens. The Gram matrices are computed before the merge, with
+    one layer in memory (`posttrain.merge.merged_grams`).
+
+    Args:
+        weight: w, one a model.
+        alpha: factor of the off-diagonal elements; see `regmean`.
+
+    Raises:
+        UserError: as `regmean`.
+    """
+    return _least_squares(group, weight, alpha)
+
+
+def _least_squares(group: TensorGroup, weight: Sequence[float], alpha: float) -> BlockFunction:
     shares = normalized(weight)
-    transforms = _transforms(group, shares, min(alpha, _MOST_ALPHA))
-    if not transforms:
+    if not group.experts:
         return combine(shares)
+
+    # Blocks come in the order of the rows, so that the transforms of one expert are held.
+    @lru_cache(maxsize=1)
+    def transforms(expert: int) -> list[Tensor]:
+        return _transforms(group, shares, min(alpha, _MOST_ALPHA), expert)
+
+    if group.inputs_first:
+        whole = _inputs_first(group, shares, transforms)
+        return lambda block: whole[block.start : block.start + block.values.shape[1]]
 
     def merge(block: Block) -> Tensor:
         mean = combine_values(block.values, shares)
+        block.values.sub_(mean)
         result = mean.clone()
-        for values, transform in zip(block.values, transforms, strict=True):
-            result.addmm_(values.sub_(mean), transform)
+        for expert, _, rows in _expert_rows(group, block):
+            for values, transform in zip(block.values, transforms(expert), strict=True):
+                result[rows].addmm_(values[rows], transform)
         return result
 
     return merge
 
 
-def _transforms(group: TensorGroup, shares: list[float], alpha: float) -> list[Tensor]:
-    """Returns w_i G_i (sum_j w_j G_j)^-1 of each model, float32 [columns, columns]; none without Gram matrices."""
+def _inputs_first(group: TensorGroup, shares: list[float], transforms: Callable[[int], list[Tensor]]) -> Tensor:
+    """Returns the merged tensor, float32 [rows, columns]: its rows are inputs, so that each depends on all of them."""
+    whole = torch.zeros(group.rows, group.columns)
+    height = group.rows // group.experts
+    group.hold()
+    for block in group.blocks():
+        mean = combine_values(block.values, shares)
+        whole[block.start : block.start + len(mean)].add_(mean)
+        block.values.sub_(mean)
+        for expert, inputs, rows in _expert_rows(group, block):
+            result = whole[expert * height : (expert + 1) * height]
+            for values, transform in zip(block.values, transforms(expert), strict=True):
+                result.addmm_(transform[inputs].T, values[rows])
+    return whole
+
+
+def _expert_rows(group: TensorGroup, block: Block) -> Iterator[tuple[int, slice, slice]]:
+    """Yields the experts of whose matrices a block has rows, with the rows' numbers in the matrix and in the block."""
+    height = group.rows // group.experts
+    row, stop = block.start, block.start + block.values.shape[1]
+    while row < stop:
+        expert = row // height
+        end = min((expert + 1) * height, stop)
+        first = expert * height
+        yield expert, slice(row - first, end - first), slice(row - block.start, end - block.start)
+        row = end
+
+
+def _transforms(group: TensorGroup, shares: list[float], alpha: float, expert: int) -> list[Tensor]:
+    """Returns w_i G_i (sum_j w_j G_j)^-1 of each model, float32 [inputs, inputs]."""
     total: Tensor | None = None
-    for gram, share in zip(group.input_grams(), shares, strict=False):
+    for gram, share in zip(group.input_grams(expert), shares, strict=True):
         part = _shrunk(gram, alpha).mul_(share)
         total = part if total is None else total.add_(part)
-    if total is None:
-        return []
+    assert total is not None, "there is a model"
     # An input that is always zero has a row of zeros: any number on the diagonal gives it the transform 0.
     diagonal = total.diagonal()
     rest = torch.diag((diagonal != 0).double())
@@ -65,7 +135,7 @@ def _transforms(group: TensorGroup, shares: list[float], alpha: float) -> list[T
             f"the inputs of {group.name} depend on each other too much to be told apart", where="alpha", fix="lower it"
         )
     transforms = []
-    for share, gram in zip(shares[:-1], group.input_grams(), strict=False):
+    for share, gram in zip(shares[:-1], group.input_grams(expert), strict=False):
         # Transposed, as both matrices are symmetric: (A^-1 G)^T = G A^-1.
         part = torch.cholesky_solve(_shrunk(gram, alpha).mul_(share), factor).T
         rest.sub_(part)

@@ -22,7 +22,7 @@ def ties(
     *,
     weight: PerModel = (1.0,),
     density: PerModel = (0.2,),
-    election: Literal["weighted", "count"] = "weighted",
+    election: Literal["weighted", "count", "unweighted"] = "weighted",
     normalize: bool = True,
     scale: float = 1.0,
     trim: Literal["tensor", "model"] = "tensor",
@@ -40,7 +40,9 @@ def ties(
     Args:
         weight: w, one a model.
         density: share of the elements that stay, at least one element unless it is 0; the paper's k is 20%.
-        election: by the sum of the values, or by the number of models with the sign (mergekit's ``sum`` and ``count``).
+        election: by the sum of the weighted values, or by the number of models with the sign (mergekit's ``sum`` and
+            ``count``); ``unweighted`` by the sum before the weights, which then are factors of what agrees, as the
+            coefficients of AdaMerging++ are (Yang et al. 2024, arXiv:2310.02575, section 3.2).
         normalize: divide by the weights of the models that agree, element by element.
         scale: factor of the merged task vector, the paper's lambda.
         trim: rank the elements of a tensor, or those of the whole model.
@@ -80,10 +82,15 @@ def sparsify_and_elect(
 
     def merge(block: Block) -> Tensor:
         sparsify(block)
+        if election == "unweighted":
+            keep_agreeing(block.values)
         for values, factor in zip(block.values, factors, strict=True):
             if factor != 1:
                 values.mul_(factor)
-        total = elect_and_add(block.values, weight, election, normalize)
+        if election == "unweighted":
+            total = add_kept(block.values, weight if normalize else None)
+        else:
+            total = elect_and_add(block.values, weight, election, normalize)
         return total if scale == 1 else total.mul_(scale)
 
     return merge
@@ -95,6 +102,38 @@ def keep_from(values: Tensor, threshold: float) -> Tensor:
     below = float(np.nextafter(np.float32(threshold), np.float32(0)))
     torch.ops.aten.hardshrink.out(values, below, out=values)
     return values
+
+
+def keep_agreeing(values: Tensor) -> None:
+    """Sets the values to zero whose sign is not that of their sum, element by element, in place.
+
+    Args:
+        values: float32 [models, rows, columns], without weights.
+    """
+    signs = elect_signs(values, "weighted")
+    for value in values:
+        value.mul_(signs).clamp_min_(0).mul_(signs)
+
+
+def add_kept(values: Tensor, weight: Sequence[float] | None) -> Tensor:
+    """Adds weighted values, element by element.
+
+    Args:
+        values: float32 [models, rows, columns], 0 where they do not count; changed.
+        weight: to divide by the sum of those of the models that count; None to divide by nothing.
+
+    Returns:
+        float32 [rows, columns].
+    """
+    total = values[0].clone()
+    for value in values[1:]:
+        total.add_(value)
+    if weight is None:
+        return total
+    divisor = torch.zeros_like(total)
+    for value, factor in zip(values, weight, strict=True):
+        divisor.add_(value.ne_(0), alpha=factor)
+    return _divide(total, divisor, weight)
 
 
 def elect_and_add(values: Tensor, weight: Sequence[float], election: str, normalize: bool) -> Tensor:
@@ -140,6 +179,11 @@ def add_agreeing(values: Tensor, signs: Tensor, weight: Sequence[float] | None) 
     total.mul_(signs)
     if weight is None or divisor is None:
         return total
+    return _divide(total, divisor, weight)
+
+
+def _divide(total: Tensor, divisor: Tensor, weight: Sequence[float]) -> Tensor:
+    """Divides a sum by that of the weights that count, in place."""
     # Where no model agrees, or weights of opposite signs cancel, the sum is not divided.
     if min(weight) > 0:
         divisor.clamp_min_(min(weight))  # the sum is 0 where this changes the divisor
