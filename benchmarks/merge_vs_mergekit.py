@@ -5,9 +5,9 @@
 
 mergekit has a virtual environment of its own (``pip install mergekit==0.1.5``). DIR gets a base and three models of a
 Llama's shape in bfloat16, drawn at random (weights of standard deviation 0.02, task vectors of 0.001), in files of 600
-MB: 0.1b has 0.13, 1.1b 1.1 and 3b 3.2 billion weights. Both programs read the same recipe, start included, with the
-files in the page cache; each run is a process of its own. Memory is that of all its processes, each page once. ``cp``
-copies the inputs of a linear merge of two, and waits for the disk as our merge does (``sync -d``), and once more
+MB: 35m has 0.04, 0.1b 0.13, 1.1b 1.1 and 3b 3.2 billion weights. Both programs read the same recipe, start included,
+with the files in the page cache; each run is a process of its own. Memory is that of all its processes, each page once.
+``cp`` copies the inputs of a linear merge of two, and waits for the disk as our merge does (``sync -d``), and once more
 without. The table gives medians.
 """
 
@@ -29,6 +29,7 @@ import yaml
 
 SHAPES = {
     # hidden, intermediate, layers, heads, key-value heads, vocabulary
+    "35m": (384, 1024, 12, 6, 2, 49152),
     "0.1b": (576, 1536, 30, 9, 3, 49152),
     "1.1b": (2048, 5632, 22, 32, 4, 32000),
     "3b": (3072, 8192, 28, 24, 8, 128256),
