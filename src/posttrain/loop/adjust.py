@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from posttrain.label.quality.config import VALUE_NAMES as LABEL_VALUES
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.expression import Rule, Values, parse
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.expression import Rule, Values, parse
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from posttrain.label.quality.config import VALUE_NAMES as LABEL_VALUES
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.expression import Rule, Values, parse
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.expression import Rule, Values, parse
 from posttrain.store.section import Section
 
 _RULES = ("deploy", "rollback", "collect_more")

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.label.quality.config import VALUE_NAMES as LABEL_VALUES
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
-from posttrain.loop.expression import Values, parse
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.expression import Values, parse
 from posttrain.store.section import Section
 
 NAMES = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.loop.expression import parse
 from posttrain.store.errors import UserError
+from posttrain.store.expression import parse
 
 NAN = math.nan
 VALUES = {"a": 0.5, "b": 2.0, "champion.a": 0.4, "gain.a.low": -0.1, "zero": 0.0, "unknown": NAN, "_x1": 7.0}

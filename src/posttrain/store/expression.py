@@ -15,7 +15,8 @@ A value that is not a number (a metric that could not be measured, a division by
 unknown, as in Kleene's logic: a comparison with it, and ``not`` of that, are unknown; ``and`` and ``or`` are,
 unless their other side decides alone. A rule that is unknown does not hold.
 
-Rules are limited in length, in terms and in depth, since parsing and evaluation recurse.
+Rules are limited in length, in terms and in depth, since parsing and evaluation recurse. `ExpressionParser` is also the
+base of other grammars, such as the formulas of `posttrain.tune`.
 """
 
 import math
@@ -24,7 +25,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from posttrain.store.errors import UserError, shorten
 
@@ -39,7 +40,7 @@ MAX_TERMS = 100
 MAX_DEPTH = 20
 """Parentheses, ``not`` and minus signs inside each other, at most; each costs up to nine nested calls."""
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -47,7 +48,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+_ARITHMETIC: dict[str, Callable[[Any, Any], float]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -56,7 +57,8 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
 }
 
 Values = Mapping[str, float]
-_Node = Callable[[Values], float]
+Node = Callable[[Mapping[str, Any]], Any]
+"""A parsed part of an expression, as a function of the values; rules have numbers alone."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Rule:
 
     text: str
     names: tuple[str, ...]
-    _evaluate: _Node
+    _evaluate: Node
 
     def holds(self, values: Values) -> bool:
         """Returns True if the rule holds; a rule that is unknown, for a value that is not a number, does not.
@@ -90,37 +92,54 @@ def parse(text: str, where: str) -> Rule:
     Raises:
         UserError: if it does not follow the grammar.
     """
-    parser = _Parser(text, where)
-    node = parser.disjunction()
-    if parser.peek() is not None:
-        parser.fail(f"`{parser.peek()}` does not belong here")
+    parser = ExpressionParser(text, where)
+    node = parser.parse()
     return Rule(text, tuple(dict.fromkeys(parser.names)), node)
 
 
-class _Parser:
-    """Recursive descent, a method for each rule of the grammar; each returns a function of the values."""
+class ExpressionParser:
+    """Recursive descent, a method for each rule of the grammar; each returns a function of the values.
+
+    Attributes:
+        kind: noun for messages.
+        pattern: one token; its groups are number, percent sign, name and sign.
+        names: the names that were read, in order.
+    """
+
+    kind: ClassVar[str] = "rule"
+    pattern: ClassVar[re.Pattern[str]] = _TOKEN
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
         self.names: list[str] = []
         self.terms = self.depth = 0
         if len(text) > MAX_CHARACTERS:
-            self.fail(f"has {len(text):,} characters, and a rule has at most {MAX_CHARACTERS:,}")
+            self.fail(f"has {len(text):,} characters, and a {self.kind} has at most {MAX_CHARACTERS:,}")
         self.tokens: list[str | float] = []
         position = 0
         while text[position:].strip():
-            match = _TOKEN.match(text, position)
+            match = self.pattern.match(text, position)
             if not match:
-                self.fail(f"`{text[position:].strip()[0]}` means nothing in a rule")
-            number, percent, name, sign = match.groups()
-            if number and not math.isfinite(float(number)):
-                self.fail(f"`{shorten(number)}` is too large a number")
-            self.tokens.append(float(number) / (100 if percent else 1) if number else name or sign)
+                self.fail(f"`{text[position:].strip()[0]}` means nothing in a {self.kind}")
+            self.tokens.append(self.read_token(match))
             position = match.end()
         self.position = 0
 
+    def parse(self) -> Node:
+        """Returns the whole expression."""
+        node = self.disjunction()
+        if self.peek() is not None:
+            self.fail(f"`{self.peek()}` does not belong here")
+        return node
+
+    def read_token(self, match: re.Match[str]) -> str | float:
+        number, percent, name, sign = match.groups()[:4]
+        if number and not math.isfinite(float(number)):
+            self.fail(f"`{shorten(number)}` is too large a number")
+        return float(number) / (100 if percent else 1) if number else name or sign
+
     def fail(self, what: str) -> NoReturn:
-        raise UserError(f"rule `{shorten(self.text)}`: {what}", where=self.where)
+        raise UserError(f"{self.kind} `{shorten(self.text)}`: {what}", where=self.where)
 
     @contextmanager
     def nested(self) -> Iterator[None]:
@@ -130,6 +149,11 @@ class _Parser:
             self.fail(f"is nested more than {MAX_DEPTH} deep")
         yield
         self.depth -= 1
+
+    def count_term(self) -> None:
+        self.terms += 1
+        if self.terms > MAX_TERMS:
+            self.fail(f"has more than {MAX_TERMS} names and numbers")
 
     def peek(self) -> str | float | None:
         return self.tokens[self.position] if self.position < len(self.tokens) else None
@@ -141,19 +165,19 @@ class _Parser:
             return token
         return None
 
-    def disjunction(self) -> _Node:
+    def disjunction(self) -> Node:
         left = self.conjunction()
         while self.take("or"):
             left = _either(left, self.conjunction())
         return left
 
-    def conjunction(self) -> _Node:
+    def conjunction(self) -> Node:
         left = self.negation()
         while self.take("and"):
             left = _both(left, self.negation())
         return left
 
-    def negation(self) -> _Node:
+    def negation(self) -> Node:
         if self.take("not"):
             with self.nested():
                 return _negated(self.negation())
@@ -162,19 +186,19 @@ class _Parser:
             return _compared(sign, left, self.sum())
         return left
 
-    def sum(self) -> _Node:
+    def sum(self) -> Node:
         left = self.product()
         while sign := self.take("+", "-"):
             left = _combine(sign, left, self.product())
         return left
 
-    def product(self) -> _Node:
+    def product(self) -> Node:
         left = self.factor()
         while sign := self.take("*", "/"):
             left = _combine(sign, left, self.factor())
         return left
 
-    def factor(self) -> _Node:
+    def factor(self) -> Node:
         if self.take("-"):
             with self.nested():
                 inner = self.factor()
@@ -187,9 +211,7 @@ class _Parser:
             return inside
         token = self.peek()
         self.position += 1
-        self.terms += 1
-        if self.terms > MAX_TERMS:
-            self.fail(f"has more than {MAX_TERMS} names and numbers")
+        self.count_term()
         if isinstance(token, float):
             return lambda values: token
         if token is None:
@@ -201,49 +223,54 @@ class _Parser:
         return lambda values: values[name]
 
 
-def _combine(sign: str, left: _Node, right: _Node) -> _Node:
+def _combine(sign: str, left: Node, right: Node) -> Node:
     apply = _ARITHMETIC[sign]
     return lambda values: apply(left(values), right(values))
 
 
-def _true(value: float) -> bool:
-    return bool(value) and not math.isnan(value)
+def _true(value: Any) -> bool:
+    return bool(value) and not is_unknown(value)
 
 
-def _compared(sign: str, left: _Node, right: _Node) -> _Node:
+def is_unknown(value: Any) -> bool:
+    """Returns whether a value is the NaN that stands for a number that is not known."""
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _compared(sign: str, left: Node, right: Node) -> Node:
     compare = _COMPARISONS[sign]
 
-    def node(values: Values) -> float:
+    def node(values: Mapping[str, Any]) -> float:
         a, b = left(values), right(values)
-        return math.nan if math.isnan(a) or math.isnan(b) else compare(a, b)
+        return math.nan if is_unknown(a) or is_unknown(b) else compare(a, b)
 
     return node
 
 
-def _negated(inner: _Node) -> _Node:
-    def node(values: Values) -> float:
+def _negated(inner: Node) -> Node:
+    def node(values: Mapping[str, Any]) -> float:
         value = inner(values)
-        return value if math.isnan(value) else not value
+        return math.nan if is_unknown(value) else not value
 
     return node
 
 
-def _both(left: _Node, right: _Node) -> _Node:
-    def node(values: Values) -> float:
+def _both(left: Node, right: Node) -> Node:
+    def node(values: Mapping[str, Any]) -> float:
         a, b = left(values), right(values)
         # NaN is truthy: a false side is surely false, and decides alone.
         if not a or not b:
             return False
-        return math.nan if math.isnan(a) or math.isnan(b) else True
+        return math.nan if is_unknown(a) or is_unknown(b) else True
 
     return node
 
 
-def _either(left: _Node, right: _Node) -> _Node:
-    def node(values: Values) -> float:
+def _either(left: Node, right: Node) -> Node:
+    def node(values: Mapping[str, Any]) -> float:
         a, b = left(values), right(values)
         if _true(a) or _true(b):
             return True
-        return math.nan if math.isnan(a) or math.isnan(b) else False
+        return math.nan if is_unknown(a) or is_unknown(b) else False
 
     return node

@@ -1,0 +1,28 @@
+"""Searches the best settings of trainings, or of any function: `minimize`."""
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Choice", "Derived", "Float", "Int", "Space", "TrialContext", "TuneResult", "minimize"]
+
+if TYPE_CHECKING:
+    from posttrain.tune.api import TuneResult, minimize
+    from posttrain.tune.context import TrialContext
+    from posttrain.tune.parameters import Choice, Derived, Float, Int
+    from posttrain.tune.space import Space
+
+
+def __getattr__(name: str) -> Any:
+    # On first use (PEP 562): Optuna takes half a second to import.
+    from posttrain.store.extensions import lazy_exports
+
+    modules = {
+        "Choice": "parameters",
+        "Derived": "parameters",
+        "Float": "parameters",
+        "Int": "parameters",
+        "Space": "space",
+        "TrialContext": "context",
+        "TuneResult": "api",
+        "minimize": "api",
+    }
+    return lazy_exports(__name__, modules)(name)

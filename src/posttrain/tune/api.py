@@ -1,0 +1,248 @@
+"""``posttrain.tune.minimize``: the best settings of any function."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.jobs.engines import available_cores
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.files import hold_lock, make_folder, write_atomically
+from posttrain.tune.backends.base import Backend, TrialFunction
+from posttrain.tune.backends.inline import InlineBackend
+from posttrain.tune.backends.processes import ProcessBackend
+from posttrain.tune.budget import Budget
+from posttrain.tune.driver import Driver
+from posttrain.tune.progress import ProgressLines
+from posttrain.tune.samplers.registry import make_sampler
+from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.space import Space
+from posttrain.tune.storage import STUDY_FILE
+from posttrain.tune.study import Study
+from posttrain.tune.trial import Trial
+
+BEST_FILE = "best.yaml"
+"""The best settings so far, in a study's folder."""
+
+ENGINES = ("inline", "processes")
+"""The backends that run a function, by name."""
+
+_TRIALS_FOLDER, _LOCK = "trials", "lock"
+
+_EXPORT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The outcome of a study.
+
+    Attributes:
+        best: the trial with the best value; None if no trial has one.
+        trials: all trials, by number.
+    """
+
+    best: Trial | None
+    trials: Sequence[Trial]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The best settings.
+
+        Raises:
+            ValueError: no trial has a value.
+        """
+        return self._best_or_error.settings
+
+    @property
+    def value(self) -> float:
+        """The best value.
+
+        Raises:
+            ValueError: no trial has a value.
+        """
+        value = self._best_or_error.latest
+        assert value is not None
+        return value
+
+    @property
+    def _best_or_error(self) -> Trial:
+        if self.best is None:
+            reason = next((trial.error for trial in self.trials if trial.error), "none was run")
+            raise ValueError(f"no trial has a value: {reason}")
+        return self.best
+
+
+def minimize(
+    function: TrialFunction,
+    space: Space | Mapping[str, Any],
+    *,
+    budget: str | int | Budget,
+    sampler: Any = "tpe",
+    scheduler: Any = "none",
+    seed: int = 0,
+    out: str | Path | None = None,
+    engine: str = "inline",
+    workers: int | None = None,
+    silence: float = 3600.0,
+    storage: str | None = None,
+    migrate: bool = False,
+) -> TuneResult:
+    """Searches the settings with the least value of a function.
+
+    With ``out`` the study is kept: the same call goes on where an earlier one stopped or was killed, and a larger
+    budget continues a finished study. In this process (``inline``) one seed gives the same trials.
+
+    Args:
+        function: runs a trial, given a `TrialContext`: ``trial["lr"]`` is a setting, ``trial.report(step, value)``
+            reports an intermediate value. Returns the final value, or None if that is the last one reported. A value
+            that is NaN or infinite, and any exception, is a failed trial.
+        space: a `Space`, or a mapping of names to `Float`, `Int`, `Choice`, `Derived`, fixed values, or to entries as a
+            config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
+        budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
+        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``gp``, ``cmaes`` or ``evolutionary``, or a mapping of
+            ``name`` and options, or a new `Sampler`.
+        scheduler: ``none``, ``successive_halving``, ``asha`` or ``hyperband``, with options such as
+            ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
+        seed: fixes every random choice of the search, and each trial's seed.
+        out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
+        engine: ``inline`` or ``processes``.
+        workers: processes; by default as many as there are cores.
+        silence: seconds without a report after which a trial in a process counts as hanging.
+        storage: a PostgreSQL database in place of ``study.db``.
+        migrate: carry an earlier study's trials over to a space that has changed.
+
+    Returns:
+        Best settings, best value and all trials.
+
+    Raises:
+        UserError: space, budget, sampler or scheduler cannot be used; the study was begun with another space; another
+            process works on it.
+        WorkError: the first five trials have all failed.
+    """
+    if engine not in ENGINES:
+        raise UserError(f"there is no engine `{engine}`", where="engine", fix=suggest(engine, ENGINES))
+    if workers is not None and workers < 1:
+        raise UserError(f"{workers} workers cannot work", where="workers", fix="give at least 1")
+
+    def open_backend() -> Backend:
+        return InlineBackend(function) if engine == "inline" else ProcessBackend(function, count, silence)
+
+    count = workers or available_cores()
+    return optimize(
+        open_backend,
+        space,
+        budget=budget,
+        sampler=sampler,
+        scheduler=scheduler,
+        seed=seed,
+        out=out,
+        storage=storage,
+        migrate=migrate,
+    )
+
+
+def optimize(
+    open_backend: Callable[[], Backend],
+    space: Space | Mapping[str, Any],
+    *,
+    budget: str | int | Budget,
+    sampler: Any = "tpe",
+    scheduler: Any = "none",
+    seed: int = 0,
+    out: str | Path | None = None,
+    storage: str | None = None,
+    migrate: bool = False,
+    objective: str = "value",
+    maximize: bool = False,
+    to_config: Callable[[Trial], Mapping[str, Any]] | None = None,
+) -> TuneResult:
+    """Searches the settings with the best value, with any backend; `minimize` is this for a function.
+
+    Args:
+        open_backend: returns the backend, once everything has been checked.
+        objective: name of what is measured.
+        maximize: whether greater values are better.
+        to_config: returns what ``best.yaml`` holds of a trial; its settings by default.
+
+    The other arguments, the result and the errors are those of `minimize`.
+    """
+    space, budget = Space.of(space), Budget.read(budget)
+    chosen_scheduler = make_scheduler(scheduler)
+    chosen_sampler = make_sampler(sampler, space, seed, maximize)
+    folder = None if out is None else Path(out)
+    with ExitStack() as stack:
+        if folder is None:
+            trials_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
+        else:
+            _check_folder(folder, storage)
+            trials_folder = folder / _TRIALS_FOLDER
+            make_folder(trials_folder)
+            stack.enter_context(hold_lock(trials_folder / _LOCK, busy_message="another process works on this study"))
+        study = stack.enter_context(
+            Study(
+                space,
+                folder=folder,
+                url=storage,
+                name="tune" if folder is None or storage is None else folder.resolve().name,
+                objective=objective,
+                maximize=maximize,
+                migrate=migrate,
+            )
+        )
+        files = _Files(study, folder, to_config or (lambda trial: trial.settings))
+        backend = stack.enter_context(open_backend())
+        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed)
+        lines = ProgressLines(study, budget, lambda: (driver.seconds, driver.tokens))
+
+        def observe(trial: Trial) -> None:
+            files(trial)
+            lines(trial)
+
+        driver.run(observe)
+        files.write()
+        return TuneResult(study.best, tuple(study.trials))
+
+
+class _Files:
+    """Keeps ``best.yaml`` and ``trials.jsonl`` up to date; to be called with each trial that has reported or ended."""
+
+    def __init__(self, study: Study, folder: Path | None, to_config: Callable[[Trial], Mapping[str, Any]]) -> None:
+        self._study, self._folder, self._to_config = study, folder, to_config
+        self._written: Trial | None = None
+        self._last = 0.0
+
+    def __call__(self, trial: Trial) -> None:
+        if trial.ended:
+            self._write_best()
+            # The whole file is written anew: not for each of a thousand short trials.
+            if time.monotonic() - self._last >= _EXPORT_SECONDS:
+                self._study.export()
+                self._last = time.monotonic()
+
+    def write(self) -> None:
+        """Writes both."""
+        self._write_best()
+        self._study.export()
+
+    def _write_best(self) -> None:
+        best = self._study.best
+        if self._folder is None or best is None or best is self._written:
+            return
+        content = yaml.safe_dump(dict(self._to_config(best)), sort_keys=False, allow_unicode=True)
+        write_atomically(self._folder / BEST_FILE, content.encode())
+        self._written = best
+
+
+def _check_folder(folder: Path, storage: str | None) -> None:
+    """Raises a `UserError` if the folder holds something that is no study."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    known = {STUDY_FILE, _TRIALS_FOLDER}
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file", where=str(folder), fix="name another --out")
+    if names and not names & known:
+        raise UserError("holds something else already", where=str(folder), fix="name another --out")

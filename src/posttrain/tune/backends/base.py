@@ -1,0 +1,117 @@
+"""The interface of backends, which run trials and own the time."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from posttrain.tune.context import TrialContext
+from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.trial import Report
+
+TrialFunction = Callable[[TrialContext], float | None]
+"""Runs a trial; returns its final value, or None if that is the last one that it reported."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a trial.
+
+    Attributes:
+        number: the trial.
+        settings: all its values.
+        folder: its folder, which the backend makes.
+        start: the step of its last report in an earlier run; 0 in the first.
+        resource: the step up to which it is to run; None: to its end.
+        seed: the trial's.
+    """
+
+    number: int
+    settings: Mapping[str, Any]
+    folder: Path
+    start: int
+    resource: int | None
+    seed: int
+
+
+OutcomeKind = Literal["returned", "interrupted", "failed", "killed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; or ``killed``, by a signal from
+            outside, so that it may be run again.
+        value: what the function returned.
+        error: why it failed, in a line.
+        seconds: that the run took.
+        tokens: that it processed.
+        memory_bytes: the most that its process had in use; 0 where that is not known.
+    """
+
+    kind: OutcomeKind
+    value: float | None = None
+    error: str = ""
+    seconds: float = 0.0
+    tokens: int = 0
+    memory_bytes: int = 0
+
+
+class Handler(Protocol):
+    """Whom a backend tells what happens; called in the thread that calls `Backend.wait`."""
+
+    def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
+        """A trial has reported; its seconds and tokens are those of the run, and the memory is the most so far."""
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """A run is over, and its worker is free."""
+
+
+class Backend(ExitStack):
+    """Runs trials; a context, which at its end ends what still runs.
+
+    To write one, derive from this class and define the four methods. It knows nothing of schedulers: it runs the jobs
+    that it is given, passes each report on and the answer back, and says how a run ended. Whatever goes wrong in a
+    trial is an outcome and no exception of the backend.
+
+    `posttrain.testing.backends.BackendContract` tests that.
+
+    Attributes:
+        workers: number of runs at a time.
+    """
+
+    workers: int = 1
+
+    @abstractmethod
+    def start(self, job: Job) -> None:
+        """Begins a run; called only while fewer than ``workers`` are in progress."""
+
+    @abstractmethod
+    def wait(self, handler: Handler, seconds: float | None = None) -> None:
+        """Waits until something happens to a run, and tells the handler.
+
+        Args:
+            handler: gets the report or the outcome, or several of them.
+            seconds: after which to return without; a backend whose runs cannot be left may take longer.
+        """
+
+    @abstractmethod
+    def kill(self, number: int) -> None:
+        """Ends a run at once, without an outcome; does nothing where that is not possible."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Returns the time in seconds; only differences count."""
+
+
+def error_line(error: BaseException) -> str:
+    """Returns an exception as one line for a trial's record."""
+    text = " ".join(str(error).split())[:300]
+    name = type(error).__name__
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+        return f"out of memory{f': {text}' if text else ''}"
+    return f"{name}: {text}" if text else name

@@ -1,0 +1,68 @@
+"""Runs trials one after another in this process."""
+
+import time
+from collections.abc import Callable
+
+from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, OutcomeKind, TrialFunction, error_line
+from posttrain.tune.context import TrialContext, TrialInterrupted
+from posttrain.tune.memory import peak_memory, reset_peak_memory
+from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.trial import Report
+
+
+class InlineBackend(Backend):
+    """Calls the function in this process.
+
+    Args:
+        function: runs a trial.
+    """
+
+    def __init__(self, function: TrialFunction) -> None:
+        super().__init__()
+        self._function = function
+        self._jobs: list[Job] = []
+
+    def start(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def wait(self, handler: Handler, seconds: float | None = None) -> None:
+        job = self._jobs.pop(0)
+        outcome = run_job(self._function, job, lambda report, memory: handler.report(job.number, report, memory))
+        handler.ended(job.number, outcome)
+
+    def kill(self, number: int) -> None:
+        """Does nothing: a call cannot be ended from outside."""
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+
+def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], Decision]) -> Outcome:
+    """Runs a trial in this process.
+
+    Args:
+        function: runs it.
+        job: the run.
+        report: called with a report, whose costs are those of the run, and the most memory in use; returns what to do
+            next.
+    """
+    reset_peak_memory()
+    began, spent = time.monotonic(), 0
+
+    def pass_on(step: int, value: float, tokens: int) -> Decision:
+        nonlocal spent
+        spent += tokens
+        return report(Report(step, value, time.monotonic() - began, spent), peak_memory())
+
+    def outcome(kind: OutcomeKind, value: float | None = None, error: str = "") -> Outcome:
+        return Outcome(kind, value, error, time.monotonic() - began, spent, peak_memory())
+
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        value = function(TrialContext(job.number, job.settings, job.folder, job.start, job.resource, job.seed, pass_on))
+        return outcome("returned", None if value is None else float(value))
+    except TrialInterrupted:
+        return outcome("interrupted")
+    # Whatever the function raises is recorded with its trial.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return outcome("failed", error=error_line(error))

@@ -1,0 +1,138 @@
+"""Runs no trials: replays learning curves on a simulated clock, so that a study of days takes seconds."""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Literal, NamedTuple
+
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import canonical_json
+from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, error_line
+from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.trial import Report
+
+
+class CurvePoint(NamedTuple):
+    """A step of a learning curve.
+
+    Attributes:
+        value: of the objective after it.
+        seconds: that it takes.
+        tokens: that it processes.
+    """
+
+    value: float
+    seconds: float = 1.0
+    tokens: int = 0
+
+
+Curve = Callable[[Mapping[str, Any]], Iterable[CurvePoint]]
+"""Returns the steps of a trial, given its settings: step 1 first."""
+
+
+class RecordedCurves:
+    """Curves that were recorded, by their settings.
+
+    Args:
+        curves: settings and steps of each.
+        names: the settings that tell curves apart; all by default.
+    """
+
+    def __init__(
+        self, curves: Iterable[tuple[Mapping[str, Any], Sequence[CurvePoint]]], names: Sequence[str] | None = None
+    ) -> None:
+        self._names = names
+        self._curves = {self._key(settings): [CurvePoint(*point) for point in points] for settings, points in curves}
+
+    def __call__(self, settings: Mapping[str, Any]) -> Sequence[CurvePoint]:
+        key = self._key(settings)
+        if key not in self._curves:
+            raise UserError(f"no curve was recorded with {dict(settings)}", where="curves")
+        return self._curves[key]
+
+    def _key(self, settings: Mapping[str, Any]) -> bytes:
+        return canonical_json({name: settings[name] for name in self._names or settings})
+
+
+@dataclass
+class _Run:
+    """A run in progress, or a paused trial."""
+
+    points: Iterator[CurvePoint]
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    next: CurvePoint | Exception | None = None
+
+
+class SimulatedBackend(Backend):
+    """Replays curves.
+
+    A trial reports each step when the clock has reached it; after the last step it returns. One that is resumed goes on
+    where it was, as if its checkpoint cost nothing.
+
+    Args:
+        curve: returns the steps of a trial.
+        workers: trials at a time.
+    """
+
+    def __init__(self, curve: Curve, workers: int = 1) -> None:
+        super().__init__()
+        self._curve, self.workers = curve, workers
+        self._now, self._order = 0.0, 0
+        self._runs: dict[int, _Run] = {}
+        self._queue: list[tuple[float, int, int]] = []  # when something happens, order of equal times, trial
+
+    def start(self, job: Job) -> None:
+        run = self._runs.get(job.number)
+        if run is None or run.step != job.start:
+            # Lazily, as a curve that fails is a failed trial. The steps of an earlier session are passed over.
+            points = chain.from_iterable(map(self._curve, [job.settings]))
+            run = self._runs[job.number] = _Run(islice(points, job.start, None), job.start)
+        run.seconds, run.tokens = 0.0, 0
+        self._schedule(job.number)
+
+    def wait(self, handler: Handler, seconds: float | None = None) -> None:
+        if seconds is not None and self._queue[0][0] > self._now + seconds:
+            self._now += seconds
+            return
+        self._now, _, number = heapq.heappop(self._queue)
+        run = self._runs[number]
+        if run.next is None:
+            return self._end(handler, number, "returned")
+        if isinstance(run.next, Exception):
+            return self._end(handler, number, "failed", error_line(run.next))
+        run.step += 1
+        run.seconds += run.next.seconds
+        run.tokens += run.next.tokens
+        report = Report(run.step, run.next.value, run.seconds, run.tokens)
+        if handler.report(number, report, 0) is Decision.CONTINUE:
+            return self._schedule(number)
+        return self._end(handler, number, "interrupted")
+
+    def kill(self, number: int) -> None:
+        self._queue = [item for item in self._queue if item[2] != number]
+        heapq.heapify(self._queue)
+        self._runs.pop(number, None)
+
+    def clock(self) -> float:
+        return self._now
+
+    def _schedule(self, number: int) -> None:
+        run = self._runs[number]
+        try:
+            run.next = next(run.points, None)
+        except Exception as error:  # noqa: BLE001  # the curve is the user's own
+            run.next = error
+        when = self._now + (run.next.seconds if isinstance(run.next, CurvePoint) else 0.0)
+        heapq.heappush(self._queue, (when, self._order, number))
+        self._order += 1
+
+    def _end(
+        self, handler: Handler, number: int, kind: Literal["returned", "interrupted", "failed"], error: str = ""
+    ) -> None:
+        run = self._runs[number]
+        if kind != "interrupted":
+            del self._runs[number]
+        handler.ended(number, Outcome(kind, error=error, seconds=run.seconds, tokens=run.tokens))

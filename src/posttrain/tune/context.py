@@ -1,0 +1,72 @@
+"""A trial as the function sees it that runs it: its settings, its folder, and how it reports."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.tune.schedulers.base import Decision
+
+
+class TrialInterrupted(BaseException):
+    """Raised by `TrialContext.report` where the trial is to pause or to stop; ends the function.
+
+    No `Exception`, so that a function which handles its own errors does not go on by mistake.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(f"the trial is to {decision}")
+        self.decision = decision
+
+
+class TrialContext:
+    """What the function of a study is called with.
+
+    ``trial["lr"]`` is a setting. A function that reports intermediate values saves its state into ``folder`` *before*
+    each report: a report may end the run (it raises `TrialInterrupted`), and a paused trial is run again later, by a
+    new call with the same folder. It then goes on from what it finds there, and first reports that again, as a kill may
+    have come between the checkpoint and its report; a step that is known already counts once. One that keeps no state
+    begins anew.
+
+    Attributes:
+        number: the trial's number.
+        settings: all values, by name.
+        folder: for its checkpoints; kept until the trial has ended, and that of the best one for good.
+        start: the step of its last report in an earlier run; 0 in the first.
+        resource: the step up to which this run is to go; None: to its end. A function that reports need not look at it.
+        seed: for the function's own random numbers; the same in each run of the trial.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        settings: Mapping[str, Any],
+        folder: Path,
+        start: int,
+        resource: int | None,
+        seed: int,
+        report: Callable[[int, float, int], Decision],
+    ) -> None:
+        self.number, self.settings, self.folder = number, settings, folder
+        self.start, self.resource, self.seed = start, resource, seed
+        self._report = report
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[name]
+
+    def report(self, step: int, value: float, *, tokens: int = 0) -> None:
+        """Reports an intermediate value.
+
+        Args:
+            step: the resource so far, from 1, such as the number of epochs; greater than in the report before.
+            value: of the objective.
+            tokens: processed since the report before, for budgets in tokens.
+
+        Raises:
+            TrialInterrupted: the trial is to pause or to stop.
+            ValueError: the step is no positive integer.
+        """
+        if step != int(step) or step < 1:
+            raise ValueError(f"a step is a positive integer, not {step}")
+        decision = self._report(int(step), float(value), int(tokens))
+        if decision is not Decision.CONTINUE:
+            raise TrialInterrupted(decision)

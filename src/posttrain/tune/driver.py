@@ -1,0 +1,252 @@
+"""Runs a study: asks the scheduler and the sampler, has a backend run trials, and records what happens."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posttrain.store.errors import WorkError
+from posttrain.store.files import remove_tree
+from posttrain.tune.backends.base import Backend, Job, Outcome
+from posttrain.tune.budget import Budget
+from posttrain.tune.events import Event
+from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
+from posttrain.tune.study import Study
+from posttrain.tune.trial import Report, Trial, TrialState
+
+_RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times
+
+_FAILURES = 5  # so many trials that fail, and none that does not, end the study
+
+_GRACE = 0.1  # of a budget in seconds, that running trials get to report and pause when it is spent
+
+Observer = Callable[[Trial], None]
+"""Called with each trial that has reported, or has ended."""
+
+
+class Driver:
+    """One session of work on a study; the handler of its backend.
+
+    Args:
+        study: as it was opened: what happened to it before is told to the scheduler.
+        sampler: proposes settings.
+        scheduler: decides which trials run and how far.
+        backend: runs them.
+        budget: of the whole study, earlier sessions included.
+        folder: gets a folder for each trial.
+        seed: of the trials' own seeds.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        sampler: Sampler,
+        scheduler: Scheduler,
+        backend: Backend,
+        budget: Budget,
+        folder: Path,
+        seed: int = 0,
+    ) -> None:
+        self._study, self._sampler, self._scheduler, self._backend = study, sampler, scheduler, backend
+        self._budget, self._folder, self._seed = budget, folder, seed
+        self._observe: Observer = lambda trial: None
+        self._sign = -1.0 if study.maximize else 1.0
+        self._interrupted: dict[int, None] = {}  # to be run on, in their order
+        self._running: dict[int, Trial] = {}  # as they were when their run began
+        self._kills: dict[int, int] = {}
+        self._memory: dict[int, int] = {}
+        self._failures = 0.0  # on end since the session began; minus infinity after any other end
+        self._exhausted = False
+        self._tokens = sum(trial.tokens for trial in study.trials)
+        self._offset = study.clock - backend.clock()
+        last = {event.trial.number: event.order for event in study.events}
+        for event in study.events:
+            self._replay(event, event.order == last[event.trial.number])
+        self._kept = self._best_finished()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the study has been worked on, in all sessions."""
+        return self._offset + self._backend.clock()
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that all trials have processed."""
+        return self._tokens
+
+    def run(self, observe: Observer | None = None) -> None:
+        """Works until the budget is spent or nothing is left to do.
+
+        Args:
+            observe: called after each report and each end.
+
+        Raises:
+            WorkError: the first trials of the session have all failed.
+        """
+        self._observe = observe or self._observe
+        deadline = None
+        while True:
+            if not self._is_spent():
+                self._fill()
+            if not self._running:
+                return
+            if self._budget.seconds is not None:
+                deadline = self._budget.seconds * (1 + _GRACE)
+            if deadline is not None and self.seconds >= deadline:
+                self._kill_running()
+                return
+            self._backend.wait(self, None if deadline is None else deadline - self.seconds)
+
+    def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
+        """Records a report and returns the decision on it; `Handler.report`."""
+        trial, before = self._study.trials[number], self._running[number]
+        if trial.ended:
+            return Decision.STOP
+        if not math.isfinite(report.value):
+            self._end(number, TrialState.FAILED, error=f"the value at step {report.step} is {report.value}")
+            return Decision.STOP
+        self._memory[number] = max(memory_bytes, self._memory.get(number, 0))
+        decision = Decision.CONTINUE
+        if report.step > trial.step:  # a run that began before the last report repeats some
+            whole = replace(report, seconds=before.seconds + report.seconds, tokens=before.tokens + report.tokens)
+            self._tokens += whole.tokens - trial.tokens
+            self._study.report(number, whole, self.seconds)
+            decision = self._scheduler.report(number, report.step, self._sign * report.value)
+            if decision is Decision.STOP:
+                self._stop(number, report)
+            else:
+                self._observe(self._study.trials[number])
+        if decision is Decision.CONTINUE and self._is_spent():
+            self._interrupted[number] = None
+            decision = Decision.PAUSE
+        if decision is Decision.PAUSE:
+            self._study.set_running(number, False)
+        return decision
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """Records the end of a run; `Handler.ended`."""
+        before, trial = self._running.pop(number), self._study.trials[number]
+        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind != "failed"):
+            self._clean_up(number)
+            return
+        if outcome.kind == "killed" and self._kills.get(number, 0) < _RUNS_AFTER_KILLS:
+            self._kills[number] = self._kills.get(number, 0) + 1
+            self._interrupted.setdefault(number)
+            return
+        self._interrupted.pop(number, None)
+        value, error = outcome.value if outcome.value is not None else trial.latest, outcome.error
+        if not error and value is None:
+            error = "it reported no value and returned none"
+        elif not error and value is not None and not math.isfinite(value):
+            error = f"its value is {value}"
+        tokens = before.tokens + outcome.tokens
+        self._tokens += max(0, tokens - trial.tokens)
+        self._end(
+            number,
+            TrialState.FAILED if error else TrialState.FINISHED,
+            value=None if error else value,
+            error=error,
+            seconds=before.seconds + outcome.seconds,
+            tokens=tokens,
+            memory_bytes=max(outcome.memory_bytes, self._memory.get(number, 0)),
+        )
+        self._clean_up(number)
+
+    def _replay(self, event: Event, last: bool) -> None:
+        """Tells the scheduler what happened in an earlier session, and acts on a decision that was not carried out.
+
+        Args:
+            event: what happened.
+            last: whether nothing has happened to the trial since.
+        """
+        number, values = event.trial.number, event.values
+        if event.kind == "start":
+            self._scheduler.started(number, values["resource"], event.trial.notes)
+            self._interrupted[number] = None
+        elif event.kind == "end":
+            self._interrupted.pop(number, None)
+            self._scheduler.ended(number, None if event.trial.value is None else self._sign * event.trial.value)
+        else:
+            decision = self._scheduler.report(number, values["step"], self._sign * values["value"])
+            # A trial that went on was under another scheduler then.
+            if last and decision is not Decision.CONTINUE:
+                self._interrupted.pop(number, None)
+            if last and decision is Decision.PAUSE:
+                self._study.set_running(number, False)
+            if last and decision is Decision.STOP:
+                self._stop(number, event.trial.reports[-1])
+
+    def _stop(self, number: int, report: Report) -> None:
+        limit = self._scheduler.max_resource
+        finished = limit is not None and report.step >= limit
+        state = TrialState.FINISHED if finished else TrialState.STOPPED
+        self._end(number, state, value=report.value, memory_bytes=self._memory.get(number, 0))
+
+    def _end(self, number: int, state: TrialState, *, error: str = "", **values: Any) -> None:
+        trial = self._study.end(number, state, self.seconds, error=error, **values)
+        self._scheduler.ended(number, None if trial.value is None else self._sign * trial.value)
+        self._observe(trial)
+        self._failures = self._failures + 1 if state is TrialState.FAILED else -math.inf
+        if self._failures >= _FAILURES and all(trial.latest is None for trial in self._study.trials):
+            raise WorkError(f"the first {_FAILURES} trials have failed; the last: {error}")
+
+    def _fill(self) -> None:
+        """Gives free workers something to do."""
+        while len(self._running) < self._backend.workers:
+            if self._interrupted:
+                number = next(iter(self._interrupted))
+                del self._interrupted[number]
+                self._study.set_running(number, True)
+            else:
+                can_start = not self._exhausted and self._budget.allows_start(self._study.trials)
+                choice = self._scheduler.choose(can_start)
+                if choice is None or (isinstance(choice, Start) and not can_start):
+                    return
+                if isinstance(choice, Promote):
+                    number = choice.number
+                    self._study.resume(number, choice.resource, self.seconds)
+                    self._scheduler.started(number, choice.resource, self._study.trials[number].notes)
+                else:
+                    number = len(self._study.trials)
+                    proposal = self._sampler.propose(number, self._study.trials)
+                    if proposal is None:
+                        self._exhausted = True
+                        continue
+                    notes = {**proposal.notes, **choice.notes}
+                    self._study.start(proposal.drawn, choice.resource, notes, self.seconds)
+                    self._scheduler.started(number, choice.resource, notes)
+            self._run(self._study.trials[number])
+
+    def _run(self, trial: Trial) -> None:
+        self._running[trial.number] = trial
+        folder = self._trial_folder(trial.number)
+        seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
+        self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed))
+
+    def _is_spent(self) -> bool:
+        return self._budget.is_spent(self.seconds, self._tokens)
+
+    def _kill_running(self) -> None:
+        """Ends runs that have not paused in time; they are resumed from their checkpoints by the next session."""
+        for number in list(self._running):
+            self._backend.kill(number)
+            del self._running[number]
+            self._study.set_running(number, False)
+
+    def _trial_folder(self, number: int) -> Path:
+        return self._folder / f"{number:04d}"
+
+    def _best_finished(self) -> int | None:
+        best = self._study.best
+        return best.number if best is not None and best.state is TrialState.FINISHED else None
+
+    def _clean_up(self, number: int) -> None:
+        """Removes the folders of trials that have ended, but the best one's."""
+        before, self._kept = self._kept, self._best_finished()
+        for other in {number, before}:
+            if other is not None and other != self._kept and self._study.trials[other].ended:
+                remove_tree(self._trial_folder(other))

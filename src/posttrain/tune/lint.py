@@ -1,0 +1,122 @@
+"""Warnings about a search space: too large for its budget, linear in place of logarithmic, the best on an edge."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posttrain.tune.parameters import Choice, Float, Int, Parameter, is_number
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Trial
+
+_TRIALS_PER_PARAMETER = 10  # the rule n = 10 d for computer experiments (Loeppky, Sacks and Welch 2009)
+
+_LINEAR_RATIO = 100  # between the ends of a linear range, above which most draws lie in the last tenth
+
+_EDGE = 0.02  # share of a range that counts as its edge
+
+
+@dataclass(frozen=True)
+class SpaceWarning:
+    """Something about a space that the user should know.
+
+    Attributes:
+        parameter: its name; empty where the whole space is meant.
+        text: one line.
+        fix: the space with a better range, where there is one.
+    """
+
+    parameter: str
+    text: str
+    fix: Space | None = None
+
+
+def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
+    """Returns what is suspicious about a space before a study.
+
+    Args:
+        space: the space.
+        trials: that the budget allows; None where that is not known.
+    """
+    warnings = []
+    count = len(space.parameters)
+    if trials is not None and trials < min(_TRIALS_PER_PARAMETER * count, _points(space)):
+        wanted = _TRIALS_PER_PARAMETER * count
+        text = f"{trials} trials are few for {count} parameters, as a rule wants {wanted}; fix some or narrow them"
+        warnings.append(SpaceWarning("", text))
+    for name, parameter in space.parameters.items():
+        if not isinstance(parameter, Float | Int) or parameter.log:
+            continue
+        low, high = parameter.low, parameter.high
+        if 0 < _LINEAR_RATIO * low <= high:
+            tenth = low + (high - low) / 10
+            text = (
+                f"`{name}` from {low:g} to {high:g} is linear: of ten trials nine lie above {tenth:g}; try `log: true`"
+            )
+            warnings.append(SpaceWarning(name, text, space.replace(name, replace(parameter, log=True))))
+    return warnings
+
+
+def check_edges(space: Space, best: Trial) -> list[SpaceWarning]:
+    """Returns the numbers of the best trial that lie on an edge of their range, with a wider space.
+
+    Ends at 0 and 1 are taken for natural limits, as of a share or a count, and are not reported. Choices of numbers
+    have edges, too, but no wider space: only the user knows what may follow.
+    """
+    warnings = []
+    for name, parameter in space.parameters.items():
+        if name not in best.drawn or (side := _edge(parameter, best.drawn[name])) is None:
+            continue
+        value = best.drawn[name]
+        text = f"the best `{name}`, {value:g}, is on the {'lower' if side < 0 else 'upper'} edge of its range"
+        if isinstance(parameter, Float | Int):
+            wider = _widened(parameter, side)
+            text += f"; widen it to {wider.low:g} to {wider.high:g}"
+            warnings.append(SpaceWarning(name, text, space.replace(name, wider)))
+        else:
+            warnings.append(SpaceWarning(name, f"{text}; add values beyond it"))
+    return warnings
+
+
+def _edge(parameter: Parameter, value: Any) -> int | None:
+    """Returns -1 for the lower edge, 1 for the upper one, None for neither."""
+    if isinstance(parameter, Choice):
+        # Of two values each is an edge.
+        if len(parameter.values) < 3 or not all(map(is_number, parameter.values)):
+            return None
+        return -1 if value == min(parameter.values) else 1 if value == max(parameter.values) else None
+    share = parameter.to_unit(value)
+    if isinstance(parameter, Int):
+        low, high = value == parameter.low, value == parameter.high
+    else:
+        low, high = share <= _EDGE, share >= 1 - _EDGE
+    assert isinstance(parameter, Float | Int)
+    if low and parameter.low not in (0, 1):
+        return -1
+    return 1 if high and parameter.high not in (0, 1) else None
+
+
+def _widened(parameter: Float | Int, side: int) -> Float | Int:
+    """Returns a range that goes on for a factor of 10 if it is logarithmic, else for its own width."""
+    low, high = float(parameter.low), float(parameter.high)
+    if side > 0:
+        high = high * 10 if parameter.log else high + (high - low)
+    else:
+        below = low / 10 if parameter.log else low - (high - low)
+        # A positive number stays one: its sign is hardly an accident.
+        low = max(below, 0.0) if low > 0 else below
+    if isinstance(parameter, Int):
+        return replace(parameter, low=max(1, round(low)) if parameter.log else round(low), high=round(high))
+    return replace(parameter, low=low, high=high)
+
+
+def _points(space: Space) -> float:
+    """Returns the number of points of a space of integers and choices; infinite with real numbers."""
+    sizes: list[float] = []
+    for parameter in space.parameters.values():
+        if isinstance(parameter, Choice):
+            sizes.append(len(parameter.values))
+        elif isinstance(parameter, Int):
+            sizes.append(parameter.high - parameter.low + 1)
+        else:
+            return math.inf
+    return math.prod(sizes)

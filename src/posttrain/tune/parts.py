@@ -1,0 +1,60 @@
+"""Samplers and schedulers as a config names them: a name, or a name with options."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
+
+Part = TypeVar("Part")
+
+
+def read_part(value: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the options of a part.
+
+    Args:
+        value: a name, or a mapping with ``name`` and options.
+        where: the key, named in errors.
+
+    Raises:
+        UserError: the value is neither.
+    """
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return value["name"], {str(key): option for key, option in value.items() if key != "name"}
+    raise UserError(f"{value!r} names no {where}", where=where, fix="give a name, or {name: ..., option: ...}")
+
+
+def make_part(registry: Registry[Callable[..., Part]], value: Any, where: str, *arguments: Any) -> Part:
+    """Makes a part of a name and options.
+
+    Args:
+        registry: functions that make parts, by name.
+        value: as `read_part` takes it.
+        where: the key, named in errors.
+        arguments: given to the function before the options.
+
+    Raises:
+        UserError: there is no such part, or it has no such option, or lacks one.
+    """
+    name, options = read_part(value, where)
+    if name not in registry:
+        raise UserError(f"there is no {registry.kind} `{name}`", where=where, fix=suggest(name, registry))
+    make = registry.load(name, where)
+    parameters = list(inspect.signature(make).parameters.values())[len(arguments) :]
+    known = {parameter.name: parameter for parameter in parameters}
+    for option, content in options.items():
+        if option not in known:
+            raise UserError(f"{name} has no option `{option}`", where=where, fix=suggest(option, known))
+        default = known[option].default
+        if isinstance(content, bool) != isinstance(default, bool) or not isinstance(content, int | float):
+            raise UserError(
+                f"`{option}` of {name} is no {'truth value' if isinstance(default, bool) else 'number'}", where=where
+            )
+    if missing := [
+        key for key, parameter in known.items() if parameter.default is parameter.empty and key not in options
+    ]:
+        raise UserError(f"{name} needs `{missing[0]}`", where=where, fix=f"give {{name: {name}, {missing[0]}: ...}}")
+    return make(*arguments, **options)

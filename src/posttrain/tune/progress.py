@@ -1,0 +1,58 @@
+"""Log lines that show how a study gets on: trials that end, the best so far, and what is left of the budget."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from posttrain.tune.budget import Budget, format_seconds
+from posttrain.tune.study import Study
+from posttrain.tune.trial import Trial, TrialState
+
+log = logging.getLogger("posttrain")
+
+_EVERY_SECONDS = 2.0  # between lines, unless there is a new best: thousands of short trials are nothing to read
+
+
+class ProgressLines:
+    """Logs a line for trials that end; to be called with each trial that has reported or ended.
+
+    Args:
+        study: the study.
+        budget: its budget.
+        spent: returns the seconds and the tokens that the study has spent.
+    """
+
+    def __init__(self, study: Study, budget: Budget, spent: Callable[[], tuple[float, int]]) -> None:
+        self._study, self._budget, self._spent = study, budget, spent
+        self._last = -_EVERY_SECONDS
+        self._best = study.best
+
+    def __call__(self, trial: Trial) -> None:
+        """Logs a line, if it is time for one."""
+        best = self._study.best if trial.ended else self._best
+        is_better = best is not None and (self._best is None or best.number != self._best.number)
+        self._best = best
+        now = time.monotonic()
+        if not (is_better or now - self._last >= _EVERY_SECONDS):
+            return
+        self._last = now
+        log.info("  %s · %s · %s", _describe(trial), describe_best(best), self._left())
+
+    def _left(self) -> str:
+        return self._budget.left(len(self._study.trials), *self._spent())
+
+
+def _describe(trial: Trial) -> str:
+    if trial.state is TrialState.FAILED:
+        return f"trial {trial.number} failed: {trial.error}"
+    at = f" at step {trial.step}" if trial.step and trial.state is not TrialState.FINISHED else ""
+    value = "" if trial.latest is None else f": {trial.latest:.6g}"
+    return f"trial {trial.number} {trial.state}{at}{value} ({format_seconds(trial.seconds)})"
+
+
+def describe_best(best: Trial | None) -> str:
+    """Formats the best trial, such as ``best 0.4123 (trial 7)``."""
+    if best is None or best.latest is None:
+        return "no value yet"
+    at = "" if best.state is TrialState.FINISHED else f" at step {best.step}"
+    return f"best {best.latest:.6g}{at} (trial {best.number})"

@@ -1,0 +1,94 @@
+"""Covariance matrix adaptation (CMA-ES; Hansen 2016, arXiv:1604.00772), over the unit cube of the space.
+
+Optuna's own sampler keeps its state as a pickle in the study's database, which this program does not load. Here the
+state
+follows from the trials: they note the generation and the point that they were drawn from.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from posttrain.store.errors import UserError
+from posttrain.store.installation import install_command
+from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Trial, TrialState
+
+_SIGMA = 0.3  # first standard deviation, as a share of each range
+
+_MAX_DRAWS = 100  # of one point, until it meets the constraints
+
+
+class CmaEsSampler(Sampler):
+    """Draws generations of trials from a normal distribution that adapts to the best of them.
+
+    Integers and choices are cut from the same real coordinates, so that conditional parameters take part like others.
+
+    Args:
+        population: trials of a generation; None: 4 + 3 ln(parameters), as the paper has it.
+
+    Raises:
+        UserError: the package cmaes is not installed, or there are fewer than two parameters.
+    """
+
+    def __init__(self, space: Space, seed: int = 0, maximize: bool = False, population: int | None = None) -> None:
+        super().__init__(space, seed, maximize)
+        if len(space.parameters) < 2:
+            raise UserError("cmaes needs at least two parameters", where="sampler", fix="use gp or tpe")
+        self.population = population
+        self._optimizer, self._generation = self._new(), 0
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
+        told = self._adapt(trials)
+        notes = {"told": told} if told else {}
+        # Only the draw is random: the optimizer's own state follows from the trials.
+        self._optimizer._rng.seed(self.generator(number).integers(2**32))
+        for _ in range(_MAX_DRAWS):
+            point = self._optimizer.ask()
+            drawn = self.space.from_unit(point)
+            if self.space.is_feasible(self.space.complete(drawn)):
+                return Proposal(drawn, {**notes, "generation": self._generation, "point": point.tolist()})
+        return Proposal(self.space.draw(self.generator(number)), notes)
+
+    def _adapt(self, trials: Sequence[Trial]) -> list[list[float]]:
+        """Updates the distribution by each generation that is whole.
+
+        Returns:
+            Number and loss of each trial of the generation that has just become whole; empty if none has. They are
+            noted, as the losses of trials that run on may be others when the study is resumed.
+        """
+        points = {trial.number: trial.notes["point"] for trial in trials if "point" in trial.notes}
+        history = [trial.notes["told"] for trial in trials if "told" in trial.notes]
+        for told in history[self._generation :]:
+            self._tell(points, told)
+        losses = self.losses([trial for trial in trials if trial.state is not TrialState.RUNNING])
+        members = [
+            [trial.number, losses[trial.number]]
+            for trial in trials
+            if trial.number in losses and trial.notes.get("generation") == self._generation
+        ]
+        if len(members) < self._optimizer.population_size:
+            return []
+        told = members[: self._optimizer.population_size]
+        self._tell(points, told)
+        return told
+
+    def _tell(self, points: Mapping[int, list[float]], told: Sequence[Sequence[float]]) -> None:
+        self._optimizer.tell([(np.array(points[int(number)]), loss) for number, loss in told])
+        self._generation += 1
+
+    def _new(self) -> Any:
+        try:
+            from cmaes import CMA
+        except ImportError:
+            raise UserError("cmaes is not installed", where="sampler", fix=install_command("cmaes")) from None
+        dimensions = len(self.space.parameters)
+        return CMA(
+            mean=np.full(dimensions, 0.5),
+            sigma=_SIGMA,
+            bounds=np.array([[0.0, 1.0]] * dimensions),
+            seed=0,
+            population_size=self.population,
+        )

@@ -1,0 +1,153 @@
+"""Optuna's samplers: they see a study's trials through a storage in memory, as this program's own study has them."""
+
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+
+from posttrain.tune.parameters import Choice
+from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.space import Space
+from posttrain.tune.storage import to_distribution, to_optuna
+from posttrain.tune.trial import Trial, TrialState
+
+_MAX_DRAWS = 10  # of one trial by a sampler, before random points are drawn until one meets the constraints
+
+
+class OptunaSampler(Sampler):
+    """Has a sampler of Optuna's propose trials.
+
+    A paused trial is a pruned one to it, so that samplers learn from trials that the scheduler may still resume. Where
+    its proposals do not meet the constraints, a random point that does is taken.
+
+    Args:
+        make: returns the sampler, given a seed of NumPy's old generators.
+    """
+
+    def __init__(self, space: Space, seed: int, maximize: bool, make: Callable[[int], BaseSampler]) -> None:
+        super().__init__(space, seed, maximize)
+        self._make = make
+        self._distributions = {name: to_distribution(parameter) for name, parameter in space.parameters.items()}
+        self._storage = _TrialView()
+        direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+        self._storage.create_new_study([direction], "view")
+        self._shown: list[Trial] = []
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
+        self._update(trials)
+        generator = self.generator(number)
+        # A new one for each trial, which is what makes proposals follow from the seed and the trials alone.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of experimental options
+            sampler = self._make(int(generator.integers(2**32)))
+            for _ in range(_MAX_DRAWS):
+                drawn, notes = self._draw(sampler, number)
+                if self.space.is_feasible(self.space.complete(drawn)):
+                    return Proposal(drawn, notes)
+        return Proposal(self.space.draw(generator))
+
+    def _draw(self, sampler: BaseSampler, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Draws as Optuna's own trials do: first what the sampler draws together, then what is left, one by one."""
+        self._storage.attributes = {}
+        study = Study("view", self._storage, sampler)
+        frozen = _frozen(number, OptunaState.RUNNING, {}, {})
+        sampler.before_trial(study, frozen)
+        together = sampler.infer_relative_search_space(study, frozen)
+        values = sampler.sample_relative(study, frozen, together)
+        drawn: dict[str, Any] = {}
+        for name, parameter in self.space.parameters.items():
+            if not self.space.exists(name, drawn):
+                continue
+            distribution = self._distributions[name]
+            if name in values and distribution._contains(distribution.to_internal_repr(values[name])):
+                value = values[name]
+            else:
+                value = sampler.sample_independent(study, frozen, name, distribution)
+            if isinstance(parameter, Choice):
+                drawn[name] = parameter.values[int(distribution.to_internal_repr(value))]
+            else:
+                drawn[name] = value
+            frozen.params[name], frozen.distributions[name] = value, distribution
+        return drawn, self._storage.attributes
+
+    def _update(self, trials: Sequence[Trial]) -> None:
+        """Shows the sampler trials that are new or have changed."""
+        for trial in trials:
+            if trial.number < len(self._shown) and self._shown[trial.number] is trial:
+                continue
+            parameters = {name: self.space.parameters[name] for name in trial.drawn}
+            shown = _frozen(
+                trial.number,
+                _STATES[trial.state] if trial.state is not TrialState.PAUSED or trial.reports else OptunaState.RUNNING,
+                to_optuna(parameters, trial.drawn),
+                {name: self._distributions[name] for name in trial.drawn},
+                value=trial.latest if trial.state in _WITH_VALUE else None,
+                intermediate={report.step: report.value for report in trial.reports},
+                attributes=trial.notes,
+            )
+            if trial.number < len(self._shown):
+                self._shown[trial.number], self._storage.trials[trial.number] = trial, shown
+            else:
+                self._shown.append(trial)
+                self._storage.trials.append(shown)
+
+
+_WITH_VALUE = (TrialState.FINISHED, TrialState.STOPPED, TrialState.PAUSED)
+
+_STATES = {
+    TrialState.RUNNING: OptunaState.RUNNING,
+    TrialState.PAUSED: OptunaState.PRUNED,
+    TrialState.FINISHED: OptunaState.COMPLETE,
+    TrialState.STOPPED: OptunaState.PRUNED,
+    TrialState.FAILED: OptunaState.FAIL,
+}
+
+
+class _TrialView(InMemoryStorage):
+    """Shows a list of trials, and collects what a sampler notes of the one that it draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trials: list[FrozenTrial] = []
+        self.attributes: dict[str, Any] = {}
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[OptunaState] | None = None
+    ) -> list[FrozenTrial]:
+        return self.trials if states is None else [trial for trial in self.trials if trial.state in states]
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self.attributes[key] = value
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Forgets it: samplers cache there what follows from the trials, in an order that it does not have afresh."""
+
+
+def _frozen(
+    number: int,
+    state: OptunaState,
+    params: dict[str, Any],
+    distributions: dict[str, BaseDistribution],
+    value: float | None = None,
+    intermediate: dict[int, float] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> FrozenTrial:
+    return FrozenTrial(
+        number=number,
+        trial_id=number,
+        state=state,
+        value=value,
+        params=params,
+        distributions=distributions,
+        user_attrs={},
+        system_attrs=dict(attributes or {}),
+        intermediate_values=intermediate or {},
+        datetime_start=None,
+        datetime_complete=None,
+    )

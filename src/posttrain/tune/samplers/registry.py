@@ -1,0 +1,100 @@
+"""The samplers by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from posttrain.store.extensions import Registry
+from posttrain.tune.parts import make_part
+from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.space import Space
+
+SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
+    "sampler",
+    "posttrain.samplers",
+    {
+        "random": "posttrain.tune.samplers.unit_cube:RandomSampler",
+        "quasi_random": "posttrain.tune.samplers.unit_cube:QuasiRandomSampler",
+        "grid": "posttrain.tune.samplers.unit_cube:GridSampler",
+        "tpe": "posttrain.tune.samplers.registry:tpe",
+        "gp": "posttrain.tune.samplers.registry:gaussian_process",
+        "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
+        "evolutionary": "posttrain.tune.samplers.registry:evolutionary",
+    },
+)
+"""A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""
+
+
+def make_sampler(value: Any, space: Space, seed: int = 0, maximize: bool = False) -> Sampler:
+    """Makes a sampler.
+
+    Args:
+        value: a name, a mapping of ``name`` and options, or a sampler as it is.
+        space, seed, maximize: as `Sampler` takes them.
+
+    Raises:
+        UserError: there is no such sampler, or it has no such option.
+    """
+    return value if isinstance(value, Sampler) else make_part(SAMPLERS, value, "sampler", space, seed, maximize)
+
+
+def tpe(space: Space, seed: int, maximize: bool, startup: int = 10) -> Sampler:
+    """Returns the tree-structured Parzen estimator (Bergstra et al. 2011), multivariate, with groups of conditional
+    parameters.
+
+    Args:
+        startup: trials that are drawn at random first.
+    """
+    from optuna.samplers import TPESampler
+
+    from posttrain.tune.samplers.optuna_sampler import OptunaSampler
+
+    return OptunaSampler(
+        space,
+        seed,
+        maximize,
+        lambda seed: TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True),
+    )
+
+
+def gaussian_process(space: Space, seed: int, maximize: bool, startup: int = 10, noise: bool = True) -> Sampler:
+    """Returns a Gaussian process with log expected improvement (Ament et al. 2023, arXiv:2310.20708).
+
+    It models the parameters that all trials have; conditional ones are drawn at random.
+
+    Args:
+        startup: trials that are drawn at random first.
+        noise: whether equal settings may have different values.
+    """
+    from optuna.samplers import GPSampler
+
+    from posttrain.tune.samplers.optuna_sampler import OptunaSampler
+
+    def make(seed: int) -> GPSampler:
+        return GPSampler(
+            seed=seed,
+            n_startup_trials=startup,
+            deterministic_objective=not noise,
+            warn_independent_sampling=False,
+        )
+
+    return OptunaSampler(space, seed, maximize, make)
+
+
+def evolutionary(space: Space, seed: int, maximize: bool, population: int = 20) -> Sampler:
+    """Returns an evolutionary algorithm: tournaments, simulated binary crossover, and elitism (NSGA-II, Deb et al.
+    2002).
+
+    Args:
+        population: trials of a generation.
+    """
+    from optuna.samplers import NSGAIISampler
+    from optuna.samplers.nsgaii import SBXCrossover
+
+    from posttrain.tune.samplers.optuna_sampler import OptunaSampler
+
+    return OptunaSampler(
+        space,
+        seed,
+        maximize,
+        lambda seed: NSGAIISampler(seed=seed, population_size=population, crossover=SBXCrossover()),
+    )

@@ -1,0 +1,156 @@
+"""Synchronous successive halving (Jamieson and Talwalkar 2015, arXiv:1502.07943): rungs are compared as a whole."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.store.errors import UserError
+from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
+from posttrain.tune.schedulers.rungs import Rung, rung_levels
+
+_BRACKET = "bracket"
+"""The note of a trial with the number of its bracket."""
+
+
+class Bracket:
+    """One run of successive halving.
+
+    Trials run to the step of the first rung and pause there. When all have arrived, the best are promoted to the next
+    rung, and so on. One that failed is never promoted; one that came to its own end counts with its final value in all
+    rungs.
+
+    Args:
+        rungs: of the bracket, from the first; the numbers of trials fall and the steps rise.
+    """
+
+    def __init__(self, rungs: Sequence[Rung]) -> None:
+        self._rungs = list(rungs)
+        self._members: list[dict[int, None]] = [{} for _ in rungs]
+        self._values: list[dict[int, float]] = [{} for _ in rungs]
+        self._ended: dict[int, float | None] = {}
+        self._closed: dict[int, list[int]] = {}  # trials that a rung gets, once one of them has been promoted
+
+    def choose(self, can_start: bool) -> Start | Promote | None:
+        """Returns what a free worker does in this bracket; a `Start` has no notes."""
+        return self._next(can_start)[0]
+
+    def is_over(self, can_start: bool) -> bool:
+        """Returns whether nothing will happen in this bracket any more."""
+        return self._next(can_start)[1]
+
+    def started(self, number: int, resource: int | None) -> None:
+        """Notes that a trial runs up to a rung's step."""
+        for level, rung in enumerate(self._rungs):
+            if rung.step == resource:
+                if level and level not in self._closed:
+                    # The rung below is complete, though the budget may have left it smaller than planned.
+                    self._closed[level] = self._best(level, self._entrants(level - 1))
+                self._members[level][number] = None
+
+    def report(self, number: int, step: int, value: float) -> Decision:
+        """Notes a value; a trial pauses at the step of its rung, and stops at that of the last one."""
+        level = max((at for at, members in enumerate(self._members) if number in members), default=0)
+        if step < self._rungs[level].step:
+            return Decision.CONTINUE
+        self._values[level][number] = value
+        return Decision.PAUSE if level + 1 < len(self._rungs) else Decision.STOP
+
+    def ended(self, number: int, value: float | None) -> None:
+        """Notes that a trial has ended, with its final value, or None if it failed."""
+        self._ended[number] = value
+
+    def _next(self, can_start: bool) -> tuple[Start | Promote | None, bool]:
+        """Returns what to do, and whether the bracket is over."""
+        if len(self._members[0]) < self._rungs[0].trials and not self._closed and can_start:
+            return Start(self._rungs[0].step), False
+        entrants = list(self._members[0])
+        for level, rung in enumerate(self._rungs):
+            if level:
+                entrants = self._closed[level] if level in self._closed else self._best(level, entrants)
+            waiting = [number for number in entrants if not self._has_arrived(level, number)]
+            for number in waiting:
+                if number not in self._members[level]:
+                    return Promote(number, rung.step), False
+            if waiting:
+                return None, False
+        return None, True
+
+    def _entrants(self, level: int) -> list[int]:
+        return self._closed[level] if level else list(self._members[0])
+
+    def _has_arrived(self, level: int, number: int) -> bool:
+        return number in self._values[level] or number in self._ended
+
+    def _best(self, level: int, below: Sequence[int]) -> list[int]:
+        """Returns the trials that a rung gets from those of the rung below, the best first."""
+        # The same share of a rung that the budget has left smaller.
+        count = max(1, len(below) * self._rungs[level].trials // self._rungs[level - 1].trials)
+        values = [(self._values[level - 1].get(number, self._ended.get(number)), number) for number in below]
+        return [
+            number for _, number in sorted((value, number) for value, number in values if value is not None)[:count]
+        ]
+
+
+class BracketScheduler(Scheduler):
+    """Runs one bracket after another, each to its end; a subclass says which."""
+
+    def __init__(self) -> None:
+        self._brackets: list[Bracket] = []
+        self._bracket_of: dict[int, Bracket] = {}
+
+    @abstractmethod
+    def rungs(self, number: int) -> list[Rung]:
+        """Returns the rungs of a bracket, by its number from 0."""
+
+    def choose(self, can_start: bool = True) -> Start | Promote | None:
+        # Only the last: a bracket begins when the one before is over.
+        if self._brackets and not self._brackets[-1].is_over(can_start):
+            choice, number = self._brackets[-1].choose(can_start), len(self._brackets) - 1
+        else:
+            number = len(self._brackets)
+            choice = Start(self.rungs(number)[0].step) if can_start else None
+        return Start(choice.resource, {_BRACKET: number}) if isinstance(choice, Start) else choice
+
+    def started(self, number: int, resource: int | None, notes: Mapping[str, Any]) -> None:
+        if _BRACKET not in notes:
+            return  # of another scheduler
+        while len(self._brackets) <= notes[_BRACKET]:
+            self._brackets.append(Bracket(self.rungs(len(self._brackets))))
+        self._bracket_of[number] = self._brackets[notes[_BRACKET]]
+        self._bracket_of[number].started(number, resource)
+
+    def report(self, number: int, step: int, value: float) -> Decision:
+        if number not in self._bracket_of:
+            return Decision.STOP if self.max_resource is not None and step >= self.max_resource else Decision.CONTINUE
+        return self._bracket_of[number].report(number, step, value)
+
+    def ended(self, number: int, value: float | None) -> None:
+        if number in self._bracket_of:
+            self._bracket_of[number].ended(number, value)
+
+
+class SuccessiveHalving(BracketScheduler):
+    """Starts ``trials`` trials, and keeps the best 1/eta of them at each rung; then begins again.
+
+    Args:
+        max_resource: the step of the last rung, at which a trial is finished.
+        min_resource: the least step of the first rung.
+        eta: the factor between the steps of two rungs, and between their numbers of trials.
+        trials: number of trials of the first rung; by default so many that one comes to the last.
+
+    Raises:
+        UserError: the numbers leave no rungs.
+    """
+
+    def __init__(self, max_resource: int, min_resource: int = 1, eta: float = 3, trials: int | None = None) -> None:
+        super().__init__()
+        where = "scheduler successive_halving"
+        steps = rung_levels(max_resource, min_resource, eta, where)
+        count = round(eta ** (len(steps) - 1)) if trials is None else trials
+        if count < 1:
+            raise UserError(f"{count} trials make no rung", where=where, fix="give at least 1")
+        self.max_resource = max_resource
+        self._rungs = [Rung(max(1, int(count // eta**level)), step) for level, step in enumerate(steps)]
+
+    def rungs(self, number: int) -> list[Rung]:
+        return self._rungs

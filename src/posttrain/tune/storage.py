@@ -1,0 +1,133 @@
+"""The database of a study: Optuna's storage, in memory, in an SQLite file or in PostgreSQL; its dashboard opens it."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from posttrain.store.errors import LockedError, StorageError, UserError, WorkError
+from posttrain.store.files import make_folder
+from posttrain.store.installation import install_command
+from posttrain.tune.parameters import Choice, Float, Int, Parameter
+
+STUDY_FILE = "study.db"
+"""The SQLite file of a study, in its folder."""
+
+_LOCK = 0x74756E65  # "tune" in ASCII: the first key of PostgreSQL's advisory locks
+
+# It logs every study and trial otherwise.
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def open_storage(folder: Path | None, url: str | None = None) -> BaseStorage:
+    """Opens a study's storage: by the URL, else in the folder's file, else in memory.
+
+    Raises:
+        UserError: the URL is no database, or the file is none.
+        StorageError: the disk refused.
+    """
+    if url is None and folder is None:
+        return InMemoryStorage()
+    location = url or str(folder)
+    if url is None:
+        assert folder is not None
+        make_folder(folder)
+        file = folder / STUDY_FILE
+        _use_write_ahead_log(file)
+        url = f"sqlite:///{file.resolve()}"
+    elif not url.startswith(("postgresql://", "postgresql+", "sqlite:///")):
+        raise UserError("is no database", where=location, fix="use postgresql://user@host/name, or leave it out")
+    try:
+        with storage_errors(location):
+            return RDBStorage(url.replace("postgresql://", "postgresql+psycopg://", 1))
+    except ImportError:
+        raise UserError(
+            "PostgreSQL needs a package that is not installed", where=location, fix=install_command("psycopg[binary]")
+        ) from None
+
+
+def _use_write_ahead_log(file: Path) -> None:
+    """Has an SQLite file synced once a commit, in place of three times."""
+    try:
+        with sqlite3.connect(file) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.close()
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"is no study ({error})", where=str(file), fix="name another --out") from None
+
+
+@contextmanager
+def storage_errors(location: str) -> Iterator[None]:
+    """Turns a database's refusals into one clear line.
+
+    Raises:
+        StorageError: the disk is full.
+        WorkError: anything else, such as a lost connection.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        message = " ".join(str(getattr(reason, "orig", None) or reason).split())
+        if "disk is full" in message or "No space left" in message:
+            raise StorageError("no space left on device", where=location, fix="free some space") from error
+        raise WorkError(f"{location}: the study's database failed: {message}") from error
+
+
+@contextmanager
+def exclusive(storage: BaseStorage, name: str) -> Iterator[None]:
+    """Keeps other processes from working on a study of a PostgreSQL; the server ends it when this process dies.
+
+    Raises:
+        LockedError: another process works on it.
+    """
+    if not isinstance(storage, RDBStorage) or storage.engine.dialect.name != "postgresql":
+        yield  # the lock of the study's folder is enough
+        return
+    # A connection of its own, as the lock belongs to it; autocommit, as a transaction would stay open for hours.
+    with storage.engine.connect() as plain:
+        connection = plain.execution_options(isolation_level="AUTOCOMMIT")
+        keys = {"first": _LOCK, "name": name}
+        if not connection.scalar(text("SELECT pg_try_advisory_lock(:first, hashtext(:name))"), keys):
+            raise LockedError("another process works on this study", where=name, fix="wait for it to end, or end it")
+        try:
+            yield
+        finally:
+            connection.execute(text("SELECT pg_advisory_unlock(:first, hashtext(:name))"), keys)
+
+
+def close_storage(storage: BaseStorage) -> None:
+    """Closes the connections."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def to_distribution(parameter: Parameter) -> BaseDistribution:
+    """Returns Optuna's form of a parameter."""
+    if isinstance(parameter, Float):
+        return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+    if isinstance(parameter, Int):
+        return IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    assert isinstance(parameter, Choice)
+    return CategoricalDistribution([_to_category(value) for value in parameter.values])
+
+
+def to_optuna(parameters: Mapping[str, Parameter], drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns drawn values as Optuna has them."""
+    return {
+        name: _to_category(value) if isinstance(parameters[name], Choice) else value for name, value in drawn.items()
+    }
+
+
+def _to_category(value: Any) -> Any:
+    """Returns a choice as Optuna stores it: lists and mappings as JSON."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value, sort_keys=True)

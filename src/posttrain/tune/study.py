@@ -1,0 +1,251 @@
+"""A study: its space, its trials, and the database that keeps every event of them.
+
+Each start, report and end of a trial is one attribute of the trial in Optuna's storage, numbered over the whole study.
+A study
+is made of nothing else: its trials and the scheduler's state follow from these events in their order, so that a study
+that was killed at any instant is resumed from its last event. States and intermediate values are also written as Optuna
+has them, for its dashboard.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
+from posttrain.tune.events import OPTUNA_STATES, TRIAL_KEY, EventKind, advance, attribute_key, read_events
+from posttrain.tune.space import Space
+from posttrain.tune.storage import (
+    STUDY_FILE,
+    close_storage,
+    exclusive,
+    open_storage,
+    storage_errors,
+    to_distribution,
+    to_optuna,
+)
+from posttrain.tune.trial import Report, Trial, TrialState, best_trial
+from posttrain.tune.versions import Goal, latest_version, open_version, stored_goal
+
+TRIALS_FILE = "trials.jsonl"
+"""One line a trial, in a study's folder."""
+
+
+class Study:
+    """The trials of one search, kept in a database; one process at a time works on it.
+
+    Args:
+        space: what is searched.
+        folder: gets ``study.db`` and ``trials.jsonl``; None keeps all in memory.
+        url: a PostgreSQL database in place of ``study.db``.
+        name: the study's name in the database.
+        objective: what is measured; a study of another objective is refused.
+        maximize: whether greater values are better.
+        migrate: carry the trials over if the space has changed: those that are points of the new space count, others
+            are kept as failed ones. The study as it was stays in the database.
+
+    Attributes:
+        trials: all trials, by number.
+        events: what had happened when the study was opened, in its order.
+        clock: seconds that the study had been worked on at its last event.
+
+    Raises:
+        UserError: the study was begun with another space or another objective, or the database is none.
+        LockedError: another process works on it.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        folder: Path | None = None,
+        url: str | None = None,
+        name: str = "tune",
+        objective: str = "value",
+        maximize: bool = False,
+        migrate: bool = False,
+    ) -> None:
+        self.space, self.folder, self.maximize = space, folder, maximize
+        self._location = url or str(folder)
+        with ExitStack() as stack:
+            self._storage = open_storage(folder, url)
+            stack.callback(close_storage, self._storage)
+            stack.enter_context(exclusive(self._storage, name))
+            goal = Goal(objective, maximize, space)
+            with storage_errors(self._location):
+                self._id = open_version(self._storage, name, goal, migrate, self._location)
+                stored = self._storage.get_all_trials(self._id, deepcopy=False)
+            self.trials, self.events = read_events(stored)
+            self._ids = [frozen._trial_id for frozen in stored]
+            self._runs = [sum(key.startswith("start:") for key in frozen.system_attrs) for frozen in stored]
+            self._next = self.events[-1].order + 1 if self.events else 0
+            self.clock = self.events[-1].clock if self.events else 0.0
+            self._mend(stored)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Writes ``trials.jsonl`` and closes the database."""
+        try:
+            self.export()
+        finally:
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial so far, as `best_trial` has it."""
+        return best_trial(self.trials, maximize=self.maximize)
+
+    def start(
+        self,
+        drawn: Mapping[str, Any],
+        resource: int | None = None,
+        notes: Mapping[str, Any] | None = None,
+        clock: float = 0.0,
+    ) -> Trial:
+        """Adds a trial that runs, in one transaction.
+
+        Args:
+            drawn: its values.
+            resource: the step up to which it is to run; None: to its end.
+            notes: JSON values to keep with it.
+            clock: seconds that the study has been worked on.
+        """
+        trial = Trial(len(self.trials), self.space.complete(drawn), dict(drawn), resource=resource, notes=notes or {})
+        content = {"settings": trial.settings, "drawn": trial.drawn, "notes": trial.notes}
+        parameters = {name: self.space.parameters[name] for name in drawn}
+        frozen = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params=to_optuna(parameters, drawn),
+            distributions={name: to_distribution(parameter) for name, parameter in parameters.items()},
+            user_attrs={name: value for name, value in trial.settings.items() if name not in drawn},
+            system_attrs={TRIAL_KEY: content, attribute_key("start", 0): self._event(clock, {"resource": resource})},
+        )
+        with storage_errors(self._location):
+            self._ids.append(self._storage.create_new_trial(self._id, frozen))
+        self._runs.append(1)
+        self.trials.append(trial)
+        return trial
+
+    def resume(self, number: int, resource: int | None, clock: float = 0.0) -> Trial:
+        """Records that the scheduler has a paused trial run again, up to another step."""
+        self._runs[number] += 1
+        return self._record(number, "start", self._runs[number] - 1, clock, {"resource": resource})
+
+    def report(self, number: int, report: Report, clock: float = 0.0) -> Trial:
+        """Records an intermediate value, of a step after those before it."""
+        trial = self._record(number, "report", report.step, clock, asdict(report))
+        self._show_report(number, report)
+        return trial
+
+    def end(
+        self,
+        number: int,
+        state: TrialState,
+        clock: float = 0.0,
+        *,
+        value: float | None = None,
+        error: str = "",
+        seconds: float = 0.0,
+        tokens: int = 0,
+        memory_bytes: int = 0,
+    ) -> Trial:
+        """Records how a trial ended, and what it has spent in all."""
+        trial = self.trials[number]
+        values = {
+            "state": str(state),
+            "value": value,
+            "error": error,
+            "seconds": max(seconds, trial.seconds),
+            "tokens": max(tokens, trial.tokens),
+            "memory_bytes": memory_bytes,
+        }
+        return self._record(number, "end", 0, clock, values)
+
+    def set_running(self, number: int, running: bool) -> None:
+        """Shows a trial that has not ended as running or paused.
+
+        That is no event: it follows from the scheduler's decision, the budget or a kill.
+        """
+        self._replace(replace(self.trials[number], state=TrialState.RUNNING if running else TrialState.PAUSED))
+
+    def export(self) -> None:
+        """Writes ``trials.jsonl`` into the folder, if there is one."""
+        if self.folder is not None:
+            lines = [json.dumps(trial.to_json(), ensure_ascii=False) + "\n" for trial in self.trials]
+            write_atomically(self.folder / TRIALS_FILE, "".join(lines).encode())
+
+    def _event(self, clock: float, values: Mapping[str, Any]) -> dict[str, Any]:
+        self.clock = max(self.clock, clock)
+        self._next += 1
+        return {"order": self._next - 1, "clock": self.clock, **values}
+
+    def _record(self, number: int, kind: EventKind, key: int, clock: float, values: Mapping[str, Any]) -> Trial:
+        """Writes an event, and then what Optuna shows of it: a kill between the two is mended at the next opening."""
+        with storage_errors(self._location):
+            self._storage.set_trial_system_attr(self._ids[number], attribute_key(kind, key), self._event(clock, values))
+        return self._replace(advance(self.trials[number], kind, values))
+
+    def _replace(self, trial: Trial) -> Trial:
+        before, self.trials[trial.number] = self.trials[trial.number], trial
+        if before.state is not trial.state:
+            self._show_state(trial)
+        return trial
+
+    def _show_state(self, trial: Trial) -> None:
+        values = [trial.value] if trial.value is not None and trial.state is not TrialState.FAILED else None
+        with storage_errors(self._location):
+            if trial.error:
+                self._storage.set_trial_user_attr(self._ids[trial.number], "error", trial.error)
+            self._storage.set_trial_state_values(self._ids[trial.number], OPTUNA_STATES[trial.state], values)
+
+    def _show_report(self, number: int, report: Report) -> None:
+        with storage_errors(self._location):
+            self._storage.set_trial_intermediate_value(self._ids[number], report.step, report.value)
+
+    def _mend(self, stored: Sequence[FrozenTrial]) -> None:
+        """Shows events that were written in the instant of a kill."""
+        for frozen, trial in zip(stored, self.trials, strict=True):
+            if frozen.state.is_finished():
+                continue
+            for report in trial.reports:
+                if report.step not in frozen.intermediate_values:
+                    self._show_report(trial.number, report)
+            if trial.ended:
+                self._show_state(trial)
+
+
+def read_study(folder: Path | None = None, url: str | None = None, name: str = "tune") -> tuple[Goal, list[Trial]]:
+    """Reads a study without working on it, also while another process does.
+
+    Returns:
+        What it searches, and its trials by number.
+
+    Raises:
+        UserError: there is no such study.
+    """
+    location = url or str(folder)
+    missing = UserError("holds no study", where=location, fix="begin one with posttrain tune")
+    if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
+        raise missing
+    storage = open_storage(folder, url)
+    try:
+        with storage_errors(location):
+            study = latest_version(storage, name)
+            if study is None:
+                raise missing
+            trials, _ = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
+            return stored_goal(study), trials
+    finally:
+        close_storage(storage)

@@ -1,0 +1,158 @@
+"""Backends pass their contract; processes outlive crashes, kills and hangs of trials; curves are replayed in time."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from posttrain.store.errors import UserError
+from posttrain.testing.backends import BackendContract, MakeBackend, RecordingHandler, count_up, run_jobs
+from posttrain.tune.backends.base import Job
+from posttrain.tune.backends.inline import InlineBackend
+from posttrain.tune.backends.processes import ProcessBackend
+from posttrain.tune.backends.simulated import CurvePoint, RecordedCurves, SimulatedBackend
+from posttrain.tune.context import TrialContext
+from posttrain.tune.schedulers.base import Decision
+
+
+class TestInline(BackendContract):
+    @pytest.fixture
+    def make(self) -> MakeBackend:
+        return InlineBackend
+
+
+@pytest.mark.slow
+class TestProcesses(BackendContract):
+    @pytest.fixture
+    def make(self) -> MakeBackend:
+        return lambda function: ProcessBackend(function, 2)
+
+
+def job(folder: Path, number: int, **settings: object) -> Job:
+    return Job(number, settings, folder / str(number), 0, None, number)
+
+
+def die_in_many_ways(trial: TrialContext) -> float:
+    """Dies as ``how`` says, in its first run only."""
+    marker = trial.folder / "has run"
+    how = trial["how"]
+    if marker.exists() or how == "well":
+        return 1.0
+    marker.touch()
+    (trial.folder / "pid").write_text(str(os.getpid()))
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "crash":
+        print("corrupted size vs. prev_size", flush=True)  # noqa: T201
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "exit":
+        os._exit(7)
+    time.sleep(1000)
+    raise AssertionError
+
+
+@pytest.mark.slow
+def test_trials_may_die_and_others_go_on(tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        return die_in_many_ways(trial)
+
+    kinds = ["kill", "well", "crash", "exit", "well", "hang", "well"]
+    handler = RecordingHandler()
+    with ProcessBackend(function, 2, silence=20.0) as backend:
+        run_jobs(backend, [job(tmp_path, number, how=how) for number, how in enumerate(kinds)], handler)
+        outcomes = [handler.outcomes[number][0] for number in range(len(kinds))]
+        assert [outcome.kind for outcome in outcomes] == [
+            *["killed", "returned", "failed", "failed", "returned", "failed", "returned"]
+        ]
+        assert outcomes[0].error == "killed by SIGKILL, perhaps as memory ran out"
+        assert outcomes[2].error == "crashed by SIGSEGV: corrupted size vs. prev_size"
+        assert outcomes[3].error == "ended its process with exit code 7"
+        assert outcomes[5].error == "it hangs: no report for 20s"
+        run_jobs(backend, [job(tmp_path, 0, how="kill")], handler)
+    assert handler.outcomes[0][1].value == 1.0
+    for number in (0, 2, 3, 5):
+        assert not is_alive(int((tmp_path / str(number) / "pid").read_text()))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_a_function_that_cannot_be_pickled(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+
+        def function(trial: TrialContext) -> float:
+            return float(file.fileno())
+
+        with pytest.raises(UserError, match="function: cannot be sent to another process"):
+            ProcessBackend(function, 1)
+
+
+def curve(settings: object) -> list[CurvePoint]:
+    return [CurvePoint(10.0 - step, seconds=settings["seconds"], tokens=5) for step in range(3)]  # type: ignore[index]
+
+
+def test_curves_are_replayed_in_the_order_of_their_times(tmp_path: Path) -> None:
+    backend = SimulatedBackend(curve, workers=2)
+    order: list[tuple[float, int]] = []
+
+    class Handler(RecordingHandler):
+        def report(self, number: int, report: object, memory_bytes: int) -> Decision:
+            order.append((backend.clock(), number))
+            return super().report(number, report, memory_bytes)  # type: ignore[arg-type]
+
+    handler = Handler()
+    with backend:
+        run_jobs(backend, [job(tmp_path, 0, seconds=2.0), job(tmp_path, 1, seconds=3.0)], handler)
+    assert order == [(2, 0), (3, 1), (4, 0), (6, 1), (6, 0), (9, 1)]
+    assert [report.value for report in handler.reports[0]] == [10, 9, 8]
+    assert (handler.outcomes[1][0].seconds, handler.outcomes[1][0].tokens) == (9, 15)
+    assert backend.clock() == 9
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_simulated_trial_goes_on_after_a_pause_and_in_a_later_session(tmp_path: Path) -> None:
+    handler = RecordingHandler({0: [Decision.PAUSE]})
+    for backend in (SimulatedBackend(curve), SimulatedBackend(curve)):
+        run_jobs(backend, [job(tmp_path, 0, seconds=1.0)], handler)
+        start = handler.reports[0][-1].step
+        run_jobs(backend, [Job(0, {"seconds": 1.0}, tmp_path, start, None, 0)], handler)
+        assert [report.step for report in handler.reports[0]] == [1, 2, 3]
+        handler.reports.clear()
+        handler.decisions[0] = [Decision.PAUSE]
+    run_jobs(SimulatedBackend(curve), [Job(0, {"seconds": 1.0}, tmp_path, 2, None, 0)], handler)
+    assert [(report.step, report.value) for report in handler.reports[0]] == [(3, 8)]
+
+
+def test_a_simulated_wait_ends_in_time(tmp_path: Path) -> None:
+    backend, handler = SimulatedBackend(curve), RecordingHandler()
+    backend.start(job(tmp_path, 0, seconds=10.0))
+    backend.wait(handler, 4.0)
+    assert (backend.clock(), handler.reports) == (4.0, {})
+    backend.wait(handler, 8.0)
+    assert (backend.clock(), len(handler.reports[0])) == (10.0, 1)
+
+
+def test_recorded_curves() -> None:
+    curves = RecordedCurves([({"x": 1, "y": 2}, [(0.5, 1.0)]), ({"x": 2, "y": 2}, [(0.4, 2.0, 7)])], names=["x"])  # type: ignore[list-item]
+    assert curves({"x": 2, "y": 9, "z": 1}) == [CurvePoint(0.4, 2.0, 7)]
+    with pytest.raises(UserError, match="no curve was recorded"):
+        curves({"x": 3})
+
+
+def test_a_broken_curve_is_a_failed_trial(tmp_path: Path) -> None:
+    handler = RecordingHandler()
+    run_jobs(SimulatedBackend(RecordedCurves([])), [job(tmp_path, 0, x=1)], handler)
+    assert handler.outcomes[0][0].error.startswith("UserError: curves: no curve was recorded")
+
+
+def test_inline_runs_the_function_here(tmp_path: Path) -> None:
+    handler = RecordingHandler()
+    run_jobs(InlineBackend(count_up), [job(tmp_path, 3, steps=2)], handler)
+    assert (tmp_path / "3" / "state").read_text() == "2 3"

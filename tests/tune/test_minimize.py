@@ -1,0 +1,326 @@
+"""``minimize``: the same trials from one seed, from one session or several, whatever a trial does."""
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.store.errors import UserError, WorkError
+from posttrain.tune import Choice, Float, Int, TrialContext, minimize
+from posttrain.tune.api import optimize
+from posttrain.tune.backends.inline import InlineBackend
+from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
+from posttrain.tune.trial import Trial, TrialState
+
+SPACE = {"x": Float(0, 1), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
+
+
+def quadratic(trial: TrialContext) -> float:
+    return (trial["x"] - 0.3) ** 2 + abs(trial["depth"] - 5) / 10 + (trial["kind"] == "a")
+
+
+def anytime(trial: TrialContext) -> None:
+    """Improves at each of nine steps, and goes on from its checkpoint."""
+    path = trial.folder / "step"
+    step = int(path.read_text()) if path.exists() else 0
+    if step:  # a kill may have come between checkpoint and report
+        trial.report(step, (trial["x"] - 0.3) ** 2 + 1 / step)
+    while step < 9:
+        step += 1
+        path.write_text(str(step))
+        trial.report(step, (trial["x"] - 0.3) ** 2 + 1 / step, tokens=100)
+
+
+ASHA = {"name": "asha", "max_resource": 9}
+HYPERBAND = {"name": "hyperband", "max_resource": 9}
+
+
+def comparable(trials: Any) -> list[dict[str, Any]]:
+    """The trials without what the machine has in it."""
+    lines = [trial.to_json() for trial in trials]
+    for line in lines:
+        line["reports"] = [[step, value, tokens] for step, value, _, tokens in line["reports"]]
+        line["seconds"] = line["memory_bytes"] = None
+    return lines
+
+
+def test_best_settings_value_and_all_trials() -> None:
+    result = minimize(quadratic, SPACE, budget="40 trials", seed=3)
+    assert len(result.trials) == 40
+    assert result.value == min(trial.value for trial in result.trials if trial.value is not None) < 0.1
+    assert result.settings["kind"] == "b"
+    assert result.best is not None
+    assert result.settings == result.best.settings
+
+
+@pytest.mark.parametrize("scheduler", ["none", ASHA, HYPERBAND, {"name": "successive_halving", "max_resource": 9}])
+def test_one_seed_gives_the_same_trials(scheduler: Any) -> None:
+    first, second = (minimize(anytime, SPACE, budget="15 trials", scheduler=scheduler, seed=5) for _ in range(2))
+    assert comparable(first.trials) == comparable(second.trials)
+    other = minimize(anytime, SPACE, budget="15 trials", scheduler=scheduler, seed=6)
+    assert comparable(first.trials) != comparable(other.trials)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["none", ASHA, HYPERBAND])
+def test_a_study_in_many_sessions_is_the_study_in_one(scheduler: Any, tmp_path: Path) -> None:
+    whole = minimize(anytime, SPACE, budget="12 trials", scheduler=scheduler, seed=5)
+    generator = random.Random(1)
+
+    def interrupted(trial: TrialContext) -> None:
+        """Is interrupted before a report now and then, as by Ctrl-C."""
+        report = trial.report
+
+        def report_or_stop(step: int, value: float, *, tokens: int = 0) -> None:
+            if generator.random() < 0.15:
+                raise KeyboardInterrupt
+            report(step, value, tokens=tokens)
+
+        trial.report = report_or_stop  # type: ignore[method-assign]
+        anytime(trial)
+
+    sessions = 0
+    while True:
+        sessions += 1
+        try:
+            parts = minimize(interrupted, SPACE, budget="12 trials", scheduler=scheduler, seed=5, out=tmp_path)
+            break
+        except KeyboardInterrupt:
+            continue
+    assert sessions > 3
+    mine, theirs = comparable(parts.trials), comparable(whole.trials)
+    for line in (*mine, *theirs):  # what was processed before an interruption, and never reported, is not known
+        line["reports"] = [[step, value] for step, value, _ in line["reports"]]
+        line["tokens"] = None
+    assert mine == theirs
+
+
+def without_checkpoint(trial: TrialContext) -> float:
+    for step in range(1, 10):
+        trial.report(step, (trial["x"] - 0.3) ** 2 + 1 / step, tokens=100)
+    return (trial["x"] - 0.3) ** 2
+
+
+@pytest.mark.parametrize("scheduler", [ASHA, HYPERBAND])
+def test_checkpoints_save_work_and_change_nothing_else(scheduler: Any) -> None:
+    first = minimize(anytime, SPACE, budget="15 trials", scheduler=scheduler, seed=5)
+    second = minimize(without_checkpoint, SPACE, budget="15 trials", scheduler=scheduler, seed=5)
+    assert [trial.settings for trial in first.trials] == [trial.settings for trial in second.trials]
+    values = [[[report.value for report in trial.reports] for trial in result.trials] for result in (first, second)]
+    assert values[0] == values[1]
+    # What was repeated is counted: it was spent.
+    assert sum(trial.tokens for trial in first.trials) < sum(trial.tokens for trial in second.trials)
+
+
+def test_a_larger_budget_continues(tmp_path: Path) -> None:
+    first = minimize(anytime, SPACE, budget="6 trials", scheduler=ASHA, seed=5, out=tmp_path)
+    again = minimize(anytime, SPACE, budget="6 trials", scheduler=ASHA, seed=5, out=tmp_path)
+    assert comparable(first.trials) == comparable(again.trials)
+    more = minimize(anytime, SPACE, budget="9 trials", scheduler=ASHA, seed=5, out=tmp_path)
+    assert len(more.trials) == 9
+    assert [trial.settings for trial in more.trials[:6]] == [trial.settings for trial in first.trials]
+
+
+def test_files(tmp_path: Path) -> None:
+    result = minimize(anytime, SPACE, budget="6 trials", scheduler=ASHA, seed=5, out=tmp_path / "a" / "b")
+    folder = tmp_path / "a" / "b"
+    assert yaml.safe_load((folder / "best.yaml").read_text()) == result.settings
+    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    assert comparable(result.trials)[0]["settings"] == lines[0]["settings"]
+    assert [line["number"] for line in lines] == list(range(6))
+    # The folders of the best trial and of those that may go on are kept.
+    kept = {int(path.name) for path in (folder / "trials").iterdir() if path.name.isdigit()}
+    assert result.best is not None
+    assert kept == {trial.number for trial in result.trials if not trial.ended} | {result.best.number}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (math.nan, "its value is nan"),
+        (math.inf, "its value is inf"),
+        (None, "it reported no value and returned none"),
+        (ValueError("bad\nluck"), "ValueError: bad luck"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory: CUDA out of memory"),
+        (MemoryError(), "out of memory"),
+        ("text", "ValueError: could not convert string to float"),
+    ],
+)
+def test_failures_are_recorded_and_the_study_goes_on(outcome: Any, error: str) -> None:
+    def function(trial: TrialContext) -> Any:
+        if trial.number % 2 == 0:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        return trial["x"]
+
+    result = minimize(function, SPACE, budget=8, sampler="random")
+    for trial in result.trials:
+        assert (trial.state is TrialState.FAILED) == (trial.number % 2 == 0)
+        assert trial.error.startswith(error) if trial.number % 2 == 0 else not trial.error
+    assert result.best is not None
+    assert result.best.number % 2 == 1
+
+
+def test_a_reported_nan_fails_the_trial_at_once() -> None:
+    reached = []
+
+    def function(trial: TrialContext) -> float:
+        trial.report(1, 0.5)
+        trial.report(2, math.nan if trial.number == 0 else 0.1)
+        reached.append(trial.number)
+        return 0.1
+
+    result = minimize(function, SPACE, budget=3, scheduler=ASHA | {"min_resource": 9})
+    assert result.trials[0].error == "the value at step 2 is nan"
+    assert reached == [1, 2]
+    assert result.best is not None
+    assert result.best.number == 1
+
+
+def test_a_study_whose_first_trials_all_fail_ends() -> None:
+    def function(trial: TrialContext) -> float:
+        raise FileNotFoundError("train.jsonl")
+
+    with pytest.raises(WorkError, match=r"the first 5 trials have failed; the last: FileNotFoundError: train\.jsonl"):
+        minimize(function, SPACE, budget=50)
+
+
+def test_a_result_without_a_value_says_why() -> None:
+    result = minimize(lambda trial: math.nan, SPACE, budget=2)
+    assert result.best is None
+    with pytest.raises(ValueError, match="no trial has a value: its value is nan"):
+        _ = result.value
+
+
+def test_a_budget_of_tokens_pauses_trials(tmp_path: Path) -> None:
+    result = minimize(anytime, SPACE, budget="1k tokens", out=tmp_path, seed=2)
+    assert sum(trial.tokens for trial in result.trials) == 1000
+    assert [trial.state for trial in result.trials] == ["finished", "paused"]
+    more = minimize(anytime, SPACE, budget="2k tokens", out=tmp_path, seed=2)
+    assert sum(trial.tokens for trial in more.trials) == 2000
+    assert [len(trial.reports) for trial in more.trials] == [9, 9, 2]
+
+
+def curve(settings: Mapping[str, Any]) -> list[CurvePoint]:
+    return [CurvePoint((settings["x"] - 0.3) ** 2 + 1 / step, 60.0) for step in range(1, 10)]
+
+
+def test_a_budget_of_seconds_on_a_simulated_clock(tmp_path: Path) -> None:
+    def run(budget: str) -> list[Trial]:
+        result = optimize(lambda: SimulatedBackend(curve, 2), SPACE, budget=budget, out=tmp_path, sampler="random")
+        return list(result.trials)
+
+    # Two trials at a time, a step a minute.
+    assert [len(trial.reports) for trial in run("20m")] == [9, 9, 9, 9, 2, 2]
+    assert [len(trial.reports) for trial in run("30m")] == [9, 9, 9, 9, 9, 9, 3, 3]
+
+
+@pytest.mark.parametrize("scheduler", ["none", ASHA, HYPERBAND, {"name": "successive_halving", "max_resource": 9}])
+def test_a_simulated_study_is_the_inline_one(scheduler: Any) -> None:
+    options: dict[str, Any] = {"budget": "15 trials", "scheduler": scheduler, "seed": 5}
+    inline = minimize(without_checkpoint, SPACE, **options)
+    simulated = optimize(lambda: SimulatedBackend(curve), SPACE, **options)
+    assert [trial.settings for trial in inline.trials] == [trial.settings for trial in simulated.trials]
+    assert [len(trial.reports) for trial in inline.trials] == [len(trial.reports) for trial in simulated.trials]
+
+
+@pytest.mark.parametrize("sampler", ["random", "quasi_random"])
+@pytest.mark.parametrize("scheduler", [HYPERBAND, {"name": "successive_halving", "max_resource": 9}])
+def test_workers_do_not_change_a_synchronous_study(scheduler: Any, sampler: str) -> None:
+    def uneven(settings: Mapping[str, Any]) -> list[CurvePoint]:
+        return [CurvePoint(settings["x"] + 1 / step, 1 + settings["depth"]) for step in range(1, 10)]
+
+    def run(workers: int) -> list[tuple[Mapping[str, Any], TrialState, list[float]]]:
+        result = optimize(
+            lambda: SimulatedBackend(uneven, workers),
+            SPACE,
+            budget="20 trials",
+            sampler=sampler,
+            scheduler=scheduler,
+        )
+        return [(trial.settings, trial.state, [report.value for report in trial.reports]) for trial in result.trials]
+
+    assert run(1) == run(2) == run(5)
+
+
+def test_maximising() -> None:
+    def function(trial: TrialContext) -> float:
+        return -quadratic(trial)
+
+    result = optimize(lambda: InlineBackend(function), SPACE, budget=30, seed=3, maximize=True)
+    least = minimize(quadratic, SPACE, budget=30, seed=3)
+    assert result.settings == least.settings
+    assert result.value == -least.value
+
+
+def test_a_grid_ends_a_study() -> None:
+    result = minimize(quadratic, SPACE, budget="100 trials", sampler={"name": "grid", "points": 3})
+    assert len(result.trials) == 18
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"space": {}}, "space: has no parameter to search"),
+        ({"budget": "some"}, "budget: `some` is no budget"),
+        ({"sampler": "best"}, "there is no sampler `best`"),
+        ({"scheduler": "best"}, "there is no scheduler `best`"),
+        ({"engine": "inlien"}, "there is no engine `inlien`; did you mean `inline`?"),
+        ({"workers": 0}, "0 workers cannot work"),
+    ],
+)
+def test_mistakes_are_named_before_any_work(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        raise AssertionError
+
+    options = {"space": SPACE, "budget": 3, "out": tmp_path / "out", **change}
+    with pytest.raises(UserError) as error:
+        minimize(function, **options)
+    assert problem in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("")
+    with pytest.raises(UserError, match="holds something else already"):
+        minimize(quadratic, SPACE, budget=1, out=tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        minimize(quadratic, SPACE, budget=1, out=tmp_path / "thesis.txt")
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        with pytest.raises(UserError, match="another process works on this study"):
+            minimize(quadratic, SPACE, budget=1, out=tmp_path)
+        return 1.0
+
+    assert minimize(function, SPACE, budget=1, out=tmp_path).value == 1.0
+
+
+def test_a_trial_cannot_report_nonsense() -> None:
+    def function(trial: TrialContext) -> None:
+        trial.report([0, -1, 1.5][trial.number], 0.1)  # type: ignore[arg-type]
+
+    result = minimize(function, SPACE, budget=3)
+    assert all("a step is a positive integer" in trial.error for trial in result.trials)
+
+
+def test_a_function_that_swallows_exceptions_is_ended_all_the_same() -> None:
+    steps: list[int] = []
+
+    def function(trial: TrialContext) -> None:
+        for step in range(1, 10):
+            try:
+                trial.report(step, 1.0)
+            except Exception:  # noqa: BLE001
+                raise AssertionError from None
+            steps.append(step)
+
+    minimize(function, SPACE, budget=1, scheduler=ASHA)
+    assert steps == []

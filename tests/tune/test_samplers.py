@@ -1,0 +1,170 @@
+"""Every sampler passes the contract and finds the least value; grids and sequences are what they say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import qmc
+
+from posttrain.store.errors import UserError
+from posttrain.testing.samplers import MakeSampler, SamplerContract
+from posttrain.tune.parameters import Choice, Float, Int
+from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.samplers.registry import SAMPLERS, make_sampler
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Trial, TrialState
+
+
+class NamedSamplerContract(SamplerContract):
+    name: Any = ""
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        return lambda space, seed, maximize: make_sampler(self.name, space, seed, maximize)
+
+
+class TestRandom(NamedSamplerContract):
+    name = "random"
+
+
+class TestQuasiRandom(NamedSamplerContract):
+    name = "quasi_random"
+
+
+class TestGrid(NamedSamplerContract):
+    name = "grid"
+    trials = 200
+
+
+class TestTpe(NamedSamplerContract):
+    name = "tpe"
+
+
+@pytest.mark.slow
+class TestGaussianProcess(NamedSamplerContract):
+    name: Any = {"name": "gp", "startup": 4}  # noqa: RUF012
+    trials = 7
+
+
+class TestCmaEs(NamedSamplerContract):
+    name = "cmaes"
+
+
+class TestEvolutionary(NamedSamplerContract):
+    name: Any = {"name": "evolutionary", "population": 6}  # noqa: RUF012
+
+
+PLANE = Space({"x": Float(-5, 5), "y": Float(1e-4, 1, log=True)})
+
+
+def search(sampler: Sampler, count: int, maximize: bool = False) -> list[Trial]:
+    trials: list[Trial] = []
+    for number in range(count):
+        proposal = sampler.propose(number, trials)
+        if proposal is None:
+            break
+        drawn = proposal.drawn
+        value = (drawn["x"] - 2) ** 2 + (np.log10(drawn["y"]) + 1) ** 2
+        state = TrialState.FINISHED
+        trials.append(Trial(number, drawn, drawn, state, value=-value if maximize else value, notes=proposal.notes))
+    return trials
+
+
+def least(trials: Sequence[Trial]) -> float:
+    return min(trial.value for trial in trials if trial.value is not None)
+
+
+def median_least(name: Any, count: int, seeds: int = 5) -> float:
+    return float(np.median([least(search(make_sampler(name, PLANE, seed), count)) for seed in range(seeds)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), [("tpe", 50), ("cmaes", 50), ("evolutionary", 80)])
+def test_samplers_that_learn_beat_random(name: str, count: int) -> None:
+    assert median_least(name, count) < 0.5 * median_least("random", count, 15)
+
+
+@pytest.mark.slow
+def test_the_gaussian_process_comes_close_to_the_least_value() -> None:
+    assert median_least("gp", 18, 3) < 0.01
+
+
+def test_cmaes_converges() -> None:
+    # A convex function in two dimensions: every generation of CMA-ES gains about a factor.
+    assert median_least("cmaes", 150, 3) < 1e-4
+
+
+def test_a_grid_tries_each_point_once() -> None:
+    space = Space({"a": Choice(["u", "v"]), "b": Int(1, 3, when="a == 'v'"), "c": Float(0, 1)}, ["c < 1 or a == 'u'"])
+    sampler = make_sampler({"name": "grid", "points": 2}, space)
+    trials: list[Trial] = []
+    while (proposal := sampler.propose(len(trials), trials)) is not None:
+        trials.append(Trial(len(trials), {}, proposal.drawn, notes=proposal.notes))
+    assert [dict(trial.drawn) for trial in trials] == [
+        {"a": "u", "c": 0.0},
+        {"a": "u", "c": 1.0},
+        {"a": "v", "c": 0.0, "b": 1},
+        {"a": "v", "c": 0.0, "b": 3},
+    ]
+
+
+def test_quasi_random_points_are_a_sobol_sequence() -> None:
+    sampler, trials = make_sampler("quasi_random", PLANE, 4), list[Trial]()
+    for number in range(100):
+        proposal = sampler.propose(number, trials)
+        assert proposal is not None
+        trials.append(Trial(number, proposal.drawn, proposal.drawn, notes=proposal.notes))
+    points = np.array([PLANE.to_unit(trial.drawn) for trial in trials])
+    np.testing.assert_allclose(points, qmc.Sobol(2, rng=np.random.default_rng(4)).random_base2(7)[:100], atol=1e-12)
+    # More even than random points: each quarter of a power of two of them holds the same number.
+    quarters = np.floor(points[:64] * 2).astype(int) @ [1, 2]
+    assert np.bincount(quarters).tolist() == [16, 16, 16, 16]
+
+
+def test_cmaes_follows_the_package_by_itself() -> None:
+    from cmaes import CMA
+
+    sampler, trials = make_sampler("cmaes", PLANE, 2), list[Trial]()
+    reference = CMA(np.full(2, 0.5), 0.3, bounds=np.array([[0.0, 1.0]] * 2), seed=0)
+    for generation in range(4):
+        solutions = []
+        for _ in range(reference.population_size):
+            number = len(trials)
+            reference._rng.seed(np.random.default_rng([2, number]).integers(2**32))
+            point = reference.ask()
+            proposal = sampler.propose(number, trials)
+            assert proposal is not None
+            assert proposal.notes["generation"] == generation
+            np.testing.assert_array_equal(point, proposal.notes["point"])
+            value = float(((point - 0.2) ** 2).sum())
+            solutions.append((point, value))
+            trials.append(
+                Trial(number, proposal.drawn, proposal.drawn, TrialState.FINISHED, value=value, notes=proposal.notes)
+            )
+        reference.tell(solutions)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("tpee", "there is no sampler `tpee`; did you mean `tpe`?"),
+        ({"name": "grid", "pionts": 3}, "grid has no option `pionts`; did you mean `points`?"),
+        ({"name": "grid", "points": 0}, "0 values make no grid"),
+        ({"name": "gp", "noise": 1}, "`noise` of gp is no truth value"),
+        (7, "names no sampler"),
+    ],
+)
+def test_mistakes_are_named(value: object, problem: str) -> None:
+    with pytest.raises(UserError, match="sampler") as error:
+        make_sampler(value, PLANE)
+    assert problem in str(error.value)
+
+
+def test_cmaes_needs_two_parameters() -> None:
+    with pytest.raises(UserError, match="at least two parameters"):
+        make_sampler("cmaes", Space({"x": Float(0, 1)}))
+
+
+def test_all_samplers_are_named() -> None:
+    assert list(SAMPLERS.builtin) == ["random", "quasi_random", "grid", "tpe", "gp", "cmaes", "evolutionary"]

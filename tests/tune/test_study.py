@@ -1,0 +1,223 @@
+"""Studies in Optuna's storage: read again, also from PostgreSQL, migrated to another space, shown by its dashboard."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+
+from posttrain.store.errors import LockedError, UserError
+from posttrain.testing.samplers import SPACE
+from posttrain.tune.parameters import Choice, Fixed, Float, Int
+from posttrain.tune.space import Space
+from posttrain.tune.study import Study, read_study
+from posttrain.tune.trial import Report, Trial, TrialState, best_trial
+
+LORA = {"rate": 1e-4, "method": "lora", "rank": 8, "batch": 8, "accumulation": 2}
+FULL = {"rate": 1e-5, "method": "full", "batch": 16, "accumulation": 1}
+
+
+def fill(study: Study) -> None:
+    """Three trials: one that was paused, promoted and finished, one that was stopped, one that failed."""
+    study.start(LORA, 1, {"bracket": 0}, clock=1.0)
+    study.report(0, Report(1, 0.5, 2.0, 10), clock=3.0)
+    study.set_running(0, False)
+    study.start(FULL, 3, {}, clock=3.5)
+    study.resume(0, 3, clock=4.0)
+    study.report(1, Report(2, 0.75, 1.0, 20), clock=4.5)
+    study.end(1, TrialState.STOPPED, 4.5, value=0.75)
+    study.report(0, Report(3, 0.25, 6.0, 30), clock=8.0)
+    study.end(0, TrialState.FINISHED, 9.0, value=0.25, seconds=6.5, tokens=31, memory_bytes=1000)
+    study.start(FULL, None, {}, clock=9.0)
+    study.end(2, TrialState.FAILED, 10.0, error="out of memory")
+    study.start(FULL, None, {}, clock=11.0)
+
+
+def test_a_study_in_memory() -> None:
+    with Study(SPACE) as study:
+        fill(study)
+        assert [trial.state for trial in study.trials] == ["finished", "stopped", "failed", "running"]
+        first = study.trials[0]
+        assert first.settings["alpha"] == 16
+        assert [report.value for report in first.reports] == [0.5, 0.25]
+        assert (first.seconds, first.tokens, first.memory_bytes, first.resource) == (6.5, 31, 1000, 3)
+        assert study.best is first
+
+
+@pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def test_a_study_is_read_again(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("postgres_url") if where == "postgres" else None
+    with Study(SPACE, folder=tmp_path, url=url) as study:
+        fill(study)
+        if where == "postgres":
+            with pytest.raises(LockedError, match="another process works on this study"):
+                Study(SPACE, folder=tmp_path, url=url)
+        before, clock = list(study.trials), study.clock
+        goal, trials = read_study(tmp_path, url)
+        assert (trials, goal.space.to_json(), goal.maximize) == (before, SPACE.to_json(), False)
+    with Study(SPACE, folder=tmp_path, url=url) as study:
+        assert study.trials == before
+        assert study.clock == clock == 11.0
+        assert [(event.kind, event.trial.number, event.clock) for event in study.events] == [
+            *[("start", 0, 1.0), ("report", 0, 3.0), ("start", 1, 3.5), ("start", 0, 4.0), ("report", 1, 4.5)],
+            *[("end", 1, 4.5), ("report", 0, 8.0), ("end", 0, 9.0), ("start", 2, 9.0), ("end", 2, 10.0)],
+            ("start", 3, 11.0),
+        ]
+        assert [event.order for event in study.events] == list(range(11))
+        assert study.events[3].trial.resource == 3
+        assert study.start(LORA).number == 4
+    lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert [line["state"] for line in lines] == ["finished", "stopped", "failed", "running", "running"]
+    assert lines[0]["reports"] == [[1, 0.5, 2.0, 10], [3, 0.25, 6.0, 30]]
+
+
+@pytest.mark.slow
+def test_optuna_and_its_dashboard_open_the_file(tmp_path: Path) -> None:
+    with Study(SPACE, folder=tmp_path) as study:
+        fill(study)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    opened = optuna.load_study(study_name="tune", storage=url)
+    assert [trial.state.name for trial in opened.trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
+    assert opened.best_value == 0.25
+    assert opened.best_params == {name: LORA[name] for name in opened.best_params}
+    assert opened.trials[0].intermediate_values == {1: 0.5, 3: 0.25}
+    assert opened.trials[0].user_attrs == {"alpha": 16, "epochs": 3}
+    assert opened.trials[2].user_attrs["error"] == "out of memory"
+
+    from optuna_dashboard import wsgi
+
+    status: list[str] = []
+    environment = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/studies", "wsgi.input": None, "wsgi.errors": None}
+    app = wsgi(optuna.storages.RDBStorage(url))
+    body = b"".join(app(environment, lambda line, headers, *rest: status.append(line)))
+    assert status == ["200 OK"]
+    assert json.loads(body)["study_summaries"][0]["study_name"] == "tune"
+
+
+def test_what_a_kill_left_unfinished_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Study(SPACE, folder=tmp_path) as study:
+        study.start(LORA)
+        study.start(FULL)
+        # Killed between an event and what Optuna shows of it.
+        with monkeypatch.context() as patch:
+            patch.setattr(study, "_show_report", lambda number, report: None)
+            patch.setattr(study, "_show_state", lambda trial: None)
+            study.report(0, Report(1, 0.5))
+            study.end(1, TrialState.FINISHED, value=0.25)
+        trials = list(study.trials)
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    assert [trial.state.name for trial in optuna.load_study(study_name="tune", storage=url).trials] == ["RUNNING"] * 2
+    with Study(SPACE, folder=tmp_path) as study:
+        assert study.trials == trials
+    opened = optuna.load_study(study_name="tune", storage=url)
+    assert [trial.state.name for trial in opened.trials] == ["RUNNING", "COMPLETE"]
+    assert opened.trials[0].intermediate_values == {1: 0.5}
+    assert opened.best_value == 0.25
+
+
+def test_a_changed_space_is_refused_and_migrated(tmp_path: Path) -> None:
+    with Study(SPACE, folder=tmp_path) as study:
+        fill(study)
+        before = list(study.trials)
+    changed = SPACE.replace("rate", Float(5e-5, 1e-2, log=True)).replace("method", Choice(["full", "lora", "dora"]))
+    with pytest.raises(UserError) as error:
+        Study(changed, folder=tmp_path)
+    line = str(error.value)
+    assert (
+        "the space has changed: `rate` was float [1e-06, 0.001], log True and is float [5e-05, 0.01], log True" in line
+    )
+    assert "`method` was" in line
+    assert line.endswith("take that back, carry the trials over with --migrate, or name another --out")
+    with Study(changed, folder=tmp_path, migrate=True) as study:
+        assert study.trials[0] == before[0]
+        for number in (1, 2, 3):
+            assert study.trials[number].state is TrialState.FAILED
+            assert study.trials[number].error == "is no point of the space as it is now"
+            assert study.trials[number].settings == before[number].settings
+        assert {event.trial.number for event in study.events} == {0}
+        assert study.start({**LORA, "method": "dora", "rate": 1e-3}).number == 4
+        assert study.best is not None
+    # The changed study is the one that is opened from now on, without being migrated again; the other is still there.
+    with Study(changed, folder=tmp_path, migrate=True) as study:
+        assert len(study.trials) == 5
+    with pytest.raises(UserError, match="the space has changed"):
+        Study(SPACE, folder=tmp_path)
+    opened = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert len(opened.trials) == 4
+
+
+def test_a_fixed_value_that_becomes_a_range_keeps_its_trials(tmp_path: Path) -> None:
+    before = Space({"a": Float(0, 1), "b": Fixed(3)})
+    with Study(before, folder=tmp_path) as study:
+        study.start({"a": 0.5})
+        study.report(0, Report(1, 2.0))
+        study.set_running(0, False)
+    with Study(before.replace("b", Int(1, 4)), folder=tmp_path, migrate=True) as study:
+        assert study.trials[0].drawn == {"a": 0.5, "b": 3}
+        assert study.trials[0].state is TrialState.PAUSED
+        study.end(0, TrialState.FINISHED, value=1.0)
+
+
+def test_a_killed_migration_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Study(SPACE, folder=tmp_path) as study:
+        fill(study)
+    changed = SPACE.replace("epochs", Int(1, 3))
+
+    def killed(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.storages.RDBStorage, "create_new_trial", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Study(changed, folder=tmp_path, migrate=True)
+    with pytest.raises(UserError, match="the space has changed"):
+        Study(changed, folder=tmp_path)
+    with Study(changed, folder=tmp_path, migrate=True) as study:
+        assert len(study.trials) == 4
+        assert study.trials[0].state is TrialState.FINISHED
+
+
+def test_another_objective_is_refused(tmp_path: Path) -> None:
+    with Study(SPACE, folder=tmp_path, objective="accuracy", maximize=True):
+        pass
+    for objective, maximize in (("loss", False), ("accuracy", False)):
+        with pytest.raises(UserError, match="the study searches the greatest accuracy"):
+            Study(SPACE, folder=tmp_path, objective=objective, maximize=maximize)
+
+
+def test_what_is_no_study(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no study"):
+        read_study(tmp_path)
+    (tmp_path / "study.db").write_text("no database, and longer than the hundred bytes that its header has " * 4)
+    with pytest.raises(UserError, match="is no study"):
+        Study(SPACE, folder=tmp_path)
+    with pytest.raises(UserError, match="is no database"):
+        Study(SPACE, folder=tmp_path, url="mysql://host/name")
+
+
+def test_choices_of_any_json_type(tmp_path: Path) -> None:
+    space = Space({"a": Choice([[1, 2], {"b": 1}, None, True, 1]), "x": Float(0, 1)})
+    with Study(space, folder=tmp_path) as study:
+        for value in space.parameters["a"].grid(1):
+            study.start({"a": value, "x": 0.5})
+    with Study(space, folder=tmp_path) as study:
+        values = [trial.settings["a"] for trial in study.trials]
+        assert values == [[1, 2], {"b": 1}, None, True, 1]
+        assert [type(value) for value in values[3:]] == [bool, int]
+
+
+def test_the_best_trial() -> None:
+    def trial(number: int, state: TrialState, value: float | None, *reports: float) -> Trial:
+        steps = tuple(Report(step, report) for step, report in enumerate(reports, 1))
+        return Trial(number, {}, {}, state, steps, value)
+
+    paused, stopped = trial(0, TrialState.PAUSED, None, 0.9, 0.1), trial(1, TrialState.STOPPED, 0.05, 0.05)
+    failed = trial(2, TrialState.FAILED, None, 0.3, 0.2, 0.01)
+    assert best_trial([]) is None
+    assert best_trial([failed]) is None
+    # At different steps values cannot be compared.
+    assert best_trial([stopped, paused, failed]) is paused
+    first, second = trial(3, TrialState.FINISHED, 0.5), trial(4, TrialState.FINISHED, 0.5)
+    third = trial(5, TrialState.FINISHED, 0.7)
+    assert best_trial([paused, first, second, third]) is first
+    assert best_trial([paused, first, second, third], maximize=True) is third
