@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from text_models import specialists, text_workspace
 
 from posttrain.cli.main import main
+
+__all__ = ["specialists", "text_workspace"]
 
 
 @pytest.fixture(autouse=True)

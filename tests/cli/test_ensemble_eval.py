@@ -54,3 +54,52 @@ def test_a_mistake_ends_in_one_line_before_any_work(
 
 def test_a_file_that_is_missing_is_named(posttrain: Call, finished_copy: Path) -> None:
     assert "none.yaml: no such file" in posttrain("eval", "-w", finished_copy, "--model", "none.yaml").mistake
+
+
+GATE = {"method": "gate", "models": ["models/bank", "models/home"], "data": "held.csv"}
+
+CASCADE = {**GATE, "method": "cascade", "tolerance": 0.5}
+
+
+def test_a_cascade_and_a_gate_print_their_tables(posttrain: Call, text_workspace: Path) -> None:
+    out = posttrain("eval", "-w", text_workspace, "--model", write(text_workspace, **CASCADE)).out
+    for text in (
+        "test: each model alone",
+        "test: this cascade",
+        "test: cost and accuracy",
+        "overlap: cost and token_f1",
+    ):
+        assert text in out
+    out = posttrain("eval", "-w", text_workspace, "--model", write(text_workspace, **GATE)).out
+    for text in ("test: this gate", "50.0% / 50.0%", "the gate's choice scores 1.000, the best single model 0.500"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {**GATE, "suite": "other"},
+            "ensemble.yaml: suite: there is no suite `other` in evaluate.suites; one of test,",
+        ),
+        ({**GATE, "features": "probabilities"}, "ensemble.yaml: features: probabilities need a closed label set"),
+        ({**GATE, "data": "none.csv"}, "data: no such file: none.csv"),
+        ({**GATE, "data": "test.csv"}, "12 of its 12 inputs are in suite `test`"),
+        ({**GATE, "data": "half.csv"}, "half.csv:2: has no answer"),
+        ({**CASCADE, "calibrate": True}, "ensemble.yaml: calibrate: needs a closed label set"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_work(
+    posttrain: Call, text_workspace: Path, values: dict[str, Any], message: str
+) -> None:
+    (text_workspace / "half.csv").write_text("text,label\nmy card is split,\n")
+    assert message in posttrain("eval", "-w", text_workspace, "--model", write(text_workspace, **values)).mistake
+    assert not list((text_workspace / ".posttrain" / "artifacts").glob("ensemble-*"))
+
+
+def test_a_suite_of_likelihoods_scores_no_answers(posttrain: Call, text_workspace: Path, small: Any) -> None:
+    suites = {"test": {"scorer": "perplexity"}}
+    gate = {"deploy": ["perplexity >= 0"]}
+    small.configure(text_workspace, task={"labels": None}, evaluate={"suites": suites}, gate=gate)
+    mistake = posttrain("eval", "-w", text_workspace, "--model", write(text_workspace, **GATE)).mistake
+    assert "ensemble.yaml: suite: scorer `perplexity` of suite `test` scores no written answers" in mistake

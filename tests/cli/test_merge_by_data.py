@@ -95,6 +95,21 @@ def test_adamerging_learns_without_answers_and_validation_follows(posttrain: Cal
     assert "model: plain" in result.out
 
 
+@pytest.mark.slow
+def test_the_page_of_conflicts_shows_what_was_kept(posttrain: Call, here: Path) -> None:
+    call = ("merge", "a", "b", "--base", "base", "--conflicts", "page.html", "--out", "out")
+    result = posttrain(*call, "--validate", "suites.yaml", "--json")
+    assert result.code == 0, result
+    choice = result.json["validation"]["suites"]["choice"]
+    page = (here / "page.html").read_text()
+    assert "Capability preserved" in page
+    assert f"<td>{choice['scores']['merged']:.3f}</td>" in page
+    assert f"<td>{100 * choice['retention']['ratio']:.1f}%</td>" in page
+    assert len(page) < 2_000_000
+    assert posttrain(*call[:-1], "plain").code == 0
+    assert "Capability preserved" not in (here / "page.html").read_text()
+
+
 def test_a_suite_of_the_workspace_is_named_by_its_name(
     posttrain: Call, finished_workspace: Path, tmp_path: Path
 ) -> None:

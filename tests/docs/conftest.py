@@ -10,6 +10,9 @@ from pathlib import Path
 
 import forked
 import pytest
+from text_models import specialists, text_workspace
+
+__all__ = ["specialists", "text_workspace"]
 
 Run = Callable[[str, Path], str]
 Walk = Callable[[str, Path], list[tuple[str, list[str]]]]

@@ -1,12 +1,15 @@
 """docs/ensembles.md: its files are valid, its table is that of the methods, and its Python runs."""
 
+import json
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
+from text_models import ROWS
 
 from posttrain.label.config import LabelConfig
 from posttrain.models.ensembles.config import EnsembleConfig
@@ -17,11 +20,28 @@ PAGE = (Path(__file__).parents[2] / "docs" / "ensembles.md").read_text(encoding=
 
 
 def test_the_files_are_valid(tmp_path: Path) -> None:
-    pool, cascade, config = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+    pool, cascade, _, config = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
     assert len(EnsembleConfig.read(pool, "pool").models) == 4
     assert EnsembleConfig.read(cascade, "cascade").tolerance == 0.02
     (tmp_path / "ensemble.yaml").write_text(yaml.safe_dump(pool))
     LabelConfig.read(config["label"], "label").check_models(True, tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, {"per_token": True}, {"method": "cascade", "tolerance": 0.3}])
+def test_the_file_of_free_text_runs(
+    text_workspace: Path, run: Callable[[str, Path], str], changes: dict[str, Any]
+) -> None:
+    (block,) = re.findall(r"```yaml\n(method: gate.*?)```", PAGE, re.DOTALL)
+    values = yaml.safe_load(block) | changes
+    for name, model in zip(values["models"], ("bank", "home"), strict=True):
+        (text_workspace / name).symlink_to(text_workspace / "models" / model)
+    records = [{"text": row["text"], "label": row["label"]} for row in ROWS[:16]]
+    (text_workspace / values["data"]).write_text("\n".join(map(json.dumps, records)))
+    (text_workspace / "ensemble.yaml").write_text(yaml.safe_dump(values))
+    output = run("posttrain eval --model ensemble.yaml --json", text_workspace)
+    result = json.loads(output[output.index("{") :])  # behind the lines of progress
+    assert result["metrics"]["accuracy"] == (0.5 if "tolerance" in changes else 1)
+    assert ("ensemble" in result) == ("per_token" not in changes)
 
 
 def test_the_table_names_every_method() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from open_loops import copied_loop, finished_loop, loop_class, open_loop, quick
+from text_models import specialists, text_workspace
 
 from posttrain.store.workspace import Workspace
 
-__all__ = ["copied_loop", "finished_loop", "loop_class", "open_loop", "quick"]
+__all__ = ["copied_loop", "finished_loop", "loop_class", "open_loop", "quick", "specialists", "text_workspace"]
 
 
 @pytest.fixture

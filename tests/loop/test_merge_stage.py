@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.inspect.show import show
 from posttrain.loop.config import load_config
 from posttrain.store.errors import UserError
+from posttrain.web.report import render_report
+from posttrain.web.report_reader import read_report
 
 Open = Callable[[Path], Any]
 
@@ -62,6 +65,8 @@ def test_a_round_records_what_its_candidate_kept(small: Any, open_loop: Open) ->
         (sentence,) = show(loop.store, f"round {row.number}")["retention_sentences"]
         assert champion in sentence
         assert loop.status["rounds"][row.number]["retention"] == row.detail["retention"]
+        page = render_report(read_report(loop.store, load_config(loop.root)))
+        assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in unescape(page)
     # The trained model itself is not measured: it would cost an evaluation that decides nothing.
     assert len(loop.metadata.runs(stage="evaluate")) == len(
         {r.inputs["model"] for r in loop.metadata.runs(stage="evaluate")}

@@ -50,9 +50,11 @@ def test_the_longest_prompt_limits_the_batch_size(trained_model: Trained, monkey
     shapes = []
     answer = generate_module._answer
 
-    def record_shape(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[generate_module.Generation]:
+    def record_shape(
+        lm: LanguageModel, prompts: list[list[int]], limit: int, log_probabilities: bool
+    ) -> list[generate_module.Generation]:
         shapes.append((len(prompts), max(map(len, prompts)) + limit))
-        return answer(lm, prompts, limit)
+        return answer(lm, prompts, limit, log_probabilities)
 
     monkeypatch.setattr(generate_module, "_answer", record_shape)
     monkeypatch.setattr(generate_module, "_BATCH_TOKENS", 200)
@@ -112,3 +114,26 @@ def test_the_real_model_knows_the_capital_of_france(real: LanguageModel) -> None
     prompts = [ask("What is the capital of France?"), ask("Say hello.")]
     answer = generate(real, prompts)[0]
     assert (answer.text, answer.finished) == ("The capital of France is Paris.", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_tokens", [1, 4096])
+def test_the_mean_log_probability_is_that_of_the_tokens_written(
+    trained_model: Trained, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
+) -> None:
+    lm, answers = trained_model
+    prompts = [ask(text) for text in [*answers, "never seen before"]]
+    monkeypatch.setattr(generate_module, "_BATCH_TOKENS", batch_tokens)
+    result = generate(lm, prompts, log_probabilities=True)
+    assert result == generate(lm, prompts)
+    for prompt, answer in zip(prompts, result, strict=True):
+        ids, logs = lm.prompt_ids(prompt), []
+        for _ in range(answer.tokens):
+            with torch.no_grad():
+                row = lm.model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
+            logs.append(float(row.max()))
+            ids = [*ids, int(row.argmax())]
+        assert answer.finished == (ids[-1] in lm.chat.stop_ids)
+        assert answer.log_probability == pytest.approx(sum(logs) / len(logs), abs=1e-5)
+        if answer.finished:
+            assert answer.tokens == len(lm.answer_ids(answer.text))

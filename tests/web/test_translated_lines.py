@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import posttrain
+from posttrain.loop.retention import retention_sentences
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
 from posttrain.store.errors import UserError
 from posttrain.web.charts.bars import funnel
@@ -101,6 +102,14 @@ def test_the_reason_of_a_choice_is_translated() -> None:
     weak = weak_class_reason("card", None, frozenset({"card"}), is_scored=True)
     reason = join_reasons(weak, uncertain, "nearest chosen record of 3 others")
     assert CHINESE.line(reason) == "可能属于效果较差的类别 `card`；entropy 1.21，居总体前 100%；代表另外 3 条相近数据"
+
+
+def test_what_a_merge_kept_is_translated() -> None:
+    row = {"model": "model-1", "suite": "test", "metric": "accuracy", "ratio": 0.9, "low": 0.8, "high": None, "n": 20}
+    (sentence,) = retention_sentences([row])
+    assert CHINESE.line(sentence) == (
+        "合并模型在 test 上保留了 model-1 的准确率的 90.0%（区间 80.0% 至 infinite，n = 20）"
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,25 +40,35 @@ def _print_ensemble(suite: str, report: Mapping[str, Any]) -> None:
         [*(row[name] for name in columns), f"{row['accuracy']:.4f}", f"{row['seconds']:.4f}", f"{row['flops']:.3g}"]
         for row in report["models"]
     ]
-    print_table(f"{suite}: each model alone", [*columns, "accuracy", "s / record", "FLOPs / record"], rows)
+    metric = report["metric"]
+    print_table(f"{suite}: each model alone", [*columns, metric, "s / record", "FLOPs / record"], rows)
     if why := report["fitted"].get("why"):
         print_line(why)
-    if "curve" not in report:
-        return
-    names = ["threshold", "answered by", "accuracy", "95% interval", "s / record", "s saved", "FLOPs saved"]
-    print_table(f"{suite}: this cascade", names[1:], [_curve_row(report["chosen"])[1:]])
-    print_table(f"{suite}: cost and accuracy", names, [_curve_row(point) for point in _spread(report["curve"])])
+    names = ["threshold", "answered by", metric, "95% interval", "s / record", "s saved", "FLOPs saved"]
+    if "curve" in report:
+        print_table(f"{suite}: this cascade", names[1:], [_curve_row(report["chosen"])[1:]])
+        print_table(f"{suite}: cost and {metric}", names, [_curve_row(point) for point in _spread(report["curve"])])
+    elif "chosen" in report:
+        point = report["chosen"]
+        row = [*_point_row(point), f"{point['flops']:.3g}"]
+        print_table(f"{suite}: this gate", [*names[1:5], "FLOPs / record"], [row])
 
 
 def _curve_row(point: Mapping[str, Any]) -> list[Any]:
     return [
         "last alone" if point.get("threshold") is None else point["threshold"],
-        " / ".join(f"{share:.1%}" for share in point["shares"]),
-        f"{point['accuracy']:.4f}",
-        f"{point['low']:.3f} to {point['high']:.3f}",
-        f"{point['seconds']:.4f}",
+        *_point_row(point),
         f"{point['seconds_saved']:.1%}",
         f"{point['flops_saved']:.1%}",
+    ]
+
+
+def _point_row(point: Mapping[str, Any]) -> list[str]:
+    return [
+        " / ".join(f"{share:.1%}" for share in point["shares"]),
+        f"{point['accuracy']:.4f}",
+        "" if point["low"] is None else f"{point['low']:.3f} to {point['high']:.3f}",
+        f"{point['seconds']:.4f}",
     ]
 
 

@@ -17,6 +17,10 @@ from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
     from posttrain.loop.merge_importance import ModelImportance
+    from posttrain.merge.conflicts import ConflictReport
+    from posttrain.merge.recommendation import LossBarrier
+
+    Measured = tuple[ConflictReport, list[LossBarrier], list[ModelImportance]]
 
 
 def merge(
@@ -108,8 +112,11 @@ def merge(
     from posttrain.merge.plan import writes_adapter
     from posttrain.merge.plan_statistics import needs_statistics
 
+    measured = None
     if conflicts is not None:
-        _write_conflicts(conflicts, recipe, root, limit, workers, data or [], json and out is None)
+        measured = _write_conflicts(conflicts, recipe, root, limit, workers, data or [])
+        if out is None or not json:
+            _print_conflicts(conflicts, measured, json)
         if out is None:
             return
     importances: list[ModelImportance] = []
@@ -147,6 +154,10 @@ def merge(
     if not json and chosen.lines:
         print_line("\n".join(chosen.lines))
     kept = by_data.validate(chosen.recipe, root, out, suites, quiet=json) if suites else None
+    if conflicts is not None and measured is not None and kept is not None:
+        from posttrain.web.merge_report import write_merge_report
+
+        write_merge_report(conflicts, *measured, validation=kept)
     if json:
         print_json(
             {
@@ -157,7 +168,7 @@ def merge(
                 "peak_memory": result.peak_memory,
             }
             | ({chosen.name: chosen.report} if chosen.name else {})
-            | ({"validation": kept} if kept else {})
+            | ({"validation": kept.to_dict()} if kept else {})
             | ({"adapter": dict(result.adapter)} if result.adapter else {})
         )
         return
@@ -172,16 +183,9 @@ def merge(
 
 
 def _write_conflicts(
-    path: Path,
-    recipe: Recipe,
-    root: Path,
-    memory: int,
-    workers: int | None,
-    data: Sequence[str],
-    json: bool,
-) -> None:
+    path: Path, recipe: Recipe, root: Path, memory: int, workers: int | None, data: Sequence[str]
+) -> "Measured":
     from posttrain.loop.merge_conflicts import measure_report
-    from posttrain.merge.recommendation import describe_conflicts, recommend, warnings_of
     from posttrain.web.merge_report import write_merge_report
     from posttrain.web.page import check_page_file
 
@@ -190,8 +194,14 @@ def _write_conflicts(
         fix = "name the model that all were trained from" if not recipe.slices else "leave out the slices"
         raise UserError("compares task vectors of whole models", where="--conflicts", fix=fix)
     measured = measure_report(recipe, root, data, memory=memory, threads=workers, parent=path.absolute().parent)
+    write_merge_report(path, *measured)
+    return measured
+
+
+def _print_conflicts(path: Path, measured: "Measured", json: bool) -> None:
+    from posttrain.merge.recommendation import describe_conflicts, recommend, warnings_of
+
     report, barriers, importances = measured
-    write_merge_report(path, report, barriers, importances)
     if json:
         numbers = describe_conflicts(report, barriers)
         print_json(numbers | {"importance": [importance.to_dict() for importance in importances]})

@@ -17,6 +17,7 @@ from posttrain.store.files import write_atomically
 
 if TYPE_CHECKING:
     from posttrain.loop.merge_suites import MergeSuite
+    from posttrain.loop.merge_validation import Validation
 
 ADAMERGING, BY_IMPORTANCE = "adamerging", "by_importance"
 
@@ -170,17 +171,15 @@ def check_validation(suites: "Sequence[str | MergeSuite]", recipe: Recipe, root:
     check_merge_suites(suites, recipe, root, CURRENT_FOLDER)
 
 
-def validate(
-    recipe: Recipe, root: Path, out: Path, suites: "Sequence[str | MergeSuite]", quiet: bool
-) -> dict[str, Any]:
-    """Measures what the merge kept, prints it, and returns its JSON form."""
+def validate(recipe: Recipe, root: Path, out: Path, suites: "Sequence[str | MergeSuite]", quiet: bool) -> "Validation":
+    """Measures what the merge kept, and prints it."""
     from posttrain.loop.merge_validation import validate_merge
 
     validation = validate_merge(recipe, root, out, suites, suites_root=CURRENT_FOLDER)
     if not quiet:
         print_table("", *validation.table())
         print_line("\n".join(validation.lines()))
-    return validation.to_dict()
+    return validation
 
 
 def named_suites(items: Sequence[str], workspace: Path) -> "list[str | MergeSuite]":

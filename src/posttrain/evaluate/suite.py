@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,15 @@ import pyarrow.parquet as pq
 from posttrain.evaluate import metrics
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS, Scorer, ScorerOutput, scorer_name
-from posttrain.evaluate.scorers.base import Examples, read_examples, sample_records
+from posttrain.evaluate.scorers.base import Examples, GivenAnswers, read_examples, sample_records
 from posttrain.models.calibration import expected_calibration_error
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.text_files import normalise_text
 
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
+    from posttrain.models.generate import Generation
     from posttrain.models.language_model import LanguageModel
 
 PREDICTIONS = pa.schema(
@@ -58,7 +60,8 @@ class SuiteResult:
         per_class: Rows of ``ClassMetrics.as_dict``; empty without a label set.
         confusion: Rows of ``confusion_pairs``; empty without a label set.
         predictions: Table by ``PREDICTIONS``, in the order of the records.
-        ensemble: `Ensemble.describe`, of an ensemble on labels: its models, and a cascade's curve of cost and accuracy.
+        ensemble: `Ensemble.describe`, of an ensemble on labels, or of a cascade or gate in free text: its models, and a
+            cascade's curve of cost and accuracy.
     """
 
     name: str
@@ -101,7 +104,10 @@ def run_suite(
     # Before the model answers anything: the error names the record at once, not after minutes of generation.
     if not scorer.plain_text:
         examples.check_prompts(where)
-    scored = scorer.score(lm, examples, suite, where)  # type: ignore[arg-type]  # `ensembles` was checked
+    if isinstance(lm, Ensemble) and not lm.task.label_set:
+        scored = _score_texts(lm, scorer, examples, suite, where)
+    else:
+        scored = scorer.score(lm, examples, suite, where)  # type: ignore[arg-type]  # `ensembles` was checked
     counts: dict[str, float] = {
         "records": len(examples),
         "offered": records.num_rows,
@@ -135,6 +141,38 @@ def run_suite(
         predictions=_predictions_table(examples, scored),
         ensemble=scored.ensemble,
     )
+
+
+def score_answers(
+    suite: SuiteConfig, task: TaskConfig, examples: Examples, answers: Sequence[Generation], where: str
+) -> ScorerOutput:
+    """Scores answers that are there already by a suite's scorer, one that takes ensembles.
+
+    Args:
+        suite: The suite's config.
+        task: The task.
+        examples: N records.
+        answers: [N].
+        where: The suite's config key, named in errors.
+    """
+    scorer = SCORERS[scorer_name(suite, bool(task.label_set))]
+    return scorer.score(GivenAnswers(task, answers), examples, suite, where)  # type: ignore[arg-type]
+
+
+def _score_texts(
+    ensemble: Ensemble, scorer: Scorer, examples: Examples, suite: SuiteConfig, where: str
+) -> ScorerOutput:
+    """Scores an ensemble's free text; where one model of it answers each record, every model alone, too."""
+    texts = ensemble.texts(examples.prompts, all_models=True)
+    scored = score_answers(suite, ensemble.task, examples, texts.answers, where)
+    if texts.members is None:
+        return scored
+    count = len(examples)
+    alone = [
+        score_answers(suite, ensemble.task, examples, texts.members.by(np.full(count, number)), where).score
+        for number in range(len(ensemble.members))
+    ]
+    return replace(scored, ensemble=ensemble.describe_texts(texts, np.stack(alone), scorer.paired))
 
 
 def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> dict[str, float]:

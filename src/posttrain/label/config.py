@@ -21,7 +21,7 @@ from posttrain.label.quality.config import QualityConfig
 from posttrain.label.queue import Queue
 from posttrain.label.queue_rows import QueueConfig
 from posttrain.models.endpoint import EndpointConfig
-from posttrain.models.ensembles.config import EnsembleConfig
+from posttrain.models.ensembles.config import EnsembleConfig, check_task
 from posttrain.store.errors import UserError
 from posttrain.store.metadata import Metadata
 from posttrain.store.paths import locate_path
@@ -114,7 +114,7 @@ class LabelConfig(Section):
             UserError: one is not configured or not installed, or needs a closed label set.
         """
         for name, where in ((self.teacher, "label.suggest"), (self.pseudo and self.pseudo.teacher, "label.pseudo")):
-            if name in ("linear", "vote", "ensemble") and not has_labels:
+            if name in ("linear", "vote") and not has_labels:
                 raise UserError(f"`{name}` needs a closed label set", where=where, fix="set task.labels")
         if (self.pseudo or self.accept_error) and not has_labels:
             where = "label.pseudo" if self.pseudo else "label.accept_error"
@@ -131,7 +131,8 @@ class LabelConfig(Section):
         if "ensemble" in self.teachers:
             if self.ensemble is None:
                 raise UserError("the teacher `ensemble` needs a file", where="label.ensemble", fix="name it")
-            EnsembleConfig.load(locate_path(root, self.ensemble), f"label.ensemble: {self.ensemble}")
+            where = f"label.ensemble: {self.ensemble}"
+            check_task(EnsembleConfig.load(locate_path(root, self.ensemble), where), has_labels, where)
         if "endpoint" in self.teachers and self.endpoint is None:
             fix = "set label.endpoint.base_url and label.endpoint.model"
             raise UserError("the teacher `endpoint` needs a server", where="label.endpoint", fix=fix)

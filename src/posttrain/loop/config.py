@@ -228,6 +228,9 @@ def _with_preference_defaults(config: Config, task: TaskConfig) -> Config:
     if config.label.annotator not in _COMPARING:
         what = f"`{config.label.annotator}` cannot choose between two answers"
         raise UserError(what, where="label.annotator", fix=f"use {' or '.join(_COMPARING)}")
+    if config.label.suggest == "ensemble":
+        what = "people compare two answers of the champion without a suggestion"
+        raise UserError(what, where="label.suggest", fix="leave it out")
     train = config.train
     if "objective" not in train.model_fields_set:
         train = train.model_copy(update={"objective": "dpo"})

@@ -1,24 +1,27 @@
-"""Ensembles in a workspace: finds their models, fits them on held-out records, and has them answer and label."""
+"""Ensembles in a workspace: finds their models, fits them on held-out records, and loads them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from posttrain.data.reading.data_files import content_digest
 from posttrain.data.reading.reader import read
-from posttrain.label.model_annotators import Predictions, Teacher
+from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.scorers import SCORERS, scorer_name
+from posttrain.evaluate.scorers.base import read_examples
+from posttrain.evaluate.suite import score_answers
+from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, input_ids, model_key
 from posttrain.loop.fetch_model import FetchModel
 from posttrain.loop.history import finished_states, parent_dataset
 from posttrain.loop.linear_head import fit_head
 from posttrain.loop.model_registry import ModelRegistry, find_model
 from posttrain.loop.stage import CachedWork
-from posttrain.loop.suites import suite_records
+from posttrain.loop.suites import function_digests, suite_records
 from posttrain.models.embedder_source import embedder_key
-from posttrain.models.ensembles.config import EnsembleConfig, MemberConfig
+from posttrain.models.ensembles.config import EnsembleConfig, MemberConfig, check_task
 from posttrain.models.linear_head import SETTINGS, LinearHead
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.models.task import record_turns
@@ -28,6 +31,7 @@ from posttrain.store.paths import locate_path
 if TYPE_CHECKING:
     from posttrain.models.ensembles.ensemble import Ensemble
     from posttrain.models.ensembles.members import HeadModel, Member
+    from posttrain.models.ensembles.text_routing import AnswerScore
     from posttrain.models.language_model import LanguageModel
 
 ENSEMBLE = "ensemble"
@@ -84,12 +88,17 @@ class FitEnsemble(CachedWork):
             inputs["data"] = content_digest(locate_path(self.folder, config.data), config.data)
         if config.method == "gate" and config.features == "embeddings":
             inputs["embedder"] = embedder_key(config.embedder)
+        if suite := _scoring_suite(context.config, config):
+            digests = function_digests(context.config)
+            inputs |= {key: digest for key, digest in digests.items() if key == f"{suite[0]}.function"}
         return inputs
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """Returns the file, the columns, the task and the precision."""
+        """Returns the file, the columns, the task, the precision, and in free text the suite that scores."""
         columns = {"columns": context.config.data.columns} if self.config.data is not None else {}
-        return {"ensemble": self.config.model_dump(mode="json"), **columns, **model_key(context)}
+        suite = _scoring_suite(context.config, self.config)
+        scoring = {"suite": suite[1].model_dump(mode="json")} if suite else {}
+        return {"ensemble": self.config.model_dump(mode="json"), **columns, **scoring, **model_key(context)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Runs every model on the held-out records, if there are any, and fits."""
@@ -100,7 +109,8 @@ class FitEnsemble(CachedWork):
             records = held_out_records(context, self.config, self.folder)
             prompts = [record_turns(row) for row in records.select(["prompt", "text"]).to_pylist()]
             answers = [str(answer) for answer in records["completion"].to_pylist()]
-            ensemble = ensemble.fit(prompts, answers, records["input_id"].to_pylist())
+            score = _answer_score(context.config, self.config, records)
+            ensemble = ensemble.fit(prompts, answers, records["input_id"].to_pylist(), score)
         ensemble.save(out)
         assert ensemble.parameters is not None, "they are fitted"
         return {
@@ -108,6 +118,45 @@ class FitEnsemble(CachedWork):
             "models": [[entry.model, id] for entry, id in zip(self.config.models, self.members, strict=True)],
             "fitted": ensemble.parameters.report,
         }
+
+
+def _scoring_suite(config: Config, ensemble: EnsembleConfig, where: str = "") -> tuple[str, SuiteConfig] | None:
+    """Returns the suite whose scorer scores free-text answers to held-out records, and its name.
+
+    Args:
+        config: The workspace's config.
+        ensemble: The ensemble's file.
+        where: Its name in errors.
+
+    Returns:
+        None where nothing is fitted, and for a task with labels.
+
+    Raises:
+        UserError: there is no such suite, or its scorer scores no written answers.
+    """
+    if config.task.label_set or not ensemble.needs_data:
+        return None
+    suites, key = config.evaluate.suites, f"{where}: suite"
+    name = ensemble.suite or next(iter(suites))
+    if name not in suites:
+        fix = f"one of {', '.join(suites)}"
+        raise UserError(f"there is no suite `{name}` in evaluate.suites", where=key, fix=fix)
+    scorer = scorer_name(suites[name], has_labels=False)
+    if not SCORERS[scorer].ensembles:
+        what = f"scorer `{scorer}` of suite `{name}` scores no written answers"
+        raise UserError(what, where=key, fix="name a suite with another scorer")
+    return name, suites[name]
+
+
+def _answer_score(config: Config, ensemble: EnsembleConfig, records: pa.Table) -> "AnswerScore | None":
+    """Returns the function that scores free-text answers to held-out records; None where `_scoring_suite` is."""
+    scoring = _scoring_suite(config, ensemble)
+    if scoring is None:
+        return None
+    name, suite = scoring
+    where = f"evaluate.suites.{name}"
+    examples = read_examples(records, where)
+    return lambda answers: score_answers(suite, config.task, examples, answers, where).score
 
 
 def fit_ensemble(context: RoundContext, file: Path, name: str, dataset: str | None = None) -> str:
@@ -133,13 +182,9 @@ def fit_ensemble(context: RoundContext, file: Path, name: str, dataset: str | No
 
 
 def check_ensemble(config: EnsembleConfig, context: RoundContext, name: str) -> None:
-    """Raises a UserError if the ensemble's method cannot answer the task."""
-    from posttrain.models.ensembles.ensemble import check_task
-
-    try:
-        check_task(config, context.config.task)
-    except UserError as error:
-        raise UserError(error.what, where=f"{name}: {error.where}", fix=error.fix) from None
+    """Raises a UserError if the ensemble's method cannot answer the task, or the suite that it names cannot score."""
+    check_task(config, bool(context.config.task.label_set), name)
+    _scoring_suite(context.config, config, name)
 
 
 def load_ensemble(context: RoundContext, id: str) -> "Ensemble":
@@ -170,7 +215,7 @@ def held_out_records(context: RoundContext, config: EnsembleConfig, folder: Path
     records = pa.concat_tables(read(path, columns, name=config.data))
     for row in records.select(["completion", "line"]).to_pylist():
         if row["completion"] is None:
-            raise UserError("has no label", where=f"{config.data}:{row['line']}", fix="add it, or remove the record")
+            raise UserError("has no answer", where=f"{config.data}:{row['line']}", fix="add it, or remove the record")
     return records
 
 
@@ -198,7 +243,7 @@ def check_not_measured(context: RoundContext, file: Path, test: str) -> None:
 
 def _check_not_learned(context: RoundContext, config: EnsembleConfig, folder: Path, dataset: str | None) -> None:
     """Raises a UserError if a model of the workspace learned from the records that the ensemble is fitted on."""
-    learned = [entry.model for entry in config.models if _learns_here(entry)]
+    learned = [entry.model for entry in config.models if learns_here(entry.model)]
     if not learned or dataset is None:
         return
     own = set(held_out_records(context, config, folder)["input_id"].to_pylist())
@@ -207,10 +252,10 @@ def _check_not_learned(context: RoundContext, config: EnsembleConfig, folder: Pa
         raise UserError(what, where=str(config.data), fix="hold out other records")
 
 
-def _learns_here(entry: MemberConfig) -> bool:
-    """Returns whether a model may have learned from this workspace's labels."""
+def learns_here(model: str) -> bool:
+    """Returns whether a model, as an ensemble's file names it, may have learned from this workspace's labels."""
     outside = (TINY_MODEL, DEMO_MODEL, "base")
-    return not (entry.model in outside or "/" in entry.model or entry.model.endswith(".gguf"))
+    return not (model in outside or "/" in model or model.endswith(".gguf"))
 
 
 def _member_id(context: RoundContext, entry: MemberConfig, folder: Path, dataset: str | None, where: str) -> str:
@@ -261,41 +306,3 @@ def _load_head(context: RoundContext, entry: MemberConfig, id: str) -> "HeadMode
 
     name = entry.embedder or str(context.config.label.head.embedder)
     return HeadModel(LinearHead.load(context.path(id)), Embedder.load(name))
-
-
-class EnsembleTeacher(Teacher):
-    """An ensemble that labels; a cascade asks its large models only what the small ones leave.
-
-    Held out are its answers to labelled records where none of its models comes from this workspace, whose models have
-    learned from them.
-
-    Args:
-        context: The round.
-        ensemble: Id of the ensemble.
-    """
-
-    name = "ensemble"
-
-    def __init__(self, context: RoundContext, ensemble: str) -> None:
-        self._context, self._id = context, ensemble
-        # Shares of votes are no probabilities; held-out answers say what they are worth.
-        self.calibrated = context.artifact(ensemble).meta["method"] != "vote"
-
-    def inputs(self) -> dict[str, str]:
-        return {ENSEMBLE: self._id}
-
-    def predict(self, records: pa.Table) -> Predictions:
-        if not records.num_rows:
-            return Predictions.none(0)
-        prompts = [record_turns(row) for row in records.select(["prompt", "text"]).to_pylist()]
-        scores = load_ensemble(self._context, self._id).label_scores(prompts)
-        labels = self._context.config.task.label_set
-        probabilities = np.minimum(np.exp(scores.log_probabilities), 1.0)
-        answers: list[str | None] = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
-        return Predictions(answers, probabilities.max(axis=1), probabilities)
-
-    def held_out(self, labelled: pa.Table) -> Predictions:
-        names = [MemberConfig(model=pair[0]) for pair in self._context.artifact(self._id).meta["models"]]
-        if any(_learns_here(entry) for entry in names):
-            return Predictions.none(labelled.num_rows)
-        return self.predict(labelled)

@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.label.model_annotators import EndpointTeacher, Predictions, Teacher, VoteTeacher
 from posttrain.loop.context import RoundContext
-from posttrain.loop.ensembles import EnsembleTeacher, fit_ensemble
+from posttrain.loop.ensembles import ENSEMBLE, fit_ensemble, learns_here, load_ensemble
 from posttrain.loop.history import finished_states
 from posttrain.loop.linear_head import OUT_OF_FOLD, fit_head
 from posttrain.loop.score_files import BATCH, SCORES, read_champion_scores
@@ -18,6 +18,7 @@ from posttrain.models.calibration import calibrate_confidence
 from posttrain.models.endpoint import Endpoint, EndpointConfig
 from posttrain.models.linear_head import LinearHead
 from posttrain.models.reply_cache import ReplyCache
+from posttrain.models.task import record_turns
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.paths import locate_path
 
@@ -177,6 +178,47 @@ class LinearTeacher(Teacher):
         known = [by_input.get(id) for id in labelled["input_id"].to_pylist()]
         answers = [None if pair is None else pair[0] for pair in known]
         return Predictions(answers, np.array([0.0 if pair is None else pair[1] for pair in known], np.float64))
+
+
+class EnsembleTeacher(Teacher):
+    """An ensemble that labels; a cascade asks its large models only what the small ones leave.
+
+    Held out are its answers to labelled records where none of its models comes from this workspace, whose models have
+    learned from them. In free text an answer that was cut off, or is empty, is none.
+
+    Args:
+        context: The round.
+        ensemble: Id of the ensemble.
+    """
+
+    name = "ensemble"
+
+    def __init__(self, context: RoundContext, ensemble: str) -> None:
+        self._context, self._id = context, ensemble
+        # Shares of votes, and texts, have no probabilities; held-out answers say what they are worth.
+        self.calibrated = bool(context.config.task.label_set) and context.artifact(ensemble).meta["method"] != "vote"
+
+    def inputs(self) -> dict[str, str]:
+        return {ENSEMBLE: self._id}
+
+    def predict(self, records: pa.Table) -> Predictions:
+        if not records.num_rows:
+            return Predictions.none(0)
+        prompts = [record_turns(row) for row in records.select(["prompt", "text"]).to_pylist()]
+        ensemble, labels = load_ensemble(self._context, self._id), self._context.config.task.label_set
+        if not labels:
+            written = ensemble.generate(prompts)
+            texts = [answer.text if answer.finished and answer.text else None for answer in written]
+            return Predictions(texts, np.array([float(text is not None) for text in texts]))
+        scores = ensemble.label_scores(prompts)
+        probabilities = np.minimum(np.exp(scores.log_probabilities), 1.0)
+        answers: list[str | None] = [labels[index] for index in probabilities.argmax(axis=1).tolist()]
+        return Predictions(answers, probabilities.max(axis=1), probabilities)
+
+    def held_out(self, labelled: pa.Table) -> Predictions:
+        if any(learns_here(model) for model, _ in self._context.artifact(self._id).meta["models"]):
+            return Predictions.none(labelled.num_rows)
+        return self.predict(labelled)
 
 
 def _endpoint_teacher(context: RoundContext) -> EndpointTeacher:

@@ -1,7 +1,7 @@
 """Generates answers greedily, batched by prompt length."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,27 +15,44 @@ _BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Generation:
-    """A generated answer; ``finished`` is False if it was cut off before a stop token."""
+    """A generated answer; two are equal if text and ``finished`` are.
+
+    Attributes:
+        text: without the stop token.
+        finished: False if it was cut off before a stop token.
+        tokens: number of its tokens, the stop token included.
+        log_probability: mean of its tokens' log-probabilities, in nats; None where it was not asked for.
+    """
 
     text: str
     finished: bool
+    tokens: int = field(default=0, compare=False)
+    log_probability: float | None = field(default=None, compare=False)
 
 
 @torch.inference_mode()
-def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | None = None) -> list[Generation]:
+def generate(
+    lm: LanguageModel,
+    prompts: Sequence[Turns],
+    max_new_tokens: int | None = None,
+    *,
+    log_probabilities: bool = False,
+) -> list[Generation]:
     """Answers every prompt greedily.
 
     Args:
         lm: the model.
         prompts: N conversations.
         max_new_tokens: length limit of an answer; the task's by default.
+        log_probabilities: True to record each answer's mean log-probability.
     """
     limit = max_new_tokens or lm.task.max_new_tokens
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
     answers: list[Generation | None] = [None] * len(ids)
     with progress_bar("answering", len(ids), "records") as advance:
         for rows in answer_batches([len(prompt) for prompt in ids], limit):
-            for row, answer in zip(rows, _answer(lm, [ids[row] for row in rows], limit), strict=True):
+            batch = _answer(lm, [ids[row] for row in rows], limit, log_probabilities)
+            for row, answer in zip(rows, batch, strict=True):
                 answers[row] = answer
             advance(len(rows))
     return [answer for answer in answers if answer is not None]
@@ -71,11 +88,20 @@ def read_answer(lm: LanguageModel, tokens: Sequence[int]) -> Generation:
     """Returns the text of generated tokens up to the first stop token."""
     end = next((position for position, token in enumerate(tokens) if token in lm.chat.stop_ids), None)
     text = lm.tokenizer.decode(tokens[:end], skip_special_tokens=True)
-    return Generation(text.strip(), end is not None)
+    return Generation(text.strip(), end is not None, len(tokens) if end is None else end + 1)
 
 
-def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Generation]:
+def _answer(
+    lm: LanguageModel, prompts: list[list[int]], limit: int, log_probabilities: bool = False
+) -> list[Generation]:
     ids, mask = pad_left(lm, prompts)
+    steps: list[Tensor] = []
+
+    def record(_: Tensor, logits: Tensor) -> Tensor:
+        # Decoding is greedy: the token that is written is the most probable one.
+        steps.append(logits.max(-1).values - logits.logsumexp(-1))
+        return logits
+
     width, padding = ids.shape[1], lm.tokenizer.pad_token_id or 0
     stops = sorted(lm.chat.stop_ids)
     output = lm.model.generate(
@@ -89,5 +115,11 @@ def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Gen
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
+        logits_processor=[record] if log_probabilities else None,
     )
-    return [read_answer(lm, row) for row in output[:, width:].tolist()]
+    answers = [read_answer(lm, row) for row in output[:, width:].tolist()]
+    if not log_probabilities:
+        return answers
+    logs = torch.stack(steps, 1).double()  # wider than an answer that ends before the batch does
+    means = [float(row[: answer.tokens].mean()) for row, answer in zip(logs, answers, strict=True)]
+    return [replace(answer, log_probability=mean) for answer, mean in zip(answers, means, strict=True)]

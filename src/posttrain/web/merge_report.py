@@ -1,14 +1,16 @@
-"""The page of the conflicts between models: what merging them would cancel, and what to do about it."""
+"""The page of the conflicts between models: what merging them would cancel, what to do about it, and what was kept."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.loop.merge_importance import ModelImportance
+from posttrain.loop.merge_validation import Validation
 from posttrain.merge.conflicts import RESOLUTIONS, ConflictReport
 from posttrain.merge.recommendation import LossBarrier, recommend, warnings_of
 from posttrain.web.charts.chart import Chart, Option, series_colour, ticks, value_axis
 from posttrain.web.charts.heat_map import value_map
 from posttrain.web.formatting import percent_text
+from posttrain.web.merge_validation_view import validation_view
 from posttrain.web.page import Table, Tile, now_text, render_page, write_page
 
 _METHODS = {
@@ -32,7 +34,10 @@ _COMMANDS = {
 
 
 def render_merge_report(
-    report: ConflictReport, barriers: Sequence[LossBarrier] = (), importances: Sequence[ModelImportance] = ()
+    report: ConflictReport,
+    barriers: Sequence[LossBarrier] = (),
+    importances: Sequence[ModelImportance] = (),
+    validation: Validation | None = None,
 ) -> str:
     """Renders the page as HTML; it loads nothing.
 
@@ -40,6 +45,7 @@ def render_merge_report(
         report: the conflicts.
         barriers: the losses between the models, where they were measured.
         importances: those of the models' layers, where they were measured.
+        validation: what the merged model kept, where it was measured.
     """
     method, reason = recommend(report, barriers)
     name = method.replace("_", " ") if method != "ties" else "TIES"
@@ -60,6 +66,7 @@ def render_merge_report(
         barriers=_barriers(barriers),
         importance=_importance_chart(importances),
         importances=_importances(importances),
+        validation=validation_view(validation) if validation else None,
         created=now_text(),
     )
 
@@ -69,13 +76,14 @@ def write_merge_report(
     report: ConflictReport,
     barriers: Sequence[LossBarrier] = (),
     importances: Sequence[ModelImportance] = (),
+    validation: Validation | None = None,
 ) -> None:
     """Writes the page atomically to ``path``, whose folder exists; see `render_merge_report`.
 
     Raises:
         UserError: the disk refused.
     """
-    write_page(path, render_merge_report(report, barriers, importances))
+    write_page(path, render_merge_report(report, barriers, importances, validation))
 
 
 def _headline(report: ConflictReport, barriers: Sequence[LossBarrier]) -> tuple[Tile, ...]:

@@ -125,7 +125,7 @@ def _task(config: Config) -> str:
 
 def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...]) -> page.RoundRow:
     state = RoundState.from_row(entry)
-    decision = state.decision or {}
+    decision, beside = state.decision or {}, models_beside(workspace, state)
     selection = workspace.metadata.artifact(state.selection or "")
     return page.RoundRow(
         number=entry.number,
@@ -144,7 +144,8 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, state),
-        head=models_beside(workspace, state)["head_sentence"],
+        head=beside["head_sentence"],
+        retention=tuple(beside["retention_sentences"]),
         batch=batch_counts(workspace, state) or BatchCounts(),
         drift=round_drift(workspace, state),
     )

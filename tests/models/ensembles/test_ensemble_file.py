@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.models.ensembles.config import EnsembleConfig, normalised_weights
-from posttrain.models.ensembles.ensemble import check_task
-from posttrain.models.task import TaskConfig
+from posttrain.models.ensembles.config import EnsembleConfig, check_task, normalised_weights
 from posttrain.store.errors import UserError
 
 TWO = ["a", "b"]
@@ -37,6 +35,8 @@ TWO = ["a", "b"]
         ({"method": "cascade", "models": TWO, "thresholds": [1, 1]}, "2 thresholds for 2 models"),
         ({"method": "cascade", "models": TWO, "thresholds": [-1]}, "a threshold is 0 or more"),
         ({"method": "cascade", "models": TWO, "accuracy": 1.5, "data": "x"}, "less than 1"),
+        ({"method": "logit", "models": TWO, "per_token": True}, "`per_token` is of method gate"),
+        ({"method": "vote", "models": TWO, "suite": "test"}, "`suite` has no use"),
         ({"method": "vote", "models": TWO, "weight": [1, 1]}, "unknown key `weight`; did you mean `weights`?"),
     ],
 )
@@ -59,16 +59,20 @@ def test_weights_add_up_to_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "labels", "message"),
+    ("values", "has_labels", "message"),
     [
-        ({"method": "rescore"}, ["x", "y"], "is of free text"),
-        ({"method": "cascade", "thresholds": [0.5]}, None, "needs a closed label set"),
-        ({"method": "gate", "data": "x"}, None, "needs a closed label set"),
-        ({"method": "logit", "weights": "fit", "data": "x"}, None, "needs a closed label set"),
+        ({"method": "rescore"}, True, "x: method: rescore is of free text"),
+        ({"method": "gate", "data": "x", "per_token": True}, True, "x: per_token: is of free text"),
+        ({"method": "cascade", "data": "x", "accuracy": 0.9, "suite": "test"}, True, "x: suite: is of free text"),
+        ({"method": "logit", "weights": "fit", "data": "x"}, False, "x: weights: fitting them needs a closed label"),
+        ({"method": "cascade", "calibrate": True, "accuracy": 0.5, "data": "x"}, False, "x: calibrate: needs a closed"),
+        ({"method": "gate", "data": "x", "features": "probabilities"}, False, "x: features: probabilities need a"),
     ],
 )
 def test_a_method_that_cannot_answer_the_task_is_refused(
-    values: dict[str, Any], labels: list[str] | None, message: str
+    values: dict[str, Any], has_labels: bool, message: str
 ) -> None:
+    config = EnsembleConfig.read({"models": TWO, **values}, "x")
     with pytest.raises(UserError, match=message):
-        check_task(EnsembleConfig.read({"models": TWO, **values}, "x"), TaskConfig(labels=labels))
+        check_task(config, has_labels, "x")
+    check_task(config, not has_labels)

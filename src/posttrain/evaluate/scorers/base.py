@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.models.task import Turns, record_turns
+from posttrain.models.task import TaskConfig, Turns, record_turns
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Scorer:
         label_metrics: Names of further metrics with a label set.
         plain_text: True if records without a prompt can be scored.
         needs_labels: True if the task must have a closed label set.
-        ensembles: True if ``score`` takes an `Ensemble` too.
+        ensembles: True if ``score`` takes an `Ensemble` too, and so asks for answers by `write_answers` alone.
     """
 
     score: Callable[[LanguageModel, Examples, SuiteConfig, str], ScorerOutput]
@@ -119,12 +119,29 @@ class Scorer:
     ensembles: bool = False
 
 
-def write_answers(model: LanguageModel | Ensemble, prompts: Sequence[Turns]) -> list[Generation]:
-    """Has a model or an ensemble answer every prompt."""
-    from posttrain.models.ensembles.ensemble import Ensemble
-    from posttrain.models.generate import generate
+@dataclass(frozen=True)
+class GivenAnswers:
+    """Answers to N records that are there already, in the place of a model that a scorer would ask.
 
-    return model.generate(prompts) if isinstance(model, Ensemble) else generate(model, prompts)
+    Args:
+        task: The task.
+        answers: [N].
+    """
+
+    task: TaskConfig
+    answers: Sequence[Generation]
+
+    def generate(self, prompts: Sequence[Turns]) -> list[Generation]:
+        """Returns the answers."""
+        return list(self.answers)
+
+
+def write_answers(model: LanguageModel | Ensemble | GivenAnswers, prompts: Sequence[Turns]) -> list[Generation]:
+    """Has a model or an ensemble answer every prompt."""
+    from posttrain.models.generate import generate
+    from posttrain.models.language_model import LanguageModel
+
+    return generate(model, prompts) if isinstance(model, LanguageModel) else model.generate(prompts)
 
 
 def from_generations(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -42,14 +43,18 @@ class EnsembleConfig(Section):
             head on sentence embeddings, and so is a folder that holds one.
         weights: one a model, or ``fit`` for those with the least log-loss on ``data``; the same for all by default.
         calibrate: True to divide each model's log-probabilities by a temperature that is fitted on ``data``.
-        data: a file of records with labels, relative to the ensemble's file, that no model learned from.
+        data: a file of records with answers, relative to the ensemble's file, that no model learned from.
         columns: columns of the file, by our name for each.
+        suite: the suite of the workspace whose scorer scores free-text answers to ``data``; the first by default.
         thresholds: confidences from which the models of a cascade answer, for all but the last.
-        accuracy: the accuracy that a cascade must show on ``data``, in place of thresholds.
-        tolerance: the share of records that a cascade may get wrong where its last model alone is right, in place of
+        accuracy: the accuracy that a cascade must show on ``data``, in free text its mean score, in place of
             thresholds.
+        tolerance: the share of records that a cascade may get wrong where its last model alone is right, in free text
+            the mean score that it may lose against the last model, in place of thresholds.
         features: what a gate sees: the ``embeddings`` of a sentence model, or the first model's ``probabilities``.
         embedder: the sentence model of the gate: a folder, a Hub id or ``minilm``.
+        per_token: True to have all models of a gate write free text together, each token by the mixture of their
+            probabilities; otherwise the model with the greatest weight answers alone.
     """
 
     method: Literal["probability", "logit", "vote", "cascade", "gate", "rescore"]
@@ -58,11 +63,13 @@ class EnsembleConfig(Section):
     calibrate: bool = False
     data: str | None = None
     columns: dict[str, str] | None = None
+    suite: str | None = None
     thresholds: list[float] | None = None
     accuracy: float | None = Field(default=None, gt=0, lt=1)
     tolerance: float | None = Field(default=None, gt=0, lt=1)
     features: Literal["embeddings", "probabilities"] = "embeddings"
     embedder: str = "minilm"
+    per_token: bool = False
 
     @field_validator("weights", mode="before")
     @classmethod
@@ -104,12 +111,20 @@ class EnsembleConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _gate_fits(self) -> Self:
+        if self.per_token and self.method != "gate":
+            raise ValueError(f"`per_token` is of method gate, and this is {self.method}")
+        return self
+
+    @model_validator(mode="after")
     def _data_fit(self) -> Self:
         if self.needs_data and self.data is None:
-            raise ValueError("`data` is needed: a file of records with labels that no model learned from")
+            raise ValueError("`data` is needed: a file of records with answers that no model learned from")
         # A file without a use is a mistake that nothing else would show.
         if self.data is not None and not self.needs_data:
             raise ValueError("nothing is fitted, so `data` has no use; remove it")
+        if self.suite is not None and not self.needs_data:
+            raise ValueError("nothing is fitted, so `suite` has no use; remove it")
         return self
 
     @property
@@ -134,6 +149,57 @@ class EnsembleConfig(Section):
             raise UserError("no such file", where=where, fix="check the path")
         values: Mapping[str, Any] = read_yaml(file)
         return cls.read(values, where)
+
+
+def check_task(config: EnsembleConfig, has_labels: bool, name: str | None = None) -> None:
+    """Checks that the method can answer the task.
+
+    Args:
+        config: the file.
+        has_labels: whether the task has a closed label set.
+        name: the file's name in errors.
+
+    Raises:
+        UserError: it cannot.
+    """
+
+    def refuse(key: str, what: str, fix: str) -> None:
+        raise UserError(what, where=f"{name}: {key}" if name else key, fix=fix)
+
+    if has_labels:
+        if config.method == "rescore":
+            fix = "use `logit`, which is the same over a closed set"
+            refuse("method", "rescore is of free text, and task.labels is a closed set", fix)
+        for key in ("suite", "per_token"):
+            if getattr(config, key):
+                refuse(key, "is of free text, and task.labels is a closed set", "remove it")
+        return
+    if config.weights == "fit":
+        refuse("weights", "fitting them needs a closed label set", "give a list of numbers, or set task.labels")
+    if config.calibrate:
+        refuse("calibrate", "needs a closed label set", "remove it, or set task.labels")
+    if config.method == "gate" and config.features == "probabilities":
+        refuse("features", "probabilities need a closed label set", "use `embeddings`, or set task.labels")
+
+
+@dataclass(frozen=True)
+class FittedParameters:
+    """The parameters of an ensemble.
+
+    Attributes:
+        weights: one a model, with the sum 1.
+        temperatures: one a model, 1 without calibration.
+        thresholds: of a cascade, for all models but the last.
+        gate: `MixtureGate.to_json`; None without a gate.
+        report: what they rest on: ``records``, ``log_loss``, or the fields of `ThresholdChoice`; of free text
+            ``score_alone``, the mean score of each model.
+    """
+
+    weights: list[float]
+    temperatures: list[float]
+    thresholds: list[float] = field(default_factory=list)
+    gate: dict[str, Any] | None = None
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 def normalised_weights(config: EnsembleConfig) -> list[float]:

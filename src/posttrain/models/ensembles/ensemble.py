@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,17 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.models.calibration import at_temperature, fit_temperature
-from posttrain.models.ensembles.cascade import (
-    can_answer,
-    cascade_point,
-    choose_cascade_threshold,
-    choose_models,
-    cost_curve,
-)
-from posttrain.models.ensembles.config import EnsembleConfig, normalised_weights
-from posttrain.models.ensembles.members import Member, MemberScores, prompt_texts, score_labels
+from posttrain.models.ensembles import text_answers
+from posttrain.models.ensembles.cascade import can_answer, choose_cascade_threshold, choose_models
+from posttrain.models.ensembles.config import EnsembleConfig, FittedParameters, check_task, normalised_weights
+from posttrain.models.ensembles.members import Member, MemberScores, MemberTexts, score_labels
 from posttrain.models.ensembles.mixture_gate import MixtureGate, fit_gate
-from posttrain.models.ensembles.pooling import POOLS, fit_pool_weights, linear_pool, log_loss
+from posttrain.models.ensembles.pooling import MIN_LOG_PROBABILITY, POOLS, fit_pool_weights, linear_pool, log_loss
+from posttrain.models.ensembles.report import describe_ensemble
+from posttrain.models.ensembles.text_routing import (
+    AnswerScore,
+    EnsembleTexts,
+    answer_by_gate,
+    answer_in_turn,
+    embed_prompts,
+    exact_match,
+    score_members,
+)
 from posttrain.models.generate import Generation
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError, WorkError
@@ -30,25 +35,6 @@ from posttrain.store.files import write_atomically
 Floats = npt.NDArray[np.float64]
 
 FILE = "ensemble.json"
-
-
-@dataclass(frozen=True)
-class FittedParameters:
-    """The parameters of an ensemble.
-
-    Attributes:
-        weights: one a model, with the sum 1.
-        temperatures: one a model, 1 without calibration.
-        thresholds: of a cascade, for all models but the last.
-        gate: `MixtureGate.to_json`; None without a gate.
-        report: what they rest on: ``records``, ``log_loss``, or the fields of `ThresholdChoice`.
-    """
-
-    weights: list[float]
-    temperatures: list[float]
-    thresholds: list[float] = field(default_factory=list)
-    gate: dict[str, Any] | None = None
-    report: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,29 +71,39 @@ class Ensemble:
     def __post_init__(self) -> None:
         if len(self.members) != len(self.config.models):
             raise ValueError(f"{len(self.members)} members for the {len(self.config.models)} models of the file")
-        check_task(self.config, self.task)
+        check_task(self.config, bool(self.task.label_set))
         if self.parameters is None and not self.config.needs_data:
             thresholds = list(self.config.thresholds or [])
             parameters = FittedParameters(normalised_weights(self.config), [1.0] * len(self.members), thresholds)
             object.__setattr__(self, "parameters", parameters)
 
-    def fit(self, prompts: Sequence[Turns], answers: Sequence[str], ids: Sequence[str]) -> Self:
+    def fit(
+        self,
+        prompts: Sequence[Turns],
+        answers: Sequence[str],
+        ids: Sequence[str],
+        score: AnswerScore | None = None,
+    ) -> Self:
         """Returns the ensemble with the parameters that its file wants fitted; runs every model on every record.
 
         Args:
             prompts: N conversations that no model learned from.
-            answers: their labels.
+            answers: their labels, or in free text the right answers.
             ids: a name of each record, equal for equal records. A calibrated cascade fits temperatures to one half of
                 the records and chooses the threshold on the other; which is which hangs on the ids.
+            score: scores free-text answers to the prompts; 1 for the right answer and 0 for others by default.
 
         Raises:
-            UserError: there are fewer than two records, or a label is not in the task's set.
+            UserError: there are fewer than two records, a label is not in the task's set, or a score is outside of 0
+                to 1.
         """
         config, labels = self.config, self.task.label_set
         if not config.needs_data:
             return self
         if len(prompts) < 2:
             raise UserError(f"{len(prompts)} records are too few to fit anything", where="data", fix="add records")
+        if not labels:
+            return self._fit_texts(prompts, score or exact_match(answers))
         position = {label: index for index, label in enumerate(labels)}
         if unknown := [answer for answer in answers if answer not in position]:
             raise UserError(f"label `{unknown[0]}` is not in task.labels", where="data")
@@ -167,20 +163,36 @@ class Ensemble:
         logs, answered_by = self._combine(prompts, scores)
         return EnsembleScores(logs, answered_by, scores)
 
+    def texts(self, prompts: Sequence[Turns], *, all_models: bool = False) -> EnsembleTexts:
+        """Answers every prompt of a task without labels.
+
+        Args:
+            prompts: N conversations.
+            all_models: True to have every model of a cascade, or of a gate that chooses one, answer every prompt, as a
+                comparison needs; otherwise a model is asked only what it has to answer.
+        """
+        parameters, method, members = self._fitted, self.config.method, self.members
+        if method == "cascade":
+            return answer_in_turn(members, parameters.thresholds, prompts, all_models=all_models)
+        if method == "gate":
+            gate, features = self._gate, embed_prompts(self.config.embedder, prompts)
+            if not self.config.per_token:
+                return answer_by_gate(members, gate, features, prompts, all_models=all_models)
+            answers = text_answers.generate_pooled("probability", members, gate(features.values), prompts)
+        elif method == "vote":
+            answers = text_answers.vote(members, parameters.weights, prompts)
+        elif method == "rescore":
+            answers = text_answers.rescore(members, parameters.weights, prompts)
+        else:
+            answers = text_answers.generate_pooled(method, members, parameters.weights, prompts)
+        return EnsembleTexts(answers, np.full(len(prompts), -1, np.int64), None)
+
     def generate(self, prompts: Sequence[Turns]) -> list[Generation]:
         """Answers every prompt: a label where the task has a set of them, else a text."""
         if labels := self.task.label_set:
             best = self.label_scores(prompts).log_probabilities.argmax(axis=1)
             return [Generation(labels[index], True) for index in best.tolist()]
-        from posttrain.models.ensembles import text_answers
-
-        weights, method = self._fitted.weights, self.config.method
-        if method == "vote":
-            return text_answers.vote(self.members, weights, prompts)
-        if method == "rescore":
-            return text_answers.rescore(self.members, weights, prompts)
-        assert method in ("probability", "logit"), "the task was checked"
-        return text_answers.generate_pooled(method, self.members, weights, prompts)
+        return self.texts(prompts).answers
 
     def describe(self, scores: EnsembleScores, truth: npt.ArrayLike) -> dict[str, Any]:
         """Reports on an ensemble and its models: accuracy and cost of each alone, and of a cascade the whole curve.
@@ -190,28 +202,25 @@ class Ensemble:
             truth: int [N], the right labels.
 
         Returns:
-            ``method``, ``models`` (a row each: ``model``, ``weight`` or ``threshold``, ``temperature``, ``accuracy``,
-            ``seconds`` and ``flops`` a record), ``fitted`` (what the parameters rest on), and of a cascade ``chosen``
-            and ``curve`` (rows of `cost_curve`). Seconds are measured, so no two runs give the same.
+            See `posttrain.models.ensembles.report.describe_ensemble`.
         """
-        parameters, members = self._fitted, scores.members
-        right = members.log_probabilities.argmax(axis=2) == np.asarray(truth, np.int64)
-        seconds = members.seconds / right.shape[1]
-        rows: list[dict[str, Any]] = []
-        for number, member in enumerate(self.members):
-            row: dict[str, Any] = {"model": member.name, "temperature": parameters.temperatures[number]}
-            if self.config.method == "cascade":
-                row["threshold"] = [*map(_threshold, parameters.thresholds), None][number]
-            elif self.config.method != "gate":
-                row["weight"] = parameters.weights[number]
-            row |= {"accuracy": float(right[number].mean()), "seconds": float(seconds[number])}
-            rows.append({**row, "flops": float(members.flops[number].mean())})
-        report: dict[str, Any] = {"method": self.config.method, "models": rows, "fitted": parameters.report}
-        if self.config.method == "cascade":
-            thresholds = parameters.thresholds
-            report["chosen"] = cascade_point(scores.answered_by, thresholds, right, members.flops, seconds)
-            report["curve"] = cost_curve(members.confidence, right, members.flops, seconds)
-        return report
+        right = scores.members.log_probabilities.argmax(axis=2) == np.asarray(truth, np.int64)
+        return describe_ensemble(self.config, self._fitted, scores.members, scores.answered_by, right, "accuracy")
+
+    def describe_texts(self, texts: EnsembleTexts, scores: npt.ArrayLike, metric: str) -> dict[str, Any]:
+        """Reports on a cascade, or a gate that chooses a model, in free text, as `describe` does.
+
+        Args:
+            texts: of `texts` with ``all_models``, N >= 1.
+            scores: float [M, N], of each model's answers.
+            metric: name of their mean.
+        """
+        assert texts.members is not None, "every model answered"
+        cost = (texts.gate_seconds / len(texts.answers), float(np.mean(texts.gate_flops)))
+        return describe_ensemble(
+            *(self.config, self._fitted, texts.members, texts.answered_by, scores, metric),
+            gate_cost=cost if self.config.method == "gate" else None,
+        )
 
     def save(self, folder: Path) -> None:
         """Writes the file and the parameters, but no model, into a folder."""
@@ -234,6 +243,38 @@ class Ensemble:
         if self.parameters is None:
             raise ValueError("the ensemble's parameters are not fitted; call fit")
         return self.parameters
+
+    @property
+    def _gate(self) -> MixtureGate:
+        gate = self._fitted.gate
+        assert gate is not None, "the gate is fitted"
+        return MixtureGate.from_json(gate)
+
+    def _fit_texts(self, prompts: Sequence[Turns], score: AnswerScore) -> Self:
+        config = self.config
+        texts = MemberTexts.of_all(self.members, prompts)
+        scores = score_members(texts, score)
+        parameters = FittedParameters(normalised_weights(config), [1.0] * len(self.members))
+        report: dict[str, Any] = {"records": len(prompts), "score_alone": scores.mean(axis=1).tolist()}
+        if config.method == "cascade":
+            choice = choose_cascade_threshold(
+                texts.confidence, scores, accuracy=config.accuracy, tolerance=config.tolerance
+            )
+            parameters = replace(parameters, thresholds=[choice.threshold] * (len(self.members) - 1))
+            report |= choice.to_json()
+        else:
+            features = embed_prompts(config.embedder, prompts).values
+            # The score of an answer takes the place of the probability of the right label: the mixture is then the
+            # expected score of a model that is drawn by the gate's weights.
+            gate = fit_gate(features, np.log(np.maximum(scores, np.exp(MIN_LOG_PROBABILITY))))
+            chosen = gate(features).argmax(axis=1)
+            report["score"] = float(scores[chosen, np.arange(len(chosen))].mean())
+            report["why"] = (
+                f"on the {len(prompts)} records of the fit the gate's choice scores {report['score']:.3f}, "
+                f"the best single model {max(report['score_alone']):.3f}"
+            )
+            parameters = replace(parameters, gate=gate.to_json())
+        return replace(self, parameters=replace(parameters, report=report))
 
     def _score_members(self, prompts: Sequence[Turns], exact: Sequence[int] | None) -> MemberScores:
         labels = self.task.label_set
@@ -272,9 +313,7 @@ class Ensemble:
             chosen = choose_models(scores.confidence, parameters.thresholds)
             return logs[chosen, np.arange(count)], chosen
         if self.config.method == "gate":
-            assert parameters.gate is not None, "the gate is fitted"
-            gate = MixtureGate.from_json(parameters.gate)
-            return linear_pool(logs, gate(self._features(prompts, scores))), together
+            return linear_pool(logs, self._gate(self._features(prompts, scores))), together
         return POOLS[self.config.method](logs, parameters.weights), together
 
     def _features(self, prompts: Sequence[Turns], scores: MemberScores) -> npt.NDArray[Any]:
@@ -282,9 +321,7 @@ class Ensemble:
         if self.config.features == "probabilities":
             first: npt.NDArray[Any] = np.exp(scores.log_probabilities[0])
             return first
-        from posttrain.models.embedder import Embedder
-
-        return Embedder.load(self.config.embedder).embed(prompt_texts(prompts))
+        return embed_prompts(self.config.embedder, prompts).values
 
 
 def read_config(folder: Path) -> EnsembleConfig:
@@ -299,25 +336,6 @@ def read_config(folder: Path) -> EnsembleConfig:
         raise WorkError(f"{folder} holds no readable ensemble: {error}") from error
 
 
-def check_task(config: EnsembleConfig, task: TaskConfig) -> None:
-    """Checks that the method can answer the task.
-
-    Raises:
-        UserError: it cannot.
-    """
-    has_labels = bool(task.label_set)
-    if has_labels and config.method == "rescore":
-        fix = "use `logit`, which is the same over a closed set"
-        raise UserError("rescore is of free text, and task.labels is a closed set", where="method", fix=fix)
-    if not has_labels and (config.method in ("cascade", "gate") or config.needs_data):
-        what = config.method if config.method in ("cascade", "gate") else "fitting an ensemble"
-        raise UserError(f"{what} needs a closed label set", where="method", fix="set task.labels")
-
-
 def _calibrated(scores: MemberScores, temperatures: Sequence[float]) -> MemberScores:
     logs = [at_temperature(own, factor) for own, factor in zip(scores.log_probabilities, temperatures, strict=True)]
     return replace(scores, log_probabilities=np.stack(logs))
-
-
-def _threshold(value: float) -> float | None:
-    return value if can_answer(value) else None

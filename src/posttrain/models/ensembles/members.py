@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from posttrain.models.ensembles.pooling import MIN_LOG_PROBABILITY
+from posttrain.models.generate import Generation, generate
 from posttrain.models.linear_head import LinearHead
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
@@ -133,18 +134,88 @@ def score_labels(
     return logs, seconds, _flops(model, prompts)
 
 
+@dataclass
+class MemberTexts:
+    """Free-text answers of M models to N prompts, filled by `ask`.
+
+    Attributes:
+        members: the models.
+        prompts: N conversations.
+        answers: [M][N]; None where a model was not asked.
+        seconds: float64 [M], of all prompts that each model was asked, without loading it.
+        flops: float64 [M, N], as in `MemberScores`, of the tokens of prompt and answer.
+    """
+
+    members: Sequence[Member]
+    prompts: Sequence[Turns]
+    answers: list[list[Generation | None]] = field(init=False)
+    seconds: Floats = field(init=False)
+    flops: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        models, count = len(self.members), len(self.prompts)
+        self.answers = [[None] * count for _ in range(models)]
+        self.seconds, self.flops = np.zeros(models), np.zeros((models, count))
+
+    @classmethod
+    def of_all(cls, members: Sequence[Member], prompts: Sequence[Turns]) -> "MemberTexts":
+        """Has every model answer every prompt; one model is in memory at a time."""
+        texts = cls(members, prompts)
+        for number in range(len(members)):
+            texts.ask(number, np.arange(len(prompts)))
+        return texts
+
+    def ask(self, number: int, rows: npt.NDArray[np.int64]) -> None:
+        """Loads a model and has it answer the prompts of ``rows``, int64 [n]."""
+        if not len(rows):
+            return
+        model = self.members[number].language_model("write a text")
+        prompts = [self.prompts[row] for row in rows.tolist()]
+        start = time.perf_counter()
+        answers = generate(model, prompts, log_probabilities=True)
+        self.seconds[number] += time.perf_counter() - start
+        for row, answer in zip(rows.tolist(), answers, strict=True):
+            self.answers[number][row] = answer
+        tokens = [
+            len(model.prompt_ids(prompt)) + answer.tokens for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        self.flops[number, rows] = 2.0 * _parameters(model.decoder) * np.array(tokens, np.float64)
+
+    @property
+    def confidence(self) -> Floats:
+        """float64 [M, N], exp of the mean log-probability of an answer's tokens; NaN where a model was not asked.
+
+        It is 0 for an answer that was cut off: text that repeats itself without an end is of probable tokens.
+        """
+        return np.array([[_confidence(answer) for answer in own] for own in self.answers])
+
+    def by(self, chosen: npt.NDArray[np.int64]) -> list[Generation]:
+        """Returns the answer of model ``chosen[i]``, which was asked, to each prompt i."""
+        answers = [self.answers[number][row] for row, number in enumerate(chosen.tolist())]
+        return [answer for answer in answers if answer is not None]
+
+
+def _confidence(answer: Generation | None) -> float:
+    if answer is None or answer.log_probability is None:
+        return np.nan
+    return float(min(np.exp(answer.log_probability), 1.0)) if answer.finished else 0.0
+
+
 def prompt_texts(prompts: Sequence[Turns]) -> list[str]:
     """Returns the text of each prompt as sentence models read it: the turns' contents, a line each."""
     return ["\n".join(turn["content"] for turn in prompt) for prompt in prompts]
 
 
+def embedder_flops(embedder: "Embedder", prompts: Sequence[Turns]) -> Floats:
+    """Returns what a sentence model computes for each prompt, float64 [N], as in `MemberScores`."""
+    lengths = [len(ids) for ids in embedder.tokenizer(prompt_texts(prompts), truncation=False)["input_ids"]]
+    return 2.0 * _parameters(embedder.model) * np.minimum(lengths, embedder.pooling.max_length)
+
+
 def _flops(model: "LanguageModel | HeadModel", prompts: Sequence[Turns]) -> Floats:
     if isinstance(model, HeadModel):
-        texts = prompt_texts(prompts)
-        lengths = [len(ids) for ids in model.embedder.tokenizer(texts, truncation=False)["input_ids"]]
-        tokens = np.minimum(lengths, model.embedder.pooling.max_length)
         # The head itself is read once a prompt, not once a token.
-        return 2.0 * _parameters(model.embedder.model) * tokens + 2.0 * model.head.weights.size
+        return embedder_flops(model.embedder, prompts) + 2.0 * model.head.weights.size
     return (
         2.0 * _parameters(model.decoder) * np.array([len(model.prompt_ids(prompt)) for prompt in prompts], np.float64)
     )

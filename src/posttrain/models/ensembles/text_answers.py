@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -93,7 +95,7 @@ def _answers(members: Sequence[Member], prompts: Sequence[Turns]) -> list[list[G
 def generate_pooled(
     method: Literal["probability", "logit"],
     members: Sequence[Member],
-    weights: Sequence[float],
+    weights: npt.ArrayLike,
     prompts: Sequence[Turns],
 ) -> list[Generation]:
     """Writes answers greedily, each token by the pool of all models' probabilities of it.
@@ -104,7 +106,7 @@ def generate_pooled(
     Args:
         method: ``probability`` for the linear pool, ``logit`` for the logarithmic one.
         members: M models with the same tokenizer.
-        weights: M numbers with the sum 1.
+        weights: float [M], or [N, M] for weights of each prompt; add up to 1 over M.
         prompts: N conversations.
 
     Raises:
@@ -116,19 +118,20 @@ def generate_pooled(
     ids = [[model.prompt_ids(prompt) for prompt in prompts] for model in models]
     lengths = [max(len(own[row]) for own in ids) for row in range(len(prompts))]
     answers: list[Generation | None] = [None] * len(prompts)
+    factors = torch.tensor(np.broadcast_to(np.asarray(weights, np.float64), (len(prompts), len(models))))
     with progress_bar("answering together", len(prompts), "records") as advance:
         for rows in answer_batches(lengths, limit):
             batches = [[own[row] for row in rows] for own in ids]
-            for row, tokens in zip(rows, _decode(method, models, weights, batches, limit), strict=True):
+            for row, tokens in zip(rows, _decode(method, models, factors[rows], batches, limit), strict=True):
                 answers[row] = read_answer(models[0], tokens)
             advance(len(rows))
     return [answer for answer in answers if answer is not None]
 
 
 def _decode(
-    method: str, models: "Sequence[LanguageModel]", weights: Sequence[float], prompts: list[list[list[int]]], limit: int
+    method: str, models: "Sequence[LanguageModel]", weights: Tensor, prompts: list[list[list[int]]], limit: int
 ) -> list[list[int]]:
-    """Returns the tokens of the answers to B prompts, given as each model's ids."""
+    """Returns the tokens of the answers to B prompts, given as each model's ids; weights are float64 [B, M]."""
     states: list[dict[str, Any]] = []
     for model, own in zip(models, prompts, strict=True):
         ids, mask = pad_left(model, own)
@@ -139,7 +142,7 @@ def _decode(
     while len(written) < limit and not done.all():
         logs = [_next_token(model, state) for model, state in zip(models, states, strict=True)]
         mixed = torch.stack(logs)
-        factors = torch.tensor(weights, dtype=torch.float64)[:, None, None]
+        factors = weights.T[:, :, None]
         # The logarithmic pool is not normalised, which the largest is the same without.
         pooled = (mixed + factors.log()).logsumexp(0) if method == "probability" else (factors * mixed).sum(0)
         tokens = pooled.argmax(-1)

@@ -1,0 +1,5 @@
+"""Fixtures of models of free text."""
+
+from text_models import specialists
+
+__all__ = ["specialists"]

@@ -1,0 +1,96 @@
+"""The section of the merge page on what the merge kept has every number of the validation, and names stay text."""
+
+import math
+import re
+from html import unescape
+
+import pytest
+
+from posttrain.evaluate.bootstrap import Interval, RatioInterval
+from posttrain.loop.merge_validation import SuiteValidation, Validation
+from posttrain.web.merge_validation_view import validation_view
+from posttrain.web.page import render_page
+
+
+def suite(
+    specialists: list[str], retention: RatioInterval | None, gain: Interval, best: str = "math"
+) -> SuiteValidation:
+    scores = {"base": 0.25, "math": 0.8, "<b>chat": 0.5, "merged": 0.75}
+    return SuiteValidation(
+        "token_f1", 1200, scores, specialists, retention, "math" if specialists else "base", gain, best
+    )
+
+
+VALIDATION = Validation(
+    suites={
+        "sums": suite(["math"], RatioInterval(0.9375, 0.9, 0.97, 1200), Interval(-0.05, -0.08, -0.02, 1200)),
+        "both": suite(["math", "<b>chat"], RatioInterval(1.1, 1.02, math.inf, 1200), Interval(0.1, 0.02, 0.18, 1200)),
+        "talk": suite([], RatioInterval(3.0, 2.5, 3.5, 1200), Interval(0.0, -0.01, 0.01, 1200)),
+        "zero": suite(["math"], None, Interval(0.0, 0.0, 0.0, 1200)),
+    },
+    average_retention=RatioInterval(1.01875, 0.97, 1.06, 2400),
+    preservation=RatioInterval(3.0, 2.5, 3.5, 1200),
+    latency={
+        "base": {"latency_p50": 0.01, "latency_p90": 0.015, "latency_p99": 0.02, "n": 8},
+        "merged": {"latency_p50": 0.011, "latency_p90": 0.016, "latency_p99": 0.021, "n": 8},
+    },
+    precision="float32",
+)
+
+
+def test_suites_are_split_by_whether_a_model_was_trained_for_them() -> None:
+    view = validation_view(VALIDATION)
+    assert [row[0] for row in view.tasks[1]] == ["sums", "both", "zero"]
+    assert view.tasks[1][0] == ("sums", "token F1", "1,200", "math", "0.800", "0.750", "93.8%", "90.0% to 97.0%")
+    assert view.tasks[1][1][-2:] == ("110.0%", "102.0% to infinite")
+    assert view.tasks[1][2][-2:] == ("–", "–")
+    assert view.others[1] == [("talk", "token F1", "1,200", "base", "0.250", "0.750", "300.0%", "250.0% to 350.0%")]
+
+
+@pytest.mark.parametrize("name", ["tasks", "others", "gains", "latency"])
+def test_each_cell_has_a_column(name: str) -> None:
+    columns, rows = getattr(validation_view(VALIDATION), name)
+    assert rows
+    assert {len(row) for row in rows} == {len(columns)}
+
+
+def test_only_a_gain_beyond_its_interval_is_better_than_all() -> None:
+    view = validation_view(VALIDATION)
+    assert {row[0]: row[-1] for row in view.gains[1]} == {"sums": "no", "both": "yes", "talk": "no", "zero": "no"}
+    assert view.gains[1][1] == ("both", "math, <b>chat", "math 0.800", "0.750", "+0.100", "+0.020 to +0.180", "yes")
+    assert view.headline == (
+        ("kept of the specialists", "101.9% (97.0% to 106.0%)"),
+        ("kept of the base", "300.0% (250.0% to 350.0%)"),
+        ("better than every model", "both"),
+        ("median latency", "base 10.0 ms, merged 11.0 ms"),
+    )
+
+
+def test_latency_is_in_milliseconds_and_may_be_missing() -> None:
+    view = validation_view(VALIDATION)
+    assert view.latency == (
+        ("model", "latency p50", "latency p90", "latency p99", "prompts"),
+        [("base", "10.0 ms", "15.0 ms", "20.0 ms", "8"), ("merged", "11.0 ms", "16.0 ms", "21.0 ms", "8")],
+    )
+    without = validation_view(Validation(VALIDATION.suites, None, None, None, "bfloat16"))
+    assert without.latency[1] == []
+    assert len(without.headline) == 1
+
+
+@pytest.mark.parametrize("validation", [VALIDATION, Validation(VALIDATION.suites, None, None, None, "bfloat16"), None])
+def test_the_page_has_the_section_where_something_was_measured(validation: Validation | None) -> None:
+    empty: tuple[tuple[str, ...], list[tuple[str, ...]]] = ((), [])
+    page = render_page(
+        "merge_report.html",
+        **{"headline": (), "sentence": "", "warnings": [], "models": "", "base": "", "created": ""},
+        **dict.fromkeys(("pairs", "norms", "kept", "commands", "layers", "barriers", "importances"), empty),
+        **{"charts": (), "losses": None, "importance": None},
+        validation=validation_view(validation) if validation else None,
+    )
+    shown = unescape(re.sub("<[^>]+>", " ", page[page.index("<main") : page.index("</main>")]))
+    assert ("Retention by task" in shown) == ("Gain over the best single model" in shown) == (validation is not None)
+    assert ("Latency" in shown) == (validation is VALIDATION)
+    if validation is not None:
+        assert "math, <b>chat" in shown
+        assert "<b>" not in page[page.index("<main") : page.index("</main>")]
+        assert f"in {validation.precision}." in shown
