@@ -86,6 +86,7 @@ def write_models(folder: Path, shape: str) -> None:
         model: Any = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     model = model.to_empty(device="cpu")
+    model.tie_weights()  # to_empty gives a tied head weights of its own
     for number, name in enumerate(MODELS):
         generator = torch.Generator().manual_seed(0)
         change = torch.Generator().manual_seed(number)
