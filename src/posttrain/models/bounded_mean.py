@@ -1,7 +1,7 @@
 """Limits and tests of the mean of losses between 0 and 1; exact where every loss is 0 or 1, else by Hoeffding-Bentkus.
 
 Source: A. N. Angelopoulos et al., Learn then Test: Calibrating Predictive Algorithms to Achieve Risk Control, 2021
-(arXiv:2110.01052), proposition 1: with h(a, b) = a ln(a / b) + (1 - a) ln((1 - a) / (1 - b)), the number
+(arXiv:2110.01052), the Hoeffding-Bentkus p-value: with h(a, b) = a ln(a / b) + (1 - a) ln((1 - a) / (1 - b)),
 
     min(exp(-n h(min(mean, bound), bound)), e P(Binomial(n, bound) <= ceil(n mean)))
 

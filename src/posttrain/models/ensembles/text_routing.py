@@ -2,7 +2,7 @@
 
 Sources: L. Chen, M. Zaharia and J. Zou, FrugalGPT, 2023 (arXiv:2305.05176), section 3; N. Gupta et al., Language Model
 Cascades: Token-Level Uncertainty and Beyond, ICLR 2024 (arXiv:2404.10136), for the mean log-probability of an answer's
-tokens as the confidence of a cascade ("Chow-Average"): a sum would hang on the length of the answer.
+tokens as the confidence of a cascade ("Chow-Average"): their sum would fall with every token.
 """
 
 import time
