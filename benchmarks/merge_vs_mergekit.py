@@ -95,6 +95,8 @@ def write_models(folder: Path, shape: str) -> None:
                 values = torch.randn(weight.shape, generator=generator).mul_(0.02)
                 if number:
                     values.add_(torch.randn(weight.shape, generator=change), alpha=0.001)
+                if weight.dim() == 1:
+                    values.add_(1)  # norms near 0 would make the inputs of layers differ by orders of magnitude
                 weight.copy_(values)
         model.save_pretrained(folder / name, max_shard_size=SHARD)
         byte_tokenizer().save_pretrained(folder / name)
