@@ -79,6 +79,45 @@ def test_a_stopped_training_saves_and_resumes_to_the_same_weights(
     assert weights(out) == expected
 
 
+class Measurer(posttrain.Callback):
+    """Stops at a step, or before it where it is done already, and measures the model."""
+
+    def __init__(self, goal: int) -> None:
+        self.goal, self.begun, self.norm = goal, (-1, -1), 0.0
+
+    def on_begin(self, steps: int, total: int) -> bool:
+        self.begun = (steps, total)
+        return steps >= self.goal
+
+    def on_step(self, step: posttrain.StepValues) -> bool:
+        return step.step + 1 >= self.goal
+
+    def on_stop(self, model: Any) -> None:
+        assert not model.model.training
+        self.norm = sum(float(weight.float().square().sum()) for weight in model.model.state_dict().values())
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_stopped_training_shows_its_model(tmp_path: Path, method: str) -> None:
+    settings = {"train": {**SETTINGS["train"], "method": method, "ema": {"decay": 0.9, "save": True}}}
+
+    def run(*callbacks: Any) -> posttrain.TrainResult:
+        return posttrain.train("tiny", ROWS, tmp_path / "out", settings=settings, callbacks=callbacks)
+
+    first, again, later = Measurer(5), Measurer(5), Measurer(7)
+    assert run(first).steps == 5
+    assert first.begun == (0, STEPS)
+    # The goal is reached already: no step is done, and the model is the same to the last bit.
+    assert run(again).steps == 5
+    assert again.begun == (5, STEPS)
+    assert again.norm == first.norm
+    assert run(later).steps == 7
+    assert later.norm != first.norm
+    assert run().finished
+    whole = posttrain.train("tiny", ROWS, tmp_path / "whole", settings=settings)
+    assert weights(whole.folder) == weights(tmp_path / "out")
+
+
 @pytest.mark.parametrize("answer", [np.True_, True])
 def test_true_stops(tmp_path: Path, answer: Any) -> None:
     assert train(tmp_path / "out", lambda step: answer).steps == 1

@@ -11,9 +11,10 @@ from posttrain.store.errors import UserError, WorkError
 from posttrain.train.monitor.metrics import StepValues, first_error_line
 
 if TYPE_CHECKING:
+    from posttrain.models.language_model import LanguageModel
     from posttrain.train.api import TrainResult
 
-_EVENTS = ("on_step", "on_save", "on_end")
+_EVENTS = ("on_begin", "on_step", "on_save", "on_stop", "on_end")
 
 
 class Callback:
@@ -24,6 +25,17 @@ class Callback:
     `WorkError`. Calls happen between two steps, in the thread that trains, so that a slow callback makes a slow
     training.
     """
+
+    def on_begin(self, steps: int, total: int) -> bool | None:
+        """Called before the first step of a call of `posttrain.train`.
+
+        Args:
+            steps: steps that earlier calls have done.
+            total: steps of the whole training.
+
+        Returns:
+            True to stop at once, as `on_step` does.
+        """
 
     def on_step(self, step: StepValues) -> bool | None:
         """Called after every optimiser step.
@@ -42,6 +54,9 @@ class Callback:
 
     def on_save(self, steps: int) -> None:
         """Called when a checkpoint is saved, or copied to be written in the background, after so many steps."""
+
+    def on_stop(self, model: LanguageModel) -> None:
+        """Called with the model as it is, once a callback has stopped the training; it may be measured."""
 
     def on_end(self, result: TrainResult) -> None:
         """Called with the result once the model is written, or once a callback has stopped the training."""
@@ -76,29 +91,37 @@ class CallbackList:
     def __init__(self, callbacks: Any) -> None:
         if not isinstance(callbacks, Sequence):
             callbacks = [callbacks]
-        self._handlers: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {event: [] for event in _EVENTS}
+        self._handlers: dict[str, list[tuple[str, Callable[..., Any]]]] = {event: [] for event in _EVENTS}
         for index, callback in enumerate(callbacks):
             for event, handler in _handlers(callback, index):
                 name = getattr(callback, "__name__", type(callback).__name__)
                 self._handlers[event].append((f"callbacks[{index}] ({name})", handler))
 
+    def on_begin(self, steps: int, total: int) -> bool:
+        """Calls them with the steps that are done, and those in all; returns whether one of them asks to stop."""
+        return self._call("on_begin", "before the first step", steps, total)
+
     def on_step(self, step: StepValues) -> bool:
         """Calls them with a step's values; returns whether one of them asks to stop."""
-        return self._call("on_step", step, f"at step {step.step}")
+        return self._call("on_step", f"at step {step.step}", step)
 
     def on_save(self, steps: int) -> None:
         """Calls them with the number of steps of a checkpoint."""
-        self._call("on_save", steps, f"at the checkpoint after {steps} steps")
+        self._call("on_save", f"at the checkpoint after {steps} steps", steps)
+
+    def on_stop(self, model: LanguageModel) -> None:
+        """Calls them with the model of a training that was stopped."""
+        self._call("on_stop", "at the stop", model)
 
     def on_end(self, result: TrainResult) -> None:
         """Calls them with the result."""
-        self._call("on_end", result, "at the end")
+        self._call("on_end", "at the end", result)
 
-    def _call(self, event: str, value: Any, when: str) -> bool:
+    def _call(self, event: str, when: str, *values: Any) -> bool:
         stop = False
         for name, handler in self._handlers[event]:
             try:
-                answer = handler(value)
+                answer = handler(*values)
             # Whatever it raises is the user's own: the training reports it and ends in order.
             except Exception as error:
                 line = f"{type(error).__name__}: {first_error_line(error)}"
@@ -108,7 +131,7 @@ class CallbackList:
         return stop
 
 
-def _handlers(callback: Any, index: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+def _handlers(callback: Any, index: int) -> Iterator[tuple[str, Callable[..., Any]]]:
     # A class passed in place of an object would fail at the first step only, in its missing `self`.
     methods = [] if isinstance(callback, type) else [event for event in _EVENTS if hasattr(callback, event)]
     # transformers' has `on_save`, too, with other arguments: it would end the training at the first checkpoint.

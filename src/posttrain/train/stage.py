@@ -15,7 +15,7 @@ from posttrain.models.precision import choose_precision, count_weights
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
-from posttrain.train.callbacks import CallbackList
+from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch, unused_sections
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
@@ -123,7 +123,13 @@ def train(
         profile=profile,
         callbacks=callbacks,
     )
-    steps = trainer.train()
+    try:
+        steps = trainer.train()
+    except TrainingStopped:
+        # Now, as the trainer has given the model back as it was loaded, without what it attaches for training.
+        if callbacks:
+            callbacks.on_stop(lm)
+        raise
     skipped = sum(step.update_ratio is None for step in steps)
     _check_trained(lm, len(steps), skipped, config)
     if config.method == "lora":

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -115,12 +116,19 @@ class Trainer:
             difficulties=self.difficulties,
         ) as self.parts:
             self.state = self.parts.state
-            self._train_steps()
-            if self.state.ema and self.config.ema.save:
-                # The averages are the result; checkpoints keep the weights, so that a longer training can resume from
-                # them.
-                self.state.ema.copy_to(self.state.masters.weights)
+            try:
+                self._train_steps()
+            except TrainingStopped:
+                self._take_averages()
+                raise
+            self._take_averages()
         return self.state.steps
+
+    def _take_averages(self) -> None:
+        """Copies the averaged weights into the model, if they are the result."""
+        if self.state.ema and self.config.ema.save:
+            # Checkpoints keep the weights, so that a longer training can resume from them.
+            self.state.ema.copy_to(self.state.masters.weights)
 
     def _train_steps(self) -> None:
         steps, total = self.state.steps, self.state.sampler.steps
@@ -135,6 +143,8 @@ class Trainer:
                 log.info("  resumes behind step %d of %d", len(steps), total)
             self.parts.loader.seek(len(steps))
             self._last_checkpoint = time.monotonic()
+            if self.callbacks and self.callbacks.on_begin(len(steps), total) and len(steps) < total:
+                self._stop(total)
             # The number of finished steps is the position: nothing else counts them that could disagree after a
             # rollback.
             while len(steps) < total and not self._has_learned():
@@ -159,8 +169,11 @@ class Trainer:
             self._save(last=True)
             raise
         if stop:
-            self.save_checkpoint(last=True)
-            raise TrainingStopped(steps, total)
+            self._stop(total)
+
+    def _stop(self, total: int) -> NoReturn:
+        self.save_checkpoint(last=True)
+        raise TrainingStopped(self.state.steps, total)
 
     def _has_learned(self) -> bool:
         """Returns whether an epoch just ended with a mean loss below ``train.stop_loss``."""
