@@ -33,5 +33,6 @@ def __getattr__(name: str) -> Any:
         "WorkError": "store.errors",
         "Workspace": "api.workspace",
         "train": "",
+        "tune": "",
     }
     return lazy_exports(__name__, modules)(name)

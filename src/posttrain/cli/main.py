@@ -68,6 +68,9 @@ class _Verbs(LazyGroup):
         "train": LazyVerb(
             "posttrain.cli.train:train", "Train a model on a file or a dataset version; resume a stopped training."
         ),
+        "tune": LazyVerb(
+            "posttrain.cli.tune:app", "Search the best settings of a training for the least compute; resume a study."
+        ),
         "plan": LazyVerb(
             "posttrain.cli.plan:plan",
             "Estimate memory, micro-batch and time of a training from the model's config alone.",

@@ -75,14 +75,20 @@ def line_of(path: Path, key: str) -> int | None:
     except (UserError, OSError, ValueError, yaml.YAMLError):
         return None
     line = None
-    for name in key.split("."):
+    names = key.split(".")
+    while names:
         items: list[tuple[Any, Any]] = []
+        length = 1
         if isinstance(node, yaml.MappingNode):
-            items = [item for item in node.value if item[0].value == name]
-        elif isinstance(node, yaml.SequenceNode) and name.isdigit() and len(name) < 10:
-            items = [(item, item) for item in node.value][int(name) :]
+            # A name may have dots itself, as those of a search space.
+            for length in range(len(names), 0, -1):
+                if items := [item for item in node.value if item[0].value == ".".join(names[:length])]:
+                    break
+        elif isinstance(node, yaml.SequenceNode) and names[0].isdigit() and len(names[0]) < 10:
+            items = [(item, item) for item in node.value][int(names[0]) :]
         if not items:
             return None
+        names = names[length:]
         named, node = items[0]
         line = named.start_mark.line + 1
     return line

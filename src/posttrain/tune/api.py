@@ -10,12 +10,10 @@ from typing import Any
 
 import yaml
 
-from posttrain.jobs.engines import available_cores
-from posttrain.store.errors import UserError, suggest
+from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder, write_atomically
 from posttrain.tune.backends.base import Backend, TrialFunction
-from posttrain.tune.backends.inline import InlineBackend
-from posttrain.tune.backends.processes import ProcessBackend
+from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.progress import ProgressLines
@@ -28,9 +26,6 @@ from posttrain.tune.trial import Trial
 
 BEST_FILE = "best.yaml"
 """The best settings so far, in a study's folder."""
-
-ENGINES = ("inline", "processes")
-"""The backends that run a function, by name."""
 
 _TRIALS_FOLDER, _LOCK = "trials", "lock"
 
@@ -110,8 +105,8 @@ def minimize(
             ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
-        engine: ``inline`` or ``processes``.
-        workers: processes; by default as many as there are cores.
+        engine: ``inline``, or ``processes`` for several trials at a time.
+        workers: trials at a time; by default as many as there are cores.
         silence: seconds without a report after which a trial in a process counts as hanging.
         storage: a PostgreSQL database in place of ``study.db``.
         migrate: carry an earlier study's trials over to a space that has changed.
@@ -124,17 +119,9 @@ def minimize(
             process works on it.
         WorkError: the first five trials have all failed.
     """
-    if engine not in ENGINES:
-        raise UserError(f"there is no engine `{engine}`", where="engine", fix=suggest(engine, ENGINES))
-    if workers is not None and workers < 1:
-        raise UserError(f"{workers} workers cannot work", where="workers", fix="give at least 1")
-
-    def open_backend() -> Backend:
-        return InlineBackend(function) if engine == "inline" else ProcessBackend(function, count, silence)
-
-    count = workers or available_cores()
+    check_engine(engine, workers)
     return optimize(
-        open_backend,
+        lambda: open_backend(engine, function, workers, silence),
         space,
         budget=budget,
         sampler=sampler,
@@ -159,6 +146,7 @@ def optimize(
     migrate: bool = False,
     objective: str = "value",
     maximize: bool = False,
+    identity: Mapping[str, str] | None = None,
     to_config: Callable[[Trial], Mapping[str, Any]] | None = None,
 ) -> TuneResult:
     """Searches the settings with the best value, with any backend; `minimize` is this for a function.
@@ -167,6 +155,7 @@ def optimize(
         open_backend: returns the backend, once everything has been checked.
         objective: name of what is measured.
         maximize: whether greater values are better.
+        identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
         to_config: returns what ``best.yaml`` holds of a trial; its settings by default.
 
     The other arguments, the result and the errors are those of `minimize`.
@@ -191,6 +180,7 @@ def optimize(
                 name="tune" if folder is None or storage is None else folder.resolve().name,
                 objective=objective,
                 maximize=maximize,
+                identity=identity,
                 migrate=migrate,
             )
         )

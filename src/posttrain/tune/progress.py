@@ -45,9 +45,11 @@ class ProgressLines:
 def _describe(trial: Trial) -> str:
     if trial.state is TrialState.FAILED:
         return f"trial {trial.number} failed: {trial.error}"
-    at = f" at step {trial.step}" if trial.step and trial.state is not TrialState.FINISHED else ""
+    words = [f"trial {trial.number}", *([str(trial.state)] if trial.ended else [])]
+    if trial.step and trial.state is not TrialState.FINISHED:
+        words.append(f"at step {trial.step}")
     value = "" if trial.latest is None else f": {trial.latest:.6g}"
-    return f"trial {trial.number} {trial.state}{at}{value} ({format_seconds(trial.seconds)})"
+    return f"{' '.join(words)}{value} ({format_seconds(trial.seconds)})"
 
 
 def describe_best(best: Trial | None) -> str:

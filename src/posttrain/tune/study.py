@@ -47,6 +47,7 @@ class Study:
         name: the study's name in the database.
         objective: what is measured; a study of another objective is refused.
         maximize: whether greater values are better.
+        identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
         migrate: carry the trials over if the space has changed: those that are points of the new space count, others
             are kept as failed ones. The study as it was stays in the database.
 
@@ -69,6 +70,7 @@ class Study:
         name: str = "tune",
         objective: str = "value",
         maximize: bool = False,
+        identity: Mapping[str, str] | None = None,
         migrate: bool = False,
     ) -> None:
         self.space, self.folder, self.maximize = space, folder, maximize
@@ -77,7 +79,7 @@ class Study:
             self._storage = open_storage(folder, url)
             stack.callback(close_storage, self._storage)
             stack.enter_context(exclusive(self._storage, name))
-            goal = Goal(objective, maximize, space)
+            goal = Goal(objective, maximize, space, identity or {})
             with storage_errors(self._location):
                 self._id = open_version(self._storage, name, goal, migrate, self._location)
                 stored = self._storage.get_all_trials(self._id, deepcopy=False)

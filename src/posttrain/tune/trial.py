@@ -1,6 +1,7 @@
 """A trial of a study: its settings, what it reported and spent, and how it ended."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -102,7 +103,7 @@ class Trial:
         }
 
 
-def best_trial(trials: "list[Trial] | tuple[Trial, ...]", *, maximize: bool = False) -> Trial | None:
+def best_trial(trials: Sequence[Trial], *, maximize: bool = False) -> Trial | None:
     """Returns the finished trial with the best value, the first of equal ones.
 
     If none has finished, those that came furthest are compared by their last reports: values at different steps of a
@@ -112,5 +113,22 @@ def best_trial(trials: "list[Trial] | tuple[Trial, ...]", *, maximize: bool = Fa
     if not finished:
         furthest = max((trial.step for trial in trials if trial.latest is not None), default=0)
         finished = [trial for trial in trials if trial.latest is not None and trial.step == furthest]
-    sign = -1 if maximize else 1
-    return min(finished, key=lambda trial: (sign * (trial.latest or 0.0), trial.number), default=None)
+    return min(finished, key=lambda trial: _rank(trial, maximize), default=None)
+
+
+def rank_trials(trials: Sequence[Trial], *, maximize: bool = False) -> list[Trial]:
+    """Returns the trials, the best first: those that have finished, then those that came further, failed ones last."""
+    return sorted(
+        trials,
+        key=lambda trial: (
+            trial.state is TrialState.FAILED,
+            trial.state is not TrialState.FINISHED,
+            0 if trial.state is TrialState.FINISHED else -trial.step,
+            _rank(trial, maximize),
+        ),
+    )
+
+
+def _rank(trial: Trial, maximize: bool) -> tuple[float, int]:
+    value = math.inf if trial.latest is None else trial.latest
+    return (-value if maximize and value != math.inf else value), trial.number

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
@@ -28,11 +28,13 @@ class Goal:
         objective: name of what is measured.
         maximize: whether greater values are better.
         space: the space.
+        identity: what else decides the values, such as a digest of the data, by name.
     """
 
     objective: str
     maximize: bool
     space: Space
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def direction(self) -> StudyDirection:
@@ -44,7 +46,7 @@ def stored_goal(study: FrozenStudy) -> Goal:
     """Returns the goal of a study in the database."""
     attributes = study.user_attrs
     maximize = study.directions == [StudyDirection.MAXIMIZE]
-    return Goal(attributes["objective"], maximize, Space.of(attributes["space"]))
+    return Goal(attributes["objective"], maximize, Space.of(attributes["space"]), attributes["identity"])
 
 
 def latest_version(storage: BaseStorage, name: str) -> FrozenStudy | None:
@@ -71,6 +73,10 @@ def open_version(storage: BaseStorage, name: str, goal: Goal, migrate: bool, loc
     if (before.objective, before.maximize) != (goal.objective, goal.maximize):
         what = f"the study searches the {'greatest' if before.maximize else 'least'} {before.objective}"
         raise UserError(what, where=location, fix="name another --out")
+    names = [name for name, value in goal.identity.items() if before.identity.get(name) != value]
+    if names:
+        what = f"{', '.join(names)}: not as the study was begun, so that values cannot be compared"
+        raise UserError(what, where=location, fix="name another --out")
     lines = changes(before.space, goal.space)
     if not lines:
         return latest._study_id
@@ -87,7 +93,8 @@ def _versions(storage: BaseStorage, name: str) -> list[FrozenStudy]:
 
 def _begin(storage: BaseStorage, name: str, series: str, goal: Goal) -> int:
     study_id = storage.create_new_study([goal.direction], name)
-    attributes = {"series": series, "objective": goal.objective, "space": goal.space.to_json()}
+    attributes: dict[str, Any] = {"series": series, "objective": goal.objective, "space": goal.space.to_json()}
+    attributes["identity"] = dict(goal.identity)
     for key, value in attributes.items():
         storage.set_study_user_attr(study_id, key, value)
     return study_id

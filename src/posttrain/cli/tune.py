@@ -1,0 +1,147 @@
+"""``posttrain tune``: searches the best settings of a training; ``posttrain tune show`` lists a study's trials."""
+
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
+from posttrain.cli.verbs import LazyGroup, LazyVerb
+from posttrain.cli.workspace import CURRENT_FOLDER
+from posttrain.loop.config import config_lines
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.extensions import add_module_folder
+from posttrain.store.yaml_files import read_yaml
+
+_SHOWN = 10  # trials of a table
+
+_ERRORS = 3  # of failed trials that are shown
+
+
+class _Verbs(LazyGroup):
+    """Takes what is no verb for the config of a study: ``posttrain tune CONFIG.yaml`` runs it."""
+
+    verbs: ClassVar = {
+        "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
+        "show": LazyVerb("posttrain.cli.tune:show", "Show a study: the best trials, and how many ended how."),
+    }
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts ``run`` before a call without a verb."""
+        if args and args[0] not in (*self.verbs, "-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(name="tune", cls=_Verbs, no_args_is_help=True)
+
+
+@app.callback()
+def tune() -> None:
+    """Search the best settings of a training: posttrain tune CONFIG.yaml --out DIR."""
+
+
+def run(
+    config: Annotated[
+        Path, typer.Argument(help="YAML with `model`, `data`, `task`, `train` and `tune`; paths are relative to it.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Such as 50 trials, 2h or 2M tokens; tune.budget by default.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="inline, or processes for several trials at a time.")] = "inline",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; with processes one a core by default.")
+    ] = None,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Carry the trials over to a space that has changed since.")
+    ] = False,
+) -> None:
+    """Search the settings that a config names; resume a stopped study."""
+    if out is None:
+        raise UserError("say where the study is to be kept", where="--out")
+    # After the options, as the search imports torch.
+    from posttrain.loop.tune_config import TuneJobConfig
+    from posttrain.loop.tune_trainings import tune_trainings
+    from posttrain.train.api import read_files
+    from posttrain.tune.backends.registry import check_engine
+    from posttrain.tune.lint import check_edges
+    from posttrain.tune.progress import describe_best
+    from posttrain.tune.space import Space
+
+    check_engine(engine, workers)
+    add_module_folder(config.parent)
+    values = read_yaml(config)
+    if "tune" not in values:
+        raise UserError("has no section `tune`", where=str(config), fix="name what to search: see docs/tuning.md")
+    with config_lines(CURRENT_FOLDER, str(config)):
+        read = TuneJobConfig.read(values, str(config))
+        section, job = read.tune, read.training.with_paths_from(lambda key: config.parent)
+        result = tune_trainings(
+            job,
+            section,
+            read_files(job),
+            out,
+            root=config.parent,
+            budget=budget,
+            engine=engine,
+            workers=workers,
+            migrate=migrate,
+        )
+    if result.best is None:
+        raise WorkError(f"no trial has a value: {next((trial.error for trial in result.trials if trial.error), '')}")
+    print_line(f"{describe_best(result.best)} of {len(result.trials)} trials, by held-out {section.metric}")
+    for name, value in result.best.settings.items():
+        print_line(f"  {name}: {value}")
+    for warning in check_edges(Space(section.space, section.constraints), result.best):
+        print_line(f"{warning.text}, and go on with --migrate" if warning.fix else warning.text)
+    print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(help="Folder of the study.")],
+    storage: Annotated[str | None, typer.Option(help="The study's PostgreSQL database, as tune.storage.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a study: the best trials, and how many ended how."""
+    from posttrain.tune.progress import describe_best
+    from posttrain.tune.study import read_study
+    from posttrain.tune.trial import best_trial, rank_trials
+
+    goal, trials = read_study(folder, storage, folder.resolve().name if storage else "tune")
+    ranked = rank_trials(trials, maximize=goal.maximize)
+    best = best_trial(trials, maximize=goal.maximize)
+    counts = Counter(str(trial.state) for trial in trials)
+    if json:
+        print_json(
+            {
+                "objective": goal.objective,
+                "maximize": goal.maximize,
+                "best": None if best is None else best.to_json(),
+                "states": dict(counts),
+                "seconds": sum(trial.seconds for trial in trials),
+                "tokens": sum(trial.tokens for trial in trials),
+                "trials": [trial.to_json() for trial in trials],
+            }
+        )
+        return
+    names = list(goal.space.parameters)
+    rows = [
+        [
+            *(trial.number, str(trial.state), _number(trial.latest), trial.step, f"{trial.seconds:.1f}"),
+            *(_number(trial.settings.get(name)) for name in names),
+        ]
+        for trial in ranked[:_SHOWN]
+    ]
+    print_table("", ["trial", "state", goal.objective, "step", "seconds", *names], rows)
+    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    print_line(f"{len(trials)} trials: {states}" if trials else "no trials yet")
+    print_line(describe_best(best))
+    for trial in [trial for trial in trials if trial.error][:_ERRORS]:
+        print_line(f"trial {trial.number} failed: {trial.error}")
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

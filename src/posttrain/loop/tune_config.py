@@ -1,0 +1,107 @@
+"""The section ``tune`` of a config: what to search over trainings, and how a trained model is measured."""
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.scorers import SCORERS
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.section import Section
+from posttrain.train.standalone import TrainJobConfig
+
+LOSS = "loss"
+"""The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
+
+_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece"})
+
+_BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
+
+
+class HeldOutConfig(SuiteConfig):
+    """The records that trained models are measured on, and the scorer of their answers."""
+
+    data: str = Field(description="A file of records, or a share of the training data, such as 10%.")
+
+    @property
+    def share(self) -> float | None:
+        """The share of the training data to hold out; None for a file."""
+        if not self.data.endswith("%"):
+            return None
+        try:
+            return float(self.data[:-1]) / 100
+        except ValueError:
+            return None
+
+    @field_validator("data")
+    @classmethod
+    def _share_fits(cls, data: str) -> str:
+        if data.endswith("%"):
+            try:
+                share = float(data[:-1])
+            except ValueError:
+                return data  # a file's name
+            if not 0 < share <= 50:
+                raise ValueError("a share of more than 0% and at most 50% can be held out")
+        return data
+
+
+class TuneConfig(Section):
+    """Searches the best settings of trainings."""
+
+    space: dict[str, Any] = Field(description="What to search, by key, such as train.learning_rate.")
+    constraints: list[str] = Field(default=[], description="Formulas that all settings must meet.")
+    held_out: HeldOutConfig = Field(description="What models are measured on; a file, or a share, is enough.")
+    metric: str = Field(default=LOSS, description="What is measured: loss, or a metric of the scorer.")
+    maximize: bool | None = Field(default=None, description="Whether greater is better; null: as the metric has it.")
+    budget: str | int | None = Field(default=None, description="What it may spend, such as 50 trials, 2h.")
+    sampler: str | dict[str, Any] = Field(
+        default="tpe", description="What proposes settings: a name, or one with options."
+    )
+    scheduler: str | dict[str, Any] = Field(
+        default="none",
+        description="Decides which trainings go on; its max_resource is the number of parts of a training.",
+    )
+    storage: str | None = Field(default=None, description="A PostgreSQL database in place of study.db.")
+
+    @field_validator("held_out", mode="before")
+    @classmethod
+    def _data_is_enough(cls, value: Any) -> Any:
+        return {"data": value} if isinstance(value, str) else value
+
+    @property
+    def is_maximized(self) -> bool:
+        """Whether greater values are better."""
+        return self.metric not in _LEAST if self.maximize is None else self.maximize
+
+    def suite(self, has_labels: bool) -> SuiteConfig:
+        """Returns the suite that has the metric.
+
+        Raises:
+            UserError: the scorer has no such metric, or no scorer has.
+        """
+        if self.held_out.scorer is not None:
+            candidates: tuple[str, ...] = (self.held_out.scorer,)
+        elif self.metric == LOSS:
+            candidates = ("label_likelihood" if has_labels else "perplexity",)
+        else:
+            candidates = _BY_LABELS if has_labels else _BY_TEXT
+        known: list[str] = []
+        for name in candidates:
+            metrics = SCORERS[name].metrics | (SCORERS[name].label_metrics if has_labels else frozenset())
+            known += sorted(metrics | ({LOSS} if "log_likelihood_sum" in metrics else set()))
+            if self.metric in known:
+                return self.held_out.model_copy(update={"scorer": name})
+        fix = suggest(self.metric, known)
+        raise UserError(f"there is no metric `{self.metric}` here", where="tune.metric", fix=fix)
+
+
+class TuneJobConfig(TrainJobConfig):
+    """A file that names a training, and what to search over it."""
+
+    tune: TuneConfig = Field(description="What to search.")
+
+    @property
+    def training(self) -> TrainJobConfig:
+        """The training alone."""
+        return TrainJobConfig.model_construct(**{name: getattr(self, name) for name in TrainJobConfig.model_fields})

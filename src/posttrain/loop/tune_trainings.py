@@ -1,0 +1,292 @@
+"""Searches the settings of trainings: each trial trains a model, which is measured on held-out records."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.data.reading.reader import read
+from posttrain.data.records.record import concat
+from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.scorers.base import sample_records
+from posttrain.evaluate.suite import SuiteResult, run_suite
+from posttrain.loop.tune_config import LOSS, TuneConfig
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.precision import choose_precision
+from posttrain.models.sources import fetch_once, locate
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
+from posttrain.store.hashing import digest
+from posttrain.store.paths import locate_path
+from posttrain.train.callbacks import Callback, CallbackList, TrainingStopped
+from posttrain.train.config import OPERATIONAL_SECTIONS
+from posttrain.train.data.tokenise import content_digest
+from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.standalone import TrainJobConfig, train_standalone
+from posttrain.tune.api import TuneResult, optimize
+from posttrain.tune.backends.base import Backend
+from posttrain.tune.backends.registry import open_backend as open_engine
+from posttrain.tune.budget import Budget
+from posttrain.tune.context import TrialContext
+from posttrain.tune.lint import check_space
+from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.space import Settings, Space
+
+log = logging.getLogger("posttrain")
+
+_PREFIX = "train."
+
+_CHECKED_POINTS = 50  # of the space, whose settings are tried before anything is trained
+
+_MODEL, _EVALUATIONS = "model", "evaluations.json"
+
+
+def tune_trainings(
+    config: TrainJobConfig,
+    tune: TuneConfig,
+    records: pa.Table,
+    out: Path,
+    *,
+    root: Path,
+    budget: str | None = None,
+    engine: str = "inline",
+    workers: int | None = None,
+    migrate: bool = False,
+) -> TuneResult:
+    """Searches the settings of a training.
+
+    Args:
+        config: the training, with absolute paths; the space changes keys of its ``train``.
+        tune: what is searched.
+        records: RECORD rows to train on; those that are held out are left out.
+        out: folder of the study; ``best.yaml`` is ready for ``posttrain train --config``.
+        root: folder that the held-out file is relative to.
+        budget: in place of ``tune.budget``.
+        engine: ``inline`` or ``processes``.
+        workers: processes.
+        migrate: carry an earlier study's trials over to a space that has changed.
+
+    Raises:
+        UserError: a setting, the space, the metric or a record cannot be used; the study was begun with other data.
+        WorkError: the first trainings have all failed.
+    """
+    if budget is None and tune.budget is None:
+        raise UserError("says nothing of what it may spend", where="tune.budget", fix="give --budget 50 trials")
+    limit = Budget.read(tune.budget, "tune.budget") if budget is None else Budget.read(budget, "--budget")
+    space = Space(tune.space, tune.constraints, "tune.space")
+    _check_settings(space, config)
+    scheduler = make_scheduler(tune.scheduler)
+    suite = tune.suite(bool(config.task.label_set))
+    training, held_out = split_records(records, tune, config, root)
+    source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
+    trial = TrainingTrial(
+        base=config.model_dump(mode="json"),
+        model=source,
+        records=training,
+        held_out=held_out,
+        suite=suite,
+        metric=tune.metric,
+        parts=scheduler.max_resource or 1,
+    )
+
+    def open_backend() -> Backend:
+        # Now, as everything has been checked. The model is fetched once for all trials.
+        for warning in check_space(space, limit.trials):
+            log.warning("  %s", warning.text)
+        return open_engine(engine, trial.with_model(fetch_once(source, out / "trials" / "base")), workers)
+
+    return optimize(
+        open_backend,
+        space,
+        budget=limit,
+        sampler=tune.sampler,
+        scheduler=scheduler,
+        seed=config.seed,
+        out=out,
+        storage=tune.storage,
+        migrate=migrate,
+        objective=f"held-out {tune.metric}",
+        maximize=tune.is_maximized,
+        identity={
+            "the training data": content_digest(training),
+            "the held-out data": content_digest(held_out),
+            "the model": config.model,
+            "the rest of the config": digest(_without_operations(trial.base)),
+        },
+        to_config=lambda best: apply_settings(trial.base, best.settings),
+    )
+
+
+@dataclass(frozen=True)
+class TrainingTrial:
+    """The function of the study: trains with a trial's settings, and measures what was trained.
+
+    A training is cut into equal parts. After each the training stops behind its checkpoint, the model is measured, and
+    the value is reported; then the training resumes, in this run or in a later one. So the result is that of one
+    training that was never stopped.
+
+    Args:
+        base: the config as JSON values, which a trial's settings are laid over.
+        model: the source of the initial model.
+        records: RECORD rows to train on.
+        held_out: RECORD rows to measure on.
+        suite: the scorer of the answers.
+        metric: what is measured.
+        parts: number of parts, which is the resource of a whole training.
+    """
+
+    base: Mapping[str, Any]
+    model: str
+    records: pa.Table
+    held_out: pa.Table
+    suite: SuiteConfig
+    metric: str
+    parts: int
+
+    def __call__(self, trial: TrialContext) -> float:
+        """Runs a trial from where it is; returns the value of the trained model."""
+        file = trial.folder / _EVALUATIONS
+        values: list[float] = json.loads(file.read_bytes()) if file.exists() else []
+        if values:  # its report may have been lost in a kill
+            trial.report(len(values), values[-1])
+        config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
+        while len(values) < self.parts:
+            measure = _StopAndMeasure((len(values) + 1) / self.parts, self._measure)
+            finished = self._train(trial.folder / _MODEL, config, measure)
+            if finished:
+                lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
+                measure.value = self._measure(lm)
+            assert measure.value is not None, "the training was stopped, and its model measured"
+            values.append(measure.value)
+            write_atomically(file, json.dumps(values).encode())
+            trial.report(len(values), values[-1], tokens=measure.tokens)
+            if finished:
+                break
+        return values[-1]
+
+    def with_model(self, folder: Path) -> "TrainingTrial":
+        """Returns the trial with the initial model in a folder."""
+        return replace(self, model=str(folder))
+
+    def _train(self, out: Path, config: TrainJobConfig, measure: "_StopAndMeasure") -> bool:
+        """Trains until the callback stops it; returns whether the training is done."""
+        source = Path(self.model)
+        level = log.level
+        log.setLevel(logging.WARNING)  # what a training says is for whoever runs one
+        try:
+            # Settings and data of a trial never change, so that only the program's own code can.
+            train_standalone(out, config, self.records, lambda _: source, fork=True, callbacks=CallbackList(measure))
+        except TrainingStopped:
+            return False
+        finally:
+            log.setLevel(level)
+        return True
+
+    def _measure(self, lm: LanguageModel) -> float:
+        return metric_value(run_suite(lm, self.held_out, self.suite, "held_out"), self.metric)
+
+
+class _StopAndMeasure(Callback):
+    """Stops a training after a share of its steps, and measures the model.
+
+    Attributes:
+        tokens: that the steps have processed.
+        value: of the model that was stopped; None before.
+    """
+
+    def __init__(self, share: float, measure: Callable[[LanguageModel], float]) -> None:
+        self._share, self._measure, self._goal = share, measure, 0
+        self.tokens = 0
+        self.value: float | None = None
+
+    def on_begin(self, steps: int, total: int) -> bool:
+        # Rounded first: 3 / 9 of 9 steps is not to be 4 of them.
+        self._goal = math.ceil(round(self._share * total, 6))
+        return steps >= self._goal
+
+    def on_step(self, step: StepValues) -> bool:
+        self.tokens += step.tokens
+        return step.step + 1 >= self._goal
+
+    def on_stop(self, model: LanguageModel) -> None:
+        self.value = self._measure(model)
+
+
+def metric_value(result: SuiteResult, metric: str) -> float:
+    """Returns a metric of a suite's result; of ``loss`` the mean negative log-likelihood, in nats.
+
+    It is that of a token where the suite counts tokens, else that of a record.
+    """
+    if metric != LOSS:
+        return result.metrics[metric]
+    count = result.counts.get("tokens", result.counts["records"])
+    return -result.counts["log_likelihood_sum"] / max(1.0, count)
+
+
+def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Returns a config with settings laid over it; those whose names do not begin with ``train.`` only help others."""
+    changed: dict[str, Any] = json.loads(json.dumps(values))
+    for key, value in settings.items():
+        if key.startswith(_PREFIX):
+            *path, last = key.split(".")
+            section = changed
+            for name in path:
+                section = section.setdefault(name, {})
+            section[last] = value
+    return changed
+
+
+def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, root: Path) -> tuple[pa.Table, pa.Table]:
+    """Returns the records to train on and those that are held out.
+
+    A share is drawn by hashes of the records' ids, so that the same records are held out wherever the data lie. Records
+    of a held-out file are taken out of the training data.
+
+    Raises:
+        UserError: the file cannot be read, or nothing is left to train on.
+    """
+    share, where = tune.held_out.share, "tune.held_out"
+    if share is None:
+        path = locate_path(root, tune.held_out.data)
+        held_out = concat(list(read(path, tune.held_out.columns or config.columns, name=tune.held_out.data)))
+    else:
+        held_out = sample_records(records, max(1, round(share * records.num_rows)))
+    held_ids = set(held_out["id"].to_pylist())
+    kept = pa.array([record not in held_ids for record in records["id"].to_pylist()])
+    training = records.filter(kept)
+    if share is None and training.num_rows < records.num_rows:
+        count = records.num_rows - training.num_rows
+        log.warning("  %d of %d training records are held out, and not trained on", count, records.num_rows)
+    if training.num_rows == 0:
+        raise UserError("leaves nothing to train on", where=where, fix="hold out other records")
+    return training, held_out
+
+
+def _without_operations(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what decides the result of a training, but for data and model."""
+    train = {key: value for key, value in base["train"].items() if key not in OPERATIONAL_SECTIONS}
+    return {"train": train, "task": base["task"], "seed": base["seed"]}
+
+
+def _check_settings(space: Space, config: TrainJobConfig) -> None:
+    """Raises a UserError if the space has no key of the training, or settings that do not fit."""
+    if not any(name.startswith(_PREFIX) for name in space.parameters) and not any(
+        name.startswith(_PREFIX) for name in space.complete(space.draw(np.random.default_rng(0)))
+    ):
+        name = next(iter(space.parameters))
+        raise UserError(f"`{name}` is no setting of a training", where="tune.space", fix=f"write {_PREFIX}{name}")
+    base, generator = config.model_dump(mode="json"), np.random.default_rng(0)
+    for _ in range(_CHECKED_POINTS):
+        point = space.complete(space.draw(generator))
+        try:
+            TrainJobConfig.read(apply_settings(base, point), "tune.space")
+        except UserError as error:
+            named = {name: value for name, value in point.items() if error.key and error.key.startswith(name)}
+            shown = "".join(f", as with {name} = {value}" for name, value in named.items())
+            raise UserError(f"{error.what}{shown}", where="tune.space", fix=error.fix) from None

@@ -1,0 +1,54 @@
+"""The backends that run a function, by the name of the engine."""
+
+from collections.abc import Callable
+
+from posttrain.jobs.engines import available_cores
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
+from posttrain.tune.backends.base import Backend, TrialFunction
+
+SILENCE = 3600.0
+"""Seconds without a report after which a trial counts as hanging."""
+
+BACKENDS: Registry[Callable[[TrialFunction, int, float], Backend]] = Registry(
+    "engine",
+    "posttrain.backends",
+    {
+        "inline": "posttrain.tune.backends.registry:inline",
+        "processes": "posttrain.tune.backends.processes:ProcessBackend",
+    },
+)
+"""A function of the function that runs a trial, the number of workers, and the seconds of silence, by name."""
+
+
+def check_engine(name: str, workers: int | None = None) -> None:
+    """Raises a `UserError` if there is no such engine, or it cannot have so many workers."""
+    if name not in BACKENDS:
+        raise UserError(f"there is no engine `{name}`", where="--engine", fix=suggest(name, BACKENDS))
+    if workers is not None and workers < 1:
+        raise UserError(f"{workers} workers cannot work", where="--workers", fix="give at least 1")
+    if name == "inline" and workers is not None and workers > 1:
+        raise UserError(f"inline has no {workers} workers", where="--workers", fix="use --engine processes")
+
+
+def open_backend(name: str, function: TrialFunction, workers: int | None = None, silence: float = SILENCE) -> Backend:
+    """Opens a backend.
+
+    Args:
+        name: its name.
+        function: runs a trial.
+        workers: trials at a time; by default as many as there are cores.
+        silence: seconds without a report after which a trial counts as hanging, where it can be ended.
+
+    Raises:
+        UserError: as `check_engine`, or the function cannot be sent to another process.
+    """
+    check_engine(name, workers)
+    return BACKENDS.load(name, "--engine")(function, workers or available_cores(), silence)
+
+
+def inline(function: TrialFunction, workers: int, silence: float) -> Backend:
+    """Returns the backend of this process, which has one worker and cannot end a call."""
+    from posttrain.tune.backends.inline import InlineBackend
+
+    return InlineBackend(function)

@@ -1,0 +1,172 @@
+"""``posttrain tune``: a study of trainings on the command line, its table, and the mistakes that it names."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+import yaml
+
+from posttrain.tune.study import read_study
+
+Call = Callable[..., Any]
+
+TUNE: dict[str, Any] = {
+    "space": {
+        "train.learning_rate": {"float": [1e-4, 1e-2], "log": True},
+        "train.batch_size": {"choice": [4, 8], "when": "train.epochs < 4"},
+        "train.epochs": 2,
+    },
+    "held_out": "25%",
+    "sampler": "random",
+    "scheduler": {"name": "successive_halving", "max_resource": 3},
+    "budget": "3 trials",
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    rows = [{"prompt": f"message {n}", "completion": "card" if n % 2 else "cash"} for n in range(24)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "model": "tiny",
+        "data": "train.jsonl",
+        "task": {"labels": ["card", "cash"]},
+        "train": {"precision": "float32"},
+        "tune": TUNE | changes,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.slow
+def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
+    config, out = write(tmp_path), tmp_path / "out"
+    outcome = posttrain("tune", config, "--out", out)
+    assert outcome.code == 0, outcome
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("best 0.")
+    assert lines[0].endswith(" of 3 trials, by held-out loss")
+    assert lines[-1] == f"posttrain train --config {out / 'best.yaml'} --out MODEL"
+    assert "trial 0 at step 1: 0." in outcome.err
+    assert " · no value yet · 2 trials left" in outcome.err
+    # The same command has nothing left to do.
+    again = posttrain("tune", config, "--out", out)
+    assert again.out == outcome.out
+    assert "trial" not in again.err.replace("3 trials are few", "")
+    shown = posttrain("tune", "show", out)
+    assert shown.out.splitlines()[0].split() == [
+        *["trial", "state", "held-out", "loss", "step", "seconds", "train.learning_rate", "train.batch_size"]
+    ]
+    assert "3 trials: 2 paused, 1 finished" in shown.out
+    values = posttrain("tune", "show", out, "--json").json
+    assert values["states"] == {"paused": 2, "finished": 1}
+    assert values["best"]["settings"]["train.epochs"] == 2
+    assert len(values["trials"]) == 3
+    assert values["tokens"] == sum(trial["tokens"] for trial in values["trials"]) > 0
+    assert posttrain("train", "--config", out / "best.yaml", "--out", tmp_path / "model").code == 0
+    # Another space says what has changed, and takes over the trials.
+    space = TUNE["space"] | {"train.learning_rate": {"float": [1e-5, 1e-2], "log": True}}
+    write(tmp_path, space=space, budget="4 trials")
+    mistake = posttrain("tune", config, "--out", out).mistake
+    assert "the space has changed: `train.learning_rate` was float [0.0001, 0.01]" in mistake
+    assert "carry the trials over with --migrate" in mistake
+    migrated = posttrain("tune", config, "--out", out, "--migrate")
+    assert migrated.code == 0
+    assert "of 4 trials" in migrated.out
+
+
+@pytest.mark.slow
+def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("whole", "killed")}
+    for folder in folders.values():
+        folder.mkdir()
+        write(folder)
+
+    def start(name: str) -> Any:
+        return forked.start(["tune", "config.yaml", "--out", "out"], folders[name], tmp_path / f"{name}.log")
+
+    process = start("whole")
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "whole.log").read_text()
+    metrics, kills = folders["killed"] / "out" / "trials", 0
+    for goal in (4, 9, 14):
+        process = start("killed")
+        while (
+            process.is_alive() and sum(len(path.read_text().splitlines()) for path in metrics.rglob("*.jsonl")) < goal
+        ):
+            time.sleep(0.01)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+    assert kills >= 2
+    process = start("killed")
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "killed.log").read_text()
+    whole, killed = (read_study(folder / "out")[1] for folder in folders.values())
+    for one, other in zip(whole, killed, strict=True):
+        assert (one.settings, one.state, one.value) == (other.settings, other.state, other.value)
+        reports = [[(report.step, report.value) for report in trial.reports] for trial in (one, other)]
+        assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["config.yaml"], "--out: say where the study is to be kept"),
+        (["none.yaml", "--out", "out"], "none.yaml: cannot be read: No such file or directory"),
+        (["config.yaml", "--out", "out", "--engine", "rai"], "--engine: there is no engine `rai`"),
+        (
+            ["config.yaml", "--out", "out", "--workers", "2"],
+            "--workers: inline has no 2 workers; use --engine processes",
+        ),
+        (["config.yaml", "--out", "out", "--budget", "much"], "--budget: `much` is no budget"),
+        (["train.jsonl", "--out", "out"], "train.jsonl:2: broken YAML"),
+        (["show", "out"], "out: holds no study; begin one with posttrain tune"),
+        (["config.yaml", "--out", "."], ".: holds something else already; name another --out"),
+    ],
+)
+def test_mistakes(
+    posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], problem: str
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    mistake = posttrain("tune", *arguments).mistake
+    assert mistake.startswith(problem), mistake
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"metrik": "loss"}, "config.yaml:"),
+        ({"space": {"train.epochs": {"int": [3, 1]}}}, "tune.space.train.epochs: 3 to 1 is no range"),
+        ({"budget": None}, "tune.budget: says nothing of what it may spend"),
+    ],
+)
+def test_mistakes_in_the_config(
+    posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str
+) -> None:
+    write(tmp_path, **changes)
+    monkeypatch.chdir(tmp_path)
+    mistake = posttrain("tune", "config.yaml", "--out", "out").mistake
+    assert problem in mistake, mistake
+    assert mistake.startswith("config.yaml:"), mistake
+
+
+def test_a_config_without_the_section(posttrain: Call, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text("model: tiny\ndata: train.jsonl\n")
+    assert "has no section `tune`" in posttrain("tune", path, "--out", tmp_path / "out").mistake
+
+
+def test_help(posttrain: Call) -> None:
+    group = posttrain("tune", "--help").out
+    assert "show" in group
+    assert "--migrate" in posttrain("tune", "run", "--help").out

@@ -1,0 +1,63 @@
+"""docs/tuning.md: its commands and its Python run, and its tables are those of the parts."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.loop.tune_config import TuneConfig
+from posttrain.store.extensions import Registry
+from posttrain.tune.formula import FUNCTIONS
+from posttrain.tune.samplers.registry import SAMPLERS
+from posttrain.tune.schedulers.registry import SCHEDULERS
+from posttrain.tune.space import Space
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None:
+    rows = [{"prompt": f"message {n}", "completion": "card" if n % 2 else "cash"} for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (config,) = blocks("yaml")
+    (tmp_path / "tune.yaml").write_text(config)
+    (commands,) = blocks("sh")
+    output = run(commands, tmp_path)
+    assert "posttrain train --config study/best.yaml --out MODEL" in output
+    assert re.search(r"^4 trials: ", output, re.MULTILINE)
+    assert {"best.yaml", "study.db", "trials.jsonl", "trials"} <= {path.name for path in (tmp_path / "study").iterdir()}
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_the_python_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    output = run(f"python - <<'EOF'\n{code}EOF\n", tmp_path)
+    value, *_, trials = output.split()
+    assert 0.1 < float(value) < 0.5
+    assert trials == "20"
+
+
+def test_the_tables_name_every_part_with_its_options() -> None:
+    parts: list[tuple[Registry[Any], int]] = [(SAMPLERS, 3), (SCHEDULERS, 0)]
+    for registry, own in parts:
+        for name in registry.builtin:
+            (row,) = re.findall(rf"^\| `{name}` \|(.*?)\|", PAGE, re.MULTILINE)
+            options = list(inspect.signature(registry[name]).parameters)[own:]
+            assert re.findall(r"`(\w+)`", row) == options, name
+
+
+def test_the_keys_and_the_entries() -> None:
+    keys = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
+    assert set(TuneConfig.model_fields) - {"maximize"} <= keys
+    entries = re.findall(r"^\| `(\{.*?\}|\[.*?\])`", PAGE, re.MULTILINE)
+    read = {f"a{number}": yaml.safe_load(entry) for number, entry in enumerate(entries)}
+    Space({**read, "train.lora.rank": [1, 2]})
+    assert len(read) == 4
+    assert all(f"`{name}`" in PAGE for name in FUNCTIONS)

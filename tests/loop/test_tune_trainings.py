@@ -1,0 +1,257 @@
+"""Studies of trainings: a trial is the training that one would have run, and is measured as `posttrain eval` does."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from posttrain.data.records.record import concat
+from posttrain.evaluate.suite import run_suite
+from posttrain.loop.tune_config import TuneConfig
+from posttrain.loop.tune_trainings import TrainingTrial, apply_settings, metric_value, split_records, tune_trainings
+from posttrain.models.language_model import load_language_model
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import file_digest
+from posttrain.testing.steps import table_of
+from posttrain.train.standalone import TrainJobConfig, train_standalone
+from posttrain.tune.context import TrialContext, TrialInterrupted
+from posttrain.tune.schedulers.base import Decision
+
+TRAIN = {"epochs": 3, "batch_size": 4, "precision": "float32"}
+
+
+def rows(start: int, count: int) -> pa.Table:
+    return table_of(
+        *(
+            {"prompt": f"message {n} about {'cards' if n % 2 else 'cash'}", "completion": "card" if n % 2 else "cash"}
+            for n in range(start, start + count)
+        )
+    )
+
+
+RECORDS, HELD_OUT = rows(0, 24), rows(100, 10)
+
+
+def job(tiny_model: Path, **train: Any) -> TrainJobConfig:
+    values = {"model": str(tiny_model), "data": "memory", "task": {"labels": ["card", "cash"]}}
+    return TrainJobConfig.read({**values, "train": {**TRAIN, **train}}, "config")
+
+
+def tune_config(**changes: Any) -> TuneConfig:
+    space = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}, "train.batch_size": [4, 8]}
+    return TuneConfig.read({"space": space, "held_out": "held.jsonl", "sampler": "random", **changes}, "tune")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with the file of held-out records."""
+    held_out = [
+        {"prompt": row["prompt"][-1]["content"], "completion": row["completion"]} for row in HELD_OUT.to_pylist()
+    ]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    return tmp_path
+
+
+class Reports:
+    """The answers to a trial's reports."""
+
+    def __init__(self, *decisions: Decision) -> None:
+        self.decisions, self.reports, self.tokens = list(decisions), dict[int, float](), 0
+
+    def __call__(self, step: int, value: float, tokens: int) -> Decision:
+        assert self.reports.setdefault(step, value) == value
+        self.tokens += tokens
+        return self.decisions.pop(0) if self.decisions else Decision.CONTINUE
+
+
+def trial(folder: Path, reports: Reports, start: int = 0, **settings: Any) -> TrialContext:
+    folder.mkdir(exist_ok=True)
+    return TrialContext(0, settings, folder, start, None, 0, reports)
+
+
+def function(tiny_model: Path, parts: int, **train: Any) -> TrainingTrial:
+    base = job(tiny_model, **train).model_dump(mode="json")
+    suite = tune_config().suite(True)
+    return TrainingTrial(base, str(tiny_model), RECORDS, HELD_OUT, suite, "loss", parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_trial_in_parts_is_one_training(tiny_model: Path, tmp_path: Path, method: str) -> None:
+    settings = {"train.learning_rate": 3e-3, "helper": 7}
+    whole, parts, paused = Reports(), Reports(), Reports(Decision.CONTINUE, Decision.PAUSE)
+    value = function(tiny_model, 1, method=method)(trial(tmp_path / "whole", whole, **settings))
+    assert function(tiny_model, 3, method=method)(trial(tmp_path / "parts", parts, **settings)) == value
+    with pytest.raises(TrialInterrupted):
+        function(tiny_model, 3, method=method)(trial(tmp_path / "paused", paused, **settings))
+    assert list(paused.reports) == [1, 2]
+    assert function(tiny_model, 3, method=method)(trial(tmp_path / "paused", paused, start=2, **settings)) == value
+    assert parts.reports == paused.reports
+    assert (list(whole.reports), list(parts.reports)) == ([1], [1, 2, 3])
+    assert whole.tokens == parts.tokens == paused.tokens > 0
+    # It is the model of a training with these settings, and its loss is that of the model.
+    config = job(tiny_model, method=method, learning_rate=3e-3)
+    train_standalone(tmp_path / "alone", config, RECORDS, lambda folder: tiny_model)
+    digests = {file_digest(path / "model.safetensors") for path in (tmp_path / "alone", *tmp_path.glob("*/model"))}
+    assert len(digests) == 1
+    lm = load_language_model(tmp_path / "alone", config.task, "float32")
+    result = run_suite(lm, HELD_OUT, tune_config().suite(True), "held_out")
+    likelihoods = result.predictions["log_likelihood"].to_pylist()
+    assert value == pytest.approx(-math.fsum(likelihoods) / len(likelihoods), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_kill_before_the_value_is_kept_costs_no_step(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"train.learning_rate": 3e-3}
+    expected, reports = Reports(), Reports()
+    value = function(tiny_model, 3)(trial(tmp_path / "expected", expected, **settings))
+    run = function(tiny_model, 3)
+    with monkeypatch.context() as patch:
+
+        def killed(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("posttrain.loop.tune_trainings.write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(trial(tmp_path / "killed", reports, **settings))
+    assert not reports.reports
+    assert run(trial(tmp_path / "killed", reports, **settings)) == value
+    assert reports.reports == expected.reports
+
+
+@pytest.mark.slow
+def test_a_study(tiny_model: Path, root: Path) -> None:
+    tune = tune_config(scheduler={"name": "successive_halving", "max_resource": 3}, budget="3 trials")
+    config = job(tiny_model)
+
+    def run(**options: Any) -> Any:
+        return tune_trainings(config, tune, RECORDS, root / "out", root=root, **options)
+
+    result = run()
+    assert [str(trial.state) for trial in result.trials].count("finished") == 1
+    assert [str(trial.state) for trial in result.trials].count("paused") == 2
+    assert all(trial.tokens for trial in result.trials)
+    best = yaml.safe_load((root / "out" / "best.yaml").read_text())
+    read = TrainJobConfig.read(best, "best.yaml")
+    assert read.train.learning_rate == result.settings["train.learning_rate"]
+    assert read.train.epochs == 3
+    # The model of the best trial is kept, and is the one that best.yaml trains.
+    (model,) = (root / "out" / "trials").glob("*/model/model.safetensors")
+    train_standalone(root / "again", read, RECORDS, lambda folder: tiny_model)
+    assert file_digest(root / "again" / "model.safetensors") == file_digest(model)
+    # The same call does nothing more, and a larger budget goes on, here in processes.
+    assert run().trials == result.trials
+    more = run(budget="4 trials", engine="processes", workers=2)
+    assert more.trials[:3] == result.trials
+    assert len(more.trials) == 4
+    # Other data, or another config, are another study.
+    with pytest.raises(UserError, match="the training data: not as the study was begun"):
+        tune_trainings(config, tune, rows(0, 22), root / "out", root=root)
+    with pytest.raises(UserError, match="the rest of the config: not as the study was begun"):
+        tune_trainings(job(tiny_model, epochs=4), tune, RECORDS, root / "out", root=root)
+    with pytest.raises(UserError, match="the study searches the least held-out loss"):
+        tune_trainings(config, tune_config(metric="accuracy"), RECORDS, root / "out", root=root, budget="3 trials")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, "tune.budget: says nothing of what it may spend; give --budget 50 trials"),
+        ({"budget": "lots"}, "tune.budget: `lots` is no budget"),
+        ({"space": {"lr": {"float": [0.1, 0.2]}}}, "tune.space: `lr` is no setting of a training; write train.lr"),
+        ({"space": {"train.lr": {"float": [0.1, 0.2]}}}, "tune.space: unknown key `train.lr`"),
+        ({"space": {"train.epochs": {"int": [-1, 2]}}}, "`train.epochs`: Input should be greater than or equal to 1"),
+        ({"space": {"train.epochs": {"int": [2, 1]}}}, "tune.space.train.epochs: 2 to 1 is no range"),
+        ({"metric": "acuracy"}, "tune.metric: there is no metric `acuracy` here; did you mean `accuracy`?"),
+        ({"metric": "perplexity"}, "tune.metric: there is no metric `perplexity` here"),
+        ({"scheduler": "best"}, "there is no scheduler `best`"),
+        ({"held_out": "nothing.jsonl"}, "nothing.jsonl: there is no such file"),
+    ],
+)
+def test_mistakes_are_named_before_any_work(
+    tiny_model: Path, root: Path, changes: dict[str, Any], problem: str
+) -> None:
+    tune = tune_config(**({"budget": "2 trials"} if changes else {}) | changes)
+    with pytest.raises(UserError) as error:
+        tune_trainings(job(tiny_model), tune, RECORDS, root / "out", root=root)
+    assert problem in str(error.value)
+    assert not (root / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"held_out": "60%"}, "a share of more than 0% and at most 50% can be held out"),
+        ({"held_out": "0%"}, "a share of more than 0%"),
+        ({"held_outt": "10%"}, "unknown key `held_outt`"),
+    ],
+)
+def test_mistakes_in_the_section(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        tune_config(**changes)
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "scorer", "maximized"),
+    [
+        ("loss", True, "label_likelihood", False),
+        ("loss", False, "perplexity", False),
+        ("accuracy", True, "label_likelihood", True),
+        ("accuracy", False, "exact_match", True),
+        ("perplexity", False, "perplexity", False),
+        ("preference_accuracy", False, "preference", True),
+        ("ece", True, "label_likelihood", False),
+    ],
+)
+def test_the_metric_names_scorer_and_direction(metric: str, labels: bool, scorer: str, maximized: bool) -> None:
+    tune = tune_config(metric=metric)
+    assert tune.suite(labels).scorer == scorer
+    assert tune.is_maximized is maximized
+    assert tune_config(metric=metric, maximize=not maximized).is_maximized is not maximized
+
+
+def test_the_loss_of_free_text_is_that_of_a_token(tiny_model: Path) -> None:
+    lm = load_language_model(tiny_model, TaskConfig(), "float32")
+    result = run_suite(lm, HELD_OUT, tune_config().suite(False), "held_out")
+    assert metric_value(result, "loss") == pytest.approx(math.log(result.metrics["perplexity"]))
+    assert metric_value(result, "perplexity") == result.metrics["perplexity"]
+
+
+def test_a_share_is_held_out_by_the_records_themselves(tiny_model: Path, root: Path) -> None:
+    tune, config = tune_config(held_out="25%"), job(tiny_model)
+    training, held_out = split_records(RECORDS, tune, config, root)
+    assert (training.num_rows, held_out.num_rows) == (18, 6)
+    backwards, held_out_again = split_records(RECORDS.take(list(range(24))[::-1]), tune, config, root)
+    assert set(held_out["id"].to_pylist()) == set(held_out_again["id"].to_pylist())
+    assert set(training["id"].to_pylist()) == set(backwards["id"].to_pylist())
+    assert not set(training["id"].to_pylist()) & set(held_out["id"].to_pylist())
+
+
+def test_held_out_records_are_not_trained_on(
+    tiny_model: Path, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.loop.tune_trainings.log.propagate", True)
+    config = job(tiny_model)
+    training, held_out = split_records(concat([RECORDS, HELD_OUT]), tune_config(), config, root)
+    assert (training.num_rows, held_out.num_rows) == (24, 10)
+    assert "10 of 34 training records are held out, and not trained on" in caplog.text
+    with pytest.raises(UserError, match="leaves nothing to train on"):
+        split_records(HELD_OUT, tune_config(), config, root)
+
+
+def test_settings_are_laid_over_the_config() -> None:
+    base = {"seed": 1, "train": {"epochs": 1, "lora": {"rank": 4}}}
+    settings = {"train.lora.rank": 8, "train.optimizer.name": "lion", "helper": 3}
+    assert apply_settings(base, settings) == {
+        "seed": 1,
+        "train": {"epochs": 1, "lora": {"rank": 8}, "optimizer": {"name": "lion"}},
+    }
+    assert base["train"] == {"epochs": 1, "lora": {"rank": 4}}
