@@ -95,17 +95,18 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0, (tmp_path / "whole.log").read_text()
     metrics, kills = folders["killed"] / "out" / "trials", 0
-    for goal in (4, 9, 14):
+    for goal, number in ((4, signal.SIGKILL), (9, signal.SIGTERM), (14, signal.SIGKILL)):
         process = start("killed")
         while (
             process.is_alive() and sum(len(path.read_text().splitlines()) for path in metrics.rglob("*.jsonl")) < goal
         ):
             time.sleep(0.01)
         if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
             kills += 1
         process.join()
     assert kills >= 2
+    assert "stopped; the same command resumes from here" in (tmp_path / "killed.log").read_text()
     process = start("killed")
     process.join()
     assert process.exitcode == 0, (tmp_path / "killed.log").read_text()

@@ -1,6 +1,7 @@
 """Studies in Optuna's storage: read again, also from PostgreSQL, migrated to another space, shown by its dashboard."""
 
 import json
+import random
 from pathlib import Path
 
 import optuna
@@ -204,6 +205,29 @@ def test_choices_of_any_json_type(tmp_path: Path) -> None:
         values = [trial.settings["a"] for trial in study.trials]
         assert values == [[1, 2], {"b": 1}, None, True, 1]
         assert [type(value) for value in values[3:]] == [bool, int]
+
+
+def test_the_best_is_kept_up_to_date() -> None:
+    generator = random.Random(3)
+    for maximize in (False, True):
+        study = Study(SPACE, maximize=maximize)
+        for _ in range(300):
+            open_trials = [trial for trial in study.trials if not trial.ended]
+            if not open_trials or generator.random() < 0.2:
+                study.start(FULL)
+                continue
+            trial = generator.choice(open_trials)
+            value = generator.choice([0.1, 0.2, 0.3, 0.4, 0.5])
+            ends = generator.random()
+            if ends < 0.05:
+                study.end(trial.number, TrialState.FAILED, error="x")
+            elif ends < 0.1:
+                study.end(trial.number, TrialState.STOPPED, value=value)
+            elif ends < 0.13:
+                study.end(trial.number, TrialState.FINISHED, value=value)
+            else:
+                study.report(trial.number, Report(trial.step + 1, value))
+            assert study.best == best_trial(study.trials, maximize=maximize)
 
 
 def test_the_best_trial() -> None:

@@ -53,7 +53,7 @@ result = minimize(
     seed=4,
     out=Path("out"),
     engine=engine,
-    workers=2,
+    workers=2 if engine == "processes" else None,
     storage=url,
 )
 Path("done").write_text(str(result.value))

@@ -108,10 +108,10 @@ def show(
     """Show a study: the best trials, and how many ended how."""
     from posttrain.tune.progress import describe_best
     from posttrain.tune.study import read_study
-    from posttrain.tune.trial import best_trial, rank_trials
+    from posttrain.tune.trial import best_trial, rank
 
     goal, trials = read_study(folder, storage, folder.resolve().name if storage else "tune")
-    ranked = rank_trials(trials, maximize=goal.maximize)
+    ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))
     best = best_trial(trials, maximize=goal.maximize)
     counts = Counter(str(trial.state) for trial in trials)
     if json:

@@ -30,7 +30,7 @@ from posttrain.tune.storage import (
     to_distribution,
     to_optuna,
 )
-from posttrain.tune.trial import Report, Trial, TrialState, best_trial
+from posttrain.tune.trial import Report, Trial, TrialState, best_trial, rank
 from posttrain.tune.versions import Goal, latest_version, open_version, stored_goal
 
 TRIALS_FILE = "trials.jsonl"
@@ -53,6 +53,7 @@ class Study:
 
     Attributes:
         trials: all trials, by number.
+        best: the best so far, as `best_trial` has it.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event.
 
@@ -88,6 +89,7 @@ class Study:
             self._runs = [sum(key.startswith("start:") for key in frozen.system_attrs) for frozen in stored]
             self._next = self.events[-1].order + 1 if self.events else 0
             self.clock = self.events[-1].clock if self.events else 0.0
+            self.best = best_trial(self.trials, maximize=maximize)
             self._mend(stored)
             self._stack = stack.pop_all()
 
@@ -103,11 +105,6 @@ class Study:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def best(self) -> Trial | None:
-        """The best trial so far, as `best_trial` has it."""
-        return best_trial(self.trials, maximize=self.maximize)
 
     def start(
         self,
@@ -203,7 +200,16 @@ class Study:
         before, self.trials[trial.number] = self.trials[trial.number], trial
         if before.state is not trial.state:
             self._show_state(trial)
+        self._update_best(trial)
         return trial
+
+    def _update_best(self, trial: Trial) -> None:
+        # Not anew over all trials with each report: that would take the square of their number.
+        best = self.best
+        if best is not None and best.number == trial.number and rank(trial, self.maximize) > rank(best, self.maximize):
+            self.best = best_trial(self.trials, maximize=self.maximize)
+        elif trial.latest is not None and (best is None or rank(trial, self.maximize) <= rank(best, self.maximize)):
+            self.best = trial
 
     def _show_state(self, trial: Trial) -> None:
         values = [trial.value] if trial.value is not None and trial.state is not TrialState.FAILED else None

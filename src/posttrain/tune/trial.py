@@ -104,31 +104,17 @@ class Trial:
 
 
 def best_trial(trials: Sequence[Trial], *, maximize: bool = False) -> Trial | None:
-    """Returns the finished trial with the best value, the first of equal ones.
+    """Returns the first of the trials that have a value, in the order of `rank`; None without any value."""
+    valued = (trial for trial in trials if trial.latest is not None)
+    return min(valued, key=lambda trial: rank(trial, maximize), default=None)
 
-    If none has finished, those that came furthest are compared by their last reports: values at different steps of a
-    training cannot be compared. None without any value.
+
+def rank(trial: Trial, maximize: bool) -> tuple[bool, bool, int, float, int]:
+    """Returns what trials are sorted by, the best first.
+
+    Those that have finished come first, by their values. Others follow by their last step and then their value there,
+    as values at different steps of a training cannot be compared. Those without a value come last.
     """
-    finished = [trial for trial in trials if trial.state is TrialState.FINISHED]
-    if not finished:
-        furthest = max((trial.step for trial in trials if trial.latest is not None), default=0)
-        finished = [trial for trial in trials if trial.latest is not None and trial.step == furthest]
-    return min(finished, key=lambda trial: _rank(trial, maximize), default=None)
-
-
-def rank_trials(trials: Sequence[Trial], *, maximize: bool = False) -> list[Trial]:
-    """Returns the trials, the best first: those that have finished, then those that came further, failed ones last."""
-    return sorted(
-        trials,
-        key=lambda trial: (
-            trial.state is TrialState.FAILED,
-            trial.state is not TrialState.FINISHED,
-            0 if trial.state is TrialState.FINISHED else -trial.step,
-            _rank(trial, maximize),
-        ),
-    )
-
-
-def _rank(trial: Trial, maximize: bool) -> tuple[float, int]:
-    value = math.inf if trial.latest is None else trial.latest
-    return (-value if maximize and value != math.inf else value), trial.number
+    finished = trial.state is TrialState.FINISHED
+    value = math.inf if trial.latest is None else -trial.latest if maximize else trial.latest
+    return trial.latest is None, not finished, 0 if finished else -trial.step, value, trial.number

@@ -1,11 +1,13 @@
 """Runs trials one after another in this process."""
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, OutcomeKind, TrialFunction, error_line
 from posttrain.tune.context import TrialContext, TrialInterrupted
-from posttrain.tune.memory import peak_memory, reset_peak_memory
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
 
@@ -46,16 +48,15 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
         report: called with a report, whose costs are those of the run, and the most memory in use; returns what to do
             next.
     """
-    reset_peak_memory()
     began, spent = time.monotonic(), 0
 
     def pass_on(step: int, value: float, tokens: int) -> Decision:
         nonlocal spent
         spent += tokens
-        return report(Report(step, value, time.monotonic() - began, spent), peak_memory())
+        return report(Report(step, value, time.monotonic() - began, spent), _peak_memory())
 
     def outcome(kind: OutcomeKind, value: float | None = None, error: str = "") -> Outcome:
-        return Outcome(kind, value, error, time.monotonic() - began, spent, peak_memory())
+        return Outcome(kind, value, error, time.monotonic() - began, spent, _peak_memory())
 
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -64,5 +65,19 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
     except TrialInterrupted:
         return outcome("interrupted")
     # Whatever the function raises is recorded with its trial.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
         return outcome("failed", error=error_line(error))
+
+
+def _peak_memory() -> int:
+    """Returns the most bytes of resident memory since the process began, or a worker its trial; 0 if unknown."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

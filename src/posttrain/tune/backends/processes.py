@@ -20,6 +20,8 @@ from posttrain.tune.budget import format_seconds
 
 _POLL_SECONDS = 0.5  # between looks at runs that are silent
 
+_DEATH_SECONDS = 5.0  # that a process may take to end
+
 
 @dataclass
 class _Worker:
@@ -118,7 +120,11 @@ class ProcessBackend(Backend):
 
     def _death(self, worker: _Worker) -> Outcome:
         """Returns why a worker has died in the middle of a run."""
-        code = worker.process.wait()
+        try:
+            code = worker.process.wait(_DEATH_SECONDS)
+        except subprocess.TimeoutExpired:  # only its connection is closed
+            os.killpg(worker.process.pid, signal.SIGKILL)
+            code = worker.process.wait()
         seconds = time.monotonic() - worker.began
         lines = self._output(worker)
         if code == -signal.SIGKILL:

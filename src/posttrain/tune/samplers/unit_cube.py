@@ -33,7 +33,7 @@ class QuasiRandomSampler(Sampler):
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         # Where the sequence was: the trials before took its feasible points in turn.
-        start = max((trial.notes.get("sobol", -1) for trial in trials), default=-1) + 1
+        start = next((trial.notes["sobol"] for trial in reversed(trials) if "sobol" in trial.notes), -1) + 1
         for index in range(start, start + _MAX_SKIPPED):
             drawn = self.space.from_unit(self._point(index))
             if self.space.is_feasible(self.space.complete(drawn)):
@@ -76,5 +76,5 @@ class GridSampler(Sampler):
         return list(self.space.grid(self.points))
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        at = sum("grid" in trial.notes for trial in trials)
+        at = next((trial.notes["grid"] for trial in reversed(trials) if "grid" in trial.notes), -1) + 1
         return Proposal(self._grid[at], {"grid": at}) if at < len(self._grid) else None

@@ -1,8 +1,7 @@
 """Asynchronous successive halving (ASHA; Li et al. 2018, arXiv:1810.05934, Algorithm 2): no trial waits for another."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
@@ -25,17 +24,14 @@ class Asha(Scheduler):
         self.max_resource = max_resource
         self._steps = rung_levels(max_resource, min_resource, eta, "scheduler asha")
         self._eta = eta
-        self._rungs: list[list[tuple[float, int]]] = [[] for _ in self._steps]  # ascending values, with their trials
-        self._promoted: list[set[int]] = [set() for _ in self._steps]
+        self._rungs = [_Rung() for _ in self._steps]
         self._level: dict[int, int] = {}  # the rung that a trial runs up to
-        self._over: set[int] = set()
 
     def choose(self, can_start: bool = True) -> Start | Promote | None:
         for level in range(len(self._steps) - 2, -1, -1):
-            rung = self._rungs[level]
-            for _, number in islice(rung, int(len(rung) // self._eta)):
-                if number not in self._promoted[level] and number not in self._over:
-                    return Promote(number, self._steps[level + 1])
+            number = self._rungs[level].promotable(self._eta)
+            if number is not None:
+                return Promote(number, self._steps[level + 1])
         return Start(self._steps[0]) if can_start else None
 
     def started(self, number: int, resource: int | None, notes: Mapping[str, Any]) -> None:
@@ -43,7 +39,7 @@ class Asha(Scheduler):
             return  # of another scheduler
         self._level[number] = level = self._steps.index(resource)
         if level:
-            self._promoted[level - 1].add(number)
+            self._rungs[level - 1].remove(number)
 
     def report(self, number: int, step: int, value: float) -> Decision:
         if number not in self._level:
@@ -51,8 +47,38 @@ class Asha(Scheduler):
         level = self._level[number]
         if step < self._steps[level]:
             return Decision.CONTINUE
-        insort(self._rungs[level], (value, number))
+        self._rungs[level].add(number, value)
         return Decision.PAUSE if level + 1 < len(self._steps) else Decision.STOP
 
     def ended(self, number: int, value: float | None) -> None:
-        self._over.add(number)
+        if number in self._level:
+            self._rungs[self._level[number]].remove(number)
+
+
+class _Rung:
+    """The trials of a rung: all by value, and those that may be promoted."""
+
+    def __init__(self) -> None:
+        self._ranked: list[tuple[float, int]] = []
+        self._waiting: list[tuple[float, int]] = []
+        self._values: dict[int, float] = {}
+
+    def add(self, number: int, value: float) -> None:
+        self._values[number] = value
+        insort(self._ranked, (value, number))
+        insort(self._waiting, (value, number))
+
+    def remove(self, number: int) -> None:
+        """Takes a trial out of those that may be promoted; it still counts in its rung."""
+        if number in self._values:
+            entry = self._values[number], number
+            at = bisect_left(self._waiting, entry)
+            if self._waiting[at : at + 1] == [entry]:
+                del self._waiting[at]
+
+    def promotable(self, eta: float) -> int | None:
+        """Returns the best trial that waits, if it is among the best 1/eta of the rung."""
+        # By position, not by a walk along the best: most of them have been promoted already.
+        if self._waiting and bisect_left(self._ranked, self._waiting[0]) < int(len(self._ranked) // eta):
+            return self._waiting[0][1]
+        return None

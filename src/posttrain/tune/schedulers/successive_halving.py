@@ -30,14 +30,6 @@ class Bracket:
         self._ended: dict[int, float | None] = {}
         self._closed: dict[int, list[int]] = {}  # trials that a rung gets, once one of them has been promoted
 
-    def choose(self, can_start: bool) -> Start | Promote | None:
-        """Returns what a free worker does in this bracket; a `Start` has no notes."""
-        return self._next(can_start)[0]
-
-    def is_over(self, can_start: bool) -> bool:
-        """Returns whether nothing will happen in this bracket any more."""
-        return self._next(can_start)[1]
-
     def started(self, number: int, resource: int | None) -> None:
         """Notes that a trial runs up to a rung's step."""
         for level, rung in enumerate(self._rungs):
@@ -59,8 +51,8 @@ class Bracket:
         """Notes that a trial has ended, with its final value, or None if it failed."""
         self._ended[number] = value
 
-    def _next(self, can_start: bool) -> tuple[Start | Promote | None, bool]:
-        """Returns what to do, and whether the bracket is over."""
+    def choose(self, can_start: bool) -> tuple[Start | Promote | None, bool]:
+        """Returns what a free worker does in this bracket, where a `Start` has no notes; and whether it is over."""
         if len(self._members[0]) < self._rungs[0].trials and not self._closed and can_start:
             return Start(self._rungs[0].step), False
         entrants = list(self._members[0])
@@ -85,10 +77,10 @@ class Bracket:
         """Returns the trials that a rung gets from those of the rung below, the best first."""
         # The same share of a rung that the budget has left smaller.
         count = max(1, len(below) * self._rungs[level].trials // self._rungs[level - 1].trials)
-        values = [(self._values[level - 1].get(number, self._ended.get(number)), number) for number in below]
-        return [
-            number for _, number in sorted((value, number) for value, number in values if value is not None)[:count]
-        ]
+        failed = {number for number, value in self._ended.items() if value is None}
+        values = {number: self._values[level - 1].get(number, self._ended.get(number)) for number in below}
+        ranked = sorted((value, number) for number, value in values.items() if value is not None)
+        return [number for _, number in ranked if number not in failed][:count]
 
 
 class BracketScheduler(Scheduler):
@@ -104,10 +96,10 @@ class BracketScheduler(Scheduler):
 
     def choose(self, can_start: bool = True) -> Start | Promote | None:
         # Only the last: a bracket begins when the one before is over.
-        if self._brackets and not self._brackets[-1].is_over(can_start):
-            choice, number = self._brackets[-1].choose(can_start), len(self._brackets) - 1
-        else:
-            number = len(self._brackets)
+        number = len(self._brackets) - 1
+        choice, over = self._brackets[-1].choose(can_start) if self._brackets else (None, True)
+        if over:
+            number += 1
             choice = Start(self.rungs(number)[0].step) if can_start else None
         return Start(choice.resource, {_BRACKET: number}) if isinstance(choice, Start) else choice
 
