@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.tune import Choice, Float, Int, TrialContext, minimize
+from posttrain.tune import Choice, Float, Int, TrialContext, TuneResult, minimize
 from posttrain.tune.api import optimize
 from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
@@ -129,11 +129,23 @@ def test_a_larger_budget_continues(tmp_path: Path) -> None:
 def test_files(tmp_path: Path) -> None:
     result = minimize(anytime, SPACE, budget="6 trials", scheduler=ASHA, seed=5, out=tmp_path / "a" / "b")
     folder = tmp_path / "a" / "b"
+    check_folders(result, folder)
     assert yaml.safe_load((folder / "best.yaml").read_text()) == result.settings
     lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
     assert comparable(result.trials)[0]["settings"] == lines[0]["settings"]
     assert [line["number"] for line in lines] == list(range(6))
-    # The folders of the best trial and of those that may go on are kept.
+
+
+def test_a_folder_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
+    result = minimize(quadratic, SPACE, budget=3, out=tmp_path)
+    check_folders(result, tmp_path)
+    left = next(trial.number for trial in result.trials if trial is not result.best)
+    (tmp_path / "trials" / f"{left:04d}").mkdir()
+    check_folders(minimize(quadratic, SPACE, budget=3, out=tmp_path), tmp_path)
+
+
+def check_folders(result: TuneResult, folder: Path) -> None:
+    """The folders of the best trial and of those that may go on are kept."""
     kept = {int(path.name) for path in (folder / "trials").iterdir() if path.name.isdigit()}
     assert result.best is not None
     assert kept == {trial.number for trial in result.trials if not trial.ended} | {result.best.number}
@@ -273,6 +285,8 @@ def test_a_grid_ends_a_study() -> None:
         ({"scheduler": "best"}, "there is no scheduler `best`"),
         ({"engine": "inlien"}, "there is no engine `inlien`; did you mean `inline`?"),
         ({"workers": 0}, "0 workers cannot work"),
+        ({"workers": 2}, "inline has no 2 workers"),
+        ({"seed": -1}, "-1 is no seed"),
     ],
 )
 def test_mistakes_are_named_before_any_work(change: dict[str, Any], problem: str, tmp_path: Path) -> None:

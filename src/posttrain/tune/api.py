@@ -160,6 +160,8 @@ def optimize(
 
     The other arguments, the result and the errors are those of `minimize`.
     """
+    if seed < 0:
+        raise UserError(f"{seed} is no seed", where="seed", fix="give 0 or more")
     space, budget = Space.of(space), Budget.read(budget)
     chosen_scheduler = make_scheduler(scheduler)
     chosen_sampler = make_sampler(sampler, space, seed, maximize)

@@ -67,6 +67,8 @@ class Driver:
         for event in study.events:
             self._replay(event, event.order == last[event.trial.number])
         self._kept = self._best_finished()
+        for trial in study.trials:  # of a session that was killed before it could
+            self._clean_up(trial.number)
 
     @property
     def seconds(self) -> float:

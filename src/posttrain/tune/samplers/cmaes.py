@@ -41,8 +41,8 @@ class CmaEsSampler(Sampler):
         self._optimizer, self._generation = self._new(), 0
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
-        told = self._adapt(trials)
-        notes = {"told": told} if told else {}
+        solutions = self._adapt(trials)
+        notes = {"solutions": solutions} if solutions else {}
         # Only the draw is random: the optimizer's own state follows from the trials.
         self._optimizer._rng.seed(self.generator(number).integers(2**32))
         for _ in range(_MAX_DRAWS):
@@ -60,9 +60,9 @@ class CmaEsSampler(Sampler):
             noted, as the losses of trials that run on may be others when the study is resumed.
         """
         points = {trial.number: trial.notes["point"] for trial in trials if "point" in trial.notes}
-        history = [trial.notes["told"] for trial in trials if "told" in trial.notes]
-        for told in history[self._generation :]:
-            self._tell(points, told)
+        history = [trial.notes["solutions"] for trial in trials if "solutions" in trial.notes]
+        for solutions in history[self._generation :]:
+            self._tell(points, solutions)
         losses = self.losses([trial for trial in trials if trial.state is not TrialState.RUNNING])
         members = [
             [trial.number, losses[trial.number]]
@@ -71,12 +71,12 @@ class CmaEsSampler(Sampler):
         ]
         if len(members) < self._optimizer.population_size:
             return []
-        told = members[: self._optimizer.population_size]
-        self._tell(points, told)
-        return told
+        solutions = members[: self._optimizer.population_size]
+        self._tell(points, solutions)
+        return solutions
 
-    def _tell(self, points: Mapping[int, list[float]], told: Sequence[Sequence[float]]) -> None:
-        self._optimizer.tell([(np.array(points[int(number)]), loss) for number, loss in told])
+    def _tell(self, points: Mapping[int, list[float]], solutions: Sequence[Sequence[float]]) -> None:
+        self._optimizer.tell([(np.array(points[int(number)]), loss) for number, loss in solutions])
         self._generation += 1
 
     def _new(self) -> Any:
