@@ -17,11 +17,11 @@ from posttrain.store.errors import UserError
 
 Read = Callable[[Path], dict[str, Tensor]]
 
-Refused = Callable[..., None]
+AssertRefused = Callable[..., None]
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+def assert_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AssertRefused:
     """Returns a function that expects a merge to be refused before any work, without a trace on the disk."""
 
     def no_work(*arguments: Any) -> Any:
@@ -50,18 +50,18 @@ def _replace(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[dict[str
 _NORM = "model.norm.weight"
 
 
-def test_other_architectures(make_model: Any, refused: Refused) -> None:
+def test_other_architectures(make_model: Any, assert_refused: AssertRefused) -> None:
     model = make_model("model")
     other = make_model("other", config={"model_type": "qwen3"})
-    refused(r"`.*other` has the model_type qwen3 and `.*model` llama; only models of one", [model, other])
+    assert_refused(r"`.*other` has the model_type qwen3 and `.*model` llama; only models of one", [model, other])
     wide = make_model("wide", config={"hidden_size": 128})
-    refused("has the hidden_size 128 and .* 96", [model, wide])
+    assert_refused("has the hidden_size 128 and .* 96", [model, wide])
     shape = make_model("shape", change=_replace(_NORM, lambda value: value[:50]))
-    refused(r"tensor model.norm.weight has the shape \[50\] in .*shape` and \[96\] in", [model, shape])
+    assert_refused(r"tensor model.norm.weight has the shape \[50\] in .*shape` and \[96\] in", [model, shape])
     less = make_model("less", change=lambda weights: weights.pop(_NORM))
-    refused("tensor model.norm.weight is in `.*model` and not in `.*less`", [model, less])
+    assert_refused("tensor model.norm.weight is in `.*model` and not in `.*less`", [model, less])
     more = make_model("more", change=lambda weights: weights.update({"model.extra.weight": torch.ones(2)}))
-    refused("tensor model.extra.weight is in `.*more` and not in `.*model`", [model, more])
+    assert_refused("tensor model.extra.weight is in `.*more` and not in `.*model`", [model, more])
 
 
 def test_keys_that_older_configs_leave_out_may_differ(
@@ -75,67 +75,67 @@ def test_keys_that_older_configs_leave_out_may_differ(
     assert "new has the rms_norm_eps 0.5 and" in caplog.text
 
 
-def test_damaged_folders(make_model: Any, refused: Refused, tmp_path: Path) -> None:
+def test_damaged_folders(make_model: Any, assert_refused: AssertRefused, tmp_path: Path) -> None:
     model, other = make_model("model"), make_model("other", 1, shards=3)
     shard = other / "model-00002-of-00003.safetensors"
     content = shard.read_bytes()
     shard.unlink()
-    refused("names model-00002-of-00003.safetensors, which is missing", [model, other])
+    assert_refused("names model-00002-of-00003.safetensors, which is missing", [model, other])
     shard.write_bytes(content[:-10])
-    refused(r"model-00002-of-00003.safetensors: is damaged: .* cut short in tensor", [model, other])
+    assert_refused(r"model-00002-of-00003.safetensors: is damaged: .* cut short in tensor", [model, other])
     shard.write_bytes(content)
     (other / "model.safetensors.index.json").unlink()
-    refused("holds neither model.safetensors nor model.safetensors.index.json", [model, other])
+    assert_refused("holds neither model.safetensors nor model.safetensors.index.json", [model, other])
 
     config = (model / "config.json").read_text()
     (model / "config.json").write_text(config[:-20])
-    refused("config.json cannot be read", [model])
+    assert_refused("config.json cannot be read", [model])
     (model / "config.json").write_text("[]")
-    refused("config.json cannot be read", [model])
+    assert_refused("config.json cannot be read", [model])
     (model / "config.json").unlink()
-    refused("is no model: it holds no config.json", [model])
+    assert_refused("is no model: it holds no config.json", [model])
     (model / "config.json").write_text(config)
     tokenizer = (model / "tokenizer.json").read_text()
     for damaged in (tokenizer[: len(tokenizer) // 2], "[]", '{"model": {"vocab": {"a": "b"}}}'):
         (model / "tokenizer.json").write_text(damaged)
-        refused("tokenizer.json: is damaged: it holds no vocabulary", [model])
+        assert_refused("tokenizer.json: is damaged: it holds no vocabulary", [model])
     (model / "tokenizer.json").write_text(tokenizer)
-    refused("nowhere` is no model", [model, tmp_path / "nowhere"])
+    assert_refused("nowhere` is no model", [model, tmp_path / "nowhere"])
     merge([model], tmp_path / "out")  # mended
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("which", ["model", "base"])
-def test_numbers_that_are_not_finite(bad: float, which: str, make_model: Any, refused: Refused) -> None:
+def test_numbers_that_are_not_finite(bad: float, which: str, make_model: Any, assert_refused: AssertRefused) -> None:
     def damage(weights: dict[str, Tensor]) -> None:
         weights["model.layers.1.mlp.up_proj.weight"][150, 7] = bad
 
     model = make_model("model", 1, change=damage if which == "model" else None)
     base = make_model("base", 0, change=damage if which == "base" else None)
     text = f"{which}/model.safetensors: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinite numbers"
-    refused(text, [model], before_work=False, method="task_arithmetic", base=base)
+    assert_refused(text, [model], before_work=False, method="task_arithmetic", base=base)
     if which == "model":
-        refused(text, [make_model("other"), model], before_work=False)
+        assert_refused(text, [make_model("other"), model], before_work=False)
 
 
-def test_numbers_beyond_float16(make_model: Any, refused: Refused) -> None:
+def test_numbers_beyond_float16(make_model: Any, assert_refused: AssertRefused) -> None:
     model = make_model("model", change=_replace(_NORM, lambda value: value * 0 + 1e6))
     recipe = {"models": [str(model)], "dtype": "float16"}
-    refused("tensor model.norm.weight has numbers beyond float16's", recipe, before_work=False)
+    assert_refused("tensor model.norm.weight has numbers beyond float16's", recipe, before_work=False)
 
 
-def test_wrong_options(make_model: Any, refused: Refused) -> None:
+def test_wrong_options(make_model: Any, assert_refused: AssertRefused) -> None:
     models, base = [make_model("a", 1), make_model("b", 2)], make_model("base")
-    refused("3 weights for 2 models", models, weights=[1, 2, 3])
+    assert_refused("3 weights for 2 models", models, weights=[1, 2, 3])
     names = [str(model) for model in models]
-    refused("weight of .* has 3 values for 2 models", {"models": names, "parameters": {"weight": [1, 2, 3]}})
-    refused("ties has no option `densty`; did you mean `density`", models, method="ties", base=base, densty=0.5)
-    refused("1.5 is not between 0 and 1", models, method="ties", base=base, density=1.5)
-    refused("there is no .*`tiez`.*did you mean `ties`", models, method="tiez", base=base)
-    refused("ties merges task vectors and needs the model that all were trained from", models, method="ties")
-    refused("the weights add up to zero", models, before_work=False, weights=[1, -1])
-    refused("unknown key `modles`.*`models`", {"modles": names})
-    refused("there is no model beside the base", [base], method="ties", base=base)
+    assert_refused("weight of .* has 3 values for 2 models", {"models": names, "parameters": {"weight": [1, 2, 3]}})
+    assert_refused("ties has no option `densty`; did you mean `density`", models, method="ties", base=base, densty=0.5)
+    assert_refused("1.5 is not between 0 and 1", models, method="ties", base=base, density=1.5)
+    assert_refused("there is no .*`tiez`.*did you mean `ties`", models, method="tiez", base=base)
+    assert_refused("ties merges task vectors and needs the model that all were trained from", models, method="ties")
+    assert_refused("the weights add up to zero", models, before_work=False, weights=[1, -1])
+    assert_refused("unknown key `modles`.*`models`", {"modles": names})
+    assert_refused("there is no model beside the base", [base], method="ties", base=base)
 
 
 def test_a_base_that_is_no_ancestor(make_model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,15 +220,17 @@ def test_tensors_of_few_elements(
     assert torch.equal(result, torch.full(shape, 2.5))
 
 
-def test_an_output_folder_that_is_in_use(make_model: Any, refused: Refused, tmp_path: Path, read_weights: Read) -> None:
+def test_an_output_folder_that_is_in_use(
+    make_model: Any, assert_refused: AssertRefused, tmp_path: Path, read_weights: Read
+) -> None:
     model = make_model("model")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").write_text("mine")
-    refused("out: exists and is not empty", [model])
+    assert_refused("out: exists and is not empty", [model])
     assert (tmp_path / "out" / "file").read_text() == "mine"
     (tmp_path / "out" / "file").unlink()
     merge([model], tmp_path / "out")  # empty
-    refused("out: exists and is not empty", [model])
+    assert_refused("out: exists and is not empty", [model])
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="exists"):
         merge([model], tmp_path / "file")
@@ -242,44 +244,50 @@ def _integers(value: int, dtype: torch.dtype = torch.int64) -> Callable[[dict[st
     return lambda weights: weights.update({"model.positions": torch.tensor([[1, 2, value]], dtype=dtype)})
 
 
-def test_buffers_of_integers(make_model: Any, refused: Refused, read_weights: Read, tmp_path: Path) -> None:
+def test_buffers_of_integers(
+    make_model: Any, assert_refused: AssertRefused, read_weights: Read, tmp_path: Path
+) -> None:
     first, same, other = (make_model(name, 1, change=_integers(n)) for name, n in (("a", 3), ("b", 3), ("c", 4)))
-    refused("tensor model.positions holds integers that differ between `.*a` and `.*c`", [first, other])
+    assert_refused("tensor model.positions holds integers that differ between `.*a` and `.*c`", [first, other])
     wide = make_model("wide", 1, change=_integers(3, torch.int32))
-    refused("tensor model.positions holds int32 in `.*wide` and int64 in `.*a`", [first, wide])
+    assert_refused("tensor model.positions holds int32 in `.*wide` and int64 in `.*a`", [first, wide])
     floats = make_model("floats", 1, change=_integers(3, torch.float32))
-    refused("tensor model.positions holds float32 in `.*floats` and int64 in `.*a`", [first, floats])
+    assert_refused("tensor model.positions holds float32 in `.*floats` and int64 in `.*a`", [first, floats])
     merge([first, same], tmp_path / "out")
     assert read_weights(tmp_path / "out")["model.positions"].tolist() == [[1, 2, 3]]
 
 
-def test_quantised_models(make_model: Any, refused: Refused) -> None:
+def test_quantised_models(make_model: Any, assert_refused: AssertRefused) -> None:
     model = make_model("model")
     declared = make_model("gptq", config={"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    refused(r"gptq/config.json: the model is quantised \(gptq\), and its numbers alone mean nothing", [model, declared])
+    assert_refused(
+        r"gptq/config.json: the model is quantised \(gptq\), and its numbers alone mean nothing", [model, declared]
+    )
     eight = make_model("eight", change=_replace(_NORM, lambda value: value.to(torch.float8_e4m3fn)))
-    refused(r"tensor model.norm.weight is quantised \(F8_E4M3\)", [model, eight])
+    assert_refused(r"tensor model.norm.weight is quantised \(F8_E4M3\)", [model, eight])
 
 
-def test_a_result_that_the_disk_cannot_hold(make_model: Any, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_the_disk_cannot_hold(
+    make_model: Any, assert_refused: AssertRefused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    refused("the result needs 0.0 GB and 0.0 GB are free; free some space", [make_model("model")])
+    assert_refused("the result needs 0.0 GB and 0.0 GB are free; free some space", [make_model("model")])
 
 
-def test_names_in_the_files_that_repeat_or_lead_elsewhere(make_model: Any, refused: Refused) -> None:
+def test_names_in_the_files_that_repeat_or_lead_elsewhere(make_model: Any, assert_refused: AssertRefused) -> None:
     """An index that names a file outside of the folder is not followed."""
     model = make_model("model", shards=2)
     index = json.loads((model / "model.safetensors.index.json").read_text())
     places: Mapping[str, str] = index["weight_map"]
     index["weight_map"] = {name: f"../../{file}x" for name, file in places.items()}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused("which is missing", [model])
+    assert_refused("which is missing", [model])
 
 
-def test_a_model_without_weights(make_model: Any, refused: Refused) -> None:
+def test_a_model_without_weights(make_model: Any, assert_refused: AssertRefused) -> None:
     model = make_model("model")
     (model / "model.safetensors").unlink()
-    refused("holds no safetensors weights", [model])
+    assert_refused("holds no safetensors weights", [model])
     save_file({}, model / "model.safetensors")
-    refused("is in `.*other` and not in `.*model`", [model, make_model("other")])
-    refused("holds no tensors", [model])
+    assert_refused("is in `.*other` and not in `.*model`", [model, make_model("other")])
+    assert_refused("holds no tensors", [model])

@@ -34,7 +34,7 @@ log = logging.getLogger("posttrain")
 FOLDER = "merge-statistics"
 
 VERSION = 2
-"""Of what is computed: another one makes files of their own."""
+"""The version of the statistics; a change of what is computed raises it, and gives the files other names."""
 
 # What decides on a model's tokens and outputs, beside its weights; not the records of its training.
 _SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")

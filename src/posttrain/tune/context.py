@@ -19,7 +19,7 @@ class TrialInterrupted(BaseException):
 
 
 class TrialContext:
-    """What the function of a study is called with.
+    """The argument of a study's function: settings, a folder, and reports.
 
     ``trial["lr"]`` is a setting. A function that reports intermediate values saves its state into ``folder`` *before*
     each report: a report may end the run (it raises `TrialInterrupted`), and a paused trial is run again later, by a

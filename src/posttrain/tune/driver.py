@@ -32,7 +32,7 @@ class Driver:
     """One session of work on a study; the handler of its backend.
 
     Args:
-        study: as it was opened: what happened to it before is told to the scheduler.
+        study: as it was opened; the driver replays its earlier events to the scheduler.
         sampler: proposes settings.
         scheduler: decides which trials run and how far.
         backend: runs them.

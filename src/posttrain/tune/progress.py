@@ -28,7 +28,7 @@ class ProgressLines:
         self._best = study.best
 
     def __call__(self, trial: Trial) -> None:
-        """Logs a line, if it is time for one."""
+        """Logs a line for a new best, and otherwise at most every two seconds."""
         best = self._study.best if trial.ended else self._best
         is_better = best is not None and (self._best is None or best.number != self._best.number)
         self._best = best
@@ -45,11 +45,11 @@ class ProgressLines:
 def _describe(trial: Trial) -> str:
     if trial.state is TrialState.FAILED:
         return f"trial {trial.number} failed: {trial.error}"
-    words = [f"trial {trial.number}", *([str(trial.state)] if trial.ended else [])]
+    parts = [f"trial {trial.number}", *([str(trial.state)] if trial.ended else [])]
     if trial.step and trial.state is not TrialState.FINISHED:
-        words.append(f"at step {trial.step}")
+        parts.append(f"at step {trial.step}")
     value = "" if trial.latest is None else f": {trial.latest:.6g}"
-    return f"{' '.join(words)}{value} ({format_seconds(trial.seconds)})"
+    return f"{' '.join(parts)}{value} ({format_seconds(trial.seconds)})"
 
 
 def describe_best(best: Trial | None) -> str:

@@ -85,7 +85,7 @@ class Trial:
 
     @property
     def ended(self) -> bool:
-        """Whether it cannot be resumed."""
+        """Whether the trial cannot be resumed."""
         return self.state in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
     def to_json(self) -> dict[str, Any]:

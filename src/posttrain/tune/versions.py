@@ -22,7 +22,7 @@ _EXCLUDED = "is no point of the space as it is now"
 
 @dataclass(frozen=True)
 class Goal:
-    """What a study searches.
+    """The goal of a study: the least, or the greatest, value of an objective over a space.
 
     Attributes:
         objective: name of what is measured.

@@ -139,23 +139,29 @@ class ProcessBackend(Backend):
         return [line for line in worker.log.read().decode(errors="replace").splitlines() if line.strip()]
 
     def _new_worker(self) -> _Worker:
-        ours, theirs = Pipe()
+        connection, end_of_worker = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with its worker
-        command = [sys.executable, "-m", "posttrain.tune.backends.worker", str(theirs.fileno()), str(self._lifeline)]
+        command = [
+            sys.executable,
+            "-m",
+            "posttrain.tune.backends.worker",
+            str(end_of_worker.fileno()),
+            str(self._lifeline),
+        ]
         # Else each would use all cores.
         threads = str(max(1, available_cores() // self.workers))
         process = subprocess.Popen(
             command,
-            pass_fds=(theirs.fileno(), self._lifeline),
+            pass_fds=(end_of_worker.fileno(), self._lifeline),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             env={"OMP_NUM_THREADS": threads, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        theirs.close()
-        worker = _Worker(process, ours, log)
-        ours.send({"path": sys.path, "folder": os.getcwd(), "function": str(self._function)})
+        end_of_worker.close()
+        worker = _Worker(process, connection, log)
+        connection.send({"path": sys.path, "folder": os.getcwd(), "function": str(self._function)})
         return worker
 
     def _write_function(self, function: TrialFunction) -> None:

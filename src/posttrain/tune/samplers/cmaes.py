@@ -1,8 +1,7 @@
 """Covariance matrix adaptation (CMA-ES; Hansen 2016, arXiv:1604.00772), over the unit cube of the space.
 
 Optuna's own sampler keeps its state as a pickle in the study's database, which this program does not load. Here the
-state
-follows from the trials: they note the generation and the point that they were drawn from.
+state follows from the trials: they note the generation and the point that they were drawn from.
 """
 
 from collections.abc import Mapping, Sequence

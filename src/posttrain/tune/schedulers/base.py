@@ -59,9 +59,9 @@ class Scheduler(ABC):
     - `report`: a running trial has reported a value. The answer is what it does next: continue, pause, or stop.
     - `ended`: a trial runs no more, and never will: it came to its own end, failed, or was stopped.
 
-    A study that was killed is resumed by a new scheduler to which everything that happened is told again, in its order,
-    without a question. So the state must follow from what was told, and ``choose`` may draw no random number. It is
-    also told of trials that another scheduler started, as the user may change it; these can be ignored.
+    A study that was killed is resumed by a new scheduler, to which all earlier events are replayed in their order,
+    without a question. So the state must follow from the events, and ``choose`` may draw no random number. Among them
+    may be trials that another scheduler started, as the user may change it; ignore these.
 
     With ``can_start=False`` (the budget has no trials left) `choose` returns no `Start`, and promotes what is left to
     promote: a rung that waits for trials which will never start must not hold the others up. If nothing runs
