@@ -56,6 +56,8 @@ def problem(words: list[str]) -> str | None:
         rest = rest[1:]
     if command is get_command(app) or command.name == "posttrain":
         return f"there is no verb {rest[0]}"
+    if getattr(command, "default", None):
+        command = command.load(command.default)
     # A group without a verb does nothing, but for `select`.
     if getattr(command, "commands", None) and not command.invoke_without_command:
         return f"{command.name} has no verb {rest[:1]}"

@@ -129,7 +129,7 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
         ),
         (["config.yaml", "--out", "out", "--budget", "much"], "--budget: `much` is no budget"),
         (["train.jsonl", "--out", "out"], "train.jsonl:2: broken YAML"),
-        (["show", "out"], "out: holds no study; begin one with posttrain tune"),
+        (["show", "out"], "out: holds no study; begin one with posttrain tune CONFIG.yaml --out DIR"),
         (["config.yaml", "--out", "."], ".: holds something else already; name another --out"),
     ],
 )

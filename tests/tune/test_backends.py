@@ -34,29 +34,27 @@ def job(folder: Path, number: int, **settings: object) -> Job:
     return Job(number, settings, folder / str(number), 0, None, number)
 
 
-def die_in_many_ways(trial: TrialContext) -> float:
-    """Dies as ``how`` says, in its first run only."""
-    marker = trial.folder / "has run"
-    how = trial["how"]
-    if marker.exists() or how == "well":
-        return 1.0
-    marker.touch()
-    (trial.folder / "pid").write_text(str(os.getpid()))
-    if how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "crash":
-        print("corrupted size vs. prev_size", flush=True)  # noqa: T201
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if how == "exit":
-        os._exit(7)
-    time.sleep(1000)
-    raise AssertionError
-
-
 @pytest.mark.slow
 def test_trials_may_die_and_others_go_on(tmp_path: Path) -> None:
+    """Each dies as ``how`` says, in its first run only."""
+
+    # In here, so that it is sent by value: the workers cannot import the tests.
     def function(trial: TrialContext) -> float:
-        return die_in_many_ways(trial)
+        marker = trial.folder / "has run"
+        how = trial["how"]
+        if marker.exists() or how == "well":
+            return 1.0
+        marker.touch()
+        (trial.folder / "pid").write_text(str(os.getpid()))
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "crash":
+            print("corrupted size vs. prev_size", flush=True)  # noqa: T201
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "exit":
+            os._exit(7)
+        time.sleep(1000)
+        raise AssertionError
 
     kinds = ["kill", "well", "crash", "exit", "well", "hang", "well"]
     handler = RecordingHandler()

@@ -27,12 +27,7 @@ class _Verbs(LazyGroup):
         "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
         "show": LazyVerb("posttrain.cli.tune:show", "Show a study: the best trials, and how many ended how."),
     }
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts ``run`` before a call without a verb."""
-        if args and args[0] not in (*self.verbs, "-h", "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+    default: ClassVar = "run"
 
 
 app = typer.Typer(name="tune", cls=_Verbs, no_args_is_help=True)
@@ -40,7 +35,7 @@ app = typer.Typer(name="tune", cls=_Verbs, no_args_is_help=True)
 
 @app.callback()
 def tune() -> None:
-    """Search the best settings of a training: posttrain tune CONFIG.yaml --out DIR."""
+    """Search the best settings of a training for the least compute; resume a study."""
 
 
 def run(

@@ -25,15 +25,25 @@ class LazyVerb(NamedTuple):
 
 
 class LazyGroup(TyperGroup):
-    """Lists ``verbs`` in their order, and imports the one that is called."""
+    """Lists ``verbs`` in their order, and imports the one that is called.
+
+    Arguments that begin with no verb are those of ``default``, where a group has one.
+    """
 
     verbs: ClassVar[dict[str, LazyVerb]] = {}
+    default: ClassVar[str | None] = None
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         # Placeholders with a line of help: to list the verbs, none of their modules is imported.
         for name, verb in self.verbs.items():
             self.add_command(TyperCommand(name, help=verb.help))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the default verb before a call without a verb."""
+        if self.default and args and args[0] not in (*self.verbs, "-h", "--help"):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the called verb's name, its imported command and the arguments after it."""

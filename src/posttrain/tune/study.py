@@ -244,7 +244,7 @@ def read_study(folder: Path | None = None, url: str | None = None, name: str = "
         UserError: there is no such study.
     """
     location = url or str(folder)
-    missing = UserError("holds no study", where=location, fix="begin one with posttrain tune")
+    missing = UserError("holds no study", where=location, fix="begin one with posttrain tune CONFIG.yaml --out DIR")
     if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
         raise missing
     storage = open_storage(folder, url)

@@ -19,7 +19,7 @@ from posttrain.train.monitor.profile import TABLE, TRACE, attribute_time, profil
 
 pytestmark = pytest.mark.slow
 
-PAUSE = 0.1
+PAUSE = 0.3  # longer than a whole step on a busy machine
 
 
 class _SlowBackward(torch.autograd.Function):
