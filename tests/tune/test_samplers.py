@@ -167,4 +167,4 @@ def test_cmaes_needs_two_parameters() -> None:
 
 
 def test_all_samplers_are_named() -> None:
-    assert list(SAMPLERS.builtin) == ["random", "quasi_random", "grid", "tpe", "gp", "cmaes", "evolutionary"]
+    assert list(SAMPLERS.builtin) == ["random", "quasi_random", "grid", "tpe", "bohb", "gp", "cmaes", "evolutionary"]

@@ -16,6 +16,7 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "quasi_random": "posttrain.tune.samplers.unit_cube:QuasiRandomSampler",
         "grid": "posttrain.tune.samplers.unit_cube:GridSampler",
         "tpe": "posttrain.tune.samplers.registry:tpe",
+        "bohb": "posttrain.tune.samplers.bohb:BohbSampler",
         "gp": "posttrain.tune.samplers.registry:gaussian_process",
         "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
         "evolutionary": "posttrain.tune.samplers.registry:evolutionary",

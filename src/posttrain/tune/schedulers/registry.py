@@ -15,6 +15,8 @@ SCHEDULERS: Registry[Callable[..., Scheduler]] = Registry(
         "successive_halving": "posttrain.tune.schedulers.successive_halving:SuccessiveHalving",
         "asha": "posttrain.tune.schedulers.asha:Asha",
         "hyperband": "posttrain.tune.schedulers.hyperband:Hyperband",
+        "early_stopping": "posttrain.tune.schedulers.early_stopping:EarlyStopping",
+        "extrapolation": "posttrain.tune.schedulers.extrapolation:Extrapolation",
     },
 )
 """A function of the scheduler's options, by name."""

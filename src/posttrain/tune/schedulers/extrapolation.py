@@ -1,0 +1,73 @@
+"""Stops trials that will hardly beat the best one, by their extrapolated learning curves."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from posttrain.store.errors import UserError
+from posttrain.tune.curves import extrapolate
+from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.schedulers.none import RunToEnd
+
+
+class Extrapolation(RunToEnd):
+    """Stops a trial when its chance to end below the best last value so far is small (Domhan et al. 2015).
+
+    The first trials run to the end: they say where last values lie, and how far apart (`posttrain.tune.curves`).
+
+    Args:
+        max_resource: the step at which a trial is finished.
+        chance: the least probability with which a trial goes on.
+        min_resource: the step before which none is stopped.
+        startup: trials that must have finished before.
+
+    Raises:
+        UserError: an option is out of its range.
+    """
+
+    def __init__(self, max_resource: int, chance: float = 0.05, min_resource: int = 3, startup: int = 5) -> None:
+        super().__init__(max_resource)
+        where = "scheduler extrapolation"
+        if not 0 < chance < 1:
+            raise UserError(f"chance {chance:g} is no probability between 0 and 1", where=where)
+        if min_resource < 1 or max_resource < min_resource:
+            raise UserError(
+                f"no step lies between min_resource {min_resource} and max_resource {max_resource}",
+                where=where,
+                fix="1 <= min_resource <= max_resource",
+            )
+        if startup < 2:
+            raise UserError(f"startup {startup} is less than 2", where=where, fix="the scale follows from two values")
+        self._last, self._chance, self._least, self._startup = max_resource, chance, min_resource, startup
+        self._curves: dict[int, tuple[list[int], list[float]]] = {}  # steps and values of trials that have not ended
+        self._ends: list[float] = []  # last values
+
+    def started(self, number: int, resource: int | None, notes: Mapping[str, Any]) -> None:
+        if resource == self._last:  # else it is of another scheduler
+            self._curves.setdefault(number, ([], []))
+
+    def report(self, number: int, step: int, value: float) -> Decision:
+        decision = super().report(number, step, value)
+        if number not in self._curves:
+            return decision
+        steps, values = self._curves[number]
+        steps.append(step)
+        values.append(value)
+        if decision is Decision.CONTINUE and step >= self._least and self._is_hopeless(steps, values):
+            del self._curves[number]  # so that its value does not count as a last one
+            return Decision.STOP
+        return decision
+
+    def ended(self, number: int, value: float | None) -> None:
+        if self._curves.pop(number, None) is not None and value is not None:
+            self._ends.append(value)
+
+    def _is_hopeless(self, steps: list[int], values: list[float]) -> bool:
+        if len(self._ends) < self._startup:
+            return False
+        # By quartiles: a few trainings that have diverged say nothing of the others.
+        low, centre, high = np.quantile(self._ends, [0.25, 0.5, 0.75])
+        scale = max((high - low) / 1.349, 1e-9 * max(1.0, abs(centre)))
+        forecast = extrapolate(steps, values, self._last, float(centre), float(scale))
+        return forecast.probability_below(min(self._ends)) < self._chance
