@@ -55,6 +55,10 @@ class TestEvolutionary(NamedSamplerContract):
     name: Any = {"name": "evolutionary", "population": 6}  # noqa: RUF012
 
 
+class TestStaged(NamedSamplerContract):
+    name: Any = {"name": "staged", "coarse": 6, "refined": 4}  # noqa: RUF012
+
+
 PLANE = Space({"x": Float(-5, 5), "y": Float(1e-4, 1, log=True)})
 
 
@@ -80,7 +84,7 @@ def median_least(name: Any, count: int, seeds: int = 5) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("tpe", 50), ("cmaes", 50), ("evolutionary", 80)])
+@pytest.mark.parametrize(("name", "count"), [("tpe", 50), ("cmaes", 50), ("evolutionary", 80), ("staged", 50)])
 def test_samplers_that_learn_beat_random(name: str, count: int) -> None:
     assert median_least(name, count) < 0.5 * median_least("random", count, 15)
 
@@ -107,6 +111,33 @@ def test_a_grid_tries_each_point_once() -> None:
         {"a": "v", "c": 0.0, "b": 1},
         {"a": "v", "c": 0.0, "b": 3},
     ]
+
+
+def test_a_staged_search_narrows_the_ranges_to_those_of_the_best_points() -> None:
+    # On the grid x is -5, 0, 5 and y 1e-4, 1e-2, 1: of the nine points (0, 1e-2) and (0, 1) are the best.
+    options = {"name": "staged", "points": 3, "coarse": 9, "refined": 4, "share": 0.2}
+    trials = search(make_sampler(options, PLANE, 1), 20)
+    assert [trial.notes["stage"] for trial in trials] == ["coarse"] * 9 + ["refined"] * 4 + ["model"] * 7
+    assert len({(trial.drawn["x"], trial.drawn["y"]) for trial in trials[:9]}) == 9
+    # Half of the distance of two points beyond: -2.5 to 2.5, and from 1e-3.
+    assert trials[9].notes["ranges"]["x"] == pytest.approx([-2.5, 2.5])
+    assert trials[9].notes["ranges"]["y"] == pytest.approx([1e-3, 1])
+    for trial in trials[9:]:
+        assert -2.5 <= trial.drawn["x"] <= 2.5
+        assert trial.drawn["y"] >= 0.999e-3
+
+
+def test_a_staged_search_leaves_ranges_that_its_constraints_need() -> None:
+    # The best coarse points lie at small x, where `y` never exists.
+    space = Space({"x": Float(0, 1), "y": Float(0, 1, when="x > 0.9")})
+    sampler = make_sampler({"name": "staged", "coarse": 3, "refined": 2, "share": 0.3}, space)
+    trials: list[Trial] = []
+    for number in range(12):
+        proposal = sampler.propose(number, trials)
+        assert proposal is not None
+        state, value = TrialState.FINISHED, proposal.drawn["x"]
+        trials.append(Trial(number, proposal.drawn, proposal.drawn, state, value=value, notes=proposal.notes))
+        assert trials[-1].settings in space
 
 
 def test_quasi_random_points_are_a_sobol_sequence() -> None:
@@ -167,4 +198,14 @@ def test_cmaes_needs_two_parameters() -> None:
 
 
 def test_all_samplers_are_named() -> None:
-    assert list(SAMPLERS.builtin) == ["random", "quasi_random", "grid", "tpe", "bohb", "gp", "cmaes", "evolutionary"]
+    assert list(SAMPLERS.builtin) == [
+        "random",
+        "quasi_random",
+        "grid",
+        "tpe",
+        "bohb",
+        "gp",
+        "cmaes",
+        "evolutionary",
+        "staged",
+    ]

@@ -99,8 +99,8 @@ def minimize(
         space: a `Space`, or a mapping of names to `Float`, `Int`, `Choice`, `Derived`, fixed values, or to entries as a
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
         budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
-        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``cmaes`` or ``evolutionary``, or a
-            mapping of ``name`` and options, or a new `Sampler`.
+        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``cmaes``, ``evolutionary`` or
+            ``staged``, or a mapping of ``name`` and options, or a new `Sampler`.
         scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping`` or
             ``extrapolation``, with options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         seed: fixes every random choice of the search, and each trial's seed.

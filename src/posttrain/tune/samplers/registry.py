@@ -20,6 +20,7 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "gp": "posttrain.tune.samplers.registry:gaussian_process",
         "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
         "evolutionary": "posttrain.tune.samplers.registry:evolutionary",
+        "staged": "posttrain.tune.samplers.staged:StagedSampler",
     },
 )
 """A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""

@@ -1,0 +1,116 @@
+"""A staged search: a coarse grid, points in the part of the space that it leaves, and a model over that part."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from posttrain.store.errors import UserError
+from posttrain.tune.parameters import Choice, Float, Int
+from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.samplers.registry import tpe
+from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Trial
+
+_RANGES = "ranges"
+"""The note of a trial with the refined ranges, by parameter."""
+
+
+class StagedSampler(Sampler):
+    """Searches in three stages.
+
+    1. ``coarse`` points of a grid, in a random order, or all of them.
+    2. Each number's range becomes that of the best ``share`` of these trials, widened by half the distance of the
+       grid's points on both sides; ``refined`` quasi-random points of it follow.
+    3. TPE over the refined ranges, given all trials that lie in them.
+
+    Choices keep all their values. Where the refined ranges leave no point that meets the conditions and constraints,
+    the whole space is searched on.
+
+    Args:
+        points: values of each number on the grid.
+        coarse: trials of the first stage.
+        refined: trials of the second.
+        share: of the coarse trials, the best, that the refined ranges hold.
+
+    Raises:
+        UserError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        seed: int = 0,
+        maximize: bool = False,
+        points: int = 3,
+        coarse: int = 12,
+        refined: int = 8,
+        share: float = 0.25,
+    ) -> None:
+        super().__init__(space, seed, maximize)
+        for name, value, fits in (
+            ("points", points, points >= 2),
+            ("coarse", coarse, coarse >= 2),
+            ("refined", refined, refined >= 0),
+            ("share", share, 0 < share <= 1),
+        ):
+            if not fits:
+                raise UserError(f"{value:g} is out of range", where=f"sampler.{name}")
+        self._points, self._coarse, self._refined, self._share = points, coarse, refined, share
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
+        # By what the trials note, as some of them may be of another sampler.
+        stages = [trial.notes.get("stage") for trial in trials]
+        if (count := stages.count("coarse")) < len(self._grid):
+            return Proposal(self._grid[count], {"stage": "coarse"})
+        ranges = next((trial.notes[_RANGES] for trial in trials if _RANGES in trial.notes), None)
+        # Noted once, as coarse trials that run on may change their values.
+        notes = {} if ranges is not None else {_RANGES: self._best_ranges(trials)}
+        space = self._refined_space(notes[_RANGES] if ranges is None else ranges)
+        if stages.count("refined") < self._refined:
+            members = [trial for trial in trials if trial.notes.get("stage") == "refined"]
+            proposal = QuasiRandomSampler(space, self.seed, self.maximize).propose(number, members)
+            return Proposal(proposal.drawn, {**proposal.notes, **notes, "stage": "refined"})
+        # Numbered anew, as Optuna takes a trial's number for its place in the study.
+        inside = [trial for trial in trials if trial.settings in space]
+        inside = [replace(trial, number=index) for index, trial in enumerate(inside)]
+        model = tpe(space, self.seed, self.maximize, startup=0).propose(len(inside), inside)
+        assert model is not None
+        return Proposal(model.drawn, {**notes, "stage": "model"})
+
+    @cached_property
+    def _grid(self) -> list[dict[str, Any]]:
+        points = list(self.space.grid(self._points))
+        order = np.random.default_rng(self.seed).permutation(len(points))
+        return [points[index] for index in order[: self._coarse]]
+
+    def _best_ranges(self, trials: Sequence[Trial]) -> dict[str, list[float]]:
+        """Returns the ends of each number's refined range."""
+        coarse = [trial for trial in trials if trial.notes.get("stage") == "coarse"]
+        losses = self.losses(coarse)
+        ranked = sorted((trial for trial in coarse if trial.number in losses), key=lambda trial: losses[trial.number])
+        best = ranked[: math.ceil(self._share * len(coarse))]
+        margin = 0.5 / (self._points - 1)
+        ranges = {}
+        for name, parameter in self.space.parameters.items():
+            shares = [parameter.to_unit(trial.drawn[name]) for trial in best if name in trial.drawn]
+            if shares and not isinstance(parameter, Choice):
+                ends = max(0.0, min(shares) - margin), min(1.0, max(shares) + margin)
+                ranges[name] = [parameter.from_unit(end) for end in ends]
+        return ranges
+
+    def _refined_space(self, ranges: Mapping[str, Sequence[float]]) -> Space:
+        space = self.space
+        try:
+            for name, (low, high) in ranges.items():
+                parameter = space.parameters[name]
+                assert isinstance(parameter, Float | Int)
+                if low < high:
+                    space = space.replace(name, replace(parameter, low=low, high=high))
+        except UserError:  # a condition or the constraints never hold there
+            return self.space
+        return space
