@@ -50,7 +50,8 @@ def test_bytes_of_the_optimizer_state(name: str, model: Model) -> None:
     for master in masters.masters:
         assert master.grad is not None
         master.grad.fill_(0.1)
-    masters.step(1e-3)
+    with torch.compiler.set_stance("force_eager"):  # torchao's compiled step has the same state, a minute later
+        masters.step(1e-3)
     saved_tensors = {key: value for key, value in masters.tensors().items() if not key.startswith("master.")}
     # Step counters and torchao's tables of the 256 values of a byte are negligible.
     state = [value for key, value in saved_tensors.items() if value.ndim and ":qmap" not in key]

@@ -1,7 +1,9 @@
 """Synchronous successive halving (Jamieson and Talwalkar 2015, arXiv:1502.07943): rungs are compared as a whole."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import insort
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from posttrain.store.errors import UserError
@@ -28,7 +30,10 @@ class Bracket:
         self._members: list[dict[int, None]] = [{} for _ in rungs]
         self._values: list[dict[int, float]] = [{} for _ in rungs]
         self._ended: dict[int, float | None] = {}
-        self._closed: dict[int, list[int]] = {}  # trials that a rung gets, once one of them has been promoted
+        self._failed: set[int] = set()
+        self._closed: dict[int, dict[int, None]] = {}  # trials that a rung gets, once one of them has been promoted
+        # Value and trial of all that have arrived, so that a rung of thousands need not be sorted when it is complete.
+        self._ranked: list[list[tuple[float, int]]] = [[] for _ in rungs]
 
     def started(self, number: int, resource: int | None) -> None:
         """Notes that a trial runs up to a rung's step."""
@@ -36,7 +41,9 @@ class Bracket:
             if rung.step == resource:
                 if level and level not in self._closed:
                     # The rung below is complete, though the budget may have left it smaller than planned.
-                    self._closed[level] = self._best(level, self._entrants(level - 1))
+                    self._closed[level] = dict.fromkeys(self._best(level, self._entrants(level - 1)))
+                    for entrant in self._closed[level]:
+                        self._rank_ended(level, entrant)
                 self._members[level][number] = None
 
     def report(self, number: int, step: int, value: float) -> Decision:
@@ -45,17 +52,23 @@ class Bracket:
         if step < self._rungs[level].step:
             return Decision.CONTINUE
         self._values[level][number] = value
+        insort(self._ranked[level], (value, number))
         return Decision.PAUSE if level + 1 < len(self._rungs) else Decision.STOP
 
     def ended(self, number: int, value: float | None) -> None:
         """Notes that a trial has ended, with its final value, or None if it failed."""
         self._ended[number] = value
+        if value is None:
+            self._failed.add(number)
+        for level, members in enumerate(self._members):
+            if number in members or number in self._closed.get(level, ()):
+                self._rank_ended(level, number)
 
     def choose(self, can_start: bool) -> tuple[Start | Promote | None, bool]:
         """Returns what a free worker does in this bracket, where a `Start` has no notes; and whether it is over."""
         if len(self._members[0]) < self._rungs[0].trials and not self._closed and can_start:
             return Start(self._rungs[0].step), False
-        entrants = list(self._members[0])
+        entrants: Collection[int] = self._members[0]
         for level, rung in enumerate(self._rungs):
             if level:
                 entrants = self._closed[level] if level in self._closed else self._best(level, entrants)
@@ -67,20 +80,27 @@ class Bracket:
                 return None, False
         return None, True
 
-    def _entrants(self, level: int) -> list[int]:
-        return self._closed[level] if level else list(self._members[0])
+    def _entrants(self, level: int) -> Collection[int]:
+        return self._closed[level] if level else self._members[0]
+
+    def _rank_ended(self, level: int, number: int) -> None:
+        """Enters the final value of a trial that has ended before it came to a rung."""
+        value = self._ended.get(number)
+        if value is not None and number not in self._values[level]:
+            insort(self._ranked[level], (value, number))
 
     def _has_arrived(self, level: int, number: int) -> bool:
         return number in self._values[level] or number in self._ended
 
-    def _best(self, level: int, below: Sequence[int]) -> list[int]:
+    def _best(self, level: int, below: Collection[int]) -> list[int]:
         """Returns the trials that a rung gets from those of the rung below, the best first."""
         # The same share of a rung that the budget has left smaller.
         count = max(1, len(below) * self._rungs[level].trials // self._rungs[level - 1].trials)
-        failed = {number for number, value in self._ended.items() if value is None}
-        values = {number: self._values[level - 1].get(number, self._ended.get(number)) for number in below}
-        ranked = sorted((value, number) for number, value in values.items() if value is not None)
-        return [number for _, number in ranked if number not in failed][:count]
+        ranked = self._ranked[level - 1]
+        if level > 1 and level - 1 not in self._closed:  # all that it would get have ended
+            values = {number: self._values[level - 1].get(number, self._ended.get(number)) for number in below}
+            ranked = sorted((value, number) for number, value in values.items() if value is not None)
+        return list(islice((number for _, number in ranked if number not in self._failed), count))
 
 
 class BracketScheduler(Scheduler):
