@@ -136,7 +136,7 @@ def _headline(goal: Goal, trials: Sequence[Trial], importance: Importance, best:
     if best is not None and best.latest is not None:
         at = "" if best.state is TrialState.FINISHED else f", {best.state} at step {best.step}"
         tiles.append((number_text(best.latest), f"best {goal.objective}", f"trial {best.number}{at}"))
-    if compared:
+    if len(compared) > 1:
         middle = number_text(median(compared.values()))
         tiles.append((middle, "median", f"of {_count(len(compared), 'trial')}{_at_step(importance)}"))
     tiles.append((f"{len(trials):,}", "trials", _states_text(trials)))
@@ -149,7 +149,9 @@ def _headline(goal: Goal, trials: Sequence[Trial], importance: Importance, best:
 def _warnings(goal: Goal, best: Trial | None, importance: Importance) -> list[str]:
     if best is None:
         return []
-    warnings = [*check_edges(goal.space, best), *check_space(goal.space, len(importance.compared.values))]
+    compared = len(importance.compared.values)
+    # Of fewer trials the first sentence says so.
+    warnings = [*check_edges(goal.space, best), *check_space(goal.space, compared if compared >= FEWEST else None)]
     texts = [warning.text.replace("`", "") for warning in warnings]
     return [f"{text[0].upper()}{text[1:]}." for text in texts]
 

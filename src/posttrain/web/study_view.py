@@ -1,6 +1,7 @@
 """Builds the charts of a study from its trials: history, curves, slices, parallel coordinates, importance."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -173,7 +174,9 @@ def _history(
             if trial.latest is not None
         ]
         last = max(at.values(), default=0.0)
-        x_axis = value_axis(ticks(0.0, last or 1.0, 5), number_text, name=name)
+        # Whole numbers of trials: five steps of one at the least.
+        end = 5.0 * max(1, math.ceil(last / 5)) if name == "trial" else last
+        x_axis = value_axis(ticks(0.0, end or 1.0, 5), number_text, name=name)
         rows = [
             (
                 f"{trial.number}",
