@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import numpy as np
 import pytest
 import yaml
 
+from posttrain.tune import TrialContext, minimize
 from posttrain.tune.study import read_study
 
 Call = Callable[..., Any]
@@ -81,6 +83,42 @@ def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
     assert "of 4 trials" in migrated.out
 
 
+@pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def test_the_page_of_a_study_that_another_process_works_on(
+    posttrain: Call, tmp_path: Path, where: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres_url") if where == "postgres" else None
+    folder, page = tmp_path / "study", tmp_path / "page.html"
+    options = [] if url is None else ["--storage", url]
+    space = {"rate": {"float": [1e-5, 1e-1], "log": True}, "layers": [2, 4, 8]}
+
+    def objective(trial: TrialContext) -> float:
+        if trial.number == 11:
+            outcome = posttrain("tune", "report", folder, page, *options)
+            assert outcome.code == 0, outcome
+            assert outcome.out.endswith(f"wrote {page}\n")
+            assert "rate explains" in outcome.out
+            assert "(fANOVA over 11 trials); the best trial has value" in outcome.out
+            assert "11 finished, 1 running" in page.read_text()
+        return float(np.log10(trial["rate"]))
+
+    assert len(minimize(objective, space, budget="12 trials", sampler="random", out=folder, storage=url).trials) == 12
+    assert posttrain("tune", "report", folder, page, *options).code == 0
+    assert "12 finished" in page.read_text()
+    assert [path.name for path in tmp_path.glob("page*")] == ["page.html"]
+
+
+def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "posttrain"):
+        minimize(lambda trial: -trial.number, {"a": {"float": [0, 1]}}, budget="3 trials", sampler="random")
+    lines = [record.getMessage().split(" · ")[1:] for record in caplog.records if "best" in record.getMessage()]
+    assert lines == [
+        ["1 done", "best 0 (trial 0)", "2 trials left"],
+        ["2 done", "best -1 (trial 1)", "1 trials left"],
+        ["3 done", "best -2 (trial 2)", "0 trials left"],
+    ]
+
+
 @pytest.mark.slow
 def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("whole", "killed")}
@@ -129,6 +167,9 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
         ),
         (["config.yaml", "--out", "out", "--budget", "much"], "--budget: `much` is no budget"),
         (["train.jsonl", "--out", "out"], "train.jsonl:2: broken YAML"),
+        (["report", "out", "page.html"], "out: holds no study; begin one with posttrain tune CONFIG.yaml --out DIR"),
+        (["report", "out", "none/page.html"], "none: there is no such folder; make it first"),
+        (["report", "out", "."], ".: is a folder; name a file, such as report.html"),
         (["show", "out"], "out: holds no study; begin one with posttrain tune CONFIG.yaml --out DIR"),
         (["config.yaml", "--out", "."], ".: holds something else already; name another --out"),
     ],
@@ -170,4 +211,5 @@ def test_a_config_without_the_section(posttrain: Call, tmp_path: Path) -> None:
 def test_help(posttrain: Call) -> None:
     group = posttrain("tune", "--help").out
     assert "show" in group
+    assert "report" in group
     assert "--migrate" in posttrain("tune", "run", "--help").out

@@ -1,4 +1,4 @@
-"""``posttrain tune``: searches the best settings of a training; ``posttrain tune show`` lists a study's trials."""
+"""``posttrain tune``: searches the best settings of a training; ``show`` and ``report`` are about a study."""
 
 import shlex
 from collections import Counter
@@ -26,6 +26,9 @@ class _Verbs(LazyGroup):
     verbs: ClassVar = {
         "run": LazyVerb("posttrain.cli.tune:run", "Search the settings that a config names; resume a stopped study."),
         "show": LazyVerb("posttrain.cli.tune:show", "Show a study: the best trials, and how many ended how."),
+        "report": LazyVerb(
+            "posttrain.cli.tune:report", "Write one page about a study: what mattered, and every trial."
+        ),
     }
     default: ClassVar = "run"
 
@@ -95,9 +98,14 @@ def run(
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 
 
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of the study.")]
+
+StorageOption = Annotated[str | None, typer.Option(help="The study's PostgreSQL database, as tune.storage.")]
+
+
 def show(
-    folder: Annotated[Path, typer.Argument(help="Folder of the study.")],
-    storage: Annotated[str | None, typer.Option(help="The study's PostgreSQL database, as tune.storage.")] = None,
+    folder: FolderArgument,
+    storage: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show a study: the best trials, and how many ended how."""
@@ -105,7 +113,7 @@ def show(
     from posttrain.tune.study import read_study
     from posttrain.tune.trial import best_trial, rank
 
-    goal, trials = read_study(folder, storage, folder.resolve().name if storage else "tune")
+    goal, trials = read_study(folder, storage, _study_name(folder, storage))
     ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))
     best = best_trial(trials, maximize=goal.maximize)
     counts = Counter(str(trial.state) for trial in trials)
@@ -136,6 +144,27 @@ def show(
     print_line(describe_best(best))
     for trial in [trial for trial in trials if trial.error][:_ERRORS]:
         print_line(f"trial {trial.number} failed: {trial.error}")
+
+
+def report(
+    folder: FolderArgument,
+    out: Annotated[Path, typer.Argument(help="The page.")] = Path("report.html"),
+    storage: StorageOption = None,
+) -> None:
+    """Write one page about a study: what mattered, and every trial."""
+    from posttrain.web.page import check_page_file
+
+    check_page_file(out)
+    from posttrain.tune.study import read_study_events
+    from posttrain.web.study_report import write_study
+
+    goal, trials, events = read_study_events(folder, storage, _study_name(folder, storage))
+    print_line(write_study(out, goal, trials, events, folder.resolve().name))
+    print_line(f"wrote {out}")
+
+
+def _study_name(folder: Path, storage: str | None) -> str:
+    return folder.resolve().name if storage else "tune"
 
 
 def _number(value: Any) -> str:

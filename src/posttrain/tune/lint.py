@@ -39,7 +39,7 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
     """
     warnings = []
     count = len(space.parameters)
-    if trials is not None and trials < min(_TRIALS_PER_PARAMETER * count, _points(space)):
+    if trials is not None and trials < wanted_trials(space):
         wanted = _TRIALS_PER_PARAMETER * count
         text = f"{trials} trials are few for {count} parameters, as a rule wants {wanted}; fix some or narrow them"
         warnings.append(SpaceWarning("", text))
@@ -54,6 +54,11 @@ def check_space(space: Space, trials: int | None = None) -> list[SpaceWarning]:
             )
             warnings.append(SpaceWarning(name, text, space.replace(name, replace(parameter, log=True))))
     return warnings
+
+
+def wanted_trials(space: Space) -> int:
+    """Returns how many trials a space needs by rule: ten a parameter, or all of its points where they are fewer."""
+    return int(min(_TRIALS_PER_PARAMETER * len(space.parameters), _points(space)))
 
 
 def check_edges(space: Space, best: Trial) -> list[SpaceWarning]:

@@ -1,4 +1,4 @@
-"""Log lines that show how a study gets on: trials that end, the best so far, and what is left of the budget."""
+"""Log lines that show how a study gets on: trials that end, how many have, the best so far, and the budget left."""
 
 import logging
 import time
@@ -36,7 +36,8 @@ class ProgressLines:
         if not (is_better or now - self._last >= _EVERY_SECONDS):
             return
         self._last = now
-        log.info("  %s · %s · %s", _describe(trial), describe_best(best), self._left())
+        done = sum(other.ended for other in self._study.trials)
+        log.info("  %s · %s done · %s · %s", _describe(trial), f"{done:,}", describe_best(best), self._left())
 
     def _left(self) -> str:
         return self._budget.left(len(self._study.trials), *self._spent())

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial
 
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
-from posttrain.tune.events import OPTUNA_STATES, TRIAL_KEY, EventKind, advance, attribute_key, read_events
+from posttrain.tune.events import OPTUNA_STATES, TRIAL_KEY, Event, EventKind, advance, attribute_key, read_events
 from posttrain.tune.space import Space
 from posttrain.tune.storage import (
     STUDY_FILE,
@@ -243,6 +243,14 @@ def read_study(folder: Path | None = None, url: str | None = None, name: str = "
     Raises:
         UserError: there is no such study.
     """
+    goal, trials, _ = read_study_events(folder, url, name)
+    return goal, trials
+
+
+def read_study_events(
+    folder: Path | None = None, url: str | None = None, name: str = "tune"
+) -> tuple[Goal, list[Trial], list[Event]]:
+    """Reads a study as `read_study` does, and all of its events in their order."""
     location = url or str(folder)
     missing = UserError("holds no study", where=location, fix="begin one with posttrain tune CONFIG.yaml --out DIR")
     if url is None and (folder is None or not (folder / STUDY_FILE).is_file()):
@@ -253,7 +261,6 @@ def read_study(folder: Path | None = None, url: str | None = None, name: str = "
             study = latest_version(storage, name)
             if study is None:
                 raise missing
-            trials, _ = read_events(storage.get_all_trials(study._study_id, deepcopy=False))
-            return stored_goal(study), trials
+            return stored_goal(study), *read_events(storage.get_all_trials(study._study_id, deepcopy=False))
     finally:
         close_storage(storage)

@@ -134,7 +134,7 @@
       left: 4, right: 8, top: 8, outerBoundsMode: "same", outerBoundsContain: "all", ...option.grid,
       bottom: (option.grid?.bottom ?? 2) + below,
     };
-    for (const axis of [...list(option.xAxis), ...list(option.yAxis)]) {
+    for (const axis of [...list(option.xAxis), ...list(option.yAxis), ...list(option.parallelAxis)]) {
       const label = (axis.axisLabel ??= {});
       if (axis.texts) {
         const texts = axis.texts;
@@ -149,7 +149,7 @@
       axis.axisLabel.formatter = (name) => shorten(name, share * width);
     }
     for (const axis of list(option.xAxis).filter((axis) => axis.type === "value")) {
-      Object.assign(axis.axisLabel, { alignMinLabel: "left", alignMaxLabel: "right" });
+      axis.axisLabel = { alignMinLabel: "left", alignMaxLabel: "right", ...axis.axisLabel };
     }
     for (const axis of list(option.xAxis).filter((axis) => axis.axisLabel.rotate)) {
       axis.axisLabel.formatter = (name) => shorten(name, 150);

@@ -1,0 +1,240 @@
+"""The importance of settings: the share of the differences that each explains, and what the best trials have in common.
+
+fANOVA (Hutter, Hoos and Leyton-Brown, 2014, https://proceedings.mlr.press/v32/hutter14.html) fits a random forest and
+integrates it over the space. Optuna has it, too, but walks its trees once for each split, which takes minutes from 500
+trials on, and integrates over numbers as they are; here the measure is the unit cube, from which the space is drawn, so
+that a logarithmic range counts by its logarithm. PED-ANOVA (arXiv:2304.10255, with conditions arXiv:2601.20800) is
+Optuna's.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.tree._tree import Tree
+
+from posttrain.tune.lint import wanted_trials
+from posttrain.tune.space import Space
+from posttrain.tune.storage import to_distribution, to_optuna
+from posttrain.tune.trial import Trial, TrialState
+
+FEWEST = 10
+"""Trials with comparable values, below which nothing is said about importance."""
+
+MOST = 2_000
+"""Trials that importance is computed from; of more, so many are drawn at random: a forest of 10,000 takes a minute."""
+
+_TREES = 64
+
+_REACH = 4.0
+
+_TOP_SHARE, _FEWEST_TOP = 0.1, 5  # of the trials that PED-ANOVA calls the best; its authors want five at the least
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Values of trials that can be compared, as all have been trained equally long.
+
+    Attributes:
+        values: by the trial's number.
+        step: the step of all values; None: the final values of finished trials.
+    """
+
+    values: Mapping[int, float]
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The importance of a study's settings.
+
+    Attributes:
+        compared: the values that it is about.
+        count: of them, those that it was computed from; 0 where there are too few, or all are the same.
+        limit: worse values count as this one in fANOVA, or a single training that diverged would decide alone.
+        capped: their number.
+        shares: fANOVA: the share of the variance over the space that a setting alone explains, the greatest first. What
+            is missing to 1 are interactions.
+        fit: coefficient of determination (R²) of the forest for trials that a tree has not seen; at or below 0 the
+            settings say nothing about the value, whatever their shares.
+        conditional: settings that fANOVA leaves out, as they do not exist in all of these trials, and in how many they
+            do.
+        top_shares: PED-ANOVA: how much the distribution of a setting among the best trials differs from that among all,
+            as a share of all differences, the greatest first; empty where the best trials differ in nothing.
+        top: the number of these best trials.
+    """
+
+    compared: Comparable
+    count: int = 0
+    limit: float = math.nan
+    capped: int = 0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    fit: float = math.nan
+    conditional: Mapping[str, int] = field(default_factory=dict)
+    top_shares: Mapping[str, float] = field(default_factory=dict)
+    top: int = 0
+
+
+def comparable_values(space: Space, trials: Sequence[Trial]) -> Comparable:
+    """Returns the values that say most about a space.
+
+    These are the final ones of finished trials; but where most trials were stopped or paused, and too few for the space
+    have finished, those at the last step that enough have reported. A failed trial has none.
+    """
+    finished = {t.number: t.value for t in trials if t.state is TrialState.FINISHED and t.value is not None}
+    by_step: dict[int, dict[int, float]] = {}
+    for trial in trials:
+        if trial.state is not TrialState.FAILED:
+            for report in trial.reports:
+                by_step.setdefault(report.step, {})[trial.number] = report.value
+    candidates = [Comparable(finished), *(Comparable(by_step[step], step) for step in sorted(by_step, reverse=True))]
+    half = sum(trial.latest is not None for trial in trials) / 2
+    enough = min(half, max(FEWEST, wanted_trials(space)))
+    last = next((candidate for candidate in candidates if len(candidate.values) >= enough), None)
+    return last or max(candidates, key=lambda candidate: len(candidate.values))
+
+
+def worst_shown(values: np.ndarray, maximize: bool = False) -> float:
+    """Returns the worst value of interest: others lie so far off that they would hide all differences.
+
+    That is the worst within four times the distance from the best value to the worst quarter; normal values never lie
+    beyond, and trainings that have diverged do.
+    """
+    signed = -values if maximize else values
+    best, quarter = np.quantile(signed, (0, 0.75)).tolist()
+    # Where three quarters are the same, nothing lies within.
+    worst = float(signed[signed <= best + _REACH * (quarter - best)].max() if quarter > best else signed.max())
+    return -worst if maximize else worst
+
+
+def measure_importance(space: Space, trials: Sequence[Trial], *, maximize: bool = False, seed: int = 0) -> Importance:
+    """Measures the importance of all settings that are drawn.
+
+    Args:
+        space: the study's space.
+        trials: its trials, by number.
+        maximize: whether greater values are better.
+        seed: of the random forest, and of a sample of more than 2,000 trials.
+
+    Returns:
+        Importance without shares where fewer than 10 values can be compared, or all are the same.
+    """
+    compared = comparable_values(space, trials)
+    numbers = list(compared.values)
+    if len(numbers) > MOST:
+        numbers = sorted(np.random.default_rng(seed).choice(numbers, MOST, replace=False).tolist())
+    values = np.array([compared.values[number] for number in numbers], dtype=np.float64)
+    if len(values) < FEWEST or values.min() == values.max():
+        return Importance(compared)
+    rows = [trials[number] for number in numbers]
+    counts = {name: sum(name in trial.drawn for trial in rows) for name in space.parameters}
+    names = [name for name, count in counts.items() if count == len(rows)]
+    points = np.array([space.to_unit(trial.drawn) for trial in rows])
+    kept = [at for at, name in enumerate(space.parameters) if name in names]
+    limit = worst_shown(values, maximize)
+    capped = np.maximum(values, limit) if maximize else np.minimum(values, limit)
+    shares, fit = fanova(points[:, kept], capped, seed) if kept else (np.zeros(0), math.nan)
+    top_shares, top = _ped_anova(space, rows, values, maximize)
+    return Importance(
+        compared,
+        len(rows),
+        limit,
+        int((capped != values).sum()),
+        _sorted(dict(zip(names, shares.tolist(), strict=True))),
+        fit,
+        {name: count for name, count in counts.items() if count < len(rows)},
+        _sorted(top_shares),
+        top,
+    )
+
+
+def fanova(points: np.ndarray, values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, float]:
+    """Computes the share of the variance over the unit cube that each coordinate alone explains.
+
+    Args:
+        points: float64 [N, D], in the unit cube.
+        values: float64 [N], not all the same.
+        seed: of the random forest.
+
+    Returns:
+        Shares, float64 [D], whose sum is at most 1; and the forest's R² for values that a tree has not seen.
+    """
+    forest = RandomForestRegressor(_TREES, max_depth=64, random_state=seed, oob_score=True)
+    with warnings.catch_warnings():
+        # Of few values some are seen by all trees: they count as predicted by zero.
+        warnings.simplefilter("ignore", UserWarning)
+        forest.fit(points, values)
+    shares = [effects for tree in forest.estimators_ if (effects := _main_effects(tree.tree_)) is not None]
+    # No tree has a variance where all points are the same.
+    return np.mean(shares, axis=0) if shares else np.zeros(points.shape[1]), float(forest.oob_score_)
+
+
+def _main_effects(tree: Tree) -> np.ndarray | None:
+    """Returns the shares of a tree's variance that its coordinates alone explain, [D]; None if it has no variance."""
+    low, high = _boxes(tree)
+    is_leaf = tree.children_left < 0
+    low, high, leaves = low[is_leaf], high[is_leaf], tree.value[is_leaf, 0, 0]
+    widths = high - low
+    mean = float(widths.prod(axis=1) @ leaves)
+    variance = float(widths.prod(axis=1) @ (leaves - mean) ** 2)
+    if variance <= 0:
+        return None
+    shares = np.empty(tree.n_features)
+    for axis in range(tree.n_features):
+        # The mean over all other axes (equation 4 of the paper) is a step function: each leaf adds its value, weighted
+        # by its extent in the other axes, from its lower to its upper end.
+        parts = leaves * np.delete(widths, axis, axis=1).prod(axis=1)
+        edges, ends = np.unique(np.concatenate([low[:, axis], high[:, axis]]), return_inverse=True)
+        marginal = np.cumsum(np.bincount(ends, np.concatenate([parts, -parts]), len(edges)))[:-1]
+        shares[axis] = np.diff(edges) @ (marginal - mean) ** 2 / variance
+    return shares
+
+
+def _boxes(tree: Tree) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lower and the upper corner of each node's box in the unit cube, [nodes, D]."""
+    low, high = np.zeros((tree.node_count, tree.n_features)), np.ones((tree.node_count, tree.n_features))
+    nodes = np.flatnonzero(tree.children_left[:1] >= 0)
+    while len(nodes):  # a level of the tree at a time
+        left, right = tree.children_left[nodes], tree.children_right[nodes]
+        for children in (left, right):
+            low[children], high[children] = low[nodes], high[nodes]
+        high[left, tree.feature[nodes]] = low[right, tree.feature[nodes]] = tree.threshold[nodes]
+        nodes = np.concatenate([left, right])
+        nodes = nodes[tree.children_left[nodes] >= 0]
+    return low, high
+
+
+def _ped_anova(
+    space: Space, trials: Sequence[Trial], values: np.ndarray, maximize: bool
+) -> tuple[dict[str, float], int]:
+    """Returns the shares by name, and how many trials are the best."""
+    quantile = max(_TOP_SHARE, (_FEWEST_TOP - 0.5) / len(values))
+    ordered = np.sort(-values if maximize else values)
+    top = int((ordered <= ordered[math.ceil(quantile * len(values)) - 1]).sum())
+    distributions = {name: to_distribution(parameter) for name, parameter in space.parameters.items()}
+    study = optuna.create_study(direction="maximize" if maximize else "minimize")
+    study.add_trials(
+        optuna.trial.create_trial(
+            params=to_optuna(space.parameters, trial.drawn),
+            distributions={name: distributions[name] for name in trial.drawn},
+            value=float(value),
+        )
+        for trial, value in zip(trials, values, strict=True)
+    )
+    with warnings.catch_warnings():
+        # Of conditional settings in few trials, which count little: their share is weighted by that.
+        warnings.simplefilter("ignore")
+        sizes = get_param_importances(
+            study, evaluator=PedAnovaImportanceEvaluator(target_quantile=quantile), normalize=False
+        )
+    total = sum(sizes.values())
+    return {name: size / total for name, size in sizes.items()} if total > 0 else {}, top
+
+
+def _sorted(shares: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))

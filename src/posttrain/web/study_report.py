@@ -1,0 +1,231 @@
+"""The page of a study: what mattered, what was gained, and every trial's fate."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from posttrain.tune.events import Event
+from posttrain.tune.importance import FEWEST, Importance, measure_importance
+from posttrain.tune.lint import check_edges, check_space
+from posttrain.tune.trial import Trial, TrialState, best_trial, rank
+from posttrain.tune.versions import Goal
+from posttrain.web.charts.bars import format_seconds
+from posttrain.web.charts.chart import truncate
+from posttrain.web.formatting import number_text, percent_text
+from posttrain.web.page import Table, Tile, now_text, render_page, write_page
+from posttrain.web.report import PAGE_BYTES
+from posttrain.web.study_view import setting_text, study_view
+
+_BEST = 20  # rows of the table of trials
+_ERRORS = 20  # different errors that are listed
+_LETTERS = 300  # of an error
+
+_FIT = 0.3  # R² of the forest below which shares are no finding
+
+_SECOND = 0.1  # share from which the second setting is named, too
+
+
+def render_study(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str) -> tuple[str, str]:
+    """Renders the page as HTML of less than 2 MB, as far as fewer points can make it so.
+
+    Args:
+        goal: what the study searches.
+        trials: its trials, by number.
+        events: what happened, in its order.
+        name: of the study.
+
+    Returns:
+        The page, and its first sentence.
+    """
+    importance = measure_importance(goal.space, trials, maximize=goal.maximize)
+    best = best_trial(trials, maximize=goal.maximize)
+    sentence = summarize(goal, trials, importance)
+    page = ""
+    for detail in (1.0, 0.5, 0.25, 0.1):
+        page = render_page(
+            "study_report.html",
+            name=name,
+            sentence=sentence,
+            headline=_headline(goal, trials, importance, best),
+            warnings=_warnings(goal, best, importance),
+            settings=[] if best is None else [(key, setting_text(value)) for key, value in best.settings.items()],
+            best=best,
+            view=study_view(goal, trials, events, importance, detail),
+            values=_values_text(importance),
+            unvalued=_unvalued(trials),
+            left_out=_left_out(goal, trials, importance),
+            importance=importance,
+            interactions=percent_text(max(0.0, 1 - sum(importance.shares.values()))),
+            fit=f"{importance.fit:.2f}",
+            trials=_best_trials(goal, trials),
+            states=_states(trials),
+            errors=_errors(trials),
+            created=now_text(),
+        )
+        if len(page.encode("utf-8", "replace")) < PAGE_BYTES:
+            break
+    return page, sentence
+
+
+def write_study(path: Path, goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str) -> str:
+    """Writes the page atomically to ``path``, whose folder exists, and returns its first sentence.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    page, sentence = render_study(goal, trials, events, name)
+    write_page(path, page)
+    return sentence
+
+
+def summarize(goal: Goal, trials: Sequence[Trial], importance: Importance) -> str:
+    """Says in a sentence what mattered and what was gained, or why that cannot be said."""
+    best, compared = best_trial(trials, maximize=goal.maximize), importance.compared
+    if not trials:
+        return "No trial has been started."
+    if best is None or best.latest is None:
+        return f"None of {_count(len(trials), 'trial')} has a value: {_states_text(trials)}."
+    at = "" if best.state is TrialState.FINISHED else f" at step {best.step}"
+    gained = f"the best trial has {goal.objective} {number_text(best.latest)}{at}"
+    if len(compared.values) > 1:
+        middle = number_text(median(compared.values.values()))
+        gained += f", the median{_at_step(importance)} is {middle}"
+    what = _mattered(importance)
+    return f"{what}; {gained}."
+
+
+def _mattered(importance: Importance) -> str:
+    compared = importance.compared.values
+    over = f"{importance.count:,} trials{_at_step(importance)}"
+    if len(compared) < FEWEST:
+        comparable = f"{_count(len(compared), 'trial')} with comparable values"
+        return f"{comparable} cannot show which setting mattered (it takes {FEWEST})"
+    if not importance.count:
+        return f"All {len(compared):,} trials have the same value, so that no setting mattered"
+    if not importance.shares:
+        return "Which setting mattered cannot be told, as none exists in all trials"
+    if importance.fit < _FIT:
+        return (
+            f"Which setting mattered cannot be told: over {over} the settings hardly predict the value "
+            f"(R² {importance.fit:.2f} for trials left out)"
+        )
+    (name, share), *others = importance.shares.items()
+    text = f"{name} explains {100 * share:.0f}% of the differences"
+    if others and others[0][1] >= _SECOND:
+        text += f" and {others[0][0]} {100 * others[0][1]:.0f}%"
+    return f"{text} (fANOVA over {over})"
+
+
+def _at_step(importance: Importance) -> str:
+    step = importance.compared.step
+    return "" if step is None else f" at step {step:,}"
+
+
+def _count(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _states_text(trials: Sequence[Trial]) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in Counter(str(t.state) for t in trials).most_common())
+
+
+def _headline(goal: Goal, trials: Sequence[Trial], importance: Importance, best: Trial | None) -> tuple[Tile, ...]:
+    tiles: list[Tile] = []
+    compared = importance.compared.values
+    if best is not None and best.latest is not None:
+        at = "" if best.state is TrialState.FINISHED else f", {best.state} at step {best.step}"
+        tiles.append((number_text(best.latest), f"best {goal.objective}", f"trial {best.number}{at}"))
+    if len(compared) > 1:
+        middle = number_text(median(compared.values()))
+        tiles.append((middle, "median", f"of {_count(len(compared), 'trial')}{_at_step(importance)}"))
+    tiles.append((f"{len(trials):,}", "trials", _states_text(trials)))
+    tiles.append((format_seconds(sum(trial.seconds for trial in trials)), "of work", "all trials together"))
+    if tokens := sum(trial.tokens for trial in trials):
+        tiles.append((number_text(float(tokens)), "tokens", "of all trials"))
+    return tuple(tiles)
+
+
+def _warnings(goal: Goal, best: Trial | None, importance: Importance) -> list[str]:
+    if best is None:
+        return []
+    compared = len(importance.compared.values)
+    # Of fewer trials the first sentence says so.
+    warnings = [*check_edges(goal.space, best), *check_space(goal.space, compared if compared >= FEWEST else None)]
+    texts = [warning.text.replace("`", "") for warning in warnings]
+    return [f"{text[0].upper()}{text[1:]}." for text in texts]
+
+
+def _values_text(importance: Importance) -> str:
+    step = importance.compared.step
+    return "the final values of finished trials" if step is None else f"the values at step {step:,}"
+
+
+def _unvalued(trials: Sequence[Trial]) -> str:
+    missing = [trial for trial in trials if trial.latest is None]
+    return f"Not drawn: {_count(len(missing), 'trial')} without a value ({_states_text(missing)})." if missing else ""
+
+
+def _left_out(goal: Goal, trials: Sequence[Trial], importance: Importance) -> list[str]:
+    """Lists which trials and settings importance does not cover."""
+    lines = []
+    values = importance.compared.values
+    if missing := [trial for trial in trials if trial.number not in values]:
+        lines.append(f"Left out: {_count(len(missing), 'trial')} without such a value ({_states_text(missing)}).")
+    if 0 < importance.count < len(values):
+        lines.append(f"Computed from {importance.count:,} of {len(values):,} trials, drawn at random.")
+    if importance.capped:
+        limit = number_text(importance.limit)
+        lines.append(f"fANOVA takes {_count(importance.capped, 'value')} worse than {limit} for {limit}.")
+    for name, count in importance.conditional.items():
+        lines.append(f"fANOVA leaves out {name}, which exists in {count:,} of {importance.count:,} trials.")
+    others = [name for name in goal.space.to_json()["entries"] if name not in goal.space.parameters]
+    if others:
+        lines.append(f"Not drawn, and so without a share of their own: {', '.join(others)} (derived or fixed).")
+    rows = [trials[number] for number in values]
+    for name in goal.space.parameters:
+        settings = [repr(trial.drawn[name]) for trial in rows if name in trial.drawn]
+        if len(rows) > 1 and len(set(settings)) == 1:
+            lines.append(f"{name} had one value in all of these trials.")
+    return lines
+
+
+def _best_trials(goal: Goal, trials: Sequence[Trial]) -> Table:
+    names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
+    ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))[:_BEST]
+    rows = [
+        (
+            f"{trial.number}",
+            str(trial.state),
+            "" if trial.latest is None else f"{trial.latest:.6g}",
+            f"{trial.step:,}",
+            format_seconds(trial.seconds),
+            f"{trial.tokens:,}",
+            *(truncate(setting_text(trial.settings[name]), 60) if name in trial.settings else "" for name in names),
+        )
+        for trial in ranked
+    ]
+    return ("trial", "state", goal.objective, "step", "time", "tokens", *names), rows
+
+
+def _states(trials: Sequence[Trial]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for state in TrialState:
+        of_state = [trial for trial in trials if trial.state is state]
+        if of_state:
+            seconds, tokens = sum(t.seconds for t in of_state), sum(t.tokens for t in of_state)
+            rows.append((str(state), f"{len(of_state):,}", format_seconds(seconds), f"{tokens:,}"))
+    return ("state", "trials", "time", "tokens"), rows
+
+
+def _errors(trials: Sequence[Trial]) -> tuple[Table, str]:
+    """Returns the errors with their number and first trial, and a remark on those that are not listed."""
+    counts = Counter(trial.error for trial in trials if trial.error)
+    first = {trial.error: trial.number for trial in reversed(trials)}
+    rows: list[tuple[str, ...]] = [
+        (truncate(error, _LETTERS), f"{count:,}", f"{first[error]}") for error, count in counts.most_common(_ERRORS)
+    ]
+    others = sum(counts.values()) - sum(count for _, count in counts.most_common(_ERRORS))
+    rest = len(counts) - len(rows)
+    note = f"{rest:,} other errors of {_count(others, 'trial')} are in trials.jsonl." if rest else ""
+    return (("error", "trials", "first"), rows), note
