@@ -128,6 +128,7 @@ PROMPTS = tuple(f"{task}={task}-train" for task in TASKS)
 
 WITH_DATA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "fisher": ("fisher", ANSWERS, ("--examples", "128")),
+    "fisher, normalized": ("fisher", ANSWERS, ("--examples", "128", "--set", "normalize=true")),
     "regmean": ("regmean", ANSWERS, ("--examples", "128")),
     "regmean_plus_plus": ("regmean_plus_plus", ANSWERS, ("--examples", "64")),
     "by_importance": ("by_importance", ANSWERS, ("--examples", "128")),

@@ -20,7 +20,8 @@ FusionBench's definitions, and the options with which ours agree:
   model's loss: with minus the log-likelihood of the answer it is our empirical Fisher information (``answers: data``).
 - It adds 1e-6 to each element (``minimal_fisher_weight``), which ours does not; ``floor`` is a least value instead.
   Here it adds 1e-30: with 0 it divides 0 by 0 where no model has information, which ours gives the mean.
-- It divides each model's information by its L2 norm (``normalize_fisher_weight``). Ours does with ``weight`` 1 / norm.
+- It divides each model's information by its L2 norm (``normalize_fisher_weight``). Ours does with ``weight`` 1 / norm;
+  ``normalize`` divides by the trace.
 
 ``weights`` merges tiny models in float32, and prints the largest difference to FusionBench in float32 and in float64,
 and that between these two. ``times`` merges two random models with a file of records each, and prints seconds, CPU

@@ -77,6 +77,22 @@ def test_fisher_weighs_each_model_by_its_own_data(family: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("method", ["fisher", "regmean_plus_plus"])
+@pytest.mark.parametrize(
+    ("parameters", "warns"), [({"weight": [1, 1e6]}, True), ({}, False), ({"normalize": True}, False)]
+)
+def test_a_model_that_decides_alone_is_named(
+    family: Path,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    parameters: dict[str, Any],
+    warns: bool,
+) -> None:
+    merge(recipe(family, "fisher", parameters=parameters), tmp_path / "out", data=DATA)
+    warning = f"{family / 'b'} has "
+    assert (warning in caplog.text and "times the Fisher information of the others" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("method", ["fisher", "regmean_plus_plus"])
 def test_statistics_are_those_of_prompts_as_each_model_was_trained(
     family: Path,  # noqa: F811
     tmp_path: Path,

@@ -307,6 +307,7 @@ class MergeJob:
             digests,
             task_vectors=tensor.method.task_vectors,
             fisher=tensor.statistics if statistic == "fisher" else (),
+            fisher_norms=tensor.norms,
             grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
             inputs_first=tensor.inputs_first,
         )

@@ -46,6 +46,7 @@ class TensorPlan:
         method: None to copy the first input's bytes, as of a buffer of integers.
         options: the method's, as its signature has them; ``weight`` may be ``auto`` until the statistics are there.
         statistics: one a model, for methods that need them; empty if the models have none of this tensor.
+        norms: of each model's statistics, over all its tensors; empty where ``statistics`` is.
         inputs_first: whether it is a matrix [inputs, outputs], where statistics are Gram matrices of its inputs.
         low_rank: `LOW_RANK_OPTIONS`, if the result is an adapter; without ``rank``, adapters are concatenated.
     """
@@ -58,6 +59,7 @@ class TensorPlan:
     method: MergeMethod | None
     options: Mapping[str, Any]
     statistics: tuple[TensorInput, ...] = ()
+    norms: tuple[float, ...] = ()
     inputs_first: bool = False
     low_rank: Mapping[str, Any] | None = None
 

@@ -21,6 +21,8 @@ from posttrain.store.errors import UserError
 
 log = logging.getLogger("posttrain")
 
+_UNEQUAL = 10  # times as much Fisher information as the other models have together
+
 Examples = Mapping[str, Sequence[Example]]
 """The records of each file that a recipe names, by its name there."""
 
@@ -106,6 +108,7 @@ def with_statistics(
         if any(uses_merged_grams(tensor) for tensor in plan.tensors):
             known = with_merged_grams(known, sources, data, records, opened)
         _warn_of_plain_means(known.tensors)
+        _warn_of_unequal_information(known)
         yield known
 
 
@@ -184,7 +187,7 @@ def _name(entry: ModelEntry) -> str:
 def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], StatisticsFile]) -> TensorPlan:
     if tensor.method is None or tensor.method.statistic is None or uses_merged_grams(tensor):
         return tensor
-    entries = []
+    entries, norms = [], []
     for entry in tensor.inputs:
         file = files[entry.source.name, tensor.method.statistic]
         if entry.tensor not in file.shapes():
@@ -197,7 +200,26 @@ def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], S
                 )
             return tensor
         entries.append(TensorInput(file, entry.tensor))
-    return replace(tensor, statistics=tuple(entries), inputs_first=entries[0].tensor in file.inputs_first)
+        norms.append(file.summary["norm"])
+    return replace(
+        tensor, statistics=tuple(entries), norms=tuple(norms), inputs_first=entries[0].tensor in file.inputs_first
+    )
+
+
+def _warn_of_unequal_information(plan: MergePlan) -> None:
+    """Warns where one model has so much more Fisher information that it decides alone."""
+    merged = [tensor for tensor in plan.tensors if tensor.norms and not tensor.options.get("normalize", True)]
+    if not merged:
+        return
+    weights = [weight * norm for weight, norm in zip(merged[0].options["weight"], merged[0].norms, strict=True)]
+    most = max(range(len(weights)), key=weights.__getitem__)
+    others = sum(weights) - weights[most]
+    if weights[most] > _UNEQUAL * others > 0:
+        log.warning(
+            "%s has %.0f times the Fisher information of the others, and decides nearly alone; --set normalize=true",
+            merged[0].inputs[most].source.name,
+            weights[most] / others,
+        )
 
 
 def _warn_of_plain_means(tensors: Sequence[TensorPlan]) -> None:

@@ -118,11 +118,13 @@ class TensorGroup:
         *,
         task_vectors: bool = False,
         fisher: Sequence[TensorInput] = (),
+        fisher_norms: Sequence[float] = (),
         grams: Sequence[TensorInput] = (),
         inputs_first: bool = False,
     ) -> None:
         self.name, self.seed, self._whole = name, seed, whole
         self._inputs = [*inputs, *([base] if base else []), *fisher]
+        self.fisher_norms = tuple(fisher_norms)
         self._grams, self._with_fisher, self.inputs_first = list(grams), bool(fisher), inputs_first
         self._base, self._task_vectors, self._arena, self._digests = base, task_vectors, arena, digests
         self.models = len(inputs)

@@ -58,6 +58,11 @@ class MemorySource(WeightSource):
     def __init__(self, name: str, tensors: Tensors) -> None:
         self.name, self.folder, self.tensors = name, Path(name), dict(tensors)
 
+    @property
+    def norm(self) -> float:
+        """The sum of all elements: of Fisher information its trace."""
+        return sum(float(tensor.double().sum()) for tensor in self.tensors.values())
+
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
@@ -320,6 +325,7 @@ def _plan(
             spec,
             values,
             tuple(TensorInput(source, name) for source in known if name in source.tensors),
+            tuple(source.norm for source in known if name in source.tensors),
         )
         for name, tensor in models[0].items()
     ]
@@ -339,6 +345,7 @@ def _group(tensor: TensorPlan, whole: WholeModel | None = None) -> TensorGroup:
         whole,
         task_vectors=tensor.base is not None,
         fisher=tensor.statistics if statistic == "fisher" else (),
+        fisher_norms=tensor.norms,
         grams=tensor.statistics if statistic in ("gram", "merged_gram") else (),
     )
 

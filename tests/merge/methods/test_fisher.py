@@ -40,6 +40,28 @@ def test_formula(models: int, floor: float, normalised: bool) -> None:
     assert np.abs(result.double().numpy() - expected).max() <= 1e-6
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_normalised_information_counts_alike_over_all_tensors(scale: float) -> None:
+    models, _ = random_models(2, {"a": (5, 3), "b": (4, 2)})
+    generator = torch.Generator().manual_seed(3)
+    fisher = [
+        {name: torch.rand(tensor.shape, generator=generator) for name, tensor in models[0].items()} for _ in models
+    ]
+    traces = [sum(float(tensor.double().sum()) for tensor in tensors.values()) for tensors in fisher]
+    other = [fisher[0], {name: scale * tensor for name, tensor in fisher[1].items()}]
+    merged = merge_tensors("fisher", models, statistics=other, weight=[1.0, 2.0], normalize=True)
+    for name, tensor in merged.items():
+        tensors, information = ([model[name] for model in source] for source in (models, fisher))
+        expected = reference(tensors, information, [1 / traces[0], 2 / traces[1]])
+        assert np.abs(tensor.double().numpy() - expected).max() <= 1e-6
+
+
+def test_a_model_without_information_leaves_the_others_theirs() -> None:
+    weights, fisher = draw(2)
+    merged = merge_tensor("fisher", weights, statistics=[fisher[0], torch.zeros(SHAPE)], normalize=True)
+    assert torch.allclose(merged, weights[0], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [1e-24, 1e30])
 def test_only_ratios_of_information_count(scale: float) -> None:
     weights, fisher = draw(2)
