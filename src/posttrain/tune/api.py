@@ -17,6 +17,7 @@ from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.progress import ProgressLines
+from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
@@ -77,7 +78,7 @@ def minimize(
     space: Space | Mapping[str, Any],
     *,
     budget: str | int | Budget,
-    sampler: Any = "tpe",
+    sampler: Any = None,
     scheduler: Any = "none",
     seed: int = 0,
     out: str | Path | None = None,
@@ -100,8 +101,9 @@ def minimize(
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
         budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
         sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``gp``, ``cmaes`` or ``evolutionary``, or a mapping of
-            ``name`` and options, or a new `Sampler`.
-        scheduler: ``none``, ``successive_halving``, ``asha`` or ``hyperband``, with options such as
+            ``name`` and options, or a new `Sampler`. By default ``tpe``, or the one that belongs to a scheduler of
+            populations: ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
+        scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``pbt`` or ``pb2``, with options such as
             ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
@@ -138,7 +140,7 @@ def optimize(
     space: Space | Mapping[str, Any],
     *,
     budget: str | int | Budget,
-    sampler: Any = "tpe",
+    sampler: Any = None,
     scheduler: Any = "none",
     seed: int = 0,
     out: str | Path | None = None,
@@ -164,7 +166,10 @@ def optimize(
         raise UserError(f"{seed} is no seed", where="seed", fix="give 0 or more")
     space, budget = Space.of(space), Budget.read(budget)
     chosen_scheduler = make_scheduler(scheduler)
-    chosen_sampler = make_sampler(sampler, space, seed, maximize)
+    chosen_sampler = make_sampler(chosen_scheduler.sampler if sampler is None else sampler, space, seed, maximize)
+    if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
+        what = "the scheduler trains a population, whose settings this sampler cannot perturb"
+        raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
         if folder is None:

@@ -19,6 +19,8 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "gp": "posttrain.tune.samplers.registry:gaussian_process",
         "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
         "evolutionary": "posttrain.tune.samplers.registry:evolutionary",
+        "perturb": "posttrain.tune.samplers.population:PerturbSampler",
+        "pb2": "posttrain.tune.samplers.pb2:Pb2Sampler",
     },
 )
 """A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""

@@ -15,6 +15,8 @@ SCHEDULERS: Registry[Callable[..., Scheduler]] = Registry(
         "successive_halving": "posttrain.tune.schedulers.successive_halving:SuccessiveHalving",
         "asha": "posttrain.tune.schedulers.asha:Asha",
         "hyperband": "posttrain.tune.schedulers.hyperband:Hyperband",
+        "pbt": "posttrain.tune.schedulers.population:Pbt",
+        "pb2": "posttrain.tune.schedulers.population:Pb2",
     },
 )
 """A function of the scheduler's options, by name."""
