@@ -23,7 +23,7 @@ from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE
 from posttrain.tune.study import Study
-from posttrain.tune.trial import Trial
+from posttrain.tune.trial import Span, Trial, lineage, schedule_to_json
 
 BEST_FILE = "best.yaml"
 """The best settings so far, in a study's folder."""
@@ -31,6 +31,11 @@ BEST_FILE = "best.yaml"
 _TRIALS_FOLDER, _LOCK = "trials", "lock"
 
 _EXPORT_SECONDS = 1.0
+
+_CHANGED = """\
+The settings of the best trial, {number}, changed while it ran, as it went on from checkpoints of others.
+Below are the last ones, which alone do not give its result again. trials/{number:04d} has what it ended with.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,15 @@ class TuneResult:
         value = self._best_or_error.latest
         assert value is not None
         return value
+
+    @property
+    def schedule(self) -> Sequence[Span]:
+        """The settings of the best trial by step: one span unless it went on from checkpoints of others.
+
+        Raises:
+            ValueError: no trial has a value.
+        """
+        return lineage(self.trials, self._best_or_error.number)
 
     @property
     def _best_or_error(self) -> Trial:
@@ -230,9 +244,19 @@ class _Files:
         best = self._study.best
         if self._folder is None or best is None or best is self._written:
             return
-        content = yaml.safe_dump(dict(self._to_config(best)), sort_keys=False, allow_unicode=True)
+        content = _to_yaml(self._to_config(best))
+        spans = lineage(self._study.trials, best.number)
+        if len(spans) > 1:
+            # As a comment: a config of `posttrain train` has one value of each key.
+            schedule = _CHANGED.format(number=best.number) + _to_yaml({"schedule": schedule_to_json(spans)})
+            content = "".join(f"# {line}\n" for line in schedule.splitlines()) + content
         write_atomically(self._folder / BEST_FILE, content.encode())
         self._written = best
+
+
+def _to_yaml(content: Mapping[str, Any]) -> str:
+    text: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _check_folder(folder: Path, storage: str | None) -> None:

@@ -147,6 +147,14 @@ def lineage(trials: Sequence[Trial], number: int) -> list[Span]:
     return [Span(trial, 0, end), *reversed(spans)]
 
 
+def schedule_to_json(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Returns the settings of a lineage by step, as JSON values."""
+    return [
+        {"steps": [span.start + 1, span.end], "trial": span.trial.number, "settings": dict(span.trial.settings)}
+        for span in spans
+    ]
+
+
 def best_trial(trials: Sequence[Trial], *, maximize: bool = False) -> Trial | None:
     """Returns the first of the trials that have a value, in the order of `rank`; None without any value."""
     valued = (trial for trial in trials if trial.latest is not None)

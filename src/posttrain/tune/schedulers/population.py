@@ -1,6 +1,5 @@
 """Population-based training (PBT; Jaderberg et al. 2017, arXiv:1711.09846), in generations that wait for each other."""
 
-import math
 from collections.abc import Mapping
 from itertools import cycle
 from typing import Any, ClassVar
@@ -120,12 +119,11 @@ class Pbt(Scheduler):
         if not ranked:
             return {}
         count = min(max(1, int(len(ranked) * self._quantile)), len(ranked) // 2)
-        poor = [(value, member) for value, _, member in reversed(ranked[len(ranked) - count :])]
-        pairs = zip([*((math.inf, member) for member in failed), *poor], cycle(ranked[: max(1, count)]), strict=False)
+        poor = [member for *_, member in reversed(ranked[len(ranked) - count :])]
+        parents = [number for _, number, _ in ranked[: max(1, count)]]
         return {
             member: Fork(parent, self._arrived[parent][0], self._members[member])
-            for (value, member), (best, parent, _) in pairs
-            if value > best
+            for member, parent in zip([*failed, *poor], cycle(parents), strict=False)
         }
 
 
