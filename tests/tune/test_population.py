@@ -161,12 +161,12 @@ TOY = Space({"h0": Float(0, 1), "h1": Float(0, 1)})
 def test_a_population_beats_its_fixed_settings() -> None:
     fixed = minimize(ascend, TOY, budget=2, sampler=Corners(TOY))
     assert fixed.value == pytest.approx(0.9**2 * (1 + 0.98**160) - 1.2)
-    scheduler = {"name": "pbt", "max_resource": 20, "population": 2}
+    scheduler = {"name": "pbt", "max_resource": 20, "population": 4}
     values = [
-        -minimize(ascend, TOY, budget=21, sampler=Corners(TOY, seed), scheduler=scheduler).value for seed in range(3)
+        -minimize(ascend, TOY, budget=23, sampler=Corners(TOY, seed), scheduler=scheduler).value for seed in range(3)
     ]
     # A fixed setting climbs one direction, to 0.358 of 1.2; the population climbs both.
-    assert min(values) > 0.9 > -fixed.value
+    assert min(values) > 1.0 > -fixed.value
 
 
 SETTINGS = {"x": Float(1e-3, 1, log=True), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
@@ -443,7 +443,7 @@ def test_the_gaussian_process_is_that_of_the_formulas() -> None:
 def test_the_likeliest_process_has_the_length_of_the_values() -> None:
     points = np.linspace(0, 1, 30)[:, None]
     assert likeliest_gp(points, np.zeros(30), np.sin(15 * points[:, 0])).length <= 0.2
-    assert likeliest_gp(points, np.zeros(30), points[:, 0] - 0.5).length >= 1.0
+    assert likeliest_gp(points, np.zeros(30), points[:, 0] - 0.5).length >= 0.5
 
 
 def test_improvements_over_the_intervals() -> None:

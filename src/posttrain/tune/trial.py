@@ -139,11 +139,11 @@ class Span(NamedTuple):
 
 def lineage(trials: Sequence[Trial], number: int) -> list[Span]:
     """Returns how a trial came to its last step, the first steps first: one span unless it went on from another's."""
-    spans: list[Span] = []
     trial, end = trials[number], trials[number].step
-    while trial.fork is not None:
-        spans.append(Span(trial, trial.fork.step, end))
-        trial, end = trials[trial.fork.parent], trial.fork.step
+    spans: list[Span] = []
+    while (fork := trial.fork) is not None:
+        spans.append(Span(trial, fork.step, end))
+        trial, end = trials[fork.parent], fork.step
     return [Span(trial, 0, end), *reversed(spans)]
 
 
