@@ -120,6 +120,47 @@ def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: 
 
 
 @pytest.mark.slow
+def test_a_population_shows_its_settings_by_step(posttrain: Call, tmp_path: Path) -> None:
+    space, out = {"train.learning_rate": TUNE["space"]["train.learning_rate"]}, tmp_path / "out"
+    scheduler = {"name": "pbt", "population": 2, "max_resource": 3}
+    config = write(tmp_path, space=space, scheduler=scheduler, sampler=None, budget="4 trials")
+    outcome = posttrain("tune", config, "--out", out)
+    assert outcome.code == 0, outcome
+    values = posttrain("tune", "show", out, "--json").json
+    assert values["states"] == {"stopped": 2, "finished": 2}
+    assert [trial.get("fork", {}).get("step") for trial in values["trials"]] == [None, None, 1, 2]
+    shown = posttrain("tune", "show", out).out
+    fork = values["trials"][3]["fork"]
+    assert "goes on from" in shown.splitlines()[0]
+    assert f"{fork['parent']} at 2" in shown
+    spans = values["schedule"]
+    assert [spans[0]["steps"][0], spans[-1]["steps"][1]] == [1, 3]
+    text = (out / "best.yaml").read_text()
+    best = yaml.safe_load(text)
+    assert best["train"]["learning_rate"] == spans[-1]["settings"]["train.learning_rate"]
+    if len(spans) == 1:  # the best never went on from another's checkpoint
+        assert "#" not in text
+        assert outcome.out.splitlines()[-1].startswith("posttrain train --config")
+        return
+    assert text.startswith(f"# The settings of the best trial, {values['best']['number']}, changed while it ran")
+    assert yaml.safe_load("".join(line[2:] for line in text.splitlines(True)[2:] if line[0] == "#")) == {
+        "schedule": spans
+    }
+    assert f"{spans[0]['steps'][0]} to {spans[0]['steps'][1]}" in shown
+    model = out / "trials" / f"{values['best']['number']:04d}" / "model"
+    assert outcome.out.splitlines()[-1] == f"the trained model: {model}"
+    assert (model / "model.safetensors").is_file()
+
+
+def test_a_population_of_ranks_is_refused(posttrain: Call, tmp_path: Path) -> None:
+    space = {"train.lora.rank": [4, 8], "train.method": "lora"}
+    config = write(tmp_path, space=space, scheduler={"name": "pb2", "max_resource": 3}, sampler=None)
+    mistake = posttrain("tune", config, "--out", tmp_path / "out").mistake
+    assert "`train.lora.rank` cannot change while a training runs, as it does in a population" in mistake
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("whole", "killed")}
     for folder in folders.values():

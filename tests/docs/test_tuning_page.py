@@ -13,7 +13,7 @@ from posttrain.loop.tune_config import TuneConfig
 from posttrain.store.extensions import Registry
 from posttrain.tune.formula import FUNCTIONS
 from posttrain.tune.samplers.registry import SAMPLERS
-from posttrain.tune.schedulers.registry import SCHEDULERS
+from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.space import Space
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def blocks(kind: str) -> list[str]:
 def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None:
     rows = [{"prompt": f"message {n}", "completion": "card" if n % 2 else "cash"} for n in range(40)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (config,) = blocks("yaml")
+    config = blocks("yaml")[0]
     (tmp_path / "tune.yaml").write_text(config)
     (commands,) = blocks("sh")
     output = run(commands, tmp_path)
@@ -34,6 +34,13 @@ def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None
     assert re.search(r"^4 trials: ", output, re.MULTILINE)
     assert {"best.yaml", "study.db", "trials.jsonl", "trials"} <= {path.name for path in (tmp_path / "study").iterdir()}
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_the_population_is_a_config() -> None:
+    tune = TuneConfig.read(yaml.safe_load(blocks("yaml")[1])["tune"], "tune")
+    assert make_scheduler(tune.scheduler).has_forks
+    # 8 trainings, and 2 more after each of 9 intervals.
+    assert tune.budget == f"{8 + 2 * 9} trials"
 
 
 def test_the_python_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None:
@@ -45,10 +52,12 @@ def test_the_python_runs(run: Callable[[str, Path], str], tmp_path: Path) -> Non
 
 
 def test_the_tables_name_every_part_with_its_options() -> None:
-    parts: list[tuple[Registry[Any], int]] = [(SAMPLERS, 3), (SCHEDULERS, 0)]
-    for registry, own in parts:
+    # By section, as `pb2` is the name of a sampler and of a scheduler.
+    samplers, schedulers = PAGE.split("\n## Samplers\n")[1].split("\n## Schedulers\n")
+    parts: list[tuple[str, Registry[Any], int]] = [(samplers, SAMPLERS, 3), (schedulers, SCHEDULERS, 0)]
+    for section, registry, own in parts:
         for name in registry.builtin:
-            (row,) = re.findall(rf"^\| `{name}` \|(.*?)\|", PAGE, re.MULTILINE)
+            (row,) = re.findall(rf"^\| `{name}` \|(.*?)\|", section, re.MULTILINE)
             options = list(inspect.signature(registry[name]).parameters)[own:]
             assert re.findall(r"`(\w+)`", row) == options, name
 

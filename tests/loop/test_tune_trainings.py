@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 from posttrain.testing.steps import table_of
+from posttrain.train.callbacks import CallbackList, TrainingStopped
+from posttrain.train.config import can_change_on_resume
+from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.schedulers.base import Decision
@@ -255,3 +259,116 @@ def test_settings_are_laid_over_the_config() -> None:
         "train": {"epochs": 1, "lora": {"rank": 8}, "optimizer": {"name": "lion"}},
     }
     assert base["train"] == {"epochs": 1, "lora": {"rank": 4}}
+
+
+RATES = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}}
+
+
+@pytest.mark.slow
+def test_a_child_is_the_checkpoint_of_its_parent_with_another_rate(tiny_model: Path, root: Path) -> None:
+    scheduler = {"name": "pbt", "population": 2, "max_resource": 3}
+    tune = tune_config(space=RATES, scheduler=scheduler, sampler=None, budget="3 trials")
+    config = job(tiny_model, optimizer={"weight_decay": 0.1}, schedule={"name": "linear", "warmup": 0.1})
+    result = tune_trainings(config, tune, RECORDS, root / "out", root=root)
+    child = result.trials[2]
+    assert child.fork is not None
+    assert child.fork.step == 1
+    rates = [result.trials[number].settings["train.learning_rate"] for number in (child.fork.parent, 2)]
+    assert rates[0] != rates[1]
+    # By hand: 6 of 18 steps at the parent's rate, a checkpoint, and the others at the child's.
+    by_hand, plain = root / "by_hand", root / "plain"
+
+    def train(out: Path, rate: float, stop: int | None = None) -> list[dict[str, Any]]:
+        changed = apply_settings(config.model_dump(mode="json"), {"train.learning_rate": rate})
+        callbacks = None if stop is None else CallbackList(lambda step: step.step + 1 == stop)
+        job_config = TrainJobConfig.read(changed, "by hand")
+        with suppress(TrainingStopped):
+            train_standalone(out, job_config, RECORDS, lambda _: tiny_model, fork=True, callbacks=callbacks)
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    train(by_hand, rates[0], stop=6)
+    steps, unchanged = train(by_hand, rates[1]), train(plain, rates[0])
+    factors = [scheduled_lr(config.train.schedule, 1.0, step, 18) for step in range(18)]
+    expected = [rates[step >= 6] * factor for step, factor in enumerate(factors)]
+    assert [step["lr"] for step in steps] == pytest.approx(expected, rel=1e-12)
+    # Weights and data of step 6, before its update, are those of the training that kept its rate; moments too.
+    for key in ("loss", "grad_norm", "tokens"):
+        assert steps[6][key] == unchanged[6][key]
+    assert steps[7]["loss"] != unchanged[7]["loss"]
+    lm = load_language_model(by_hand, config.task, "float32")
+    assert child.value == metric_value(run_suite(lm, HELD_OUT, tune.suite(True), "held_out"), "loss")
+    # The best trial's model is kept; where it is the child's, it is the one that was trained by hand.
+    assert result.best is not None
+    kept = root / "out" / "trials" / f"{result.best.number:04d}" / "model" / "model.safetensors"
+    if result.best.number == 2:
+        assert file_digest(kept) == file_digest(by_hand / "model.safetensors")
+        text = (root / "out" / "best.yaml").read_text()
+        schedule = yaml.safe_load("".join(line[2:] for line in text.splitlines(True)[2:] if line.startswith("# ")))
+        assert [entry["steps"] for entry in schedule["schedule"]] == [[1, 1], [2, 3]]
+        assert TrainJobConfig.read(yaml.safe_load(text), "best.yaml").train.learning_rate == rates[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"optimizer": {"weight_decay": 0.0}}, {"optimizer": {"weight_decay": 0.5, "betas": [0.8, 0.9]}}),
+        ({"method": "lora", "lora": {"dropout": 0.0}}, {"method": "lora", "lora": {"dropout": 0.3}}),
+        ({"noise": {"neftune": 0.0}}, {"noise": {"neftune": 5.0, "dropout": {"attention": 0.1}}}),
+        ({"sft": {"label_smoothing": 0.0}}, {"sft": {"label_smoothing": 0.2, "focal": 1.0}}),
+        ({"ema": {"decay": 0.05}}, {"ema": {"decay": 0.3}}),
+        ({"schedule": {"name": "linear"}}, {"schedule": {"name": "cosine", "final_rate": 0.1}, "clip": 0.1}),
+    ],
+)
+def test_settings_that_may_change_on_resume_do(
+    tiny_model: Path, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """The steps before the change are the first training's, and the model is that of neither."""
+
+    def train(out: Path, options: dict[str, Any], stop: int | None = None) -> list[float]:
+        callbacks = None if stop is None else CallbackList(lambda step: step.step + 1 == stop)
+        with suppress(TrainingStopped):
+            config = job(tiny_model, learning_rate=1e-2, **options)
+            train_standalone(out, config, RECORDS, lambda _: tiny_model, fork=True, callbacks=callbacks)
+        return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    train(tmp_path / "changed", before, stop=6)
+    options = {"changed": after, "first": before, "second": after}
+    changed, first, _ = (train(tmp_path / name, values) for name, values in options.items())
+    assert changed[:6] == first[:6]
+    assert len(changed) == len(first) == 18
+    models = {file_digest(tmp_path / name / "model.safetensors") for name in options}
+    assert len(models) == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "train", "problem"),
+    [
+        ({"train.batch_size": [4, 8]}, {}, "`train.batch_size` cannot change while a training runs"),
+        ({"train.lora.rank": [4, 8]}, {"method": "lora"}, "`train.lora.rank` cannot change while a training runs"),
+        ({"train.optimizer.name": ["adamw", "sgd"]}, {}, "`train.optimizer.name` cannot change while"),
+        ({"train.epochs": {"derive": "2 + 0 * train.learning_rate"}}, {}, "`train.epochs` cannot change while"),
+        ({}, {"checkpoint": {"every_seconds": None}}, "train.checkpoint: there are none"),
+    ],
+)
+def test_populations_of_what_cannot_change_are_refused(
+    tiny_model: Path, root: Path, space: dict[str, Any], train: dict[str, Any], problem: str
+) -> None:
+    tune = tune_config(space=RATES | space, scheduler={"name": "pbt", "max_resource": 3}, sampler=None, budget=4)
+    with pytest.raises(UserError) as error:
+        tune_trainings(job(tiny_model, **train), tune, RECORDS, root / "out", root=root)
+    assert problem in str(error.value)
+    assert not (root / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "can"),
+    [
+        *[("learning_rate", True), ("optimizer.weight_decay", True), ("noise.dropout.attention", True)],
+        *[("dpo.beta", True), ("lora.dropout", True), ("schedule.warmup", True), ("distill.hard_weight", True)],
+        *[("lora.rank", False), ("lora.alpha", False), ("optimizer.name", False), ("max_length", False)],
+        *[("distill.hidden_weight", False), ("epochs", False), ("learning_rate_of_something", False)],
+    ],
+)
+def test_keys_that_can_change_on_resume(key: str, can: bool) -> None:
+    assert can_change_on_resume(key) is can

@@ -2,8 +2,9 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -14,6 +15,9 @@ from posttrain.loop.config import config_lines
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.extensions import add_module_folder
 from posttrain.store.yaml_files import read_yaml
+
+if TYPE_CHECKING:
+    from posttrain.tune.trial import Span
 
 _SHOWN = 10  # trials of a table
 
@@ -95,6 +99,11 @@ def run(
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
         print_line(f"{warning.text}, and go on with --migrate" if warning.fix else warning.text)
+    if len(result.schedule) > 1:
+        print_line("its settings changed while it trained:")
+        _print_schedule(result.schedule)
+        print_line(f"the trained model: {out / 'trials' / f'{result.best.number:04d}' / 'model'}")
+        return
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 
 
@@ -111,11 +120,12 @@ def show(
     """Show a study: the best trials, and how many ended how."""
     from posttrain.tune.progress import describe_best
     from posttrain.tune.study import read_study
-    from posttrain.tune.trial import best_trial, rank
+    from posttrain.tune.trial import best_trial, lineage, rank, schedule_to_json
 
     goal, trials = read_study(folder, storage, _study_name(folder, storage))
     ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))
     best = best_trial(trials, maximize=goal.maximize)
+    spans = [] if best is None else lineage(trials, best.number)
     counts = Counter(str(trial.state) for trial in trials)
     if json:
         print_json(
@@ -123,6 +133,7 @@ def show(
                 "objective": goal.objective,
                 "maximize": goal.maximize,
                 "best": None if best is None else best.to_json(),
+                "schedule": schedule_to_json(spans),
                 "states": dict(counts),
                 "seconds": sum(trial.seconds for trial in trials),
                 "tokens": sum(trial.tokens for trial in trials),
@@ -131,17 +142,22 @@ def show(
         )
         return
     names = list(goal.space.parameters)
+    parents = any(trial.fork for trial in trials)
     rows = [
         [
             *(trial.number, str(trial.state), _number(trial.latest), trial.step, f"{trial.seconds:.1f}"),
+            *([f"{trial.fork.parent} at {trial.fork.step}" if trial.fork else ""] if parents else []),
             *(_number(trial.settings.get(name)) for name in names),
         ]
         for trial in ranked[:_SHOWN]
     ]
-    print_table("", ["trial", "state", goal.objective, "step", "seconds", *names], rows)
+    headings = ["trial", "state", goal.objective, "step", "seconds", *(["goes on from"] if parents else []), *names]
+    print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_line(f"{len(trials)} trials: {states}" if trials else "no trials yet")
     print_line(describe_best(best))
+    if len(spans) > 1:
+        _print_schedule(spans)
     for trial in [trial for trial in trials if trial.error][:_ERRORS]:
         print_line(f"trial {trial.number} failed: {trial.error}")
 
@@ -165,6 +181,19 @@ def report(
 
 def _study_name(folder: Path, storage: str | None) -> str:
     return folder.resolve().name if storage else "tune"
+
+
+def _print_schedule(spans: "Sequence[Span]") -> None:
+    """Prints which trial ran which steps of a lineage, and its settings."""
+    names = list(dict.fromkeys(name for span in spans for name in span.trial.settings))
+    rows = [
+        [
+            *(f"{span.start + 1} to {span.end}", span.trial.number),
+            *(_number(span.trial.settings.get(name)) for name in names),
+        ]
+        for span in spans
+    ]
+    print_table("", ["steps", "trial", *names], rows)
 
 
 def _number(value: Any) -> str:

@@ -55,8 +55,9 @@ class TuneConfig(Section):
     metric: str = Field(default=LOSS, description="What is measured: loss, or a metric of the scorer.")
     maximize: bool | None = Field(default=None, description="Whether greater is better; null: as the metric has it.")
     budget: str | int | None = Field(default=None, description="What it may spend, such as 50 trials, 2h.")
-    sampler: str | dict[str, Any] = Field(
-        default="tpe", description="What proposes settings: a name, or one with options."
+    sampler: str | dict[str, Any] | None = Field(
+        default=None,
+        description="What proposes settings: a name, or one with options; null: tpe, or the scheduler's own.",
     )
     scheduler: str | dict[str, Any] = Field(
         default="none",

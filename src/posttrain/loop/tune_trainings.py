@@ -25,7 +25,7 @@ from posttrain.store.files import write_atomically
 from posttrain.store.hashing import digest
 from posttrain.store.paths import locate_path
 from posttrain.train.callbacks import Callback, CallbackList, TrainingStopped
-from posttrain.train.config import OPERATIONAL_SECTIONS
+from posttrain.train.config import OPERATIONAL_SECTIONS, can_change_on_resume
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.standalone import TrainJobConfig, train_standalone
@@ -82,6 +82,8 @@ def tune_trainings(
     space = Space(tune.space, tune.constraints, "tune.space")
     _check_settings(space, config)
     scheduler = make_scheduler(tune.scheduler)
+    if scheduler.has_forks:
+        _check_forks(space, config)
     suite = tune.suite(bool(config.task.label_set))
     training, held_out = split_records(records, tune, config, root)
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
@@ -129,7 +131,8 @@ class TrainingTrial:
 
     A training is cut into equal parts. After each the training stops behind its checkpoint, the model is measured, and
     the value is reported; then the training resumes, in this run or in a later one. So the result is that of one
-    training that was never stopped.
+    training that was never stopped. A trial of a population finds a copy of its parent's folder, and goes on from that
+    checkpoint with its own settings.
 
     Args:
         base: the config as JSON values, which a trial's settings are laid over.
@@ -180,7 +183,7 @@ class TrainingTrial:
         level = log.level
         log.setLevel(logging.WARNING)  # what a training says is for whoever runs one
         try:
-            # Settings and data of a trial never change, so that only the program's own code can.
+            # Data never change, and settings only from a parent's to those of a trial that goes on from it.
             train_standalone(out, config, self.records, lambda _: source, fork=True, callbacks=CallbackList(measure))
         except TrainingStopped:
             return False
@@ -272,6 +275,20 @@ def _without_operations(base: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what decides the result of a training, but for data and model."""
     train = {key: value for key, value in base["train"].items() if key not in OPERATIONAL_SECTIONS}
     return {"train": train, "task": base["task"], "seed": base["seed"]}
+
+
+def _check_forks(space: Space, config: TrainJobConfig) -> None:
+    """Raises a UserError if a trial cannot go on from a checkpoint of another with its own settings."""
+    for name in space.varying:
+        if name.startswith(_PREFIX) and not can_change_on_resume(name.removeprefix(_PREFIX)):
+            raise UserError(
+                f"`{name}` cannot change while a training runs, as it does in a population",
+                where="tune.scheduler",
+                fix="search learning rate, schedule, weight decay, dropout or loss weights, or use asha",
+            )
+    if not config.train.checkpoint.enabled:
+        what = "there are none, and a population goes on from them"
+        raise UserError(what, where="train.checkpoint", fix="set train.checkpoint.every_seconds")
 
 
 def _check_settings(space: Space, config: TrainJobConfig) -> None:

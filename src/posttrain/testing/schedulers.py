@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
+from posttrain.tune.trial import Fork
 
 MakeScheduler = Callable[[], Scheduler]
 
@@ -39,6 +40,9 @@ class SchedulerRun:
         steps: the last step of each trial.
         notes: those that each trial was started with.
         paused: trials that may be promoted.
+        forks: the checkpoints that trials went on from, by their number.
+        values: the last value of each trial.
+        failed: trials that have failed.
         finished: trials that came to the last step.
     """
 
@@ -54,6 +58,9 @@ class SchedulerRun:
     steps: dict[int, int] = field(default_factory=dict)
     notes: dict[int, dict[str, Any]] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
+    forks: dict[int, Fork] = field(default_factory=dict)
+    values: dict[int, float] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
 
     def run(self) -> "SchedulerRun":
@@ -93,16 +100,31 @@ class SchedulerRun:
         number = len(self.steps)
         self.steps[number], self.notes[number] = 0, dict(choice.notes)
         self.tell("started", number, choice.resource, self.notes[number])
+        if choice.fork is not None:
+            self._fork(number, choice.fork)
         return number
+
+    def _fork(self, number: int, fork: Fork) -> None:
+        """Has a trial go on from another's checkpoint, and ends the one that it replaces."""
+        assert fork.parent in self.paused, f"trial {fork.parent} has a child and is not paused"
+        assert fork.step == self.steps[fork.parent], f"the checkpoint of trial {fork.parent} is of another step"
+        assert fork.parent != fork.replaces, f"trial {fork.parent} ends for its own child"
+        self.steps[number], self.forks[number] = fork.step, fork
+        if fork.replaces in self.paused:
+            self.paused.remove(fork.replaces)
+            self.tell("ended", fork.replaces, self.values[fork.replaces])
+        else:
+            assert fork.replaces in self.failed, f"trial {fork.replaces} is replaced and neither paused nor failed"
 
     def _step(self, number: int) -> bool:
         """Has a trial run a step; returns whether it runs on."""
         self.steps[number] = step = self.steps[number] + 1
         if self.fails.get(number) == step:
+            self.failed.add(number)
             self.tell("ended", number, None)
             return False
         limit = self.scheduler.max_resource
-        value = self.value(number, step)
+        value = self.values[number] = self.value(number, step)
         decision = self.tell("report", number, step, value)
         if decision is Decision.PAUSE:
             self.paused.add(number)

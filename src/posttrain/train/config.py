@@ -1,6 +1,7 @@
 """The config section ``train``."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -37,6 +38,15 @@ from posttrain.train.regularization.config import NoiseConfig
 
 OPERATIONAL_SECTIONS = frozenset({"checkpoint", "loader", "profile", "sinks"})
 """Parts of the config that do not decide what a training ends with."""
+
+_RESUMABLE = (
+    *("learning_rate", "schedule", "clip", "clip_value", "optimizer", "noise", "lora.dropout", "ema.decay"),
+    *("sft", "dpo", "robust_dpo", "ipo", "hinge", "orpo.beta", "simpo", "cpo", "kto", "reward", "classification"),
+    *(f"distill.{name}" for name in ("divergence", "beta", "temperature", "scale_by_temperature", "hard_weight")),
+)
+"""Keys and sections whose values the next step reads afresh: no weight, moment or batch has their shape."""
+
+_NOT_RESUMABLE = ("optimizer.name", "optimizer.offload")
 
 _STAGNATION = ("window", "tolerance", "emphasis", "width")
 """Keys of a curriculum that only ``stagnation`` has, and that are newer than stage keys."""
@@ -282,6 +292,20 @@ def training_phases(config: TrainConfig) -> list[PhaseConfig]:
         what = f"{config.objective} measures no likelihood of single records, which self_paced needs"
         raise UserError(what, where="train.curriculum.name", fix="use adaptive")
     return phases
+
+
+def can_change_on_resume(key: str) -> bool:
+    """Returns whether a training can go on from a checkpoint with another value of a key of ``train``, such as
+    ``optimizer.weight_decay``.
+
+    Weights, moments, random generators and the position in the data stay those of the checkpoint, and every later step
+    is as if the training had had the new value. Other keys decide which weights there are, or which records a step has.
+    """
+    return _is_below(key, _RESUMABLE) and not _is_below(key, _NOT_RESUMABLE)
+
+
+def _is_below(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def check_from_scratch(config: TrainConfig) -> None:

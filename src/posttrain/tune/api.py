@@ -17,12 +17,13 @@ from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.progress import ProgressLines
+from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE
 from posttrain.tune.study import Study
-from posttrain.tune.trial import Trial
+from posttrain.tune.trial import Span, Trial, lineage, schedule_to_json
 
 BEST_FILE = "best.yaml"
 """The best settings so far, in a study's folder."""
@@ -30,6 +31,11 @@ BEST_FILE = "best.yaml"
 _TRIALS_FOLDER, _LOCK = "trials", "lock"
 
 _EXPORT_SECONDS = 1.0
+
+_CHANGED = """\
+The settings of the best trial, {number}, changed while it ran, as it went on from checkpoints of others.
+Below are the last ones, which alone do not give its result again. trials/{number:04d} has what it ended with.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,15 @@ class TuneResult:
         return value
 
     @property
+    def schedule(self) -> Sequence[Span]:
+        """The settings of the best trial by step: one span unless it went on from checkpoints of others.
+
+        Raises:
+            ValueError: no trial has a value.
+        """
+        return lineage(self.trials, self._best_or_error.number)
+
+    @property
     def _best_or_error(self) -> Trial:
         if self.best is None:
             reason = next((trial.error for trial in self.trials if trial.error), "none was run")
@@ -77,7 +92,7 @@ def minimize(
     space: Space | Mapping[str, Any],
     *,
     budget: str | int | Budget,
-    sampler: Any = "tpe",
+    sampler: Any = None,
     scheduler: Any = "none",
     seed: int = 0,
     out: str | Path | None = None,
@@ -100,9 +115,10 @@ def minimize(
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
         budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
         sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``cmaes``, ``evolutionary`` or
-            ``staged``, or a mapping of ``name`` and options, or a new `Sampler`.
-        scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping`` or
-            ``extrapolation``, with options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
+            ``staged``, or a mapping of ``name`` and options, or a new `Sampler`. By default ``tpe``, or the one that
+            belongs to a scheduler of populations: ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
+        scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping``, ``extrapolation``,
+            ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
         engine: ``inline``, or ``processes`` for several trials at a time.
@@ -138,7 +154,7 @@ def optimize(
     space: Space | Mapping[str, Any],
     *,
     budget: str | int | Budget,
-    sampler: Any = "tpe",
+    sampler: Any = None,
     scheduler: Any = "none",
     seed: int = 0,
     out: str | Path | None = None,
@@ -164,7 +180,10 @@ def optimize(
         raise UserError(f"{seed} is no seed", where="seed", fix="give 0 or more")
     space, budget = Space.of(space), Budget.read(budget)
     chosen_scheduler = make_scheduler(scheduler)
-    chosen_sampler = make_sampler(sampler, space, seed, maximize)
+    chosen_sampler = make_sampler(chosen_scheduler.sampler if sampler is None else sampler, space, seed, maximize)
+    if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
+        what = "the scheduler trains a population, whose settings this sampler cannot perturb"
+        raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
         if folder is None:
@@ -225,9 +244,19 @@ class _Files:
         best = self._study.best
         if self._folder is None or best is None or best is self._written:
             return
-        content = yaml.safe_dump(dict(self._to_config(best)), sort_keys=False, allow_unicode=True)
+        content = _to_yaml(self._to_config(best))
+        spans = lineage(self._study.trials, best.number)
+        if len(spans) > 1:
+            # As a comment: a config of `posttrain train` has one value of each key.
+            schedule = _CHANGED.format(number=best.number) + _to_yaml({"schedule": schedule_to_json(spans)})
+            content = "".join(f"# {line}\n" for line in schedule.splitlines()) + content
         write_atomically(self._folder / BEST_FILE, content.encode())
         self._written = best
+
+
+def _to_yaml(content: Mapping[str, Any]) -> str:
+    text: str = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _check_folder(folder: Path, storage: str | None) -> None:

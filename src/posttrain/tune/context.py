@@ -25,13 +25,14 @@ class TrialContext:
     each report: a report may end the run (it raises `TrialInterrupted`), and a paused trial is run again later, by a
     new call with the same folder. It then goes on from what it finds there, and first reports that again, as a kill may
     have come between the checkpoint and its report; a step that is known already counts once. One that keeps no state
-    begins anew.
+    begins anew. In a population a new trial may find a copy of another's folder, and goes on from it in the same way,
+    with its own settings.
 
     Attributes:
         number: the trial's number.
         settings: all values, by name.
         folder: for its checkpoints; kept until the trial has ended, and that of the best one for good.
-        start: the step of its last report in an earlier run; 0 in the first.
+        start: the step of its last report in an earlier run; in the first 0, or that of the checkpoint in ``folder``.
         resource: the step up to which this run is to go; None: to its end. A function that reports need not look at it.
         seed: for the function's own random numbers; the same in each run of the trial.
     """

@@ -1,6 +1,7 @@
 """Runs a study: asks the scheduler and the sampler, has a backend run trials, and records what happens."""
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,22 @@ from typing import Any
 import numpy as np
 
 from posttrain.store.errors import WorkError
-from posttrain.store.files import remove_tree
+from posttrain.store.files import (
+    disk_errors,
+    remove_abandoned_folders,
+    remove_tree,
+    sync_folder,
+    sync_tree,
+    temporary_folder,
+)
 from posttrain.tune.backends.base import Backend, Job, Outcome
 from posttrain.tune.budget import Budget
 from posttrain.tune.events import Event
-from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.study import Study
-from posttrain.tune.trial import Report, Trial, TrialState
+from posttrain.tune.trial import Fork, Report, Trial, TrialState
 
 _RUNS_AFTER_KILLS = 1  # a trial whose process was killed is run again so many times
 
@@ -67,7 +76,10 @@ class Driver:
         for event in study.events:
             self._replay(event, event.order == last[event.trial.number])
         self._kept = self._best_finished()
+        remove_abandoned_folders(self._copies)
         for trial in study.trials:  # of a session that was killed before it could
+            self._carry_out_fork(trial)
+        for trial in study.trials:
             self._clean_up(trial.number)
 
     @property
@@ -208,20 +220,65 @@ class Driver:
                 choice = self._scheduler.choose(can_start)
                 if choice is None or (isinstance(choice, Start) and not can_start):
                     return
+                # A trial that has just paused: its process may still use its folder.
+                if any(number in self._running for number in _concerned(choice)):
+                    return
                 if isinstance(choice, Promote):
                     number = choice.number
                     self._study.resume(number, choice.resource, self.seconds)
                     self._scheduler.started(number, choice.resource, self._study.trials[number].notes)
                 else:
                     number = len(self._study.trials)
-                    proposal = self._sampler.propose(number, self._study.trials)
+                    proposal = self._propose(number, choice.fork)
                     if proposal is None:
                         self._exhausted = True
                         continue
                     notes = {**proposal.notes, **choice.notes}
-                    self._study.start(proposal.drawn, choice.resource, notes, self.seconds)
+                    self._study.start(proposal.drawn, choice.resource, notes, self.seconds, choice.fork)
                     self._scheduler.started(number, choice.resource, notes)
-            self._run(self._study.trials[number])
+                    self._carry_out_fork(self._study.trials[number])
+            if not self._study.trials[number].ended:
+                self._run(self._study.trials[number])
+
+    def _propose(self, number: int, fork: Fork | None) -> Proposal | None:
+        if fork is None:
+            return self._sampler.propose(number, self._study.trials)
+        assert isinstance(self._sampler, PopulationSampler), "it was checked"
+        return self._sampler.propose_child(number, self._study.trials, fork)
+
+    def _carry_out_fork(self, trial: Trial) -> None:
+        """Gives a new trial the checkpoint that it goes on from, and ends the trial that it replaces.
+
+        Nothing happens where both have been done: a session that was killed in between is made up for by the next.
+        """
+        fork = trial.fork
+        if fork is None:
+            return
+        parent, replaced = (self._study.trials[number] for number in (fork.parent, fork.replaces))
+        source, target = self._trial_folder(parent.number), self._trial_folder(trial.number)
+        # A backend that keeps no folders needs none.
+        if not (trial.ended or trial.reports or target.exists()) and (source.exists() or parent.ended):
+            if parent.step != fork.step or parent.ended:
+                self._interrupted.pop(trial.number, None)
+                error = f"the checkpoint of trial {parent.number} at step {fork.step} is gone"
+                self._end(trial.number, TrialState.FAILED, error=error)
+            else:
+                self._copy(source, target)
+        if not replaced.ended:
+            number = replaced.number
+            self._interrupted.pop(number, None)
+            memory = self._memory.get(number, 0)
+            self._end(number, TrialState.STOPPED, value=replaced.latest, memory_bytes=memory)
+            self._clean_up(number)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        """Copies a folder as a whole or, if it is killed, not at all."""
+        with temporary_folder(self._copies) as folder, disk_errors(target):
+            # Links are followed: the parent's folder changes.
+            shutil.copytree(source, folder / target.name, ignore_dangling_symlinks=True)
+            sync_tree(folder / target.name)
+            (folder / target.name).replace(target)
+            sync_folder(target.parent)
 
     def _run(self, trial: Trial) -> None:
         self._running[trial.number] = trial
@@ -239,6 +296,10 @@ class Driver:
             del self._running[number]
             self._study.set_running(number, False)
 
+    @property
+    def _copies(self) -> Path:
+        return self._folder / "copies"
+
     def _trial_folder(self, number: int) -> Path:
         return self._folder / f"{number:04d}"
 
@@ -252,3 +313,10 @@ class Driver:
         for other in {number, before}:
             if other is not None and other != self._kept and self._study.trials[other].ended:
                 remove_tree(self._trial_folder(other))
+
+
+def _concerned(choice: Start | Promote) -> tuple[int, ...]:
+    """Returns the trials whose folders a choice uses or removes."""
+    if isinstance(choice, Promote):
+        return (choice.number,)
+    return () if choice.fork is None else (choice.fork.parent, choice.fork.replaces)

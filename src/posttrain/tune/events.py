@@ -7,12 +7,12 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import FrozenTrial
 
-from posttrain.tune.trial import Report, Trial, TrialState
+from posttrain.tune.trial import Fork, Report, Trial, TrialState
 
 EventKind = Literal["start", "report", "end"]
 
 TRIAL_KEY = "trial"
-"""The attribute with a trial's settings, drawn values and notes."""
+"""The attribute with a trial's settings, drawn values, notes and fork."""
 
 EXCLUDED_KEY = "excluded"
 """The attribute with the reason why a trial of an earlier space does not count any more."""
@@ -73,7 +73,9 @@ def read_events(stored: Sequence[FrozenTrial]) -> tuple[list[Trial], list[Event]
     raw: list[tuple[int, EventKind, int, Mapping[str, Any]]] = []
     for frozen in stored:
         attributes = frozen.system_attrs
-        trials.append(Trial(frozen.number, **attributes[TRIAL_KEY]))
+        content = dict(attributes[TRIAL_KEY])
+        fork = content.pop("fork", None)
+        trials.append(Trial(frozen.number, **content, fork=None if fork is None else Fork(**fork)))
         if EXCLUDED_KEY in attributes:
             trials[-1] = replace(trials[-1], state=TrialState.FAILED, error=attributes[EXCLUDED_KEY])
             continue

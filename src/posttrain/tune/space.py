@@ -80,6 +80,11 @@ class Space:
             return cls(value["entries"], value["constraints"], where)
         return cls(value, (), where)
 
+    @property
+    def varying(self) -> list[str]:
+        """The names whose values differ between points: parameters, derived values, and those with a condition."""
+        return [name for name, entry in self._entries.items() if not isinstance(entry, Fixed) or entry.when is not None]
+
     def to_json(self) -> dict[str, Any]:
         """Returns the space as JSON values, from which `of` makes it again."""
         entries = {name: entry.to_json() for name, entry in self._entries.items()}

@@ -30,7 +30,7 @@ from posttrain.tune.storage import (
     to_distribution,
     to_optuna,
 )
-from posttrain.tune.trial import Report, Trial, TrialState, best_trial, rank
+from posttrain.tune.trial import Fork, Report, Trial, TrialState, best_trial, rank
 from posttrain.tune.versions import Goal, latest_version, open_version, stored_goal
 
 TRIALS_FILE = "trials.jsonl"
@@ -112,6 +112,7 @@ class Study:
         resource: int | None = None,
         notes: Mapping[str, Any] | None = None,
         clock: float = 0.0,
+        fork: Fork | None = None,
     ) -> Trial:
         """Adds a trial that runs, in one transaction.
 
@@ -120,9 +121,13 @@ class Study:
             resource: the step up to which it is to run; None: to its end.
             notes: JSON values to keep with it.
             clock: seconds that the study has been worked on.
+            fork: the checkpoint that it goes on from.
         """
-        trial = Trial(len(self.trials), self.space.complete(drawn), dict(drawn), resource=resource, notes=notes or {})
+        settings = self.space.complete(drawn)
+        trial = Trial(len(self.trials), settings, dict(drawn), resource=resource, notes=notes or {}, fork=fork)
         content = {"settings": trial.settings, "drawn": trial.drawn, "notes": trial.notes}
+        if fork is not None:
+            content["fork"] = asdict(fork)
         parameters = {name: self.space.parameters[name] for name in drawn}
         frozen = optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING,

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class TrialState(StrEnum):
@@ -41,6 +41,21 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """The checkpoint that a trial goes on from, in place of beginning anew.
+
+    Attributes:
+        parent: the trial whose checkpoint it is.
+        step: the parent's step then.
+        replaces: the trial whose place in its population it takes, which ends.
+    """
+
+    parent: int
+    step: int
+    replaces: int
+
+
+@dataclass(frozen=True)
 class Trial:
     """One point of the space, and what came of it.
 
@@ -56,6 +71,7 @@ class Trial:
         seconds, tokens: what it has spent, over all its runs.
         memory_bytes: the most that its process had in use; 0 where that is not known.
         notes: what the sampler and the scheduler keep with it, JSON values by name.
+        fork: the checkpoint that it went on from; None: it began anew.
     """
 
     number: int
@@ -70,11 +86,14 @@ class Trial:
     tokens: int = 0
     memory_bytes: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
+    fork: Fork | None = None
 
     @property
     def step(self) -> int:
-        """The step of the last report; 0 without one."""
-        return self.reports[-1].step if self.reports else 0
+        """The step of the last report; without one that of the fork, or 0."""
+        if self.reports:
+            return self.reports[-1].step
+        return self.fork.step if self.fork else 0
 
     @property
     def latest(self) -> float | None:
@@ -100,7 +119,40 @@ class Trial:
             "tokens": self.tokens,
             "memory_bytes": self.memory_bytes,
             "error": self.error,
+            **({"fork": asdict(self.fork)} if self.fork else {}),
         }
+
+
+class Span(NamedTuple):
+    """Steps of a lineage that one trial ran.
+
+    Attributes:
+        trial: the trial, with the settings of these steps.
+        start: the step that it went on from; 0: it began anew.
+        end: its last step that counts.
+    """
+
+    trial: Trial
+    start: int
+    end: int
+
+
+def lineage(trials: Sequence[Trial], number: int) -> list[Span]:
+    """Returns how a trial came to its last step, the first steps first: one span unless it went on from another's."""
+    trial, end = trials[number], trials[number].step
+    spans: list[Span] = []
+    while (fork := trial.fork) is not None:
+        spans.append(Span(trial, fork.step, end))
+        trial, end = trials[fork.parent], fork.step
+    return [Span(trial, 0, end), *reversed(spans)]
+
+
+def schedule_to_json(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Returns the settings of a lineage by step, as JSON values."""
+    return [
+        {"steps": [span.start + 1, span.end], "trial": span.trial.number, "settings": dict(span.trial.settings)}
+        for span in spans
+    ]
 
 
 def best_trial(trials: Sequence[Trial], *, maximize: bool = False) -> Trial | None:

@@ -161,7 +161,8 @@ def kernel_bandwidths(points: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     scale = np.where(kinds > 0, kinds, 1)
     bandwidths = 1.06 * (points * scale).std(axis=0) * count ** (-1 / (4 + dimensions))
     most = np.where(kinds > 0, 1 - 1 / scale, 1.0)
-    return np.clip(bandwidths, 1 / min(100, 1 + count), most)
+    result: np.ndarray = np.clip(bandwidths, 1 / min(100, 1 + count), most)
+    return result
 
 
 def log_density(candidates: np.ndarray, points: np.ndarray, bandwidths: np.ndarray, kinds: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
         "evolutionary": "posttrain.tune.samplers.registry:evolutionary",
         "staged": "posttrain.tune.samplers.staged:StagedSampler",
+        "perturb": "posttrain.tune.samplers.population:PerturbSampler",
+        "pb2": "posttrain.tune.samplers.pb2:Pb2Sampler",
     },
 )
 """A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""

@@ -108,8 +108,11 @@ class StagedSampler(Sampler):
         try:
             for name, (low, high) in ranges.items():
                 parameter = space.parameters[name]
-                assert isinstance(parameter, Float | Int)
-                if low < high:
+                if low == high:
+                    continue
+                if isinstance(parameter, Int):
+                    space = space.replace(name, replace(parameter, low=round(low), high=round(high)))
+                elif isinstance(parameter, Float):
                     space = space.replace(name, replace(parameter, low=low, high=high))
         except UserError:  # a condition or the constraints never hold there
             return self.space

@@ -4,7 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
+
+from posttrain.tune.trial import Fork
 
 
 class Decision(StrEnum):
@@ -25,10 +27,13 @@ class Start:
     Attributes:
         resource: the step up to which it is to run; None: to its end.
         notes: JSON values to keep with the trial, which `Scheduler.started` gets.
+        fork: the checkpoint of a paused trial that it goes on from, and the trial that ends for it; None: it begins
+            anew.
     """
 
     resource: int | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True)
@@ -67,14 +72,22 @@ class Scheduler(ABC):
     promote: a rung that waits for trials which will never start must not hold the others up. If nothing runs
     and `choose` returns None, the study is over.
 
+    A scheduler of a population may have a new trial go on from the checkpoint of a paused one (`Start.fork`), in the
+    place of a trial that is paused or has failed. The parent's checkpoint is that of its last report: the parent may be
+    promoted only after all trials that go on from it have been started.
+
     `posttrain.testing.schedulers.SchedulerContract` tests all of that, and `posttrain.tune.backends.simulated` runs
     schedulers on recorded curves.
 
     Attributes:
         max_resource: the step at which a trial is finished; None: only the trial itself knows.
+        sampler: name of the sampler that a study has unless the user names another.
+        has_forks: whether it starts trials from checkpoints of others, which needs a `PopulationSampler`.
     """
 
     max_resource: int | None = None
+    sampler: ClassVar[str] = "tpe"
+    has_forks: ClassVar[bool] = False
 
     @abstractmethod
     def choose(self, can_start: bool = True) -> Start | Promote | None:

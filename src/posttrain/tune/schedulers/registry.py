@@ -17,6 +17,8 @@ SCHEDULERS: Registry[Callable[..., Scheduler]] = Registry(
         "hyperband": "posttrain.tune.schedulers.hyperband:Hyperband",
         "early_stopping": "posttrain.tune.schedulers.early_stopping:EarlyStopping",
         "extrapolation": "posttrain.tune.schedulers.extrapolation:Extrapolation",
+        "pbt": "posttrain.tune.schedulers.population:Pbt",
+        "pb2": "posttrain.tune.schedulers.population:Pb2",
     },
 )
 """A function of the scheduler's options, by name."""
