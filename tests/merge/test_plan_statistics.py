@@ -76,7 +76,6 @@ def test_fisher_weighs_each_model_by_its_own_data(family: Path, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("method", ["fisher", "regmean_plus_plus"])
 @pytest.mark.parametrize(
     ("parameters", "warns"), [({"weight": [1, 1e6]}, True), ({}, False), ({"normalize": True}, False)]
 )
