@@ -208,10 +208,11 @@ def _with_statistics(tensor: TensorPlan, files: Mapping[tuple[str, Statistic], S
 
 def _warn_of_unequal_information(plan: MergePlan) -> None:
     """Warns where one model has so much more Fisher information that it decides alone."""
-    merged = [tensor for tensor in plan.tensors if tensor.norms and not tensor.options.get("normalize", True)]
-    if not merged:
+    merged = [t for t in plan.tensors if t.norms and t.method is not None and t.method.statistic == "fisher"]
+    if not merged or merged[0].options.get("normalize"):
         return
-    weights = [weight * norm for weight, norm in zip(merged[0].options["weight"], merged[0].norms, strict=True)]
+    shares = merged[0].options.get("weight", [1.0] * len(merged[0].norms))
+    weights = [weight * norm for weight, norm in zip(shares, merged[0].norms, strict=True)]
     most = max(range(len(weights)), key=weights.__getitem__)
     others = sum(weights) - weights[most]
     if weights[most] > _UNEQUAL * others > 0:
