@@ -36,6 +36,7 @@ GUIDES = {
     "data": "[data.md](data.md) describes every step with its settings.",
     "select": "[select.md](select.md) describes the strategies, the scores and when to stop.",
     "train": "[training.md](training.md) shows objectives, curricula, checkpoints and monitors at work.",
+    "tune": "[tuning.md](tuning.md#in-the-loop) shows a round that tunes.",
     "merge": "[merging.md](merging.md#in-the-loop) shows a round that merges.",
     "evaluate": "[Suites](#suites) above lists the keys of a suite.",
     "gate": "[Rules](#rules) above lists the names that rules can use.",
@@ -95,7 +96,8 @@ def common_keys() -> str:
 def sections_reference() -> str:
     """Render every key as YAML, one part a section; joined they are what `config show --defaults` prints."""
     parts = re.split(r"(?m)^(?=# .*\n\w+:)", reference(Config))[1:]
-    scalars = [part for part in parts if re.search(r"(?m)^\w+: +\S", part)]
+    # An optional section is null, with its keys in comments below.
+    scalars = [part for part in parts if re.search(r"(?m)^\w+: +\S", part) and "\n#   " not in part]
     rendered = [("The top level", "", "".join(scalars))]
     for part in parts[len(scalars) :]:
         name = part.splitlines()[1].partition(":")[0]

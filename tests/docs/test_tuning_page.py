@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from posttrain.loop.tune_config import TuneConfig
+from posttrain.loop.tune_config import VALUE_NAMES, TuneConfig
 from posttrain.store.extensions import Registry
 from posttrain.tune.formula import FUNCTIONS
 from posttrain.tune.samplers.registry import SAMPLERS
@@ -70,3 +70,13 @@ def test_the_keys_and_the_entries() -> None:
     Space({**read, "train.lora.rank": [1, 2]})
     assert len(read) == 4
     assert all(f"`{name}`" in PAGE for name in FUNCTIONS)
+
+
+def test_the_section_of_a_loop() -> None:
+    config = blocks("yaml")[-1]
+    read = TuneConfig.read(yaml.safe_load(config)["tune"], "tune")
+    assert read.when == TuneConfig.model_fields["when"].default
+    names = set(
+        re.findall(r"^\| `(\w+)` \|", PAGE.split("## In the loop")[1].split("## Any function")[0], re.MULTILINE)
+    )
+    assert names == set(VALUE_NAMES)

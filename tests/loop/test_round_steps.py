@@ -58,7 +58,7 @@ def test_a_stage_follows_the_one_that_it_names() -> None:
     names = [step.name for step in round_steps(config_with("my_round:Count", "my_round:Compress"))]
     assert names == [
         *("collect", "fetch", "drift", "score", "select", "answer", "suggest", "label", "dataset", "count"),
-        *("pseudo", "negatives", "train", "compress", "merge", "evaluate", "decide", "adjust", "deploy"),
+        *("pseudo", "negatives", "tune", "train", "compress", "merge", "evaluate", "decide", "adjust", "deploy"),
     ]
 
 

@@ -12,8 +12,8 @@ import yaml
 
 from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import run_suite
-from posttrain.loop.tune_config import TuneConfig
-from posttrain.loop.tune_trainings import TrainingTrial, apply_settings, metric_value, split_records, tune_trainings
+from posttrain.loop.tune_config import TuneConfig, apply_settings
+from posttrain.loop.tune_trainings import TrainingTrial, metric_value, split_records, tune_trainings
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError

@@ -338,3 +338,16 @@ def test_a_function_that_swallows_exceptions_is_ended_all_the_same() -> None:
 
     minimize(function, SPACE, budget=1, scheduler=ASHA)
     assert steps == []
+
+
+def test_initial_points_are_tried_first(tmp_path: Path) -> None:
+    best = {"x": 0.3, "depth": 5, "kind": "b"}
+    result = minimize(quadratic, SPACE, budget="3 trials", initial=[best, {**best, "x": 0.9}], out=tmp_path / "study")
+    assert [dict(trial.settings) for trial in result.trials[:2]] == [best, {**best, "x": 0.9}]
+    assert (result.value, dict(result.settings)) == (0, best)
+    # They have been tried by the time that the study goes on: it needs no points any more.
+    again = minimize(quadratic, SPACE, budget="4 trials", out=tmp_path / "study")
+    assert comparable(again.trials[:3]) == comparable(result.trials)
+    with pytest.raises(UserError, match="x: 2, depth: 5, kind: b} is no point of the space"):
+        minimize(quadratic, SPACE, budget="3 trials", initial=[{**best, "x": 2}], out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -8,12 +8,13 @@ import pytest
 from scipy.stats import qmc
 
 from posttrain.store.errors import UserError
-from posttrain.testing.samplers import MakeSampler, SamplerContract
+from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.registry import SAMPLERS, make_sampler
 from posttrain.tune.space import Space
-from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.trial import Fork, Trial, TrialState
 
 
 class NamedSamplerContract(SamplerContract):
@@ -57,6 +58,21 @@ class TestEvolutionary(NamedSamplerContract):
 
 class TestStaged(NamedSamplerContract):
     name: Any = {"name": "staged", "coarse": 6, "refined": 4}  # noqa: RUF012
+
+
+INITIAL = [
+    {"rate": 1e-4, "method": "full", "batch": 8, "accumulation": 2},
+    {"rate": 1e-5, "method": "lora", "rank": 8, "alpha": 16, "batch": 16, "accumulation": 1, "epochs": 3},
+]
+
+
+@pytest.mark.parametrize("name", ["random", "quasi_random", "grid", "tpe", "cmaes", "evolutionary"])
+class TestInitialPoints(SamplerContract):
+    @pytest.fixture
+    def make(self, name: str) -> MakeSampler:
+        return lambda space, seed, maximize: InitialPoints(
+            make_sampler(name, space, seed, maximize), read_points(INITIAL if space is SPACE else [], space)
+        )
 
 
 PLANE = Space({"x": Float(-5, 5), "y": Float(1e-4, 1, log=True)})
@@ -200,3 +216,41 @@ def test_cmaes_needs_two_parameters() -> None:
 def test_all_samplers_are_named() -> None:
     numbers = {"random", "quasi_random", "grid", "tpe", "bohb", "gp", "cmaes", "evolutionary", "staged"}
     assert set(SAMPLERS.builtin) == numbers | {"perturb", "pb2"}
+
+
+@pytest.mark.parametrize("name", ["grid", "quasi_random", "random"])
+def test_points_come_first_and_the_sampler_skips_nothing(name: str) -> None:
+    points = read_points([{"x": 1.5, "y": 0.5}, {"x": -1, "y": 0.25}, {"x": 1.5, "y": 0.5}], PLANE)
+    assert points == [{"x": 1.5, "y": 0.5}, {"x": -1, "y": 0.25}]
+    trials = search(InitialPoints(make_sampler(name, PLANE, 3), points), 11)
+    assert [trial.drawn for trial in trials[:2]] == points
+    alone = [trial.drawn for trial in search(make_sampler(name, PLANE, 3), 11)]
+    # A random trial hangs on its own number; a grid and a sequence go on from their own last point.
+    assert [trial.drawn for trial in trials[2:]] == (alone[2:] if name == "random" else alone[:9])
+
+
+def test_a_population_may_begin_with_points_and_has_children_as_without() -> None:
+    points, fork = read_points([{"x": 1.5, "y": 0.5}], PLANE), Fork(parent=0, step=1, replaces=1)
+    sampler = make_sampler("perturb", PLANE, 3)
+    trials = search(InitialPoints(sampler, points), 4)
+    assert trials[0].drawn == points[0]
+    child = InitialPoints(sampler, points).propose_child(4, trials, fork)
+    assert child == make_sampler("perturb", PLANE, 3).propose_child(4, trials, fork)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        {"rate": 1.0, "method": "full", "batch": 8, "accumulation": 2},
+        {"rate": "high", "method": "full", "batch": 8, "accumulation": 2},
+        {"rate": 1e-4, "method": "lora", "batch": 8, "accumulation": 2},
+        {"rate": 1e-4, "method": "full", "batch": 32, "accumulation": 8},
+        {"rate": 1e-4, "method": "lora", "rank": "four", "batch": 8, "accumulation": 2},
+        {**INITIAL[1], "alpha": 15},
+        {**INITIAL[0], "rank": 8},
+        {**INITIAL[0], "wramup": 0.1},
+    ],
+)
+def test_a_point_outside_the_space_is_refused(point: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="is no point of the space"):
+        read_points([point], SPACE)

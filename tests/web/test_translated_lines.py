@@ -11,6 +11,8 @@ import pytest
 
 import posttrain
 from posttrain.loop.retention import retention_sentences
+from posttrain.loop.state import RoundState
+from posttrain.loop.tuning import Tuning, tuning_sentences
 from posttrain.select.reasons import join_reasons, uncertainty_reasons, weak_class_reason
 from posttrain.store.errors import UserError
 from posttrain.web.charts.bars import funnel
@@ -176,3 +178,21 @@ def test_a_chart_of_our_words_is_translated_and_names_of_records_stay() -> None:
         CHINESE.line
     )
     assert kept.option["yAxis"][0]["data"] == ["读入", "完全重复", "保留"]
+
+
+def test_sentences_on_tuned_settings() -> None:
+    fields = {"round": 1, "rule": "records > 1", "values": "records = 12", "records": 12, "held_out": 6}
+    fields |= {"metric": "loss", "maximize": False, "configured": {}, "trials": 3, "trained": 2.5}
+    rate, accuracy = "train.learning_rate", {"value": 0.25, "value_before": 0.5}
+    better = Tuning(**fields, settings={rate: 1e-3}, before={rate: 1e-4}, **accuracy)
+    assert [CHINESE.line(sentence) for sentence in better.sentences] == [
+        "已调优，从 0.5 变为 0.25；在 6 条留出记录上的 loss；3 次试验，相当于 2.5 次训练的工作量",
+        f"已调优 {rate}：0.0001 → 0.001",
+        "按规则 records > 1 调优（records = 12）",
+    ]
+    same = {"settings": {rate: 1e-4}, "before": {rate: 1e-4}}
+    outcomes = [Tuning(**fields, **same, value=value, value_before=value).sentences[0] for value in (0.5, None)]
+    failed = Tuning(**fields, settings={rate: 1e-3}, before={rate: 1e-4}, value=0.25, value_before=None).sentences[0]
+    state = RoundState(no_tuning="2 of 12 records can be held out, and 5 are needed")
+    for sentence in (*outcomes, failed, *tuning_sentences(state)):
+        assert not has_english(CHINESE.line(sentence)), sentence

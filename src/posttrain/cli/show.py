@@ -104,7 +104,7 @@ def _round(entry: dict[str, Any]) -> None:
         print_line(f"  {entry['pseudo_labels']} pseudo-labels joined training")
     for sentence in (entry["models"] or {}).get("sentences", ()):
         print_line(f"  {sentence}")
-    for sentence in entry["retention_sentences"]:
+    for sentence in [*entry["tuning_sentences"], *entry["retention_sentences"]]:
         print_line(f"  {sentence}")
     if entry["head_sentence"]:
         print_line(f"  {entry['head_sentence']}")

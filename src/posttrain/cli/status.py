@@ -68,7 +68,7 @@ def print_rounds(store: Workspace, config: Config) -> None:
             print_line(f"round {entry['round']}: {counts['sentence']}")
         for sentence in (entry["models"] or {}).get("sentences", ()):
             print_line(f"round {entry['round']}: {sentence}")
-        for sentence in entry["retention_sentences"]:
+        for sentence in [*entry["tuning_sentences"], *entry["retention_sentences"]]:
             print_line(f"round {entry['round']}: {sentence}")
         if entry["drift"]:
             print_line(f"round {entry['round']}: {drift_sentence(entry['drift'])}")

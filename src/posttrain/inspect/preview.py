@@ -9,7 +9,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.costs import check_costs
 from posttrain.loop.gain import estimate_batch_gain, gain_to_json
-from posttrain.loop.history import adjusted_config, finished_rounds, parent_dataset
+from posttrain.loop.history import finished_rounds, parent_dataset, round_config
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.score_files import BATCH
 from posttrain.loop.stages.collect import collect
@@ -63,7 +63,7 @@ def preview_selection(
         UserError: there is no champion yet to score the pool, its scores say nothing to the strategy, or every record
             is labelled.
     """
-    rounds, config = finished_rounds(workspace), adjusted_config(workspace, config)
+    rounds, config = finished_rounds(workspace), round_config(workspace, config)
     if n is not None:
         config = config.model_copy(update={"label": config.label.model_copy(update={"per_round": n})})
     champion = ModelRegistry(workspace).champion

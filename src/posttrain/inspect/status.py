@@ -30,6 +30,7 @@ from posttrain.loop.stages.drift import MeasureDrift
 from posttrain.loop.stages.pseudo import PseudoLabel
 from posttrain.loop.stages.suggest import Suggest, check_report, suggestions_of
 from posttrain.loop.state import RoundState
+from posttrain.loop.tuning import tuning_sentences
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.rows import Round, Run
 from posttrain.store.workspace import Workspace
@@ -49,8 +50,9 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         seconds, stages (seconds by stage), model_seconds, pseudo_labels (number that joined its training), head (what a
         linear head reaches with its labels: accuracy, low, high, n, labels and a sentence, or None), models (what
         models labelled, see `posttrain.loop.stages.suggest.check_report`, or None), drift (of its new inputs, see
-        `posttrain.loop.drift`, or None), retention (what a merged candidate kept of its models, and sentences) and
-        adjustments (sentences on what its rules changed for later rounds);
+        `posttrain.loop.drift`, or None), retention (what a merged candidate kept of its models, and sentences),
+        tuning (what a search of its settings decided, or None, and sentences) and adjustments (sentences on what its
+        rules changed for later rounds);
         ``final``: the champion and its metrics on all test records, or None; ``canary``: id, model, share, since, line
         and problems of the canary that runs, or None; ``rollback``: the roll-back that restored
         the champion, see `posttrain.inspect.champion.RollbackReport`, or None; ``rounds_wanted``: number of the last
@@ -216,7 +218,8 @@ def round_drift(workspace: Workspace, state: RoundState) -> dict[str, Any] | Non
 def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
     """Reports what models beside the candidate did in a round: ``pseudo_labels``, ``head``, ``models`` of `status`.
 
-    ``retention`` is what a merged candidate kept of the models that it is made of, see `merge_retention`.
+    ``retention`` is what a merged candidate kept of the models that it is made of, see `merge_retention`; ``tuning``
+    what a search of settings decided, see `posttrain.loop.tuning.Tuning`, or None.
     ``head_sentence`` says what a linear head reaches, or why none was measured; "" where there is none to measure.
     """
     pseudo = workspace.metadata.artifact(state.outputs[PseudoLabel.name]) if PseudoLabel.name in state.outputs else None
@@ -231,6 +234,8 @@ def models_beside(workspace: Workspace, state: RoundState) -> dict[str, Any]:
         "models": _labels_by_models(workspace, state),
         "retention": [*(state.retention or ())],
         "retention_sentences": retention_sentences(state.retention or ()),
+        "tuning": state.tuning,
+        "tuning_sentences": tuning_sentences(state),
     }
 
 

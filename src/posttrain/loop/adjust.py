@@ -154,7 +154,7 @@ def check_adjustments(config: "Config", metrics: Collection[str]) -> None:
         if not rule.names or not changes:
             raise UserError(f"rule `{rule.text}` names no value, or changes no key", where=_WHERE)
         for change in changes:
-            value = change.apply(_value(config, change.key))
+            value = change.apply(config_value(config, change.key))
             with_value(config, change.key, value)
 
 
@@ -172,7 +172,7 @@ def adjust(config: "Config", configured: "Config", values: Values) -> list[Adjus
         if not rule.holds(measured):
             continue
         for change in changes:
-            before, problem = _value(config, change.key), None
+            before, problem = config_value(config, change.key), None
             try:
                 after = change.apply(before)
                 # In the order of the list: a later rule starts from what an earlier one set.
@@ -181,7 +181,7 @@ def adjust(config: "Config", configured: "Config", values: Values) -> list[Adjus
                 after, problem = before, error.what
             if problem or after != before:
                 text = rule.format_values(measured)
-                original = _value(configured, change.key)
+                original = config_value(configured, change.key)
                 adjustments.append(Adjustment(rule.text, text, change.key, original, before, after, problem))
     return adjustments
 
@@ -199,7 +199,7 @@ def with_adjustments(config: "Config", records: Iterable[Mapping[str, Any]]) -> 
     changed: dict[str, Any] = {}
     for record in records:
         key = record["key"]
-        if not record["problem"] and record["rule"] in rules and record["configured"] == _value(config, key):
+        if not record["problem"] and record["rule"] in rules and record["configured"] == config_value(config, key):
             changed[key] = record["after"]
     for key, value in changed.items():
         config = with_value(config, key, value)
@@ -227,7 +227,7 @@ def with_value(config: "Config", key: str, value: Any) -> "Config":
     return config.model_copy(update={section: new})
 
 
-def _value(config: "Config", key: str) -> Any:
+def config_value(config: "Config", key: str) -> Any:
     """Returns the value of a key.
 
     Raises:

@@ -17,6 +17,8 @@ from posttrain.loop.drift import DriftConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.triggers import TriggerConfig
+from posttrain.loop.tune_config import TuneConfig
+from posttrain.loop.tuning import check_tuning
 from posttrain.merge.config import MergeConfig
 from posttrain.models.precision import Precision
 from posttrain.models.sources import locate
@@ -65,6 +67,10 @@ class Config(Section):
     select: SelectConfig = Field(SelectConfig(), description="The choice of records to label.")
     label: LabelConfig = Field(LabelConfig(), description="The annotator and the number of labels a round.")
     train: TrainConfig = Field(TrainConfig(), description="The training of a candidate.")
+    tune: TuneConfig | None = Field(
+        None,
+        description="The search of the training's settings, in rounds whose data have drifted or grown; null: none.",
+    )
     merge: MergeConfig = Field(MergeConfig(), description="The merging of a trained candidate with other models.")
     evaluate: EvaluateConfig = Field(
         EvaluateConfig(), description="The suites and metrics that models are measured by."
@@ -203,6 +209,7 @@ def load_config(root: Path) -> Config:
         _check_negatives(config.model_copy(update={"task": task}))
         locate(config.model, root)
         train = config.train.with_teacher_from(root)
+        check_tuning(config.model_copy(update={"task": task}), root, has_labels)
     # The default rule depends on what the main suite pairs: a gain in log likelihood where perplexity is measured.
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     gate = config.gate.with_default(f"gain.{main.paired}")

@@ -1,7 +1,9 @@
 """Reads the results of finished rounds: datasets, evaluations, labels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from posttrain.label.queue import Queue
 from posttrain.loop.adjust import with_adjustments
 from posttrain.loop.config import Config
 from posttrain.loop.state import RoundState
+from posttrain.loop.tuning import last_tuned, with_tuning
 from posttrain.store.rows import Round
 from posttrain.store.workspace import Workspace
 
@@ -31,9 +34,20 @@ def parent_dataset(workspace: Workspace) -> str:
 
 
 def adjusted_config(workspace: Workspace, config: Config) -> Config:
-    """Returns the config of the next round, or of the one in progress: as the finished rounds have adjusted it."""
+    """Returns the config as the rules of finished rounds have adjusted it, without the settings that they tuned."""
     states = finished_states(workspace)
     return with_adjustments(config, [record for state in states for record in state.adjustments or ()])
+
+
+def round_config(workspace: Workspace, config: Config) -> Config:
+    """Returns the config that the next round begins with, or the one in progress: adjusted, and with tuned settings."""
+    return with_tuning(adjusted_config(workspace, config), last_tuning(workspace))
+
+
+def last_tuning(workspace: Workspace) -> Mapping[str, Any] | None:
+    """Returns what the last search of settings in a finished round decided; None before the first."""
+    state = last_tuned(finished_states(workspace))
+    return state.tuning if state else None
 
 
 def days_since_training(workspace: Workspace) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import adjusted_config
+from posttrain.loop.history import adjusted_config, last_tuning
 from posttrain.loop.model_registry import ModelRegistry
 from posttrain.loop.stage import RoundStep, Stage
 from posttrain.loop.stages.adjust import AdjustConfig
@@ -26,7 +26,9 @@ from posttrain.loop.stages.score import Score
 from posttrain.loop.stages.select import Select
 from posttrain.loop.stages.suggest import Suggest
 from posttrain.loop.stages.train import Train
+from posttrain.loop.stages.tune import Tune
 from posttrain.loop.state import RoundState, save_state
+from posttrain.loop.tuning import with_tuning
 from posttrain.store.errors import UserError, Waiting, suggest
 from posttrain.store.extensions import Registry
 from posttrain.store.workspace import Workspace
@@ -43,6 +45,7 @@ ROUND: tuple[type[RoundStep], ...] = (
     BuildDataset,
     PseudoLabel,
     HardNegativePairs,
+    Tune,
     Train,
     Merge,
     Evaluate,
@@ -123,12 +126,14 @@ class RoundRunner:
     def _run(self, number: int, champion: str | None, steps: Sequence[type[RoundStep]], partial: bool = False) -> None:
         metadata = self.workspace.metadata
         row = metadata.open_round(number, champion)
-        config = adjusted_config(self.workspace, self.config)
+        adjusted, tuning = adjusted_config(self.workspace, self.config), last_tuning(self.workspace)
         earlier, start = row.seconds or 0.0, time.monotonic()
         # What the last attempt decided is decided again: files, config or champion may have changed since.
-        state = replace(RoundState.from_row(row), candidate=None, decision=None, nothing_to_label=None)
+        state = replace(RoundState.from_row(row), candidate=None, decision=None, nothing_to_label=None, tuning=None)
         try:
             for step in steps:
+                # From the step that tunes them on, the round's own settings hold.
+                config = with_tuning(adjusted, state.tuning or tuning)
                 context = RoundContext(
                     self.workspace, config, number, state=state, file_config=self.config, partial=partial
                 )

@@ -1,7 +1,10 @@
 """The section ``tune`` of a config: what to search over trainings, and how a trained model is measured."""
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from posttrain.evaluate.config import SuiteConfig
@@ -9,9 +12,22 @@ from posttrain.evaluate.scorers import SCORERS
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.standalone import TrainJobConfig
+from posttrain.tune.space import Settings, Space
 
 LOSS = "loss"
 """The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
+
+SETTING_PREFIX = "train."
+"""The beginning of a space's names that are keys of the config; others only help to derive values."""
+
+VALUE_NAMES = {
+    "records": "labels of the round's training set",
+    "tuned_records": "labels of the training set when settings were last tuned; 0 before",
+    "rounds_since_tuning": "rounds since settings were last tuned, 1 in the round after; infinite before",
+}
+"""Names in the rule that starts a search in a round, besides those of drift."""
+
+_CHECKED_POINTS = 50  # of the space, whose settings are tried before anything is trained
 
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece"})
 
@@ -63,6 +79,13 @@ class TuneConfig(Section):
         default="none",
         description="Decides which trainings go on; its max_resource is the number of parts of a training.",
     )
+    initial: list[dict[str, Any]] = Field(
+        default=[], description="Points of the space that are tried first, such as {train.learning_rate: 0.001}."
+    )
+    when: str = Field(
+        default="drift.psi > 0.25 or records >= 1.5 * tuned_records",
+        description="In a loop: the rule by which a round searches; without it the last settings hold.",
+    )
     storage: str | None = Field(default=None, description="A PostgreSQL database in place of study.db.")
 
     @field_validator("held_out", mode="before")
@@ -106,3 +129,45 @@ class TuneJobConfig(TrainJobConfig):
     def training(self) -> TrainJobConfig:
         """The training alone."""
         return TrainJobConfig.model_construct(**{name: getattr(self, name) for name in TrainJobConfig.model_fields})
+
+
+def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Returns a config with settings laid over it; those whose names do not begin with ``train.`` only help others."""
+    changed: dict[str, Any] = json.loads(json.dumps(values))
+    for key, value in settings.items():
+        if key.startswith(SETTING_PREFIX):
+            *path, last = key.split(".")
+            section = changed
+            for name in path:
+                section = section.setdefault(name, {})
+            section[last] = value
+    return changed
+
+
+def check_settings(space: Space, base: Mapping[str, Any]) -> None:
+    """Checks points of a space as settings of a training.
+
+    Args:
+        space: what is searched.
+        base: a `TrainJobConfig` as JSON values, which settings are laid over.
+
+    Raises:
+        UserError: the space has no key of the training, or settings that do not fit.
+    """
+    generator = np.random.default_rng(0)
+    if not any(
+        name.startswith(SETTING_PREFIX) for name in {**space.parameters, **space.complete(space.draw(generator))}
+    ):
+        name = next(iter(space.parameters))
+        raise UserError(
+            f"`{name}` is no setting of a training", where="tune.space", fix=f"write {SETTING_PREFIX}{name}"
+        )
+    generator = np.random.default_rng(0)
+    for _ in range(_CHECKED_POINTS):
+        point = space.complete(space.draw(generator))
+        try:
+            TrainJobConfig.read(apply_settings(base, point), "tune.space")
+        except UserError as error:
+            named = {name: value for name, value in point.items() if error.key and error.key.startswith(name)}
+            shown = "".join(f", as with {name} = {value}" for name, value in named.items())
+            raise UserError(f"{error.what}{shown}", where="tune.space", fix=error.fix) from None

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pyarrow as pa
 from posttrain.data.reading.reader import read
 from posttrain.data.records.record import concat
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import SuiteResult, run_suite
-from posttrain.loop.tune_config import LOSS, TuneConfig
+from posttrain.loop.held_out import Rows, hold_out
+from posttrain.loop.tune_config import LOSS, SETTING_PREFIX, TuneConfig, apply_settings, check_settings
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.sources import fetch_once, locate
@@ -36,13 +36,9 @@ from posttrain.tune.budget import Budget
 from posttrain.tune.context import TrialContext
 from posttrain.tune.lint import check_space
 from posttrain.tune.schedulers.registry import make_scheduler
-from posttrain.tune.space import Settings, Space
+from posttrain.tune.space import Space
 
 log = logging.getLogger("posttrain")
-
-_PREFIX = "train."
-
-_CHECKED_POINTS = 50  # of the space, whose settings are tried before anything is trained
 
 _MODEL, _EVALUATIONS = "model", "evaluations.json"
 
@@ -80,45 +76,75 @@ def tune_trainings(
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give --budget 50 trials")
     limit = Budget.read(tune.budget, "tune.budget") if budget is None else Budget.read(budget, "--budget")
     space = Space(tune.space, tune.constraints, "tune.space")
-    _check_settings(space, config)
-    scheduler = make_scheduler(tune.scheduler)
-    if scheduler.has_forks:
+    check_settings(space, config.model_dump(mode="json"))
+    if make_scheduler(tune.scheduler).has_forks:
         _check_forks(space, config)
     suite = tune.suite(bool(config.task.label_set))
     training, held_out = split_records(records, tune, config, root)
-    source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     trial = TrainingTrial(
         base=config.model_dump(mode="json"),
-        model=source,
+        model=locate(config.model, Path(), weights=config.train.initialization.method == "none"),
         records=training,
         held_out=held_out,
         suite=suite,
         metric=tune.metric,
-        parts=scheduler.max_resource or 1,
+        parts=training_parts(tune),
     )
+    return search_trainings(
+        trial, tune, out, budget=limit, engine=engine, workers=workers, migrate=migrate, initial=tune.initial
+    )
+
+
+def search_trainings(
+    trial: "TrainingTrial",
+    tune: TuneConfig,
+    out: Path,
+    *,
+    budget: Budget,
+    engine: str = "inline",
+    workers: int | None = None,
+    migrate: bool = False,
+    initial: Sequence[Mapping[str, Any]] = (),
+) -> TuneResult:
+    """Searches the settings of a training whose records have been split.
+
+    Args:
+        trial: what a trial does.
+        tune: what is searched.
+        out: folder of the study.
+        budget: of the study.
+        engine, workers, migrate: as in `tune_trainings`.
+        initial: points that are tried first.
+
+    Raises:
+        UserError: a setting or a point cannot be used; the study was begun with other data.
+        WorkError: the first trainings have all failed.
+    """
+    space = Space(tune.space, tune.constraints, "tune.space")
 
     def open_backend() -> Backend:
         # Now, as everything has been checked. The model is fetched once for all trials.
-        for warning in check_space(space, limit.trials):
+        for warning in check_space(space, budget.trials):
             log.warning("  %s", warning.text)
-        return open_engine(engine, trial.with_model(fetch_once(source, out / "trials" / "base")), workers)
+        return open_engine(engine, trial.with_model(fetch_once(trial.model, out / "trials" / "base")), workers)
 
     return optimize(
         open_backend,
         space,
-        budget=limit,
+        budget=budget,
         sampler=tune.sampler,
-        scheduler=scheduler,
-        seed=config.seed,
+        scheduler=tune.scheduler,
+        initial=initial,
+        seed=trial.base["seed"],
         out=out,
         storage=tune.storage,
         migrate=migrate,
         objective=f"held-out {tune.metric}",
         maximize=tune.is_maximized,
         identity={
-            "the training data": content_digest(training),
-            "the held-out data": content_digest(held_out),
-            "the model": config.model,
+            "the training data": content_digest(trial.records),
+            "the held-out data": content_digest(trial.held_out),
+            "the model": trial.base["model"],
             "the rest of the config": digest(_without_operations(trial.base)),
         },
         to_config=lambda best: apply_settings(trial.base, best.settings),
@@ -142,6 +168,8 @@ class TrainingTrial:
         suite: the scorer of the answers.
         metric: what is measured.
         parts: number of parts, which is the resource of a whole training.
+        difficulties: float64 [records], a higher one is harder; None: as the config has it.
+        weights: float64 [records], of the records in the loss; None: as the config has it.
     """
 
     base: Mapping[str, Any]
@@ -151,6 +179,8 @@ class TrainingTrial:
     suite: SuiteConfig
     metric: str
     parts: int
+    difficulties: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
     def __call__(self, trial: TrialContext) -> float:
         """Runs a trial from where it is; returns the value of the trained model."""
@@ -184,7 +214,16 @@ class TrainingTrial:
         log.setLevel(logging.WARNING)  # what a training says is for whoever runs one
         try:
             # Data never change, and settings only from a parent's to those of a trial that goes on from it.
-            train_standalone(out, config, self.records, lambda _: source, fork=True, callbacks=CallbackList(measure))
+            train_standalone(
+                out,
+                config,
+                self.records,
+                lambda _: source,
+                fork=True,
+                callbacks=CallbackList(measure),
+                difficulties=self.difficulties,
+                weights=self.weights,
+            )
         except TrainingStopped:
             return False
         finally:
@@ -232,43 +271,52 @@ def metric_value(result: SuiteResult, metric: str) -> float:
     return -result.counts["log_likelihood_sum"] / max(1.0, count)
 
 
-def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Returns a config with settings laid over it; those whose names do not begin with ``train.`` only help others."""
-    changed: dict[str, Any] = json.loads(json.dumps(values))
-    for key, value in settings.items():
-        if key.startswith(_PREFIX):
-            *path, last = key.split(".")
-            section = changed
-            for name in path:
-                section = section.setdefault(name, {})
-            section[last] = value
-    return changed
+def training_parts(tune: TuneConfig) -> int:
+    """Returns the number of parts that the scheduler cuts a training into.
+
+    Raises:
+        UserError: there is no such scheduler, or it has no such option, or lacks one.
+    """
+    return make_scheduler(tune.scheduler).max_resource or 1
 
 
 def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, root: Path) -> tuple[pa.Table, pa.Table]:
     """Returns the records to train on and those that are held out.
 
-    A share is drawn by hashes of the records' ids, so that the same records are held out wherever the data lie. Records
-    of a held-out file are taken out of the training data.
+    A share is drawn as `hold_out` does. Records of a held-out file are taken out of the training data.
 
     Raises:
-        UserError: the file cannot be read, or nothing is left to train on.
+        UserError: the file cannot be read, or nothing is left to train on or to measure on.
     """
-    share, where = tune.held_out.share, "tune.held_out"
-    if share is None:
-        path = locate_path(root, tune.held_out.data)
-        held_out = concat(list(read(path, tune.held_out.columns or config.columns, name=tune.held_out.data)))
-    else:
-        held_out = sample_records(records, max(1, round(share * records.num_rows)))
-    held_ids = set(held_out["id"].to_pylist())
-    kept = pa.array([record not in held_ids for record in records["id"].to_pylist()])
-    training = records.filter(kept)
-    if share is None and training.num_rows < records.num_rows:
+    kept, held_out = split_rows(records, tune, config.columns, root)
+    training = records.filter(pa.array(kept))
+    if tune.held_out.share is None and training.num_rows < records.num_rows:
         count = records.num_rows - training.num_rows
         log.warning("  %d of %d training records are held out, and not trained on", count, records.num_rows)
     if training.num_rows == 0:
-        raise UserError("leaves nothing to train on", where=where, fix="hold out other records")
+        raise UserError("leaves nothing to train on", where="tune.held_out", fix="hold out other records")
+    if held_out.num_rows == 0:
+        what = f"of {records.num_rows} records none can be held out without what is like it"
+        raise UserError(what, where="tune.held_out", fix="hold out a larger share, or name a file")
     return training, held_out
+
+
+def split_rows(
+    records: pa.Table, tune: TuneConfig, columns: dict[str, str] | None, root: Path
+) -> tuple[Rows, pa.Table]:
+    """Returns which records to train on, bool [records], and the RECORD table of those that are held out.
+
+    Raises:
+        UserError: the held-out file cannot be read.
+    """
+    share = tune.held_out.share
+    if share is not None:
+        training, rows = hold_out(records, share)
+        return training, records.filter(pa.array(rows))
+    path = locate_path(root, tune.held_out.data)
+    held_out = concat(list(read(path, tune.held_out.columns or columns, name=tune.held_out.data)))
+    held_ids = set(held_out["id"].to_pylist())
+    return np.array([record not in held_ids for record in records["id"].to_pylist()], bool), held_out
 
 
 def _without_operations(base: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,7 +328,7 @@ def _without_operations(base: Mapping[str, Any]) -> dict[str, Any]:
 def _check_forks(space: Space, config: TrainJobConfig) -> None:
     """Raises a UserError if a trial cannot go on from a checkpoint of another with its own settings."""
     for name in space.varying:
-        if name.startswith(_PREFIX) and not can_change_on_resume(name.removeprefix(_PREFIX)):
+        if name.startswith(SETTING_PREFIX) and not can_change_on_resume(name.removeprefix(SETTING_PREFIX)):
             raise UserError(
                 f"`{name}` cannot change while a training runs, as it does in a population",
                 where="tune.scheduler",
@@ -289,21 +337,3 @@ def _check_forks(space: Space, config: TrainJobConfig) -> None:
     if not config.train.checkpoint.enabled:
         what = "there are none, and a population goes on from them"
         raise UserError(what, where="train.checkpoint", fix="set train.checkpoint.every_seconds")
-
-
-def _check_settings(space: Space, config: TrainJobConfig) -> None:
-    """Raises a UserError if the space has no key of the training, or settings that do not fit."""
-    if not any(name.startswith(_PREFIX) for name in space.parameters) and not any(
-        name.startswith(_PREFIX) for name in space.complete(space.draw(np.random.default_rng(0)))
-    ):
-        name = next(iter(space.parameters))
-        raise UserError(f"`{name}` is no setting of a training", where="tune.space", fix=f"write {_PREFIX}{name}")
-    base, generator = config.model_dump(mode="json"), np.random.default_rng(0)
-    for _ in range(_CHECKED_POINTS):
-        point = space.complete(space.draw(generator))
-        try:
-            TrainJobConfig.read(apply_settings(base, point), "tune.space")
-        except UserError as error:
-            named = {name: value for name, value in point.items() if error.key and error.key.startswith(name)}
-            shown = "".join(f", as with {name} = {value}" for name, value in named.items())
-            raise UserError(f"{error.what}{shown}", where="tune.space", fix=error.fix) from None

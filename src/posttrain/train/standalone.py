@@ -38,6 +38,8 @@ from posttrain.train.data.tokenise import content_digest
 from posttrain.train.key_aliases import KEY_ALIASES, VALUE_ALIASES
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from posttrain.train.callbacks import CallbackList
 
 log = logging.getLogger("posttrain")
@@ -113,6 +115,8 @@ def train_standalone(
     *,
     fork: bool = False,
     callbacks: "CallbackList | None" = None,
+    difficulties: "np.ndarray | None" = None,
+    weights: "np.ndarray | None" = None,
 ) -> dict[str, Any]:
     """Trains into ``out``, resuming where an earlier call stopped.
 
@@ -124,6 +128,8 @@ def train_standalone(
         fetch: returns the folder of the initial model; may write it into the folder that it is given.
         fork: resume although config, data or code have changed since.
         callbacks: called after each step and at each checkpoint.
+        difficulties: float [records], higher is harder, in place of the column that the curriculum names.
+        weights: float [records], of the records in the loss, times the column that the config names.
 
     Returns:
         The summary: counts and losses of `stage.train`, and the final ``micro_batch_tokens``.
@@ -141,8 +147,9 @@ def train_standalone(
         make_folder(work)
         with hold_lock(work / "lock", busy_message="is being trained by another process"):
             config = _with_precision(out, config)
-            _check_identity(out, _identity(config, records), fork)
-            return _train(out, config, records, fetch, callbacks)
+            values = {"difficulties": difficulties, "weights": weights}
+            _check_identity(out, _identity(config, records, values), fork)
+            return _train(out, config, records, fetch, callbacks, values)
 
 
 @contextmanager
@@ -187,6 +194,7 @@ def _train(
     records: pa.Table,
     fetch: Callable[[Path], Path],
     callbacks: "CallbackList | None",
+    values: "Mapping[str, np.ndarray | None]",
 ) -> dict[str, Any]:
     # Here, as the command line reads this module's config: torch would make `posttrain train --help` wait for seconds.
     from posttrain.train.lora import set_base_model
@@ -230,6 +238,7 @@ def _train(
             sink=sinks,
             profile=out / "profile",
             callbacks=callbacks,
+            **values,
         )
     finally:
         sinks.close()
@@ -312,13 +321,14 @@ def _is_empty(out: Path) -> bool:
     return not names or (TUNED in names and names <= {TUNED, CONFIG})
 
 
-def _identity(config: TrainJobConfig, records: pa.Table) -> dict[str, Any]:
+def _identity(config: TrainJobConfig, records: pa.Table, values: "Mapping[str, np.ndarray | None]") -> dict[str, Any]:
     teacher = config.train.distill.teacher if config.train.has_teacher else None
     return {
         # Without paths and settings that change no result: the records count by their content.
         **config.model_dump(mode="json", exclude={"train": set(OPERATIONAL_SECTIONS), "data": True, "columns": True}),
         "contents": {
             "records": content_digest(records),
+            **{name: digest(column.tolist()) for name, column in values.items() if column is not None},
             "model": _files_digest(config.model),
             "teacher": None if teacher is None else _files_digest(teacher),
             "code": _code_digest(),

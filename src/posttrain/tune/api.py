@@ -17,6 +17,7 @@ from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget
 from posttrain.tune.driver import Driver
 from posttrain.tune.progress import ProgressLines
+from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.schedulers.registry import make_scheduler
@@ -94,6 +95,7 @@ def minimize(
     budget: str | int | Budget,
     sampler: Any = None,
     scheduler: Any = "none",
+    initial: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
     out: str | Path | None = None,
     engine: str = "inline",
@@ -119,6 +121,7 @@ def minimize(
             belongs to a scheduler of populations: ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
         scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping``, ``extrapolation``,
             ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
+        initial: points that are tried first, such as ``[{"lr": 1e-3}]``; they count against the budget.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
         engine: ``inline``, or ``processes`` for several trials at a time.
@@ -131,8 +134,8 @@ def minimize(
         Best settings, best value and all trials.
 
     Raises:
-        UserError: space, budget, sampler or scheduler cannot be used; the study was begun with another space; another
-            process works on it.
+        UserError: space, budget, sampler, scheduler or a point cannot be used; the study was begun with another space;
+            another process works on it.
         WorkError: the first five trials have all failed.
     """
     check_engine(engine, workers)
@@ -142,6 +145,7 @@ def minimize(
         budget=budget,
         sampler=sampler,
         scheduler=scheduler,
+        initial=initial,
         seed=seed,
         out=out,
         storage=storage,
@@ -156,6 +160,7 @@ def optimize(
     budget: str | int | Budget,
     sampler: Any = None,
     scheduler: Any = "none",
+    initial: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
     out: str | Path | None = None,
     storage: str | None = None,
@@ -184,6 +189,8 @@ def optimize(
     if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
         what = "the scheduler trains a population, whose settings this sampler cannot perturb"
         raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
+    if initial:
+        chosen_sampler = InitialPoints(chosen_sampler, read_points(initial, space))
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
         if folder is None:

@@ -39,11 +39,25 @@ def make_part(registry: Registry[Callable[..., Part]], value: Any, where: str, *
     Raises:
         UserError: there is no such part, or it has no such option, or lacks one.
     """
+    make, options = check_part(registry, value, where, len(arguments))
+    return make(*arguments, **options)
+
+
+def check_part(
+    registry: Registry[Callable[..., Part]], value: Any, where: str, given: int
+) -> tuple[Callable[..., Part], dict[str, Any]]:
+    """Returns the function that makes a part, and its options, without making it.
+
+    Args:
+        given: number of arguments that the function gets before the options.
+
+    The other arguments and the errors are those of `make_part`.
+    """
     name, options = read_part(value, where)
     if name not in registry:
         raise UserError(f"there is no {registry.kind} `{name}`", where=where, fix=suggest(name, registry))
     make = registry.load(name, where)
-    parameters = list(inspect.signature(make).parameters.values())[len(arguments) :]
+    parameters = list(inspect.signature(make).parameters.values())[given:]
     known = {parameter.name: parameter for parameter in parameters}
     for option, content in options.items():
         if option not in known:
@@ -57,4 +71,4 @@ def make_part(registry: Registry[Callable[..., Part]], value: Any, where: str, *
         key for key, parameter in known.items() if parameter.default is parameter.empty and key not in options
     ]:
         raise UserError(f"{name} needs `{missing[0]}`", where=where, fix=f"give {{name: {name}, {missing[0]}: ...}}")
-    return make(*arguments, **options)
+    return make, options

@@ -54,7 +54,8 @@ class RoundRow:
     decision to the next one's: first the one that the decision left in service, then those put there by hand; None
     for a model that no round measured. ``seconds`` is by stage in the order of the stages; ``reasons`` counts why
     records were selected. ``labels`` counts the records of its training set, ``batch`` what became of those that it
-    asked for. ``head`` says what a linear head reaches with the same labels, ``retention`` what a merged candidate kept
+    asked for. ``head`` says what a linear head reaches with the same labels, ``tuning`` what a search of the training's
+    settings decided, ``retention`` what a merged candidate kept
     of the models that it is made of, a sentence for each model and suite. ``drift`` is that of its new inputs, with the
     fields of `posttrain.loop.drift.DriftValues`, or None.
     """
@@ -70,6 +71,7 @@ class RoundRow:
     reasons: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
     head: str = ""
+    tuning: tuple[str, ...] = ()
     retention: tuple[str, ...] = ()
     batch: BatchCounts = field(default_factory=BatchCounts)
     drift: Mapping[str, float | None] | None = None

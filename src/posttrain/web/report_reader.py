@@ -145,6 +145,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, state),
         head=beside["head_sentence"],
+        tuning=tuple(beside["tuning_sentences"]),
         retention=tuple(beside["retention_sentences"]),
         batch=batch_counts(workspace, state) or BatchCounts(),
         drift=round_drift(workspace, state),

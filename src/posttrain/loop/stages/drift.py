@@ -17,6 +17,7 @@ from posttrain.loop.history import finished_states
 from posttrain.loop.scoring import head_embedder, scoring_for, sentence_embeddings
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
+from posttrain.loop.tuning import tuning_rule
 from posttrain.models.task import record_turns
 from posttrain.select.pool_sample import sample_pool
 from posttrain.select.scores.table import score_records
@@ -106,6 +107,8 @@ def measure_drift(context: RoundContext, pool: str, labelled: str, champion: str
     """
     last = finished_states(context.workspace)[-1]
     names = context.config.gate.names | context.config.triggers.names
+    if context.config.tune is not None:
+        names |= set(tuning_rule(context.config.tune).names)
     judge = champion if CONFIDENCE in names else None
     artifact = context.run(MeasureDrift(pool, labelled, last.id("pool"), last.id("next_parent"), judge))
     return DriftValues.from_dict(artifact.meta), artifact.id

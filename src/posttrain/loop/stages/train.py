@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,17 @@ class Train(Stage):
         Raises:
             UserError: the training set holds records of the test set or of another suite.
         """
+        stage = cls.prepare(context)
+        champion = champion_before_round(context.workspace, context.number)
+        return context.update(champion=champion, candidate=context.run(stage).id)
+
+    @classmethod
+    def prepare(cls, context: RoundContext) -> Self:
+        """Returns the stage with all that the training reads, as the context's config has it.
+
+        Raises:
+            UserError: the training set holds records of the test set or of another suite.
+        """
         # Not the champion of the round's start: labelling may take days, and the user may promote or roll back by hand.
         champion = champion_before_round(context.workspace, context.number)
         source = context.state.id("base") if context.config.train.start == "base" else champion
@@ -76,8 +87,7 @@ class Train(Stage):
         steering = _steering_evaluation(context, champion, test)
         if steering is not None:
             weights = _error_weights(context, records, steering) * (1.0 if weights is None else weights)
-        stage = cls(source, dataset, records, config, difficulty, score_inputs, teacher, weights, steering)
-        return context.update(champion=champion, candidate=context.run(stage).id)
+        return cls(source, dataset, records, config, difficulty, score_inputs, teacher, weights, steering)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Returns the model to start from, the training set, the teacher and the scores."""

@@ -28,7 +28,7 @@ class PopulationSampler(Sampler):
     already, so that reports after the step of the fork must not count.
     """
 
-    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         return Proposal(self.space.draw(self.generator(number)))
 
     @abstractmethod

@@ -1,0 +1,67 @@
+"""Holds records out of a training set, to measure on, so that nothing of them is trained on."""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.arrays import Indices
+from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
+from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
+from posttrain.data.records.provenance import record_kinds
+from posttrain.data.records.record import input_texts
+from posttrain.data.split import split_keys
+from posttrain.data.split.assignment import first_of_component, hash_draw, links
+from posttrain.data.split.config import SplitsConfig
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.decontaminate import Decontaminate
+
+Rows = npt.NDArray[np.bool_]
+
+_THRESHOLD, _NGRAM = 0.8, 5  # of near duplicates, as where a dataset is split
+
+
+def hold_out(records: pa.Table, share: float) -> tuple[Rows, Rows]:
+    """Chooses the records of a training set to measure on, and those to train on; some may be neither.
+
+    Near duplicates, and records of one input, group or origin, stay together. Sets of such records are held out in the
+    order of a hash of their inputs, each that still fits: the same for any order of the records, and as the set grows,
+    most stay held out. Records that were derived from others and pseudo-labels are never measured on, nor trained on
+    with a record of their set held out. What shares a run of words with a held-out record is not trained on either, by
+    the rules of `posttrain.data.steps.decontaminate.Decontaminate`.
+
+    Args:
+        records: RECORD table of N rows.
+        share: of the records to hold out.
+
+    Returns:
+        bool [N]: the rows to train on, and those that are held out.
+    """
+    keys = split_keys(records, SplitsConfig())
+    group = first_of_component(links(keys, _near_duplicates(records)))
+    pseudo = np.array([kind == "pseudo_labels" for kind in record_kinds(records["meta"])], bool)
+    plain = ~np.asarray(keys["made"]) & ~pseudo
+    draw = np.ones(len(group))
+    np.minimum.at(draw, group, hash_draw(keys["input_id"].to_pylist(), keys["group"].to_pylist(), 0))
+    size = np.bincount(group[plain], minlength=len(group))
+    left, chosen = round(share * len(group)), np.zeros(len(group), bool)
+    heads = np.flatnonzero(size)
+    for head in heads[np.lexsort((heads, draw[heads]))].tolist():
+        if size[head] <= left:
+            chosen[head], left = True, left - size[head]
+    held_out = plain & chosen[group]
+    training = ~chosen[group]
+    training[training] = ~overlapping(records.filter(pa.array(training)), records.filter(pa.array(held_out)))
+    return training, held_out
+
+
+def overlapping(records: pa.Table, held_out: pa.Table) -> Rows:
+    """Returns which records share something with held-out ones, bool [N]."""
+    outcome = apply_step(Decontaminate(), records, evaluation=held_out)
+    kept = set(outcome.kept["id"].to_pylist())
+    return np.array([record not in kept for record in records["id"].to_pylist()], bool)
+
+
+def _near_duplicates(records: pa.Table) -> Indices:
+    texts = input_texts(records)
+    sketches = cached_minhash_sketch(tuple(texts), _THRESHOLD, _NGRAM, 0, PERMUTATIONS)
+    return cluster_near_duplicates(sketches, lambda rows: [texts[row] for row in rows], _THRESHOLD, _NGRAM)

@@ -1,0 +1,296 @@
+"""Tune: searches the settings of the round's training, where the rule of ``tune.when`` asks for it."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import yaml
+
+from posttrain.data.versions.leaks import require_no_overlap
+from posttrain.loop.adjust import config_value
+from posttrain.loop.context import RoundContext
+from posttrain.loop.held_out import overlapping
+from posttrain.loop.history import adjusted_config, finished_states
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.decide import drift_of
+from posttrain.loop.stages.train import Train
+from posttrain.loop.state import RoundState
+from posttrain.loop.suites import measured_on
+from posttrain.loop.tune_config import TuneConfig, apply_settings
+from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuning_rule
+from posttrain.store.errors import WorkError
+from posttrain.store.files import make_folder
+from posttrain.store.section import MAX_INTEGER
+from posttrain.train.data.tokenise import content_digest
+from posttrain.train.monitor.config import SinksConfig
+from posttrain.tune.budget import Budget
+from posttrain.tune.samplers.initial import find_drawn
+from posttrain.tune.space import Space
+
+if TYPE_CHECKING:
+    from posttrain.loop.config import Config
+    from posttrain.loop.tune_trainings import TrainingTrial
+    from posttrain.tune.trial import Trial
+
+log = logging.getLogger("posttrain")
+
+_LEAST_HELD_OUT = 5
+"""Records that a search measures on, at least: the loss of fewer is that of chance."""
+
+_BEST_EARLIER = 3  # of the last search's points, that a new one begins with
+
+TRIALS_FILE, BEST_FILE = "trials.jsonl", "best.yaml"
+
+
+@dataclass(frozen=True)
+class Tune(Stage):
+    """Searches the settings of a training on a part of the training set.
+
+    Args:
+        training: The round's training, with the config as it is without tuned settings.
+        base: That config.
+        rows: bool [records], the training's records to train on.
+        held_out: RECORD table of the records to measure on.
+        values: The values that the rule was decided by, as text.
+        labels: Labels of the training set.
+        last: Id of the last search's artifact; None before the first. ``helpers`` are its settings.
+    """
+
+    training: Train
+    base: "Config"
+    rows: npt.NDArray[np.bool_]
+    held_out: pa.Table
+    values: str
+    labels: int
+    last: str | None
+    helpers: Mapping[str, Any]
+    name = "tune"
+    kind = "tuning"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Searches, if the rule holds; the settings hold from this round's training on."""
+        state, tune = context.state, context.config.tune
+        # Those of an earlier attempt go, as config or data have changed since.
+        outputs = {name: id for name, id in state.outputs.items() if name != cls.name}
+        state = replace(state, outputs=outputs, tuning=None, no_tuning=None)
+        if tune is None or state.dataset is None:
+            return state
+        rule, values = tuning_rule(tune), _rule_values(context)
+        named = {name: values.get(name, math.nan) for name in rule.names}
+        if not rule.holds(named):
+            return state
+        stage = cls._prepare(context, tune, rule.format_values(named))
+        if (count := stage.held_out.num_rows) < _LEAST_HELD_OUT or not stage.rows.any():
+            why = f"{count} of {len(stage.rows)} records can be held out, and {_LEAST_HELD_OUT} are needed"
+            log.warning("  not tuned, the settings stay: %s", why)
+            return replace(state, no_tuning=why)
+        artifact = context.run(stage)
+        tuning = Tuning(**artifact.meta)
+        for sentence in tuning.sentences:
+            log.info("  %s", sentence)
+        return replace(state.with_output(cls.name, artifact.id), tuning=tuning.as_dict())
+
+    @classmethod
+    def _prepare(cls, context: RoundContext, tune: TuneConfig, values: str) -> "Tune":
+        root = context.workspace.root
+        base = adjusted_config(context.workspace, context.file_config or context.config)
+        training = Train.prepare(replace(context, config=base))
+        # Here, as `status` lists the stages without torch.
+        from posttrain.loop.tune_trainings import split_rows
+
+        rows, held_out = split_rows(training.records, tune, base.data.columns, root)
+        if tune.held_out.share is None:
+            # A share comes of records that were checked with the training set.
+            measured = measured_on(base, context.dataset(context.state.id("test")).records, root)
+            require_no_overlap(held_out, measured, tune.held_out.data, base.data.steps)
+            rows &= ~overlapping(training.records, held_out)
+        earlier = last_tuned(finished_states(context.workspace))
+        last = earlier.outputs.get(cls.name) if earlier else None
+        helpers = earlier.tuning["settings"] if earlier and earlier.tuning else {}
+        return cls(training, base, rows, held_out, values, context.state.labels or 0, last, helpers)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Returns the inputs of the training, the held-out records and the last search."""
+        last = {"last tuning": self.last} if self.last else {}
+        return self.training.inputs(context) | {"held out": content_digest(self.held_out)} | last
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the sections that decide the search, the settings in force, and what the rule was decided by."""
+        return {
+            "tune": _section(context).model_dump(mode="json"),
+            "training": self.training.settings(replace(context, config=self.base)),
+            "before": self._before(context),
+            "configured": self._configured(context),
+            "values": self.values,
+            "labels": self.labels,
+        }
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Searches; a killed search goes on in its study."""
+        from posttrain.loop.tune_trainings import search_trainings
+        from posttrain.tune.trial import TrialState
+
+        tune, before = _section(context), self._before(context)
+        trial = self._trial(context, tune)
+        space = Space(tune.space, tune.constraints, "tune.space")
+        current = self._point(context, space)
+        points = [
+            point for point in (current, *tune.initial, *self._earlier(context, tune, space)) if point is not None
+        ]
+        study = scratch / "study"
+        budget = Budget.read(tune.budget, "tune.budget")
+        result = search_trainings(trial, tune, study, budget=budget, initial=points)
+        # Not tokens: a run that was killed amid a part has not counted those of its first steps.
+        trained = sum(entry.step for entry in result.trials) / trial.parts
+        best = result.best if result.best is not None and result.best.state is TrialState.FINISHED else None
+        mine = next((entry for entry in result.trials if current is not None and entry.drawn == current), None)
+        if mine is not None and mine.state in (TrialState.FINISHED, TrialState.FAILED):
+            value_before = mine.latest
+        else:
+            # They are no point of the space, or the scheduler stopped them: measured beside the study, to their end.
+            value_before = _measure(trial, before, scratch / "before")
+            trained += 1
+        value, settings = value_before, {**(mine.settings if mine is not None else {}), **before}
+        if best is not None and _is_better(best.latest, value_before, tune.is_maximized):
+            value, settings = best.latest, dict(best.settings)
+        for entry in [entry for entry in result.trials if entry.error][:1]:
+            log.warning("  trial %d failed: %s", entry.number, entry.error)
+        _write(out, settings, result.trials)
+        return Tuning(
+            round=context.number,
+            rule=tune.when,
+            values=self.values,
+            records=self.labels,
+            held_out=self.held_out.num_rows,
+            metric=tune.metric,
+            maximize=tune.is_maximized,
+            settings=settings,
+            before=before,
+            configured=self._configured(context),
+            value=value,
+            value_before=value_before,
+            trials=len(result.trials),
+            trained=round(trained, 6),
+        ).as_dict()
+
+    @cached_property
+    def _train_base(self) -> dict[str, Any]:
+        return self.training.config.model_dump(mode="json")
+
+    def _trial(self, context: RoundContext, tune: TuneConfig) -> "TrainingTrial":
+        from posttrain.loop.tune_trainings import TrainingTrial, training_parts
+
+        training, rows = self.training, self.rows
+        # Trackers get the trainings of rounds, not tens of trials beside them.
+        config = training.config.model_copy(update={"sinks": SinksConfig()})
+        if training.teacher is not None:
+            config = config.with_teacher(context.path(training.teacher.id))
+        model = str(context.path(training.source).resolve())
+        return TrainingTrial(
+            base={
+                "seed": context.seed(self.name) % MAX_INTEGER,
+                "model": model,
+                "data": training.dataset,
+                "task": context.config.task.model_dump(mode="json"),
+                "train": config.model_dump(mode="json"),
+            },
+            model=model,
+            records=training.records.filter(pa.array(rows)),
+            held_out=self.held_out,
+            suite=tune.suite(bool(context.config.task.label_set)),
+            metric=tune.metric,
+            parts=training_parts(tune),
+            difficulties=None if training.difficulties is None else training.difficulties[rows],
+            weights=None if training.weights is None else training.weights[rows],
+        )
+
+    def _before(self, context: RoundContext) -> dict[str, Any]:
+        """Returns the settings in force until now, by the keys that the space sets."""
+        return {key: config_value(context.config, key) for key in tuned_keys(_section(context))}
+
+    def _configured(self, context: RoundContext) -> dict[str, Any]:
+        return {key: config_value(self.base, key) for key in tuned_keys(_section(context))}
+
+    def _point(self, context: RoundContext, space: Space) -> dict[str, Any] | None:
+        """Returns the drawn values of the settings in force; None where they are no point of the space."""
+        values = {**self.helpers, **self._before(context)}
+        drawn = find_drawn({name: values[name] for name in space.parameters if name in values}, space)
+        if drawn is None:
+            return None
+        # A value that the space derives or fixes may differ from that of the config.
+        laid = apply_settings({"train": self._train_base}, space.complete(drawn))
+        return drawn if laid == apply_settings({"train": self._train_base}, self._before(context)) else None
+
+    def _earlier(self, context: RoundContext, tune: TuneConfig, space: Space) -> list[dict[str, Any]]:
+        """Returns the best points of the last search that are points of the space as it is now."""
+        if self.last is None:
+            return []
+        lines = (context.path(self.last) / TRIALS_FILE).read_text(encoding="utf-8").splitlines()
+        trials = [entry for entry in map(json.loads, lines) if entry["state"] == "finished"]
+        sign = -1.0 if tune.is_maximized else 1.0
+        trials.sort(key=lambda entry: (sign * entry["value"], entry["number"]))
+        points = [find_drawn(_parameters(entry["settings"], space), space) for entry in trials[:_BEST_EARLIER]]
+        return [point for point in points if point is not None]
+
+
+def _section(context: RoundContext) -> TuneConfig:
+    tune = context.config.tune
+    assert tune is not None, "the config asks for a search"
+    return tune
+
+
+def _rule_values(context: RoundContext) -> dict[str, float]:
+    """Returns the values that the rule may use; drift is missing where it was not measured."""
+    last = last_tuned(finished_states(context.workspace))
+    tuning = last.tuning if last else None
+    return {
+        "records": float(context.state.labels or 0),
+        "tuned_records": float(tuning["records"]) if tuning else 0.0,
+        "rounds_since_tuning": float(context.number - tuning["round"]) if tuning else math.inf,
+        **drift_of(context),
+    }
+
+
+def _measure(trial: "TrainingTrial", settings: Mapping[str, Any], folder: Path) -> float | None:
+    """Trains with settings outside of the study; returns the value, None where the training fails."""
+    from posttrain.tune.context import TrialContext
+    from posttrain.tune.schedulers.base import Decision
+
+    make_folder(folder)
+    try:
+        value = trial(TrialContext(0, settings, folder, 0, None, 0, lambda step, value, tokens: Decision.CONTINUE))
+    except WorkError as error:
+        log.warning("  the training with the settings before failed: %s", error)
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _is_better(value: float | None, before: float | None, maximize: bool) -> bool:
+    if value is None or before is None:
+        return value is not None
+    return value > before if maximize else value < before
+
+
+def _parameters(settings: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in space.parameters}
+
+
+def _write(out: Path, settings: Mapping[str, Any], trials: "Sequence[Trial]") -> None:
+    """Writes the artifact's files; without seconds, memory, errors and tokens, which a kill or a machine changes."""
+    (out / BEST_FILE).write_text(yaml.safe_dump(dict(settings), sort_keys=True), encoding="utf-8")
+    lines = []
+    for trial in trials:
+        line = trial.to_json()
+        reports = [[report.step, report.value] for report in trial.reports]
+        kept = {name: line[name] for name in ("number", "state", "value", "settings")}
+        lines.append(json.dumps({**kept, "reports": reports}, sort_keys=True) + "\n")
+    (out / TRIALS_FILE).write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,214 @@
+"""The settings that rounds have tuned: which of them hold, and what a search of them decided."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.loop.adjust import adjustment_rules, config_value
+from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
+from posttrain.loop.tune_config import (
+    SETTING_PREFIX,
+    VALUE_NAMES,
+    TuneConfig,
+    apply_settings,
+    check_settings,
+)
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.expression import Rule, parse
+from posttrain.store.paths import locate_path
+from posttrain.train.config import TrainConfig
+from posttrain.tune.budget import Budget
+from posttrain.tune.parts import check_part
+from posttrain.tune.samplers.initial import read_points
+from posttrain.tune.samplers.registry import SAMPLERS
+from posttrain.tune.schedulers.registry import make_scheduler
+from posttrain.tune.space import Space
+
+if TYPE_CHECKING:
+    from posttrain.loop.config import Config
+    from posttrain.loop.state import RoundState
+
+_WHERE, _WHEN = "tune.space", "tune.when"
+
+_DECIDED_BEFORE = (
+    *("train.start", "train.objective", "train.distill.teacher", "train.curriculum.difficulty", "train.weight"),
+)
+"""Keys that stages before the search depend on, or that all its trainings have in common."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome of one round's search of settings, as the round's state records it.
+
+    Attributes:
+        round: Number of the round.
+        rule: Text of the rule; ``values`` that it was decided by.
+        records: Labels of the training set; ``held_out`` of them were measured on.
+        metric: Metric that decided; ``maximize`` whether greater is better.
+        settings: Settings that hold from then on, by key; others that only help the space are among them.
+        before: Values of the keys until then; ``configured`` their values in ``posttrain.yaml`` at that time.
+        value: Metric of the settings; ``value_before`` of those before, None where their training failed.
+        trials: Trials of the study; ``trained`` is their work in whole trainings, with that of the settings before.
+    """
+
+    round: int
+    rule: str
+    values: str
+    records: int
+    held_out: int
+    metric: str
+    maximize: bool
+    settings: Mapping[str, Any]
+    before: Mapping[str, Any]
+    configured: Mapping[str, Any]
+    value: float | None
+    value_before: float | None
+    trials: int
+    trained: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields, for JSON."""
+        return asdict(self)
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Values before and after, by key, of those that have changed."""
+        pairs = {key: (value, self.settings.get(key, value)) for key, value in self.before.items()}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+    @property
+    def sentences(self) -> list[str]:
+        """Says what changed, by what rule, how much better it is, and what was spent."""
+        spent = f"{self.trials} trials, the work of {self.trained:g} trainings"
+        measured = f"held-out {self.metric} of {self.held_out} records"
+        if not self.changes:
+            why = "no training has a value" if self.value is None else f"nothing better than {_number(self.value)}"
+            outcome = f"tuned, and the settings stay: {why}"
+            return [f"{outcome}; {measured}; {spent}", self._reason]
+        before = "none" if self.value_before is None else _number(self.value_before)
+        changes = [f"{key} {_number(old)} → {_number(new)}" for key, (old, new) in self.changes.items()]
+        outcome = f"tuned from {before} to {_number(self.value)}"
+        return [f"{outcome}; {measured}; {spent}", *(f"tuned {change}" for change in changes), self._reason]
+
+    @property
+    def _reason(self) -> str:
+        return f"tuned by the rule {self.rule} ({self.values})"
+
+
+def tuning_sentences(state: "RoundState") -> list[str]:
+    """Returns the sentences on a round's search of settings; why there was none, where a rule asked for one."""
+    if state.tuning is not None:
+        return Tuning(**state.tuning).sentences
+    return [f"not tuned: {state.no_tuning}"] if state.no_tuning else []
+
+
+def last_tuned(states: Sequence["RoundState"]) -> "RoundState | None":
+    """Returns the state of the last finished round that has searched settings."""
+    return next((state for state in reversed(states) if state.tuning is not None), None)
+
+
+def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
+    """Returns the config with the settings that a search left.
+
+    A key that is searched no more, or that the user has set anew since, counts no more.
+
+    Args:
+        config: The config as ``posttrain.yaml`` and the rules of ``adjust`` have it.
+        tuning: `Tuning.as_dict`; None where nothing was tuned yet.
+
+    Raises:
+        UserError: a setting does not fit the config, which has changed since.
+    """
+    if tuning is None or config.tune is None:
+        return config
+    settings = {
+        key: value
+        for key, value in tuning["settings"].items()
+        if key in tuned_keys(config.tune) and tuning["configured"].get(key) == config_value(config, key)
+    }
+    if not settings:
+        return config
+    values = apply_settings({"train": config.train.model_dump(mode="json", exclude_unset=True)}, settings)
+    try:
+        train = TrainConfig.read(values["train"], _WHERE)
+    except UserError as error:
+        listed = ", ".join(f"{key} = {value}" for key, value in settings.items())
+        what = f"{error.what}, with {listed}, which an earlier round has tuned"
+        raise UserError(what, where=_WHERE, fix="set the key anew, or leave it out of the space") from None
+    return config.model_copy(update={"train": train})
+
+
+def tuned_keys(tune: TuneConfig) -> list[str]:
+    """Returns the keys of the config that the space sets."""
+    return [key for key in tune.space if key.startswith(SETTING_PREFIX)]
+
+
+def tuning_rule(tune: TuneConfig) -> Rule:
+    """Parses the rule that starts a search.
+
+    Raises:
+        UserError: it cannot be read, or names nothing that is known.
+    """
+    rule, names = parse(tune.when, _WHEN), (*VALUE_NAMES, *DRIFT_VALUES)
+    for name in rule.names:
+        if name not in names:
+            raise UserError(f"rule `{rule.text}`: no value `{name}`", where=_WHEN, fix=suggest(name, names))
+    if not rule.names:
+        raise UserError(f"rule `{rule.text}` names no value", where=_WHEN, fix=f"use {', '.join(names)}")
+    return rule
+
+
+def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
+    """Checks the section ``tune`` of a loop before any work.
+
+    Args:
+        config: The config.
+        root: Folder that the held-out file is relative to.
+        has_labels: True for a task with a label set.
+
+    Raises:
+        UserError: space, rule, budget, sampler, scheduler, metric or file cannot be used, or a rule of ``adjust``
+            changes a key that is searched.
+    """
+    tune = config.tune
+    if tune is None:
+        return
+    if tune.budget is None:
+        raise UserError("says nothing of what it may spend", where="tune.budget", fix="give one, such as 20 trials")
+    Budget.read(tune.budget, "tune.budget")
+    if tune.storage is not None:
+        raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
+    space = Space(tune.space, tune.constraints, _WHERE)
+    values = {"data": "pool", "model": config.model, "task": config.task.model_dump(mode="json")}
+    check_settings(space, {**values, "seed": config.seed, "train": config.train.model_dump(mode="json")})
+    for key in tune.space:
+        if any(_overlap(key, decided) for decided in _DECIDED_BEFORE):
+            raise UserError(f"`{key}` is the same for a whole round", where=_WHERE, fix="leave it out")
+    for _, changes in adjustment_rules(config.adjust):
+        for change in changes:
+            for searched in tune.space:
+                if _overlap(searched, change.key):
+                    what = f"`{change.key}` would have two owners, a rule here and `{searched}` of tune.space"
+                    raise UserError(what, where="adjust", fix="leave it to one of them")
+    read_points(tune.initial, space, "tune.initial")
+    tuning_rule(tune)
+    if tune.sampler is not None:
+        check_part(SAMPLERS, tune.sampler, "tune.sampler", 3)
+    if make_scheduler(tune.scheduler).has_forks:
+        what = "finds a schedule of settings, which the round's training cannot follow"
+        raise UserError(what, where="tune.scheduler", fix="use asha, or posttrain tune beside the loop")
+    tune.suite(has_labels)
+    if tune.held_out.share is None and not locate_path(root, tune.held_out.data).exists():
+        raise UserError(
+            f"no such file: {tune.held_out.data}", where="tune.held_out", fix="check the path, or hold out 10%"
+        )
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Returns whether two keys are the same, or one lies within the other."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,219 @@
+"""Rounds that tune the settings of their training: when, from what, on which records, and what holds afterwards."""
+
+import json
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.inspect.show import show
+from posttrain.loop.config import load_config
+from posttrain.loop.tuning import Tuning
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import file_digest
+from posttrain.web.report import render_report
+from posttrain.web.report_reader import read_report
+
+Open = Callable[[Path], Any]
+
+RATE = "train.learning_rate"
+TUNE = {
+    "space": {RATE: {"float": [1e-6, 1e-2], "log": True}, "train.batch_size": [4, 8]},
+    "when": "records >= 2.5 * tuned_records",
+    "held_out": "50%",
+    "sampler": "random",
+    "budget": "3 trials",
+}
+TRAIN = {"learning_rate": 1e-6, "epochs": 1, "batch_size": 8}
+
+
+def tuning(loop: Any, number: int) -> Tuning:
+    return Tuning(**loop.metadata.rounds()[number].detail["tuning"])
+
+
+def trials(loop: Any, number: int) -> list[dict[str, Any]]:
+    folder = loop.store.artifacts.path(loop.metadata.rounds()[number].detail["output tune"])
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def trained_with(loop: Any, number: int) -> dict[str, Any]:
+    (run,) = loop.metadata.runs(stage="train", round=number, status="done")
+    settings: dict[str, Any] = run.config["train"]
+    return settings
+
+
+@pytest.mark.slow
+def test_rounds_tune_as_the_data_grow(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=3, tune=TUNE, train=TRAIN))
+    loop.run()
+    # The first round with labels, and the third, whose labels are three times as many.
+    assert [run.round for run in loop.metadata.runs(stage="tune")] == [1, 3]
+    first, third = tuning(loop, 1), tuning(loop, 3)
+    assert (first.records, first.held_out, first.trials, third.records) == (12, 6, 3, 36)
+    assert first.values == "records = 12, tuned_records = 0"
+    assert third.values == "records = 36, tuned_records = 12"
+    # The settings in force are tried first, and something is better than a rate of 1e-6.
+    assert trials(loop, 1)[0]["settings"] == {RATE: 1e-6, "train.batch_size": 8} == dict(first.before)
+    assert first.value is not None
+    assert first.value_before is not None
+    assert first.value == min(trial["value"] for trial in trials(loop, 1)) < first.value_before
+    # They hold in the round itself and in the next one, which tunes nothing.
+    for number, held in ((1, first), (2, first), (3, third)):
+        train = trained_with(loop, number)
+        assert {RATE: train["learning_rate"], "train.batch_size": train["batch_size"]} == held.settings
+    assert "output tune" not in loop.metadata.rounds()[2].detail
+    # The third round begins with the settings in force and the best of the first round's trials.
+    assert dict(third.before) == dict(first.settings)
+    ranked = sorted(trials(loop, 1), key=lambda trial: (trial["value"], trial["number"]))
+    assert [trial["settings"] for trial in trials(loop, 3)] == [trial["settings"] for trial in ranked]
+    assert third.value <= third.value_before  # type: ignore[operator]
+    # Everybody says so.
+    sentences = show(loop.store, "round 1")["tuning_sentences"]
+    assert sentences == first.sentences == loop.status["rounds"][1]["tuning_sentences"]
+    assert any(f"{RATE} 1e-06 → " in sentence for sentence in sentences)
+    page = unescape(render_report(read_report(loop.store, load_config(loop.root))))
+    for sentence in sentences:
+        assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in page
+    runs = loop.stages()
+    loop.run()
+    assert loop.stages() == runs
+
+
+@pytest.mark.slow
+def test_a_killed_search_ends_like_one_that_was_not(
+    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posttrain.loop.tune_trainings import TrainingTrial
+
+    whole, killed = (open_loop(small(name, rounds=1, tune=TUNE, train=TRAIN)) for name in ("whole", "killed"))
+    whole.run()
+    measure, calls = TrainingTrial._measure, []
+
+    def kill_in_the_second(self: Any, lm: Any) -> float:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, lm)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingTrial, "_measure", kill_in_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            killed.run()
+    assert killed.metadata.runs(stage="tune", status="done") == []
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingTrial, "_measure", lambda self, lm: calls.append(1) or measure(self, lm))
+        killed.run()
+    assert len(calls) == 4  # the first trial is not measured again
+    ids = [loop.metadata.rounds()[1].detail["output tune"] for loop in (whole, killed)]
+    assert ids[0] == ids[1]
+    assert whole.metadata.rounds()[1].candidate == killed.metadata.rounds()[1].candidate
+    files = [
+        {path.name: file_digest(path) for path in loop.store.artifacts.path(ids[0]).iterdir() if path.is_file()}
+        for loop in (whole, killed)
+    ]
+    assert files[0] == files[1]
+    assert {"best.yaml", "trials.jsonl"} <= files[0].keys()
+
+
+@pytest.mark.slow
+def test_settings_stay_where_nothing_is_better(small: Any, open_loop: Open) -> None:
+    # No rate of the space trains anything; the one in force is outside of it, and measured beside the study.
+    space = {RATE: {"float": [1e-9, 1e-8], "log": True}}
+    train = {"learning_rate": 4e-3, "epochs": 2}
+    loop = open_loop(small(rounds=1, tune={**TUNE, "space": space, "budget": "2 trials"}, train=train))
+    loop.run()
+    result = tuning(loop, 1)
+    assert (result.settings, result.value) == ({RATE: 4e-3}, result.value_before)
+    assert result.value < min(trial["value"] for trial in trials(loop, 1))
+    assert (result.trials, result.trained) == (2, 3)
+    assert result.sentences[0].startswith("tuned, and the settings stay: nothing better than ")
+    assert trained_with(loop, 1)["learning_rate"] == 4e-3
+    best = loop.store.artifacts.path(loop.metadata.rounds()[1].detail["output tune"]) / "best.yaml"
+    assert yaml.safe_load(best.read_text()) == {RATE: 4e-3}
+    # A key that the user sets anew counts for more than what was tuned.
+    small.configure(loop.root, rounds=2, tune={**TUNE, "space": space}, train={**train, "learning_rate": 2e-3})
+    loop.run()
+    assert trained_with(loop, 2)["learning_rate"] == 2e-3
+
+
+@pytest.mark.slow
+def test_settings_that_the_scheduler_stops_are_measured_to_their_end(small: Any, open_loop: Open) -> None:
+    scheduler = {"name": "successive_halving", "max_resource": 3}
+    loop = open_loop(small(rounds=1, tune={**TUNE, "scheduler": scheduler}, train={**TRAIN, "epochs": 3}))
+    loop.run()
+    result, lines = tuning(loop, 1), trials(loop, 1)
+    assert [line["state"] for line in lines].count("finished") == 1
+    assert lines[0]["state"] == "paused"
+    # Three parts of the best, one of the others, and the whole training of the settings before.
+    assert result.trained == pytest.approx((3 + 1 + 1) / 3 + 1)
+    best = next(line for line in lines if line["state"] == "finished")
+    # At its end the winner is worse than the settings before, which were behind after a third: they stay.
+    assert min(line["reports"][0][1] for line in lines) < lines[0]["reports"][0][1]
+    assert result.value == result.value_before < best["value"]
+    assert result.settings == result.before
+
+
+@pytest.mark.slow
+def test_too_few_records_leave_the_settings_as_they_are(small: Any, open_loop: Open) -> None:
+    loop = open_loop(small(rounds=1, tune={**TUNE, "held_out": "20%"}, train=TRAIN))
+    loop.run()
+    assert loop.metadata.runs(stage="tune") == []
+    why = "not tuned: 2 of 12 records can be held out, and 5 are needed"
+    assert loop.status["rounds"][1]["tuning_sentences"] == [why]
+    assert trained_with(loop, 1)["learning_rate"] == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": None}, "tune.budget: says nothing of what it may spend; give one, such as 20 trials"),
+        ({"budget": "lots"}, "tune.budget: `lots` is no budget"),
+        ({"space": {"train.lr": [1, 2]}}, "tune.space: unknown key `train.lr`"),
+        ({"space": {"rate": [1, 2]}}, "tune.space: `rate` is no setting of a training; write train.rate"),
+        ({"space": {"train.start": ["base", "champion"]}}, "`train.start` is the same for a whole round"),
+        ({"when": "record > 1"}, "tune.when: rule `record > 1`: no value `record`; did you mean `records`"),
+        ({"when": "1 > 0"}, "tune.when: rule `1 > 0` names no value"),
+        ({"sampler": "tpee"}, "tune.sampler: there is no sampler `tpee`"),
+        ({"scheduler": "best"}, "there is no scheduler `best`"),
+        ({"metric": "acuracy"}, "tune.metric: there is no metric `acuracy` here"),
+        ({"held_out": "nothing.csv"}, "tune.held_out: no such file: nothing.csv"),
+        ({"storage": "postgresql://h/d"}, "tune.storage: a round keeps its study in the workspace"),
+        ({"initial": [{RATE: 1.0}]}, "tune.initial: {train.learning_rate: 1.0} is no point of the space"),
+        (
+            {"scheduler": {"name": "pbt", "max_resource": 4}},
+            "tune.scheduler: finds a schedule of settings, which the round's training cannot follow",
+        ),
+    ],
+)
+def test_mistakes_are_named_before_any_work(small: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config(small(tune={**TUNE, **changes}))
+    assert message in str(error.value)
+
+
+def test_a_key_has_one_owner(small: Any) -> None:
+    adjust = [{"round >= 2": "train.learning_rate * 0.5"}]
+    message = f"adjust: `{RATE}` would have two owners, a rule here and `{RATE}` of tune.space"
+    with pytest.raises(UserError, match=message):
+        load_config(small(tune=TUNE, adjust=adjust))
+    load_config(small("other", tune=TUNE, adjust=[{"round >= 2": "train.epochs + 1"}]))
+
+
+def test_the_default_rule_tunes_at_first_and_after_growth_or_drift(small: Any) -> None:
+    from posttrain.loop.tuning import tuning_rule
+
+    config = load_config(small(tune={key: value for key, value in TUNE.items() if key != "when"}))
+    assert config.tune is not None
+    rule, nan = tuning_rule(config.tune), float("nan")
+
+    def holds(records: float, tuned: float, psi: float) -> bool:
+        return rule.holds({"records": records, "tuned_records": tuned, "drift.psi": psi})
+
+    assert holds(12, 0, nan)
+    assert not holds(17, 12, nan)
+    assert not holds(17, 12, 0.2)
+    assert holds(18, 12, nan)
+    assert holds(12, 12, 0.3)
