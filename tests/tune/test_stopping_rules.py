@@ -119,9 +119,12 @@ def test_equal_ends_are_no_division_by_zero() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"name": "early_stopping", "patience": 0}, "option patience: 0 is out of range; give at least 1"),
-        ({"name": "early_stopping", "warmup": 1.0}, "option warmup: 1 is out of range"),
-        ({"name": "early_stopping", "improvement": -0.1}, "option improvement: -0.1 is out of range"),
+        (
+            {"name": "early_stopping", "patience": 0},
+            "scheduler early_stopping.patience: 0 is out of range; give at least 1",
+        ),
+        ({"name": "early_stopping", "warmup": 1.0}, "early_stopping.warmup: 1 is out of range"),
+        ({"name": "early_stopping", "improvement": -0.1}, "early_stopping.improvement: -0.1 is out of range"),
         ({"name": "extrapolation", "chance": 1}, "chance 1 is no probability between 0 and 1"),
         ({"name": "extrapolation", "min_resource": 10}, "no step lies between"),
         ({"name": "extrapolation", "startup": 1}, "startup 1 is less than 2"),

@@ -45,8 +45,8 @@ class RoundState:
         decision: The gate's decision: action, rules, intervals, metrics.
         no_head: Why no linear head was measured, where one is configured.
         labels: Number of records of the training set; ``labels_new`` of those labelled in this round.
-        tuning: What the round's search of settings decided, see `posttrain.loop.tuning.Tuning`; ``no_tuning`` says why
-            there was none, where the rule asked for one.
+        tuning: What the round's search of settings decided, see `posttrain.loop.tuning.Tuning`; ``no_tuning`` the
+            reason why the rule asked for a search and none was made.
         adjustments: Changes of the config that rules made for later rounds, as JSON values.
         batch_counts: Counts of the batch's records by outcome, see `posttrain.loop.batch_counts.BatchCounts`.
         discards_labels: True if later training sets leave this round's labels out.

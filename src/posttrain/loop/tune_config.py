@@ -95,7 +95,7 @@ class TuneConfig(Section):
 
     @property
     def is_maximized(self) -> bool:
-        """Whether greater values are better."""
+        """True if greater values are better."""
         return self.metric not in _LEAST if self.maximize is None else self.maximize
 
     def suite(self, has_labels: bool) -> SuiteConfig:

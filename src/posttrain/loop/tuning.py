@@ -97,7 +97,7 @@ class Tuning:
 
 
 def tuning_sentences(state: "RoundState") -> list[str]:
-    """Returns the sentences on a round's search of settings; why there was none, where a rule asked for one."""
+    """Returns the sentences on a round's search of settings, or the reason why none was made."""
     if state.tuning is not None:
         return Tuning(**state.tuning).sentences
     return [f"not tuned: {state.no_tuning}"] if state.no_tuning else []

@@ -72,3 +72,18 @@ def check_part(
     ]:
         raise UserError(f"{name} needs `{missing[0]}`", where=where, fix=f"give {{name: {name}, {missing[0]}: ...}}")
     return make, options
+
+
+def check_ranges(where: str, options: Mapping[str, tuple[float, bool, str]]) -> None:
+    """Checks options of a part.
+
+    Args:
+        where: the key of the part, named in errors.
+        options: the value of each, whether it is in its range, and the range in words.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+    for name, (value, fits, limits) in options.items():
+        if not fits:
+            raise UserError(f"{value:g} is out of range", where=f"{where}.{name}", fix=f"give {limits}")

@@ -104,7 +104,7 @@ class Trial:
 
     @property
     def ended(self) -> bool:
-        """Whether the trial cannot be resumed."""
+        """True if the trial cannot be resumed."""
         return self.state in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
     def to_json(self) -> dict[str, Any]:

@@ -152,14 +152,14 @@ class Tune(Stage):
         # Not tokens: a run that was killed amid a part has not counted those of its first steps.
         trained = sum(entry.step for entry in result.trials) / trial.parts
         best = result.best if result.best is not None and result.best.state is TrialState.FINISHED else None
-        mine = next((entry for entry in result.trials if current is not None and entry.drawn == current), None)
-        if mine is not None and mine.state in (TrialState.FINISHED, TrialState.FAILED):
-            value_before = mine.latest
+        current_trial = next((entry for entry in result.trials if current is not None and entry.drawn == current), None)
+        if current_trial is not None and current_trial.state in (TrialState.FINISHED, TrialState.FAILED):
+            value_before = current_trial.latest
         else:
             # They are no point of the space, or the scheduler stopped them: measured beside the study, to their end.
             value_before = _measure(trial, before, scratch / "before")
             trained += 1
-        value, settings = value_before, {**(mine.settings if mine is not None else {}), **before}
+        value, settings = value_before, {**(current_trial.settings if current_trial is not None else {}), **before}
         if best is not None and _is_better(best.latest, value_before, tune.is_maximized):
             value, settings = best.latest, dict(best.settings)
         for entry in [entry for entry in result.trials if entry.error][:1]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posttrain.store.errors import UserError
 from posttrain.tune.parameters import Choice
+from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial, TrialState
@@ -47,14 +47,15 @@ class BohbSampler(Sampler):
         width: float = 3.0,
     ) -> None:
         super().__init__(space, seed, maximize)
-        for name, value, fits in (
-            ("share", share, 0 < share < 1),
-            ("candidates", candidates, candidates >= 1),
-            ("random", random, 0 <= random <= 1),
-            ("width", width, width > 0),
-        ):
-            if not fits:
-                raise UserError(f"{value:g} is out of range", where=f"sampler.{name}")
+        check_ranges(
+            "sampler",
+            {
+                "share": (share, 0 < share < 1, "a share between 0 and 1"),
+                "candidates": (candidates, candidates >= 1, "at least 1"),
+                "random": (random, 0 <= random <= 1, "0 to 1"),
+                "width": (width, width > 0, "more than 0"),
+            },
+        )
         self._share, self._candidates, self._random, self._width = share, int(candidates), random, width
         # Number of values of a choice; 0 of a number.
         self._kinds = np.array(

@@ -10,6 +10,7 @@ import numpy as np
 
 from posttrain.store.errors import UserError
 from posttrain.tune.parameters import Choice, Float, Int
+from posttrain.tune.parts import check_ranges
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.registry import tpe
 from posttrain.tune.samplers.unit_cube import QuasiRandomSampler
@@ -52,14 +53,15 @@ class StagedSampler(Sampler):
         share: float = 0.25,
     ) -> None:
         super().__init__(space, seed, maximize)
-        for name, value, fits in (
-            ("points", points, points >= 2),
-            ("coarse", coarse, coarse >= 2),
-            ("refined", refined, refined >= 0),
-            ("share", share, 0 < share <= 1),
-        ):
-            if not fits:
-                raise UserError(f"{value:g} is out of range", where=f"sampler.{name}")
+        check_ranges(
+            "sampler",
+            {
+                "points": (points, points >= 2, "at least 2"),
+                "coarse": (coarse, coarse >= 2, "at least 2"),
+                "refined": (refined, refined >= 0, "0 or more"),
+                "share": (share, 0 < share <= 1, "a share from more than 0 to 1"),
+            },
+        )
         self._points, self._coarse, self._refined, self._share = points, coarse, refined, share
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:

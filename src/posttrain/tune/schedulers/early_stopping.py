@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.store.errors import UserError
+from posttrain.tune.parts import check_ranges
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.schedulers.none import RunToEnd
 
@@ -20,7 +20,7 @@ class _Progress:
 
 
 class EarlyStopping(RunToEnd):
-    """Stops a trial whose value has not improved, relative to its best, for some steps.
+    """Stops a trial whose value has not improved, relative to its best, for a number of steps.
 
     The patience is doubled in the first third of a trial and halved in the last: stopping too early loses the winner,
     stopping too late only time. No trial is stopped before its warm-up is over, nor one that is the best of all at its
@@ -38,13 +38,14 @@ class EarlyStopping(RunToEnd):
 
     def __init__(self, max_resource: int, patience: int = 3, improvement: float = 0.01, warmup: float = 0.2) -> None:
         super().__init__(max_resource)
-        for name, value, fits, fix in (
-            ("patience", patience, patience >= 1, "give at least 1"),
-            ("improvement", improvement, 0 <= improvement < 1, "give a share from 0 to less than 1"),
-            ("warmup", warmup, 0 <= warmup < 1, "give a share from 0 to less than 1"),
-        ):
-            if not fits:
-                raise UserError(f"{value:g} is out of range", where=f"scheduler early_stopping, option {name}", fix=fix)
+        check_ranges(
+            "scheduler early_stopping",
+            {
+                "patience": (patience, patience >= 1, "at least 1"),
+                "improvement": (improvement, 0 <= improvement < 1, "a share from 0 to less than 1"),
+                "warmup": (warmup, 0 <= warmup < 1, "a share from 0 to less than 1"),
+            },
+        )
         self._last, self._patience, self._improvement, self._warmup = max_resource, patience, improvement, warmup
         self._progress: dict[int, _Progress] = {}
         self._leaders: dict[int, tuple[float, int]] = {}  # the least value up to a step and its first trial, by step

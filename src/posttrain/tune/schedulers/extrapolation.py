@@ -9,6 +9,7 @@ from posttrain.store.errors import UserError
 from posttrain.tune.curves import extrapolate
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.schedulers.none import RunToEnd
+from posttrain.tune.schedulers.rungs import check_resources
 
 
 class Extrapolation(RunToEnd):
@@ -31,12 +32,7 @@ class Extrapolation(RunToEnd):
         where = "scheduler extrapolation"
         if not 0 < chance < 1:
             raise UserError(f"chance {chance:g} is no probability between 0 and 1", where=where)
-        if min_resource < 1 or max_resource < min_resource:
-            raise UserError(
-                f"no step lies between min_resource {min_resource} and max_resource {max_resource}",
-                where=where,
-                fix="1 <= min_resource <= max_resource",
-            )
+        check_resources(max_resource, min_resource, where)
         if startup < 2:
             raise UserError(f"startup {startup} is less than 2", where=where, fix="the scale follows from two values")
         self._last, self._chance, self._least, self._startup = max_resource, chance, min_resource, startup

@@ -26,12 +26,7 @@ def rung_levels(max_resource: int, min_resource: int, eta: float, where: str) ->
     Raises:
         UserError: the numbers leave no rungs.
     """
-    if min_resource < 1 or max_resource < min_resource:
-        raise UserError(
-            f"no step lies between min_resource {min_resource} and max_resource {max_resource}",
-            where=where,
-            fix="1 <= min_resource <= max_resource",
-        )
+    check_resources(max_resource, min_resource, where)
     if eta < 2:
         raise UserError(f"eta {eta:g} is less than 2", where=where, fix="2, 3 or 4 are usual")
     levels = [max_resource]
@@ -39,3 +34,13 @@ def rung_levels(max_resource: int, min_resource: int, eta: float, where: str) ->
     while min_resource * eta ** len(levels) <= max_resource:
         levels.append(round(max_resource / eta ** len(levels)))
     return levels[::-1]
+
+
+def check_resources(max_resource: int, min_resource: int, where: str) -> None:
+    """Raises a UserError if no step lies between the two."""
+    if min_resource < 1 or max_resource < min_resource:
+        raise UserError(
+            f"no step lies between min_resource {min_resource} and max_resource {max_resource}",
+            where=where,
+            fix="1 <= min_resource <= max_resource",
+        )
