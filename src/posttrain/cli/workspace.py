@@ -12,12 +12,12 @@ import typer
 from posttrain.cli.output import error_console
 from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
-from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from posttrain.data.reading.data_files import DataPath
     from posttrain.data.versions.version import Version
     from posttrain.loop.config import Config
+    from posttrain.store.workspace import Workspace
 
 WorkspaceOption = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace's folder.")]
 
@@ -104,8 +104,10 @@ def store_config(root: Path) -> Iterator[StoreConfig]:
 
 
 @contextmanager
-def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
+def open_store(root: Path, *, write: bool = False) -> "Iterator[Workspace]":
     """Opens the store in ``root``, which needs no ``posttrain.yaml`` for its datasets, and closes it at the end."""
+    from posttrain.store.workspace import Workspace
+
     with store_config(root) as config:
         if not write and not (root / ".posttrain" / "format.json").exists():
             raise UserError("nothing is stored here yet", where=str(root), fix="posttrain data add FILE --name NAME")
@@ -114,7 +116,7 @@ def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
         yield workspace
 
 
-def open_version(store: Workspace, text: str) -> "Version":
+def open_version(store: "Workspace", text: str) -> "Version":
     """Opens the version named by a name, ``name@vN`` or an id.
 
     Raises:

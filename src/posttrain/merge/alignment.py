@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from posttrain.merge.decoder_axes import RESIDUAL, VOCABULARY, AttentionHeads, axes_of, check_axes
@@ -348,6 +347,9 @@ class _HeadSimilarity:
 
 def _assign(similarity: np.ndarray) -> np.ndarray:
     """Returns for each row the column of the assignment with the largest sum, int64 [rows]."""
+    # Here, as its import takes a tenth of the start of every merge, and few align.
+    from scipy.optimize import linear_sum_assignment
+
     columns: np.ndarray = linear_sum_assignment(similarity, maximize=True)[1]
     return columns
 

@@ -8,7 +8,8 @@ Magnitudes = Callable[[int], Iterator[list[np.ndarray]]]
 """Called with a stride, yields every stride-th magnitude of each model, block by block; float32."""
 
 _SAMPLE = 1 << 18  # elements whose quantiles bracket the result
-_DEVIATIONS = 6.0  # standard deviations of a quantile of the sample on each side of it
+_DEVIATIONS = 4.0  # standard deviations of a quantile of the sample on each side of it
+_TIES = 0.02  # share of the sample up to which the elements that equal an end of the bracket are collected, too
 
 
 def kth_largest(magnitudes: Magnitudes, models: int, elements: int, shares: Sequence[float]) -> list[float]:
@@ -65,13 +66,22 @@ def of_ranks(magnitudes: Magnitudes, ranks: Sequence[int], elements: int) -> lis
 
 
 def _bracket(drawn: np.ndarray, share: float) -> tuple[float, float]:
-    """Returns values between which the element lies that a share of all reach, almost surely."""
+    """Returns values between which the element lies that a share of all reach, almost surely; of a sorted sample."""
     count = len(drawn)
     at = (1 - share) * count
     margin = _DEVIATIONS * np.sqrt(max(share * (1 - share) * count, 1.0))
-    low = drawn[int(at - margin)] if at - margin >= 0 else -np.inf
-    high = drawn[int(at + margin) + 1] if at + margin + 1 < count else np.inf
+    low = _widened(drawn, drawn[int(at - margin)], -np.inf) if at - margin >= 0 else -np.inf
+    high = _widened(drawn, drawn[int(at + margin) + 1], np.inf) if at + margin + 1 < count else np.inf
     return float(low), float(high)
+
+
+def _widened(drawn: np.ndarray, end: np.float32, beyond: float) -> np.float32:
+    """Moves an end to the next number, so that those that equal it are collected, unless they are many.
+
+    Differences of weights in bfloat16 take few values, and the result is often one of the ends.
+    """
+    ties = np.searchsorted(drawn, end, "right") - np.searchsorted(drawn, end, "left")
+    return np.nextafter(end, np.float32(beyond)) if ties <= _TIES * len(drawn) else end
 
 
 def _narrow(
