@@ -1,17 +1,26 @@
 """Backends pass their contract; processes outlive crashes, kills and hangs of trials; curves are replayed in time."""
 
+import json
 import os
 import signal
 import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from posttrain.jobs.engines import start_ray
 from posttrain.store.errors import UserError
 from posttrain.testing.backends import BackendContract, MakeBackend, RecordingHandler, count_up, run_jobs
+from posttrain.tune import Float, Int, minimize
 from posttrain.tune.backends.base import Job
+from posttrain.tune.backends.connected import ConnectedBackend
 from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.backends.processes import ProcessBackend
+from posttrain.tune.backends.ray_cluster import RayBackend
 from posttrain.tune.backends.simulated import CurvePoint, RecordedCurves, SimulatedBackend
 from posttrain.tune.context import TrialContext
 from posttrain.tune.schedulers.base import Decision
@@ -30,12 +39,30 @@ class TestProcesses(BackendContract):
         return lambda function: ProcessBackend(function, 2)
 
 
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A cluster for all tests that use it, as its start takes seconds."""
+    ray, _ = start_ray(4)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+class TestRay(BackendContract):
+    @pytest.fixture
+    def make(self) -> MakeBackend:
+        return lambda function: RayBackend(function, 2)
+
+
 def job(folder: Path, number: int, **settings: object) -> Job:
     return Job(number, settings, folder / str(number), 0, None, number)
 
 
 @pytest.mark.slow
-def test_trials_may_die_and_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("backend_class", [ProcessBackend, RayBackend])
+def test_trials_may_die_and_others_go_on(tmp_path: Path, backend_class: type[ConnectedBackend]) -> None:
     """Each dies as ``how`` says, in its first run only."""
 
     # In here, so that it is sent by value: the workers cannot import the tests.
@@ -58,7 +85,7 @@ def test_trials_may_die_and_others_go_on(tmp_path: Path) -> None:
 
     kinds = ["kill", "well", "crash", "exit", "well", "hang", "well"]
     handler = RecordingHandler()
-    with ProcessBackend(function, 2, silence=20.0) as backend:
+    with backend_class(function, 2, silence=8.0) as backend:
         run_jobs(backend, [job(tmp_path, number, how=how) for number, how in enumerate(kinds)], handler)
         outcomes = [handler.outcomes[number][0] for number in range(len(kinds))]
         assert [outcome.kind for outcome in outcomes] == [
@@ -67,7 +94,7 @@ def test_trials_may_die_and_others_go_on(tmp_path: Path) -> None:
         assert outcomes[0].error == "killed by SIGKILL, perhaps as memory ran out"
         assert outcomes[2].error == "crashed by SIGSEGV: corrupted size vs. prev_size"
         assert outcomes[3].error == "ended its process with exit code 7"
-        assert outcomes[5].error == "it hangs: no report for 20s"
+        assert outcomes[5].error == "it hangs: no report for 8s"
         run_jobs(backend, [job(tmp_path, 0, how="kill")], handler)
     assert handler.outcomes[0][1].value == 1.0
     for number in (0, 2, 3, 5):
@@ -154,3 +181,78 @@ def test_inline_runs_the_function_here(tmp_path: Path) -> None:
     handler = RecordingHandler()
     run_jobs(InlineBackend(count_up), [job(tmp_path, 3, steps=2)], handler)
     assert (tmp_path / "3" / "state").read_text() == "2 3"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("scheduler", ["hyperband", "pbt"])
+def test_a_study_is_the_same_on_every_engine(scheduler: str, tmp_path: Path) -> None:
+    """Hyperband with random settings and populations are synchronous: no answer hangs on who is first."""
+
+    def function(trial: TrialContext) -> None:
+        path = trial.folder / "state"
+        step, value = json.loads(path.read_text()) if path.exists() else (0, 10.0)
+        if step:
+            trial.report(step, value)
+        while step < 4:
+            step, value = step + 1, value - trial["x"] * trial["depth"]
+            path.write_text(json.dumps([step, value]))
+            time.sleep(0.02 * trial["x"])  # they do not end in the order in which they began
+            trial.report(step, value)
+
+    def trials(engine: str, workers: int | None = None) -> list[Any]:
+        result = minimize(
+            function,
+            {"x": Float(0, 1), "depth": Int(1, 4)},
+            budget="8 trials",
+            sampler="random" if scheduler == "hyperband" else None,
+            scheduler={"name": scheduler, "max_resource": 4} | ({"population": 4} if scheduler == "pbt" else {}),
+            seed=5,
+            out=tmp_path / engine,
+            engine=engine,
+            workers=workers,
+        )
+        return [
+            (trial.settings, trial.state, [(report.step, report.value) for report in trial.reports])
+            for trial in result.trials
+        ]
+
+    inline = trials("inline")
+    assert len({str(state) for _, state, _ in inline}) > 1
+    assert trials("processes", 2) == inline
+    assert trials("ray", 2) == inline
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_workers_on_ray_die_with_the_backend(tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> float:
+        (trial.folder / "pid").write_text(str(os.getpid()))
+        trial.report(1, 0.0)
+        time.sleep(1000)
+        raise AssertionError
+
+    with RayBackend(function, 2) as backend:
+        backend.start(job(tmp_path, 0))
+        handler = RecordingHandler()
+        while not handler.reports:
+            backend.wait(handler, 60)
+    process = int((tmp_path / "0" / "pid").read_text())
+    until = time.monotonic() + 30
+    while is_alive(process) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_alive(process)
+
+
+def test_a_stranger_is_no_worker() -> None:
+    """Who does not know the key is refused, and workers are served after."""
+    with ProcessBackend(count_up, 1) as backend:
+        address = json.loads(backend._door.address)
+        for key in (b"guess", bytes(32)):
+            with pytest.raises(AuthenticationError):
+                Client(address, authkey=key)
+        with Client(address, authkey=backend._door.key) as stranger:
+            stranger.send(99)
+            backend.wait(RecordingHandler(), 0.1)
+            with pytest.raises(EOFError):
+                stranger.recv()

@@ -129,19 +129,11 @@ class RayEngine(Engine):
 
     def __init__(self, workers: int) -> None:
         super().__init__()
-        try:
-            import ray
-            import ray.data
-        except ImportError:
-            raise UserError("Ray is not installed", where="--engine", fix=install_command("ray[data]")) from None
+        self._ray, started = start_ray(workers)
         self.workers = workers
-        self._ray: Any = ray
-        if not ray.is_initialized():
-            os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-            local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
-            if os.environ.get("RAY_ADDRESS"):
-                local = {}  # Ray refuses a number of processors for a cluster that runs already
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local)
+        import ray.data
+
+        if started:
             self.callback(ray.shutdown)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
@@ -177,6 +169,32 @@ class _PickledCall:
         except Exception as error:  # noqa: BLE001  # raised again where the result is read
             result = (None, error)
         return {"result": pickle.dumps(result)}
+
+
+def start_ray(processors: int) -> tuple[Any, bool]:
+    """Joins the cluster that ``RAY_ADDRESS`` names, or starts one on this machine, unless this process has one.
+
+    Args:
+        processors: of a cluster on this machine.
+
+    Returns:
+        The module, and whether there was no cluster before.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UserError("Ray is not installed", where="--engine", fix=install_command("ray[data]")) from None
+    if ray.is_initialized():
+        return ray, False
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    local: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False}
+    if os.environ.get("RAY_ADDRESS"):
+        local = {}  # Ray refuses a number of processors for a cluster that runs already
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local)
+    return ray, True
 
 
 def available_cores() -> int:

@@ -1,24 +1,30 @@
-"""The process that runs trials for `ProcessBackend`: ``python -m posttrain.tune.backends.worker FD LIFELINE``.
+"""The process that runs trials for a `ConnectedBackend`: ``python -m posttrain.tune.backends.worker ADDRESS NUMBER``.
 
-It takes jobs from a connection to its parent until that is closed, and dies with its parent.
+It connects to the study's process, takes jobs until the connection is closed, and dies with that process.
 """
 
+import json
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
+import time
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
 from posttrain.store.errors import LockedError
 from posttrain.store.files import hold_lock, make_folder
 from posttrain.tune.backends.base import Job, Outcome, TrialFunction
+from posttrain.tune.backends.connected import KEY_VARIABLE
 from posttrain.tune.backends.inline import run_job
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
+
+_LOOK_SECONDS = 0.2  # between looks at a connection on which something waits
 
 _LOCK_SECONDS = 30  # that a run of the same trial which is being killed may take to be gone
 
@@ -55,24 +61,30 @@ def main(arguments: list[str]) -> int:
     """Runs the process and returns its exit code."""
     with suppress(OSError):  # where memory runs out, the kernel kills the trial, and not the study
         Path("/proc/self/oom_score_adj").write_text("800")
-    connection, lifeline = Connection(int(arguments[0])), int(arguments[1])
-    threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+    address = json.loads(arguments[0])
+    key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))
     try:
+        connection = Client(address if isinstance(address, str) else tuple(address), authkey=key)
+        threading.Thread(target=_die_with_study, args=(connection.fileno(),), daemon=True).start()
+        connection.send(int(arguments[1]))
         setup: dict[str, Any] = connection.recv()
         sys.path[:] = setup["path"]
         os.chdir(setup["folder"])
-        function = pickle.loads(Path(setup["function"]).read_bytes())  # noqa: S301  # what our own process has written
-        serve(connection, function)
+        serve(connection, pickle.loads(setup["function"]))  # noqa: S301  # what the study's process has written
     except (EOFError, ConnectionError):
         return 0
     return 0
 
 
-def _die_with_parent(lifeline: int) -> None:
-    # The pipe is closed when the parent is gone, however it died. The whole group goes with it: data workers would
-    # stay.
-    os.read(lifeline, 1)
-    os.killpg(os.getpid(), signal.SIGKILL)
+def _die_with_study(descriptor: int) -> None:
+    """Kills this process and its children once the connection is closed, as the study's process is gone then."""
+    # A second descriptor, as a training may read nothing for hours; data stay for the thread that takes them.
+    other = socket.socket(fileno=os.dup(descriptor))
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(OSError):
+        while other.recv(1, socket.MSG_PEEK):
+            time.sleep(_LOOK_SECONDS)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":

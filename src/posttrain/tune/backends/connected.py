@@ -1,0 +1,292 @@
+"""Runs trials in processes that connect to this one, wherever they were started."""
+
+import json
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from posttrain.jobs.engines import available_cores
+from posttrain.store.errors import UserError
+from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, TrialFunction
+from posttrain.tune.budget import format_seconds
+
+KEY_VARIABLE = "POSTTRAIN_TUNE_KEY"
+"""Environment variable with the key that a worker proves to know, in hexadecimal digits."""
+
+Address = str | tuple[str, int]
+"""The path of a socket, or host and port."""
+
+_POLL_SECONDS = 0.5  # between looks at runs that are silent
+
+_DEATH_SECONDS = 5.0  # that a process may take to end
+
+
+class WorkerProcess(Protocol):
+    """A worker's process, as whoever started it sees it."""
+
+    def exit_code(self, seconds: float) -> int | None:
+        """Waits for the end; returns the exit code, minus a signal's number, or None if it still runs."""
+
+    def output(self) -> str:
+        """Returns what it has printed, as far as that is known."""
+
+    def kill(self) -> None:
+        """Ends it at once, with its children; does nothing if it has ended."""
+
+
+@dataclass
+class _Worker:
+    """A worker and its run; the connection is None until it has connected, the times until it has a job."""
+
+    process: WorkerProcess
+    connection: Connection | None = None
+    job: Job | None = None
+    began: float | None = None
+    heard: float = 0.0
+
+
+class ConnectedBackend(Backend):
+    """Runs trials in worker processes, each of which runs one trial after another; a subclass starts these.
+
+    A trial whose process is killed is reported as ``killed``, one that stays silent is killed and has failed. The
+    workers die with this process, also if it is killed.
+
+    Args:
+        function: runs a trial; pickled by value where it comes from a script.
+        workers: processes.
+        silence: seconds without a report after which a trial counts as hanging.
+        host: name under which workers on other machines reach this one; None: all are on this machine.
+
+    Raises:
+        UserError: the function cannot be pickled.
+    """
+
+    def __init__(self, function: TrialFunction, workers: int, silence: float = 3600.0, host: str | None = None) -> None:
+        super().__init__()
+        self.workers, self._silence = workers, silence
+        self._idle: list[_Worker] = []
+        self._busy: dict[int, _Worker] = {}
+        self._launched: dict[int, _Worker] = {}  # by the number that a worker gives when it connects
+        self._count = 0
+        self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
+        self._function = self._folder / "function"
+        _write_function(function, self._function)
+        self._door = _Door(host)
+        self.callback(self._door.close)
+        self.callback(self._end_all)
+
+    @abstractmethod
+    def launch(self, command: list[str], environment: dict[str, str]) -> WorkerProcess:
+        """Starts a worker.
+
+        Args:
+            command: of the worker.
+            environment: variables that it needs besides those of any process there.
+        """
+
+    def start(self, job: Job) -> None:
+        worker = self._idle.pop() if self._idle else self._new_worker()
+        worker.job = job
+        if worker.connection is not None and not self._send_job(worker):  # it was killed while it had nothing to do
+            self._end(worker)
+            return self.start(job)
+        self._busy[job.number] = worker
+        return None
+
+    def wait(self, handler: Handler, seconds: float | None = None) -> None:
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            connections = [worker.connection for worker in self._busy.values() if worker.connection is not None]
+            ready = wait([*connections, self._door.arrivals], _POLL_SECONDS)
+            if self._door.arrivals in ready:
+                self._greet()
+            handled = [self._look_after(number, worker, ready, handler) for number, worker in [*self._busy.items()]]
+            if any(handled) or (until is not None and time.monotonic() >= until):
+                return
+
+    def kill(self, number: int) -> None:
+        self._end(self._busy.pop(number))
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def _look_after(self, number: int, worker: _Worker, ready: list[Any], handler: Handler) -> bool:
+        """Passes on what has happened to a run; returns whether anything has."""
+        if worker.connection is None:
+            if worker.process.exit_code(0) is None:
+                return False
+            self._receive_end(number, worker, self._death(worker), handler)
+        elif worker.connection in ready:
+            self._receive(number, worker, worker.connection, handler)
+        elif time.monotonic() - worker.heard > self._silence:
+            seconds = _seconds(worker)
+            self.kill(number)
+            error = f"it hangs: no report for {format_seconds(self._silence)}"
+            handler.ended(number, Outcome("failed", error=error, seconds=seconds))
+        else:
+            return False
+        return True
+
+    def _receive(self, number: int, worker: _Worker, connection: Connection, handler: Handler) -> None:
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            message = self._death(worker)
+        worker.heard = time.monotonic()
+        if isinstance(message, Outcome):
+            self._receive_end(number, worker, message, handler)
+            return
+        decision = handler.report(number, *message)
+        with suppress(OSError):  # it has died, which is noticed at the next look
+            connection.send(decision)
+
+    def _receive_end(self, number: int, worker: _Worker, outcome: Outcome, handler: Handler) -> None:
+        del self._busy[number]
+        if worker.process.exit_code(0) is None and outcome.kind != "killed":
+            worker.job, worker.began = None, None
+            self._idle.append(worker)
+        else:
+            self._end(worker)
+        handler.ended(number, outcome)
+
+    def _death(self, worker: _Worker) -> Outcome:
+        """Returns why a worker has died in the middle of a run."""
+        code = worker.process.exit_code(_DEATH_SECONDS)
+        if code is None:  # only its connection is closed
+            worker.process.kill()
+            code = worker.process.exit_code(_DEATH_SECONDS) or -signal.SIGKILL
+        seconds = _seconds(worker)
+        if code == -signal.SIGKILL:
+            return Outcome("killed", error="killed by SIGKILL, perhaps as memory ran out", seconds=seconds)
+        if code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
+            return Outcome("killed", error=f"killed by {signal.Signals(-code).name}", seconds=seconds)
+        reason = f"crashed by {signal.Signals(-code).name}" if code < 0 else f"ended its process with exit code {code}"
+        lines = [line for line in worker.process.output().splitlines() if line.strip()]
+        return Outcome("failed", error=f"{reason}{f': {lines[-1]}' if lines else ''}"[:300], seconds=seconds)
+
+    def _new_worker(self) -> _Worker:
+        number, self._count = self._count, self._count + 1
+        command = [sys.executable, "-m", "posttrain.tune.backends.worker", self._door.address, str(number)]
+        environment = {
+            # Else each would use all cores.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // self.workers))),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            KEY_VARIABLE: self._door.key.hex(),
+        }
+        worker = self._launched[number] = _Worker(self.launch(command, environment))
+        return worker
+
+    def _greet(self) -> None:
+        """Gives workers that have connected the function, and the job that waits for them."""
+        for number, connection in self._door.take():
+            worker = self._launched.pop(number, None)
+            if worker is None:  # it was ended before
+                connection.close()
+                continue
+            worker.connection = connection
+            setup = {"path": sys.path, "folder": os.getcwd(), "function": self._function.read_bytes()}
+            with suppress(OSError):  # it has died, which is noticed at the next look
+                connection.send(setup)
+            if worker.job is not None:
+                self._send_job(worker)
+
+    def _send_job(self, worker: _Worker) -> bool:
+        assert worker.connection is not None
+        worker.began = worker.heard = time.monotonic()
+        try:
+            worker.connection.send(worker.job)
+        except OSError:
+            return False
+        return True
+
+    def _end(self, worker: _Worker) -> None:
+        self._launched = {number: other for number, other in self._launched.items() if other is not worker}
+        if worker.connection is not None:
+            worker.connection.close()
+        worker.process.kill()
+
+    def _end_all(self) -> None:
+        for worker in (*self._idle, *self._busy.values()):
+            self._end(worker)
+
+
+class _Door:
+    """Takes the connections of workers, in a thread.
+
+    Args:
+        host: name of this machine for workers elsewhere; None for a socket that only this machine has.
+
+    Attributes:
+        key: that workers must know.
+        address: to connect to, as JSON.
+        arrivals: readable when workers have connected.
+    """
+
+    def __init__(self, host: str | None) -> None:
+        self.key = os.urandom(32)
+        self._listener = (
+            Listener(family="AF_UNIX", authkey=self.key)
+            if host is None
+            else Listener(("", 0), "AF_INET", authkey=self.key)
+        )
+        address: Address = self._listener.address if host is None else (host, self._listener.address[1])  # type: ignore[assignment, index]
+        self.address = json.dumps(address)
+        self._queue: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
+        self.arrivals, self._bell = os.pipe()
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[tuple[int, Connection]]:
+        """Returns the numbers and connections of the workers that have connected since the last call."""
+        count = len(os.read(self.arrivals, 4096))
+        return [self._queue.get() for _ in range(count)]
+
+    def close(self) -> None:
+        """Accepts no more."""
+        self._closed = True
+        with suppress(OSError, AuthenticationError, EOFError):  # wakes the thread
+            Client(self._listener.address, authkey=self.key).close()
+        self._thread.join()
+        self._listener.close()
+        while not self._queue.empty():
+            self._queue.get()[1].close()
+        os.close(self.arrivals)
+        os.close(self._bell)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            # Whoever knows no key, or dies at once, is no worker.
+            with suppress(OSError, AuthenticationError, EOFError):
+                connection = self._listener.accept()
+                if self._closed:
+                    connection.close()
+                    return
+                self._queue.put((connection.recv(), connection))
+                os.write(self._bell, b".")
+
+
+def _seconds(worker: _Worker) -> float:
+    return 0.0 if worker.began is None else time.monotonic() - worker.began
+
+
+def _write_function(function: TrialFunction, path: Path) -> None:
+    from joblib.externals.loky.backend.reduction import dump
+
+    try:
+        with path.open("wb") as file:
+            dump(function, file)
+    except Exception as error:  # pickle raises whatever an object's own methods do
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"cannot be sent to another process: {text}", where="function", fix="use inline") from error
