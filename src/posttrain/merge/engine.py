@@ -243,7 +243,7 @@ class MergeJob:
         return self.writer.write(tensor.name, self._blocks(tensor, group, function)), digests.values
 
     def verify(self, number: int, outputs: Mapping[str, str]) -> tuple[int, int]:
-        """Compares a written tensor with its digest; returns the process and the bytes that it alone holds.
+        """Compares a written tensor with its digest; returns the process and, in a worker, the bytes it alone holds.
 
         Raises:
             WorkError: it reads otherwise.
@@ -251,7 +251,8 @@ class MergeJob:
         assert isinstance(self.writer, ShardWriter)
         name = self.plan.tensors[number].name
         self.writer.verify(name, outputs[name])
-        return os.getpid(), self._own_bytes
+        # The system walks through all pages of the process to count them.
+        return os.getpid(), self._own_bytes if _worker_job is self else 0
 
     @cached_property
     def _own_bytes(self) -> int:
