@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -147,6 +148,14 @@ def max_similarity(similarity: Similarity, rows: Rows, others: Rows) -> Floats:
     return greatest
 
 
+@cache
+def _numpy_threads() -> Any:
+    # Kept, as a search among all loaded libraries takes longer than the components of a small pool.
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -> Floats:
     """Computes whitened principal components, with rows of length 1.
 
@@ -162,8 +171,6 @@ def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -
     Returns:
         float32 [N, d] with 1 <= d <= dimensions; a row equal to the mean stays zero.
     """
-    from threadpoolctl import threadpool_limits
-
     count, width = embeddings.shape
     if count == 0:
         return np.zeros((0, 1), np.float32)
@@ -179,7 +186,7 @@ def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -
     mean /= count
     products = np.zeros((width, width))
     # In float64 by one thread, so that the sums are the same anywhere.
-    with threadpool_limits(limits=1):
+    with _numpy_threads().limit(limits=1):
         for part in blocks(count):
             centred = embeddings[part] - mean
             products += centred.T @ centred
