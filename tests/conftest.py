@@ -31,6 +31,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 # A tenth of the time went into collecting garbage among a million objects of modules and tests, which stay anyway.
 gc.set_threshold(5000, 20, 20)
+gc.disable()  # until all tests are collected
 
 # A slow machine must not fail an example.
 settings.register_profile("no_deadline", deadline=None)
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave all that exists out of the collection of garbage."""
     gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Saves the interpreter a search for garbage among everything before it exits."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,6 +81,57 @@ def float32_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 machine_rate._key(dtype, "cpu"), machine_rate.MatmulRate(flops, measurements=3, quiet=3)
             )
         yield
+
+
+@pytest.fixture(scope="session")
+def product_pragmas() -> tuple[str, ...]:
+    """The settings of SQLite outside of the tests; see `_no_waits_for_disks`."""
+    from posttrain.store import database
+
+    return database._PRAGMAS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waits_for_disks(product_pragmas: tuple[str, ...]) -> Iterator[None]:
+    """Skips fsync: only a power cut needs it, and its tests patch it themselves. A wrong descriptor still raises."""
+    quick = tuple("synchronous = OFF" if "synchronous" in pragma else pragma for pragma in product_pragmas)
+
+    def check(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", check)
+        patch.setattr("posttrain.store.database._PRAGMAS", quick)
+        yield
+
+
+@pytest.fixture(scope="session")
+def _table_script() -> list[str]:
+    """Statements that make the tables of an empty SQLite database; filled by the first test that needs them."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def quick_tables(_table_script: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the migrations of empty SQLite databases once; `tests/store` runs them each time."""
+    from sqlalchemy import inspect
+
+    from posttrain.store import upgrade
+
+    migrate = upgrade.migrate
+
+    def create_tables(connection: Any) -> None:
+        if connection.dialect.name != "sqlite" or inspect(connection).get_table_names():
+            migrate(connection)
+        elif _table_script:
+            for statement in _table_script:
+                connection.exec_driver_sql(statement)
+        else:
+            migrate(connection)
+            dump = list(connection.connection.driver_connection.iterdump())
+            _table_script.extend(dump[1:-1])  # between BEGIN and COMMIT
+
+    monkeypatch.setattr(upgrade, "migrate", create_tables)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Queues with a clock that tests set, and batches for them."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -61,10 +60,6 @@ def gold_items(answers: Sequence[str]) -> list[NewItem]:
 
 class QueueFixtures:
     """A queue on the database of the fixture ``url``, whose rows are those of its journal in the end."""
-
-    @pytest.fixture(autouse=True)
-    def _no_fsync(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
     @pytest.fixture
     def clock(self) -> Clock:

@@ -1,7 +1,6 @@
 """Small models to merge: the tiny model with other weights, dtypes and vocabularies."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,12 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 MakeModel = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips fsync: a kill, unlike a power cut, loses no written data."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

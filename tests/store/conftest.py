@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backups import write_workspace
 
 from posttrain.store.metadata import Metadata
 from posttrain.store.workspace import Workspace
@@ -21,10 +22,9 @@ from posttrain.store.workspace import Workspace
 NOBODY = 65534
 
 
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips fsync: a kill, unlike a power cut, loses no written data; the test of power cuts patches it itself."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+@pytest.fixture
+def quick_tables() -> None:
+    """Each new database runs the migrations, as outside of the tests."""
 
 
 @pytest.fixture
@@ -47,6 +47,12 @@ def small_files() -> Iterator[Callable[[int], None]]:
 def workspace(tmp_path: Path) -> Iterator[Workspace]:
     with Workspace.create(tmp_path / "workspace") as workspace:
         yield workspace
+
+
+@pytest.fixture(scope="session")
+def filled_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace to back up, for tests to copy."""
+    return write_workspace(tmp_path_factory.mktemp("filled"))
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from backups import (
     feedback,
     fill_more,
     restore,
-    write_workspace,
 )
 from filled import all_rows
 
@@ -32,8 +31,8 @@ from posttrain.store.workspace import Workspace
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_workspace(tmp_path)
+def root(filled_workspace: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled_workspace, tmp_path / "workspace", symlinks=True))
 
 
 @pytest.fixture(params=["file", "folder", "s3"])

@@ -184,8 +184,11 @@ class TestSQLite(DatabaseContract):
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/store.db"
 
-    def test_pragmas(self, metadata: Metadata) -> None:
-        with metadata.reading() as connection:
+    def test_pragmas(
+        self, product_pragmas: tuple[str, ...], connect: Callable[..., Metadata], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("posttrain.store.database._PRAGMAS", product_pragmas)
+        with connect().reading() as connection:
             values = [
                 connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "foreign_keys", "synchronous")
             ]

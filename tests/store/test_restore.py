@@ -17,7 +17,6 @@ from backups import (
     feedback,
     fill_more,
     restore,
-    write_workspace,
 )
 from filled import all_rows, fill
 
@@ -32,8 +31,8 @@ from posttrain.store.workspace import Workspace
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return write_workspace(tmp_path)
+def root(filled_workspace: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled_workspace, tmp_path / "workspace", symlinks=True))
 
 
 STEPS = ["write_atomically", "_restore_files", "_restore_artifacts", "_restore_database", "_link_champion"]

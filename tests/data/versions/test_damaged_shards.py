@@ -1,7 +1,6 @@
 """Damaged and missing shards are built again by the next build that needs them."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,6 @@ REBUILDS: dict[str, dict[str, Any]] = {
     "another name": {"name": "other"},
     "grown": {"files": ["b.jsonl"]},
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips fsync: only a power cut needs it, and it slows the tests down."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def write(path: Path, start: int, stop: int) -> None:

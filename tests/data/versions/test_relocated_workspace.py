@@ -1,7 +1,6 @@
 """A version does not depend on the folder of the workspace, even if its steps name files."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,6 @@ from posttrain.models.embedder_source import find_embedder
 from posttrain.store.workspace import Workspace
 
 Fill = Callable[[Path], None]
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips fsync: only a power cut needs it, and it slows the tests down."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def lines(path: Path, *texts: str) -> None:

@@ -1,7 +1,6 @@
 """Suites: evaluation records pass the rewriting steps of the training records before the two are compared."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,6 @@ MAILS = [
 ]
 THINGS = [{"prompt": f"other thing {i} entirely {i * 7919}", "completion": "b"} for i in range(30)]
 FREE = {"prompt": "unrelated question on the moon", "completion": "q"}
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips fsync: only a power cut needs it, and it slows the tests down."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -35,12 +35,6 @@ def _load_saver() -> ModuleType:
 saver = _load_saver()
 
 
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill, unlike a power cut, loses nothing that was written."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def make() -> Callable[..., Checkpoint]:
     """``make(step, version)``: the checkpoint of a step."""
