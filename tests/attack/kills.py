@@ -8,6 +8,7 @@ over them. So each moment is a moment of the program's own work, and a seed repe
 """
 
 import argparse
+import gc
 import multiprocessing
 import os
 import random
@@ -128,6 +129,7 @@ def _run(arguments: list[str], root: Path, kill_at: int | None, lines: Path | No
 def _work(arguments: list[str], log: Path, kill_at: int | None, lines: Path | None) -> None:
     from posttrain.cli.main import main
 
+    gc.enable()  # off in a server that has imported `without_gc`
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -22,12 +22,15 @@ _OWN_MODULES = [
     entry.name for entry in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if entry.name not in _EXCLUDED
 ]
 _LIBRARIES = [
-    *("pyarrow.dataset", "scipy.optimize", "sklearn.cluster", "sklearn.linear_model", "sklearn.manifold"),
+    *("alembic.command", "pandas", "pyarrow.dataset", "rensa"),
+    *("scipy.optimize", "sklearn.cluster", "sklearn.linear_model", "sklearn.manifold"),
     *("transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama"),
 ]
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([*_LIBRARIES, *_OWN_MODULES])
+FORKS = multiprocessing.get_context("forkserver")
+"""The one fork server of a test process: what is to be forked from it must be in this list."""
+
+FORKS.set_forkserver_preload(["without_gc", *_LIBRARIES, *_OWN_MODULES])
 
 
 def start(arguments: list[str], folder: Path, log: Path, program: str = "posttrain") -> BaseProcess:
@@ -39,9 +42,15 @@ def start(arguments: list[str], folder: Path, log: Path, program: str = "posttra
         log: takes standard output and standard error.
         program: ``posttrain``, ``pytest``, or ``python`` with a file as the only argument.
     """
-    process = _FORKS.Process(target=_run, args=(program, arguments, folder, log))
+    process = FORKS.Process(target=_run, args=(program, arguments, folder, log))
     process.start()
     return process
+
+
+def start_gc() -> None:
+    """Starts the collection of garbage in a forked process, without what the imports have left in memory."""
+    gc.freeze()  # a collection would touch, and so copy, all of it
+    gc.enable()
 
 
 def start_server(root: Path, log: Path, port: int = 0) -> tuple[BaseProcess, str]:
@@ -55,7 +64,7 @@ def start_server(root: Path, log: Path, port: int = 0) -> tuple[BaseProcess, str
 
 
 def _run(program: str, arguments: list[str], folder: Path, log: Path) -> None:
-    gc.freeze()  # a collection would touch, and so copy, all that the imports have left in memory
+    start_gc()
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -1,7 +1,6 @@
 """The version id does not depend on the engine, on kills, or on growth in steps."""
 
 import json
-import multiprocessing
 import os
 import random
 import time
@@ -9,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+from killed_build import PIECE_BYTES, SPLITS, STEPS, build_in
 
 from posttrain.data import Version, build
 from posttrain.data.reading import pieces as cutting
@@ -17,17 +18,6 @@ from posttrain.store.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
-STEPS: list[Any] = [
-    "normalise",
-    "exact",
-    "minhash",
-    {"length": {"input": {"min_words": 2}}},
-    {"substring": {"length": 12}},
-    "decontaminate",
-]
-SPLITS = {"test": 0.2, "validation": 0.1}
-"""A row step after a global one, and one that rewrites: three phases."""
-PIECE_BYTES = 4_000
 RECORDS = {"a": 150, "b": 60, "c": 30}
 """By file; the first is cut into more pieces than there are workers."""
 
@@ -83,7 +73,7 @@ def test_every_engine_builds_the_same_version(make: Make) -> None:
     inline = make("inline", ["a"])
     assert len(inline.phases) == 3
     assert all(len(shards) > 4 for shards in inline.phases)
-    assert inline.id == make("processes", ["a"], engine="processes", workers=4).id
+    assert inline.id == make("processes", ["a"], engine="processes", workers=2).id
     assert inline.id == make("ray", ["a"], engine="ray", workers=2).id
 
 
@@ -127,23 +117,13 @@ def test_every_record_is_in_the_version_or_among_the_rejected(make: Make) -> Non
     assert {"exact duplicate", "near duplicate"} <= reasons
 
 
-def build_in(root: Path) -> None:
-    """Builds a version; runs in the process that is killed."""
-    cutting.MAX_PIECE_BYTES, cutting.BLOCK_BYTES = PIECE_BYTES, PIECE_BYTES // 2
-    os.fsync = lambda descriptor: None
-    config = {"name": "set", "files": ["b.jsonl"], "workspace": root, "engine": "inline"}
-    build({**config, "steps": STEPS, "splits": SPLITS})
-
-
 def test_a_build_killed_at_random_times_gives_the_same_version(make: Make, tmp_path: Path) -> None:
     expected = make("whole", ["b"])
     assert all(len(shards) > 1 for shards in expected.phases)
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload([__name__, "rensa", "pandas", "pyarrow.dataset", "alembic.config"])
 
     def run(root: Path, seconds: float | None) -> bool:
         """Returns True if the process was killed after ``seconds``, False if it finished before."""
-        process = forks.Process(target=build_in, args=(root,))
+        process = forked.FORKS.Process(target=build_in, args=(root,))
         process.start()
         process.join(seconds)
         alive = process.is_alive()
