@@ -123,7 +123,7 @@ def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path
     assert not any(loading.values())
     shutil.rmtree(out)
     draw = random.Random(0)
-    kills = 40
+    kills = 24
     killed = whole = 0
     # The last lines are those of the commit, where most can go wrong.
     moments = [int((n + draw.random()) / kills * lines) + 1 for n in range(kills)] + [
