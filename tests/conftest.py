@@ -139,7 +139,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny Llama; treat it as read-only."""
     from posttrain.models.tiny import write_tiny_model
 
-    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    gc.freeze()  # as after the collection of tests: the libraries that this has imported stay as well
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -118,7 +118,7 @@ class LoadContract:
         assert queue.progress("b").open == 0
 
     def test_a_killed_process_loses_no_acknowledged_label(self, url: str, queue: Queue, journal: Path) -> None:
-        queue.add_batch("b", "choice", new_items(5000), labels=LABELS)
+        queue.add_batch("b", "choice", new_items(1000), labels=LABELS)
         acknowledged: Acknowledged = []
         for number in range(2):
             process = start_process(url, journal, [f"{number} {m}" for m in range(4)])

@@ -1,6 +1,5 @@
 """Records and examples to train on."""
 
-import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -139,12 +138,6 @@ def examples(fresh: Callable[..., LanguageModel]) -> list[TokenizedExample]:
     """The ten records as token ids, all with the same system message."""
     lm = fresh()
     return [lm.encode([{"role": "user", "content": prompt}], answer) for prompt, answer in PROMPTS_AND_ANSWERS]
-
-
-@pytest.fixture
-def little_garbage() -> None:
-    """Leaves all that exists out of the collections of garbage after an out-of-memory error."""
-    gc.freeze()
 
 
 @pytest.fixture

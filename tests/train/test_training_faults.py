@@ -135,7 +135,6 @@ def test_a_step_with_an_exploding_gradient_is_skipped(
     assert result["last_loss"] < 0.4 * result["first_loss"]
 
 
-@pytest.mark.usefixtures("little_garbage")
 @pytest.mark.parametrize("errors", [1, 2])
 def test_out_of_memory_halves_the_micro_batch(
     clean_training: CleanTraining,
@@ -179,7 +178,6 @@ def test_out_of_memory_with_one_example_stops_the_training(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_a_resumed_training_keeps_the_smaller_micro_batch(
     clean_training: CleanTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,6 @@ def test_the_variance_table_is_logged_with_warnings(
     assert all("from layer 0 to layer 1" in line for line in warnings if "changes by" in line)
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_out_of_memory_in_the_activation_stats(
     weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

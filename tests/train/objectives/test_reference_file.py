@@ -77,7 +77,6 @@ def test_given_groups_are_read_as_they_are(
     torch.testing.assert_close(result, reference_log_probs(fresh(), UNITS, tmp_path / "other", 12, padded=True))
 
 
-@pytest.mark.usefixtures("little_garbage")
 @pytest.mark.parametrize(
     ("room", "sizes", "budgets"), [(4, [4, 2], []), (2, [2, 2, 2], [20]), (1, [1, 1, 1, 1, 1, 1], [20, 10])]
 )

@@ -41,7 +41,6 @@ def test_the_saved_teacher_outputs(
     assert not list(folder.parent.glob("*.part"))
 
 
-@pytest.mark.usefixtures("little_garbage")
 def test_out_of_memory_splits_the_teachers_micro_batches(
     prepare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
