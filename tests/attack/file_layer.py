@@ -163,6 +163,7 @@ class Recorder:
             if writes:
                 self._committed(Path(database.location).parent)
 
+        before = {name: getattr(os, name) for name in _REAL}  # not `_REAL`: the tests skip fsync
         try:
             for name in _REAL:
                 setattr(os, name, getattr(self, f"_{'unlink' if name == 'remove' else name}"))
@@ -171,7 +172,7 @@ class Recorder:
             shutil._USE_CP_SENDFILE = False  # copies through `write`
             yield
         finally:
-            for name, function in _REAL.items():
+            for name, function in before.items():
                 setattr(os, name, function)
             builtins.open = io.open = _REAL_OPEN
             Database._begin = begin
