@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_cluster import slurm_cluster
 
 from posttrain.jobs.engines import start_ray
 from posttrain.store.errors import UserError
@@ -22,6 +23,7 @@ from posttrain.tune.backends.inline import InlineBackend
 from posttrain.tune.backends.processes import ProcessBackend
 from posttrain.tune.backends.ray_cluster import RayBackend
 from posttrain.tune.backends.simulated import CurvePoint, RecordedCurves, SimulatedBackend
+from posttrain.tune.backends.slurm import SlurmBackend
 from posttrain.tune.context import TrialContext
 from posttrain.tune.schedulers.base import Decision
 
@@ -55,13 +57,28 @@ class TestRay(BackendContract):
         return lambda function: RayBackend(function, 2)
 
 
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[None]:
+    with slurm_cluster() as config, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(config))
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm")
+class TestSlurm(BackendContract):
+    @pytest.fixture
+    def make(self) -> MakeBackend:
+        return lambda function: SlurmBackend(function, 2)
+
+
 def job(folder: Path, number: int, **settings: object) -> Job:
     return Job(number, settings, folder / str(number), 0, None, number)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("backend_class", [ProcessBackend, RayBackend])
+@pytest.mark.usefixtures("ray_cluster", "slurm")
+@pytest.mark.parametrize("backend_class", [ProcessBackend, RayBackend, SlurmBackend])
 def test_trials_may_die_and_others_go_on(tmp_path: Path, backend_class: type[ConnectedBackend]) -> None:
     """Each dies as ``how`` says, in its first run only."""
 
@@ -184,7 +201,7 @@ def test_inline_runs_the_function_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("ray_cluster", "slurm")
 @pytest.mark.parametrize("scheduler", ["hyperband", "pbt"])
 def test_a_study_is_the_same_on_every_engine(scheduler: str, tmp_path: Path) -> None:
     """Hyperband with random settings and populations are synchronous: no answer hangs on who is first."""
@@ -221,18 +238,20 @@ def test_a_study_is_the_same_on_every_engine(scheduler: str, tmp_path: Path) -> 
     assert len({str(state) for _, state, _ in inline}) > 1
     assert trials("processes", 2) == inline
     assert trials("ray", 2) == inline
+    assert trials("slurm", 2) == inline
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_workers_on_ray_die_with_the_backend(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ray_cluster", "slurm")
+@pytest.mark.parametrize("backend_class", [RayBackend, SlurmBackend])
+def test_workers_elsewhere_die_with_the_backend(tmp_path: Path, backend_class: type[ConnectedBackend]) -> None:
     def function(trial: TrialContext) -> float:
         (trial.folder / "pid").write_text(str(os.getpid()))
         trial.report(1, 0.0)
         time.sleep(1000)
         raise AssertionError
 
-    with RayBackend(function, 2) as backend:
+    with backend_class(function, 2) as backend:
         backend.start(job(tmp_path, 0))
         handler = RecordingHandler()
         while not handler.reports:
@@ -256,3 +275,13 @@ def test_a_stranger_is_no_worker() -> None:
             backend.wait(RecordingHandler(), 0.1)
             with pytest.raises(EOFError):
                 stranger.recv()
+
+
+@pytest.mark.slow
+def test_slurm_that_refuses(slurm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
+    with pytest.raises(UserError, match="--engine: Slurm refuses jobs: allocation failure: Invalid partition"):
+        SlurmBackend(count_up, 1)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="--engine: Slurm's sbatch is not here; run it where jobs are submitted"):
+        SlurmBackend(count_up, 1)

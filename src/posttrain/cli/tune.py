@@ -53,7 +53,7 @@ def run(
     budget: Annotated[
         str | None, typer.Option(help="Such as 50 trials, 2h or 2M tokens; tune.budget by default.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="inline; processes or ray for several trials at a time.")] = "inline",
+    engine: Annotated[str, typer.Option(help="inline; processes, ray or slurm: several at a time.")] = "inline",
     workers: Annotated[int | None, typer.Option(min=1, help="Trials at a time; one a core by default.")] = None,
     migrate: Annotated[
         bool, typer.Option("--migrate", help="Carry the trials over to a space that has changed since.")

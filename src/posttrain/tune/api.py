@@ -124,7 +124,7 @@ def minimize(
         initial: points that are tried first, such as ``[{"lr": 1e-3}]``; they count against the budget.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
-        engine: ``inline``; ``processes`` or ``ray`` for several trials at a time.
+        engine: ``inline``; ``processes``, ``ray`` or ``slurm`` for several trials at a time.
         workers: trials at a time; by default as many as there are cores.
         silence: seconds without a report after which a trial in a process counts as hanging.
         storage: a PostgreSQL database in place of ``study.db``.

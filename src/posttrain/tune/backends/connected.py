@@ -87,16 +87,17 @@ class ConnectedBackend(Backend):
         self.callback(self._end_all)
 
     @abstractmethod
-    def launch(self, command: list[str], environment: dict[str, str]) -> WorkerProcess:
+    def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> WorkerProcess:
         """Starts a worker.
 
         Args:
             command: of the worker.
             environment: variables that it needs besides those of any process there.
+            folder: of the study's trials, which every worker sees.
         """
 
     def start(self, job: Job) -> None:
-        worker = self._idle.pop() if self._idle else self._new_worker()
+        worker = self._idle.pop() if self._idle else self._new_worker(job.folder.parent)
         worker.job = job
         if worker.connection is not None and not self._send_job(worker):  # it was killed while it had nothing to do
             self._end(worker)
@@ -175,7 +176,7 @@ class ConnectedBackend(Backend):
         lines = [line for line in worker.process.output().splitlines() if line.strip()]
         return Outcome("failed", error=f"{reason}{f': {lines[-1]}' if lines else ''}"[:300], seconds=seconds)
 
-    def _new_worker(self) -> _Worker:
+    def _new_worker(self, folder: Path) -> _Worker:
         number, self._count = self._count, self._count + 1
         command = [sys.executable, "-m", "posttrain.tune.backends.worker", self._door.address, str(number)]
         environment = {
@@ -184,7 +185,7 @@ class ConnectedBackend(Backend):
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             KEY_VARIABLE: self._door.key.hex(),
         }
-        worker = self._launched[number] = _Worker(self.launch(command, environment))
+        worker = self._launched[number] = _Worker(self.launch(command, environment, folder))
         return worker
 
     def _greet(self) -> None:
@@ -240,7 +241,7 @@ class _Door:
             if host is None
             else Listener(("", 0), "AF_INET", authkey=self.key)
         )
-        address: Address = self._listener.address if host is None else (host, self._listener.address[1])  # type: ignore[assignment, index]
+        address: Address = self._listener.address if host is None else (host, self._listener.address[1])
         self.address = json.dumps(address)
         self._queue: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
         self.arrivals, self._bell = os.pipe()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import IO
 
 from posttrain.store.errors import UserError
@@ -28,7 +29,7 @@ class ProcessBackend(ConnectedBackend):
             raise UserError("processes need a POSIX system", where="engine", fix="use inline")
         super().__init__(function, workers, silence)
 
-    def launch(self, command: list[str], environment: dict[str, str]) -> "LocalProcess":
+    def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "LocalProcess":
         return LocalProcess(command, environment)
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from posttrain.jobs.engines import available_cores, start_ray
@@ -48,7 +49,7 @@ class RayBackend(ConnectedBackend):
             "max_retries": 0,
         }
 
-    def launch(self, command: list[str], environment: dict[str, str]) -> "RayProcess":
+    def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "RayProcess":
         task = self._ray.remote(**self._options)(_run_process)
         return RayProcess(self._ray, task.remote(command, environment, os.getcwd()))
 

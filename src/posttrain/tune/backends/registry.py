@@ -17,6 +17,7 @@ BACKENDS: Registry[Callable[[TrialFunction, int, float], Backend]] = Registry(
         "inline": "posttrain.tune.backends.registry:inline",
         "processes": "posttrain.tune.backends.processes:ProcessBackend",
         "ray": "posttrain.tune.backends.ray_cluster:RayBackend",
+        "slurm": "posttrain.tune.backends.slurm:SlurmBackend",
     },
 )
 """A function of the function that runs a trial, the number of workers, and the seconds of silence, by name."""
