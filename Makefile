@@ -9,9 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-# One worker more than the two cores that CI has: tests wait for servers, browsers and disks. Without files of compiled
+# Two workers more than the two cores that CI has: tests wait for servers, browsers and disks. Without files of compiled
 # code every worker, and every program that a test starts, would compile its sources anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal
 
 .PHONY: demo test check install lint
 .DELETE_ON_ERROR:
