@@ -108,6 +108,29 @@ def test_the_page_of_a_study_that_another_process_works_on(
     assert [path.name for path in tmp_path.glob("page*")] == ["page.html"]
 
 
+def test_what_a_warm_start_saved_and_an_early_end_are_shown(posttrain: Call, tmp_path: Path) -> None:
+    space = {"x": {"float": [0, 1]}}
+
+    def objective(trial: TrialContext) -> float:
+        return 1 + (trial["x"] - 0.3) ** 2
+
+    minimize(objective, space, budget=15, sampler="random", out=tmp_path / "first")
+    stop = {"gain": "50%"}
+    minimize(objective, space, budget=30, sampler="quasi_random", out=tmp_path / "next", warm_start=tmp_path, stop=stop)
+    table = posttrain("tune", "show", tmp_path / "next")
+    assert "starts from 3 settings of first (not comparable, 15 trials)" in table.out
+    assert "to come within 1% of the best, the study it started from took" in table.out
+    assert "trials: better settings would gain at most" in table.out
+    content = json.loads(posttrain("tune", "show", tmp_path / "next", "--json").out)
+    assert content["savings"]["sources"] == 1
+    assert content["ended_early"].startswith("ended early after 1")
+    page = tmp_path / "page.html"
+    assert posttrain("tune", "report", tmp_path / "next", page).code == 0
+    assert "Starts from 3 settings of first" in page.read_text()
+    first = json.loads(posttrain("tune", "show", tmp_path / "first", "--json").out)
+    assert (first["warm_start"], first["savings"], first["ended_early"]) == ([], None, "")
+
+
 def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "posttrain"):
         minimize(lambda trial: -trial.number, {"a": {"float": [0, 1]}}, budget="3 trials", sampler="random")

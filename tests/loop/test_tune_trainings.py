@@ -194,6 +194,9 @@ def test_mistakes_are_named_before_any_work(
     [
         ({"held_out": "60%"}, "a share of more than 0% and at most 50% can be held out"),
         ({"held_out": "0%"}, "a share of more than 0%"),
+        ({"stop": {"gain": "much"}}, "`much` is no gain"),
+        ({"price": {"per_hour": 0}}, "`price.per_hour`: Input should be greater than 0"),
+        ({"accelerators": 0}, "`accelerators`: Input should be greater than or equal to 1"),
         ({"held_outt": "10%"}, "unknown key `held_outt`"),
     ],
 )

@@ -1,11 +1,14 @@
 """Budgets are read, spent and shown."""
 
+import time
 from typing import Any
 
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.tune.budget import Budget, format_seconds
+from posttrain.tune import Float, TrialContext, minimize
+from posttrain.tune.budget import Budget, Price, Spent, format_seconds
+from posttrain.tune.trial import Trial
 
 
 @pytest.mark.parametrize(
@@ -47,11 +50,63 @@ def test_spending() -> None:
     budget = Budget.read("2 trials, 1m, 1k tokens")
     assert budget.allows_start([None])  # type: ignore[list-item]
     assert not budget.allows_start([None, None])  # type: ignore[list-item]
-    assert not budget.is_spent(59, 999)
-    assert budget.is_spent(60, 0)
-    assert budget.is_spent(0, 1000)
-    assert budget.left(1, 20, 400) == "1 trials, 40s, 600 tokens left"
-    assert budget.left(5, 100, 4000) == "0 trials, 0s, 0 tokens left"
+    assert not budget.is_spent(Spent(59, 999, 1e9))
+    assert budget.is_spent(Spent(60, 0, 0))
+    assert budget.is_spent(Spent(0, 1000, 0))
+    assert budget.left(1, Spent(20, 400, 0)) == "1 trials, 40s, 600 tokens left"
+    assert budget.left(5, Spent(100, 4000, 0)) == "0 trials, 0s, 0 tokens left"
+
+
+EUROS = Price(4.0, "EUR")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2 gpu-hours", 7200), ("1 GPU-hour", 3600), ("0.5 gpu-h", 1800), ("90 gpu-minutes", 5400), ("3 gpu-min", 180)],
+)
+def test_hours_of_accelerators(text: str, seconds: float) -> None:
+    budget = Budget.read(text, accelerators=2)
+    assert budget == Budget(gpu_seconds=seconds, accelerators=2)
+    # Two accelerators a trial: half of the seconds of work.
+    assert not budget.is_spent(Spent(1e9, 10**9, seconds / 2 - 1))
+    assert budget.is_spent(Spent(0, 0, seconds / 2))
+
+
+def test_money() -> None:
+    budget = Budget.read("5 EUR, 10 trials", price=EUROS, accelerators=2)
+    assert (budget.money, budget.trials) == (5.0, 10)
+    # Half an hour of work with two accelerators at 4 EUR an hour.
+    assert budget.left(3, Spent(0, 0, 1800)) == "7 trials, 1.00 EUR left"
+    assert not budget.is_spent(Spent(0, 0, 2249))
+    assert budget.is_spent(Spent(0, 0, 2250))
+    assert Budget.read("2 gpu-hours").left(0, Spent(0, 0, 1800)) == "1.50 gpu-hours left"
+
+
+def test_money_needs_a_price_in_its_currency() -> None:
+    with pytest.raises(UserError, match="EUR is spent at a price, and there is none"):
+        Budget.read("5 EUR")
+    with pytest.raises(UserError, match="is in USD, and the price in EUR"):
+        Budget.read("5 USD", price=EUROS)
+
+
+def test_the_share_that_trials_have_spent() -> None:
+    trials = [Trial(number, {}, {}, seconds=900, tokens=50) for number in range(4)]
+    assert Budget().share(trials) == 0
+    assert Budget(trials=10).share(trials) == 0.4
+    assert Budget(seconds=7200, tokens=400).share(trials) == 0.5
+    assert Budget(seconds=7200).share(trials, workers=2) == 0.25
+    assert Budget.read("8 EUR", price=EUROS).share(trials) == 0.5
+
+
+def test_a_study_ends_when_its_hours_are_spent() -> None:
+    def run(trial: TrialContext) -> None:
+        for step in range(1, 6):
+            time.sleep(0.02)
+            trial.report(step, 1.0)
+
+    result = minimize(run, {"x": Float(0, 1)}, budget=f"{0.25 / 60} gpu-minutes", sampler="random", accelerators=2)
+    work = sum(trial.seconds for trial in result.trials)
+    assert 0.125 <= work < 0.2  # 0.25 s, by two accelerators
 
 
 def test_durations() -> None:

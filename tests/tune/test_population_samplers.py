@@ -10,8 +10,9 @@ import pytest
 from posttrain.testing.samplers import SPACE as MIXED_SPACE
 from posttrain.testing.samplers import MakeSampler, SamplerContract
 from posttrain.tune import Choice, Float, Int, Space
+from posttrain.tune.gaussian_process import GaussianProcess, encode
 from posttrain.tune.samplers.base import Proposal, Sampler
-from posttrain.tune.samplers.pb2 import Pb2Sampler, TimeVaryingGp, encode, improvements, likeliest_gp
+from posttrain.tune.samplers.pb2 import Pb2Sampler, TimeVaryingKernel, improvements, likeliest_gp
 from posttrain.tune.samplers.population import PerturbSampler, perturb
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.trial import Fork, Report, Trial
@@ -111,7 +112,7 @@ def test_the_gaussian_process_is_that_of_the_formulas() -> None:
     generator = np.random.default_rng(0)
     points, times = generator.random((9, 3)), np.array([0, 0, 0, 1, 1, 1, 2, 2, 2], np.float64)
     values, new = generator.normal(size=9), generator.random((4, 3))
-    gp = TimeVaryingGp(points, times, length=0.5, forgetting=0.1, noise=0.1)
+    gp = GaussianProcess(np.column_stack([points, times]), TimeVaryingKernel(length=0.5, forgetting=0.1), noise=0.1)
 
     def kernel(x: np.ndarray, t: float, y: np.ndarray, s: float) -> float:
         return float(math.exp(-sum((x - y) ** 2) / (2 * 0.5**2)) * 0.9 ** (abs(t - s) / 2))
@@ -119,9 +120,9 @@ def test_the_gaussian_process_is_that_of_the_formulas() -> None:
     matrix = np.array([[kernel(x, t, y, s) for y, s in zip(points, times)] for x, t in zip(points, times)])  # noqa: B905
     inverse = np.linalg.inv(matrix + 0.1 * np.eye(9))
     across = np.array([[kernel(x, t, y, 3.0) for y in new] for x, t in zip(points, times)])  # noqa: B905
-    now = np.full(4, 3.0)
-    np.testing.assert_allclose(gp.mean(values, new, now), across.T @ inverse @ values, rtol=1e-10)
-    np.testing.assert_allclose(gp.deviation(new, now), np.sqrt(1 - np.diag(across.T @ inverse @ across)), rtol=1e-10)
+    at = np.column_stack([new, np.full(4, 3.0)])
+    np.testing.assert_allclose(gp.mean(values, at), across.T @ inverse @ values, rtol=1e-10)
+    np.testing.assert_allclose(gp.deviation(at), np.sqrt(1 - np.diag(across.T @ inverse @ across)), rtol=1e-10)
     variance = values @ inverse @ values / 9
     assert gp.variance(values) == pytest.approx(variance, rel=1e-10)
     whole = variance * (matrix + 0.1 * np.eye(9))
@@ -130,9 +131,12 @@ def test_the_gaussian_process_is_that_of_the_formulas() -> None:
 
 
 def test_the_likeliest_process_has_the_length_of_the_values() -> None:
-    points = np.linspace(0, 1, 30)[:, None]
-    assert likeliest_gp(points, np.zeros(30), np.sin(15 * points[:, 0])).length <= 0.2
-    assert likeliest_gp(points, np.zeros(30), points[:, 0] - 0.5).length >= 0.5
+    points = np.column_stack([np.linspace(0, 1, 30), np.zeros(30)])
+    rough, smooth = (likeliest_gp(points, values) for values in (np.sin(15 * points[:, 0]), points[:, 0] - 0.5))
+    assert isinstance(rough.kernel, TimeVaryingKernel)
+    assert isinstance(smooth.kernel, TimeVaryingKernel)
+    assert rough.kernel.length <= 0.2
+    assert smooth.kernel.length >= 0.5
 
 
 def test_improvements_over_the_intervals() -> None:

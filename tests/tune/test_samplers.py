@@ -214,7 +214,7 @@ def test_cmaes_needs_two_parameters() -> None:
 
 
 def test_all_samplers_are_named() -> None:
-    numbers = {"random", "quasi_random", "grid", "tpe", "bohb", "gp", "cmaes", "evolutionary", "staged"}
+    numbers = {"random", "quasi_random", "grid", "tpe", "bohb", "gp", "rgpe", "cmaes", "evolutionary", "staged"}
     assert set(SAMPLERS.builtin) == numbers | {"perturb", "pb2"}
 
 

@@ -51,7 +51,7 @@ def run(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the study.")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Such as 50 trials, 2h or 2M tokens; tune.budget by default.")
+        str | None, typer.Option(help="Such as 50 trials, 2h, 2M tokens, 2 gpu-hours or 5 EUR; tune.budget by default.")
     ] = None,
     engine: Annotated[str, typer.Option(help="inline; processes, ray or slurm: several at a time.")] = "inline",
     workers: Annotated[int | None, typer.Option(min=1, help="Trials at a time; one a core by default.")] = None,
@@ -117,7 +117,9 @@ def show(
 ) -> None:
     """Show a study: the best trials, and how many ended how."""
     from posttrain.tune.progress import describe_best
+    from posttrain.tune.stopping import read_reason
     from posttrain.tune.study import read_study
+    from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.tune.trial import best_trial, lineage, rank, schedule_to_json
 
     goal, trials = read_study(folder, storage, _study_name(folder, storage))
@@ -125,6 +127,8 @@ def show(
     best = best_trial(trials, maximize=goal.maximize)
     spans = [] if best is None else lineage(trials, best.number)
     counts = Counter(str(trial.state) for trial in trials)
+    sentences, savings = describe_warm_start(folder, goal, trials)
+    ended_early = read_reason(folder)
     if json:
         print_json(
             {
@@ -135,6 +139,9 @@ def show(
                 "states": dict(counts),
                 "seconds": sum(trial.seconds for trial in trials),
                 "tokens": sum(trial.tokens for trial in trials),
+                "ended_early": ended_early,
+                "warm_start": sentences,
+                "savings": None if savings is None else savings.to_json(),
                 "trials": [trial.to_json() for trial in trials],
             }
         )
@@ -156,6 +163,8 @@ def show(
     print_line(describe_best(best))
     if len(spans) > 1:
         _print_schedule(spans)
+    for sentence in [*sentences, *([savings.sentence] if savings else []), *([ended_early] if ended_early else [])]:
+        print_line(sentence)
     for trial in [trial for trial in trials if trial.error][:_ERRORS]:
         print_line(f"trial {trial.number} failed: {trial.error}")
 
@@ -170,10 +179,13 @@ def report(
 
     check_page_file(out)
     from posttrain.tune.study import read_study_events
+    from posttrain.tune.transfer.savings import describe_warm_start
     from posttrain.web.study_report import write_study
 
     goal, trials, events = read_study_events(folder, storage, _study_name(folder, storage))
-    print_line(write_study(out, goal, trials, events, folder.resolve().name))
+    sentences, savings = describe_warm_start(folder, goal, trials)
+    warm_start = [*sentences, *([savings.sentence] if savings else [])]
+    print_line(write_study(out, goal, trials, events, folder.resolve().name, warm_start))
     print_line(f"wrote {out}")
 
 

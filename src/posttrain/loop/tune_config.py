@@ -12,6 +12,7 @@ from posttrain.evaluate.scorers import SCORERS
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.standalone import TrainJobConfig
+from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.space import Settings, Space
 
 LOSS = "loss"
@@ -62,6 +63,28 @@ class HeldOutConfig(SuiteConfig):
         return data
 
 
+class PriceConfig(Section):
+    """The price of an accelerator."""
+
+    per_hour: float = Field(gt=0, description="Of one accelerator, for an hour.")
+    currency: str = Field(default="EUR", pattern="^[A-Z]{3}$", description="Three capital letters, such as EUR.")
+
+
+class StopConfig(Section):
+    """Ends a study before its budget."""
+
+    gain: str | float = Field(description="Least gain worth a trial: a share of the best value, such as 0.1%.")
+
+    @field_validator("gain")
+    @classmethod
+    def _gain_is_one(cls, gain: str | float) -> str | float:
+        try:
+            read_gain({"gain": gain})
+        except UserError as error:
+            raise ValueError(error.what) from None
+        return gain
+
+
 class TuneConfig(Section):
     """Searches the best settings of trainings."""
 
@@ -82,6 +105,13 @@ class TuneConfig(Section):
     initial: list[dict[str, Any]] = Field(
         default=[], description="Points of the space that are tried first, such as {train.learning_rate: 0.001}."
     )
+    price: PriceConfig | None = Field(default=None, description="Of an accelerator, for a budget in money.")
+    accelerators: int = Field(default=1, ge=1, description="That a trial uses, for budgets in GPU-hours and money.")
+    stop: StopConfig | None = Field(default=None, description="Ends the study early once little is to be gained.")
+    warm_start: str | list[str] | None = Field(
+        default=None,
+        description="Earlier studies to start from: a folder of studies, or a list; a round takes those before it.",
+    )
     when: str = Field(
         default="drift.psi > 0.25 or records >= 1.5 * tuned_records",
         description="In a loop: the rule by which a round searches; without it the last settings hold.",
@@ -97,6 +127,16 @@ class TuneConfig(Section):
     def is_maximized(self) -> bool:
         """True if greater values are better."""
         return self.metric not in _LEAST if self.maximize is None else self.maximize
+
+    def limit(self, budget: str | None = None) -> Budget:
+        """Reads the budget, or the one of the command line in its place.
+
+        Raises:
+            UserError: it is none, or in another currency than the price.
+        """
+        price = None if self.price is None else Price(self.price.per_hour, self.price.currency)
+        value, where = (self.budget, "tune.budget") if budget is None else (budget, "--budget")
+        return Budget.read(value, where, price, self.accelerators)
 
     def suite(self, has_labels: bool) -> SuiteConfig:
         """Returns the suite that has the metric.

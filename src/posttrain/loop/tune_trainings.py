@@ -17,11 +17,12 @@ from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.suite import SuiteResult, run_suite
 from posttrain.loop.held_out import Rows, hold_out
 from posttrain.loop.tune_config import LOSS, SETTING_PREFIX, TuneConfig, apply_settings, check_settings
+from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically
+from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.hashing import digest
 from posttrain.store.paths import locate_path
 from posttrain.train.callbacks import Callback, CallbackList, TrainingStopped
@@ -37,6 +38,8 @@ from posttrain.tune.context import TrialContext
 from posttrain.tune.lint import check_space
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
+from posttrain.tune.transfer.past import EARLY_STEP, PastStudy, Task, read_past
+from posttrain.tune.trial import Trial
 
 log = logging.getLogger("posttrain")
 
@@ -74,7 +77,7 @@ def tune_trainings(
     """
     if budget is None and tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give --budget 50 trials")
-    limit = Budget.read(tune.budget, "tune.budget") if budget is None else Budget.read(budget, "--budget")
+    limit = tune.limit(budget)
     space = Space(tune.space, tune.constraints, "tune.space")
     check_settings(space, config.model_dump(mode="json"))
     if make_scheduler(tune.scheduler).has_forks:
@@ -90,8 +93,17 @@ def tune_trainings(
         metric=tune.metric,
         parts=training_parts(tune),
     )
+    past = [] if tune.warm_start is None else read_past(tune.warm_start, root, "tune.warm_start", exclude=out)
     return search_trainings(
-        trial, tune, out, budget=limit, engine=engine, workers=workers, migrate=migrate, initial=tune.initial
+        trial,
+        tune,
+        out,
+        budget=limit,
+        engine=engine,
+        workers=workers,
+        migrate=migrate,
+        initial=tune.initial,
+        past=past,
     )
 
 
@@ -105,6 +117,7 @@ def search_trainings(
     workers: int | None = None,
     migrate: bool = False,
     initial: Sequence[Mapping[str, Any]] = (),
+    past: Sequence[PastStudy] = (),
 ) -> TuneResult:
     """Searches the settings of a training whose records have been split.
 
@@ -115,6 +128,7 @@ def search_trainings(
         budget: of the study.
         engine, workers, migrate: as in `tune_trainings`.
         initial: points that are tried first.
+        past: earlier studies that this one may start from.
 
     Raises:
         UserError: a setting or a point cannot be used; the study was begun with other data.
@@ -122,11 +136,18 @@ def search_trainings(
     """
     space = Space(tune.space, tune.constraints, "tune.space")
 
+    data = data_task(trial.records)
+    base = out / "trials" / "base"
+
     def open_backend() -> Backend:
         # Now, as everything has been checked. The model is fetched once for all trials.
         for warning in check_space(space, budget.trials):
             log.warning("  %s", warning.text)
-        return open_engine(engine, trial.with_model(fetch_once(trial.model, out / "trials" / "base")), workers)
+        return open_engine(engine, trial.with_model(fetch_once(trial.model, base)), workers)
+
+    def task(trials: Sequence[Trial]) -> Task:
+        model = model_features(fetch_once(trial.model, base))
+        return replace(data, features={**data.features, **model, **early_losses(out / "trials")})
 
     return optimize(
         open_backend,
@@ -148,6 +169,10 @@ def search_trainings(
             "the rest of the config": digest(_without_operations(trial.base)),
         },
         to_config=lambda best: apply_settings(trial.base, best.settings),
+        stop=None if tune.stop is None else {"gain": tune.stop.gain},
+        past=past,
+        task=task,
+        defaults=_values(trial.base, space),
     )
 
 
@@ -190,7 +215,8 @@ class TrainingTrial:
             trial.report(len(values), values[-1])
         config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
         while len(values) < self.parts:
-            measure = _StopAndMeasure((len(values) + 1) / self.parts, self._measure)
+            early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
+            measure = _StopAndMeasure((len(values) + 1) / self.parts, self._measure, early)
             finished = self._train(trial.folder / _MODEL, config, measure)
             if finished:
                 lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
@@ -235,15 +261,20 @@ class TrainingTrial:
 
 
 class _StopAndMeasure(Callback):
-    """Stops a training after a share of its steps, and measures the model.
+    """Stops a training after a share of its steps, and measures the model; keeps the training loss at step 10.
+
+    Args:
+        share: of the steps.
+        measure: returns the value of a model.
+        early: file of the early loss.
 
     Attributes:
         tokens: that the steps have processed.
         value: of the model that was stopped; None before.
     """
 
-    def __init__(self, share: float, measure: Callable[[LanguageModel], float]) -> None:
-        self._share, self._measure, self._goal = share, measure, 0
+    def __init__(self, share: float, measure: Callable[[LanguageModel], float], early: Path) -> None:
+        self._share, self._measure, self._early, self._goal = share, measure, early, 0
         self.tokens = 0
         self.value: float | None = None
 
@@ -254,6 +285,9 @@ class _StopAndMeasure(Callback):
 
     def on_step(self, step: StepValues) -> bool:
         self.tokens += step.tokens
+        if step.step + 1 == EARLY_STEP and math.isfinite(step.loss):
+            make_folder(self._early.parent)
+            write_atomically(self._early, json.dumps(step.loss).encode())
         return step.step + 1 >= self._goal
 
     def on_stop(self, model: LanguageModel) -> None:
@@ -317,6 +351,18 @@ def split_rows(
     held_out = concat(list(read(path, tune.held_out.columns or columns, name=tune.held_out.data)))
     held_ids = set(held_out["id"].to_pylist())
     return np.array([record not in held_ids for record in records["id"].to_pylist()], bool), held_out
+
+
+def _values(base: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """Returns the values that the config has of the parameters of a space."""
+    values: dict[str, Any] = {}
+    for name in space.parameters:
+        section: Any = base
+        for key in name.split("."):
+            section = section.get(key) if isinstance(section, Mapping) else None
+        if section is not None:
+            values[name] = section
+    return values
 
 
 def _without_operations(base: Mapping[str, Any]) -> dict[str, Any]:

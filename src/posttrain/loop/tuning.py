@@ -18,7 +18,6 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.expression import Rule, parse
 from posttrain.store.paths import locate_path
 from posttrain.train.config import TrainConfig
-from posttrain.tune.budget import Budget
 from posttrain.tune.parts import check_part
 from posttrain.tune.samplers.initial import read_points
 from posttrain.tune.samplers.registry import SAMPLERS
@@ -176,9 +175,12 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
         return
     if tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give one, such as 20 trials")
-    Budget.read(tune.budget, "tune.budget")
+    tune.limit()
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
+    if tune.warm_start is not None:
+        what = "a round starts from the studies of the rounds before it"
+        raise UserError(what, where="tune.warm_start", fix="leave it out")
     space = Space(tune.space, tune.constraints, _WHERE)
     values = {"data": "pool", "model": config.model, "task": config.task.model_dump(mode="json")}
     check_settings(space, {**values, "seed": config.seed, "train": config.train.model_dump(mode="json")})

@@ -14,17 +14,29 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import hold_lock, make_folder, write_atomically
 from posttrain.tune.backends.base import Backend, TrialFunction
 from posttrain.tune.backends.registry import check_engine, open_backend
-from posttrain.tune.budget import Budget
+from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.driver import Driver
 from posttrain.tune.progress import ProgressLines
+from posttrain.tune.samplers.base import SearchContext
 from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
+from posttrain.tune.stopping import GainRule
 from posttrain.tune.storage import STUDY_FILE
 from posttrain.tune.study import Study
+from posttrain.tune.transfer.past import PastStudy, Task, early_value, read_past, write_task
+from posttrain.tune.transfer.warm_start import (
+    WARM_START_FILE,
+    WarmStart,
+    WarmStartPoints,
+    choose_warm_start,
+    open_warm_start,
+    predicted_points,
+)
 from posttrain.tune.trial import Span, Trial, lineage, schedule_to_json
+from posttrain.tune.versions import Goal
 
 BEST_FILE = "best.yaml"
 """The best settings so far, in a study's folder."""
@@ -103,6 +115,11 @@ def minimize(
     silence: float = 3600.0,
     storage: str | None = None,
     migrate: bool = False,
+    warm_start: Any = (),
+    features: Mapping[str, float] | None = None,
+    stop: Any = None,
+    price: Price | None = None,
+    accelerators: int = 1,
 ) -> TuneResult:
     """Searches the settings with the least value of a function.
 
@@ -115,10 +132,11 @@ def minimize(
             that is NaN or infinite, and any exception, is a failed trial.
         space: a `Space`, or a mapping of names to `Float`, `Int`, `Choice`, `Derived`, fixed values, or to entries as a
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
-        budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, several with commas, or a number of trials.
-        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``cmaes``, ``evolutionary`` or
-            ``staged``, or a mapping of ``name`` and options, or a new `Sampler`. By default ``tpe``, or the one that
-            belongs to a scheduler of populations: ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
+        budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, ``"2 gpu-hours"``, several with commas, or a number
+            of trials.
+        sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``rgpe``, ``cmaes``,
+            ``evolutionary`` or ``staged``, or a mapping of ``name`` and options, or a new `Sampler`. By default
+            ``tpe``, or the one that belongs to a scheduler of populations: ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
         scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping``, ``extrapolation``,
             ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
         initial: points that are tried first, such as ``[{"lr": 1e-3}]``; they count against the budget.
@@ -129,6 +147,13 @@ def minimize(
         silence: seconds without a report after which a trial in a process counts as hanging.
         storage: a PostgreSQL database in place of ``study.db``.
         migrate: carry an earlier study's trials over to a space that has changed.
+        warm_start: earlier studies to start from: a folder of studies, study folders, or a list of `PastStudy`.
+        features: numbers that say which earlier studies are like this one, by name, such as the logarithm of a size; a
+            difference of half a unit counts little. They are kept with the study in ``out``.
+        stop: ``{"gain": "0.1%"}`` starts no further trial once the best can be improved by less than this share of its
+            value with 90% probability; a number is a difference of values.
+        price: of an accelerator, for a budget such as ``"5 EUR"``.
+        accelerators: that a trial uses, for budgets in GPU-hours and money.
 
     Returns:
         Best settings, best value and all trials.
@@ -142,7 +167,7 @@ def minimize(
     return optimize(
         lambda: open_backend(engine, function, workers, silence),
         space,
-        budget=budget,
+        budget=Budget.read(budget, price=price, accelerators=accelerators),
         sampler=sampler,
         scheduler=scheduler,
         initial=initial,
@@ -150,6 +175,9 @@ def minimize(
         out=out,
         storage=storage,
         migrate=migrate,
+        stop=stop,
+        past=_read_past(warm_start, out),
+        task=lambda trials: Task({**(features or {}), **early_value(trials)}),
     )
 
 
@@ -169,6 +197,10 @@ def optimize(
     maximize: bool = False,
     identity: Mapping[str, str] | None = None,
     to_config: Callable[[Trial], Mapping[str, Any]] | None = None,
+    past: Sequence[PastStudy] = (),
+    task: Callable[[Sequence[Trial]], Task] = lambda trials: Task(),
+    defaults: Mapping[str, Any] | None = None,
+    stop: Any = None,
 ) -> TuneResult:
     """Searches the settings with the best value, with any backend; `minimize` is this for a function.
 
@@ -178,6 +210,9 @@ def optimize(
         maximize: whether greater values are better.
         identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
         to_config: returns what ``best.yaml`` holds of a trial; its settings by default.
+        past: earlier studies that this one may start from.
+        task: returns the features of the task, given the trials so far.
+        defaults: values of parameters that an earlier study may lack.
 
     The other arguments, the result and the errors are those of `minimize`.
     """
@@ -189,8 +224,11 @@ def optimize(
     if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
         what = "the scheduler trains a population, whose settings this sampler cannot perturb"
         raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
-    if initial:
-        chosen_sampler = InitialPoints(chosen_sampler, read_points(initial, space))
+    first = read_points(initial, space)
+    gain = None if stop is None else read_gain(stop)
+    if gain is not None and chosen_scheduler.has_forks:
+        what = "settings of a population change as it trains, so that no gain can be predicted"
+        raise UserError(what, where="stop", fix="leave it out, or use asha")
     folder = None if out is None else Path(out)
     with ExitStack() as stack:
         if folder is None:
@@ -214,16 +252,62 @@ def optimize(
         )
         files = _Files(study, folder, to_config or (lambda trial: trial.settings))
         backend = stack.enter_context(open_backend())
-        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed)
-        lines = ProgressLines(study, budget, lambda: (driver.seconds, driver.tokens))
+        goal = Goal(objective, maximize, space)
+        warm_start = _warm_start(study, goal, past, task, defaults)
+        points = [*first, *(point for point in warm_start.points if point not in first)]
+        if warm_start.sources:
+            predicted = predicted_points(budget.trials)
+            chosen_sampler = WarmStartPoints(
+                chosen_sampler, points, warm_start.sources, lambda: task(study.trials), predicted
+            )
+        elif points:
+            chosen_sampler = InitialPoints(chosen_sampler, points)
+
+        rule = None if gain is None else GainRule(space, gain, budget, maximize=maximize, seed=seed, folder=folder)
+
+        def keep_task() -> None:
+            if folder is not None:
+                write_task(folder, goal, task(study.trials), bool(warm_start.sources))
+
+        keep_task()
+        chosen_sampler.begin(SearchContext(budget, backend.workers, warm_start.sources))
+        driver = Driver(study, chosen_sampler, chosen_scheduler, backend, budget, trials_folder, seed, rule)
+        lines = ProgressLines(study, budget, lambda: driver.spent)
 
         def observe(trial: Trial) -> None:
             files(trial)
             lines(trial)
 
-        driver.run(observe)
+        try:
+            driver.run(observe)
+            if rule is not None:
+                rule.keep(study.trials)
+        finally:
+            keep_task()
         files.write()
         return TuneResult(study.best, tuple(study.trials))
+
+
+def _warm_start(
+    study: Study,
+    goal: Goal,
+    past: Sequence[PastStudy],
+    task: Callable[[Sequence[Trial]], Task],
+    defaults: Mapping[str, Any] | None,
+) -> WarmStart:
+    """Returns what a study starts with, as it was chosen when the study began."""
+    kept = study.folder is not None and (study.folder / WARM_START_FILE).is_file()
+    if not past and not kept:
+        return WarmStart((), (), ())
+    return open_warm_start(
+        study.folder, lambda: choose_warm_start(past, goal, task(study.trials), defaults), len(study.trials)
+    )
+
+
+def _read_past(warm_start: Any, out: str | Path | None) -> list[PastStudy]:
+    if isinstance(warm_start, Sequence) and all(isinstance(study, PastStudy) for study in warm_start):
+        return list(warm_start)
+    return read_past(warm_start, Path(), exclude=None if out is None else Path(out))
 
 
 class _Files:

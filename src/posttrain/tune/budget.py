@@ -1,20 +1,52 @@
-"""Budgets, such as ``50 trials``, ``1h 30m`` or ``2M tokens``, and what is left of them."""
+"""Budgets, such as ``50 trials``, ``1h 30m``, ``2M tokens``, ``2 gpu-hours`` or ``5 EUR``, what is left,
+and the least gain that is worth spending it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, suggest
 from posttrain.tune.trial import Trial
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)(?:\s+(tokens?))?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+(?:-[a-zA-Z]+)?)(?:\s+(tokens?))?")
 
 _SECONDS = {"s": 1, "sec": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600, "hours": 3600, "d": 86400}
 
 _MULTIPLES = {"k": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
-_EXAMPLE = "such as 50 trials, 30m, 2M tokens, or several with commas"
+_GPU_SECONDS = {"gpu-hour": 3600, "gpu-hours": 3600, "gpu-h": 3600, "gpu-minutes": 60, "gpu-min": 60}
+
+_CURRENCY = re.compile(r"[A-Z]{3}")
+
+_EXAMPLE = "such as 50 trials, 30m, 2M tokens, 2 gpu-hours, 5 EUR, or several with commas"
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of an accelerator.
+
+    Attributes:
+        per_hour: of one accelerator.
+        currency: three capital letters, such as ``EUR``.
+    """
+
+    per_hour: float
+    currency: str
+
+
+class Spent(NamedTuple):
+    """What a study has spent.
+
+    Attributes:
+        seconds: that it was worked on.
+        tokens: of all trials.
+        work: seconds of all trials, side by side or not.
+    """
+
+    seconds: float
+    tokens: int
+    work: float
 
 
 @dataclass(frozen=True)
@@ -25,32 +57,42 @@ class Budget:
         trials: started.
         seconds: that the study is worked on, over all calls.
         tokens: processed by all trials.
+        gpu_seconds: seconds of all trials, times ``accelerators``.
+        money: these hours at the ``price``.
+        price: of an accelerator; needed for money alone.
+        accelerators: that one trial uses; on a machine without any the machine counts as one.
     """
 
     trials: int | None = None
     seconds: float | None = None
     tokens: int | None = None
+    gpu_seconds: float | None = None
+    money: float | None = None
+    price: Price | None = None
+    accelerators: int = 1
 
     @classmethod
-    def read(cls, value: Any, where: str = "budget") -> Self:
+    def read(cls, value: Any, where: str = "budget", price: Price | None = None, accelerators: int = 1) -> Self:
         """Reads a budget.
 
         Args:
             value: a text, a number of trials, or a budget as it is.
             where: the key, named in errors.
+            price: of an accelerator, for a budget in money.
+            accelerators: that one trial uses.
 
         Raises:
-            UserError: the text is no budget, or a part of it is nothing.
+            UserError: the text is no budget, a part of it is nothing, or its currency is not that of the price.
         """
         if isinstance(value, cls):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             value = f"{value} trials"
         parts = [part.strip() for part in str(value).split(",")] if value is not None else []
-        budget = cls()
+        empty = budget = cls(price=price, accelerators=accelerators)
         for part in parts:
             budget = budget._with(part, where)
-        if budget == cls():
+        if budget == empty:
             raise UserError("is no budget", where=where, fix=_EXAMPLE)
         return budget
 
@@ -68,42 +110,119 @@ class Budget:
                 name, amount = "tokens", amount * _MULTIPLES.get(unit, 1)
             elif unit in _SECONDS and not tokens:
                 name, amount = "seconds", amount * _SECONDS[unit]
+            elif unit.lower() in _GPU_SECONDS and not tokens:
+                name, amount = "gpu_seconds", amount * _GPU_SECONDS[unit.lower()]
+            elif _CURRENCY.fullmatch(unit) and not tokens:
+                self._check_currency(unit, where)
+                name = "money"
             else:
                 raise wrong
             amounts[name] = amounts.get(name, 0) + amount
         if len(amounts) > 1 or any(getattr(self, name) is not None for name in amounts):
             raise UserError(f"`{part}` names two budgets in one", where=where, fix="put a comma between them")
         ((name, amount),) = amounts.items()
-        if amount <= 0 or (name != "seconds" and amount != int(amount)):
+        whole = name in ("trials", "tokens")
+        if amount <= 0 or (whole and amount != int(amount)):
             raise wrong
-        if name == "seconds":
-            return replace(self, seconds=amount)
-        return replace(self, trials=int(amount)) if name == "trials" else replace(self, tokens=int(amount))
+        limits: dict[str, Any] = {name: int(amount) if whole else amount}
+        return replace(self, **limits)
+
+    def _check_currency(self, currency: str, where: str) -> None:
+        example = f"price: {{per_hour: 2.5, currency: {currency}}}"
+        if self.price is None:
+            raise UserError(f"{currency} is spent at a price, and there is none", where=where, fix=f"give {example}")
+        if self.price.currency != currency:
+            what = f"is in {currency}, and the price in {self.price.currency}"
+            raise UserError(what, where=where, fix=f"give {example}, or the budget in {self.price.currency}")
 
     def allows_start(self, trials: Sequence[Trial]) -> bool:
         """Returns whether another trial may be started."""
         return self.trials is None or len(trials) < self.trials
 
-    def is_spent(self, seconds: float, tokens: int) -> bool:
-        """Returns whether running trials must pause.
+    def is_spent(self, spent: Spent) -> bool:
+        """Returns whether running trials must pause."""
+        return any(amount >= limit for limit, amount in self._amounts(spent))
+
+    def _amounts(self, spent: Spent) -> list[tuple[float, float]]:
+        """Returns each limit but that of the trials, and what is spent of it."""
+        gpu_seconds = spent.work * self.accelerators
+        price = self.price.per_hour if self.price else 0.0
+        amounts = [
+            (self.seconds, spent.seconds),
+            (self.tokens, spent.tokens),
+            (self.gpu_seconds, gpu_seconds),
+            (self.money, gpu_seconds / 3600 * price),
+        ]
+        return [(limit, amount) for limit, amount in amounts if limit is not None]
+
+    def share(self, trials: Sequence[Trial], workers: int = 1) -> float:
+        """Returns the share that trials have spent, by the limit that is nearest; 0 without a limit.
 
         Args:
-            seconds, tokens: that the study has spent.
+            trials: the trials.
+            workers: trials at a time, which share the seconds.
         """
-        return (self.seconds is not None and seconds >= self.seconds) or (
-            self.tokens is not None and tokens >= self.tokens
-        )
+        work = sum(trial.seconds for trial in trials)
+        amounts = self._amounts(Spent(work / workers, sum(trial.tokens for trial in trials), work))
+        amounts += [(self.trials, len(trials))] if self.trials is not None else []
+        return max((amount / limit for limit, amount in amounts), default=0.0)
 
-    def left(self, trials: int, seconds: float, tokens: int) -> str:
+    def left(self, trials: int, spent: Spent) -> str:
         """Formats what is left, such as ``12 trials, 4m 10s left``."""
         parts = []
         if self.trials is not None:
             parts.append(f"{max(0, self.trials - trials):,} trials")
         if self.seconds is not None:
-            parts.append(format_seconds(max(0.0, self.seconds - seconds)))
+            parts.append(format_seconds(max(0.0, self.seconds - spent.seconds)))
         if self.tokens is not None:
-            parts.append(f"{max(0, self.tokens - tokens):,} tokens")
+            parts.append(f"{max(0, self.tokens - spent.tokens):,} tokens")
+        gpu_seconds = spent.work * self.accelerators
+        if self.gpu_seconds is not None:
+            parts.append(f"{max(0.0, self.gpu_seconds - gpu_seconds) / 3600:.2f} gpu-hours")
+        if self.money is not None and self.price is not None:
+            left = max(0.0, self.money - gpu_seconds / 3600 * self.price.per_hour)
+            parts.append(f"{left:.2f} {self.price.currency}")
         return f"{', '.join(parts)} left"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The least gain that is worth a trial.
+
+    Attributes:
+        amount: of the value, or a share of the best value.
+        relative: whether it is a share.
+        text: as it was given.
+    """
+
+    amount: float
+    relative: bool
+    text: str
+
+    def threshold(self, best: float) -> float:
+        """Returns it as a difference of values."""
+        return self.amount * abs(best) if self.relative else self.amount
+
+
+def read_gain(value: Any, where: str = "stop") -> Gain:
+    """Reads ``{gain: 0.1%}`` or ``{gain: 0.002}``.
+
+    Raises:
+        UserError: the value is something else, or no positive gain.
+    """
+    if not isinstance(value, Mapping) or set(value) != {"gain"}:
+        unknown = [str(key) for key in value if key != "gain"] if isinstance(value, Mapping) else []
+        fix = (suggest(unknown[0], ["gain"]) if unknown else None) or "give {gain: 0.1%}"
+        raise UserError(f"{value!r} is no rule to stop by", where=where, fix=fix)
+    text = str(value["gain"]).strip()
+    relative = text.endswith("%")
+    try:
+        amount = float(text.removesuffix("%")) / (100 if relative else 1)
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < float("inf"):
+        raise UserError(f"`{text}` is no gain", where=f"{where}.gain", fix="give 0.1%, or a difference of values")
+    return Gain(amount, relative, text)
 
 
 def format_seconds(seconds: float) -> str:

@@ -19,11 +19,12 @@ from posttrain.store.files import (
     temporary_folder,
 )
 from posttrain.tune.backends.base import Backend, Job, Outcome
-from posttrain.tune.budget import Budget
+from posttrain.tune.budget import Budget, Spent
 from posttrain.tune.events import Event
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
+from posttrain.tune.stopping import GainRule
 from posttrain.tune.study import Study
 from posttrain.tune.trial import Fork, Report, Trial, TrialState
 
@@ -48,6 +49,7 @@ class Driver:
         budget: of the whole study, earlier sessions included.
         folder: gets a folder for each trial.
         seed: of the trials' own seeds.
+        stop: the rule by which no further trial starts; None: the budget alone decides.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class Driver:
         budget: Budget,
         folder: Path,
         seed: int = 0,
+        stop: GainRule | None = None,
     ) -> None:
+        self._stop_rule = stop
         self._study, self._sampler, self._scheduler, self._backend = study, sampler, scheduler, backend
         self._budget, self._folder, self._seed = budget, folder, seed
         self._observe: Observer = lambda trial: None
@@ -71,6 +75,7 @@ class Driver:
         self._failures = 0.0  # on end since the session began; minus infinity after any other end
         self._exhausted = False
         self._tokens = sum(trial.tokens for trial in study.trials)
+        self._work = sum(trial.seconds for trial in study.trials)
         self._offset = study.clock - backend.clock()
         last = {event.trial.number: event.order for event in study.events}
         for event in study.events:
@@ -88,9 +93,9 @@ class Driver:
         return self._offset + self._backend.clock()
 
     @property
-    def tokens(self) -> int:
-        """The tokens that all trials have processed."""
-        return self._tokens
+    def spent(self) -> Spent:
+        """What the study has spent, in all sessions."""
+        return Spent(self.seconds, self._tokens, self._work)
 
     def run(self, observe: Observer | None = None) -> None:
         """Works until the budget is spent or nothing is left to do.
@@ -128,6 +133,7 @@ class Driver:
         if report.step > trial.step:  # a run that began before the last report repeats some
             whole = replace(report, seconds=before.seconds + report.seconds, tokens=before.tokens + report.tokens)
             self._tokens += whole.tokens - trial.tokens
+            self._work += whole.seconds - trial.seconds
             self._study.report(number, whole, self.seconds)
             decision = self._scheduler.report(number, report.step, self._sign * report.value)
             if decision is Decision.STOP:
@@ -159,6 +165,7 @@ class Driver:
             error = f"its value is {value}"
         tokens = before.tokens + outcome.tokens
         self._tokens += max(0, tokens - trial.tokens)
+        self._work += max(0.0, before.seconds + outcome.seconds - trial.seconds)
         self._end(
             number,
             TrialState.FAILED if error else TrialState.FINISHED,
@@ -216,7 +223,9 @@ class Driver:
                 del self._interrupted[number]
                 self._study.set_running(number, True)
             else:
-                can_start = not self._exhausted and self._budget.allows_start(self._study.trials)
+                can_start = (
+                    not self._exhausted and self._budget.allows_start(self._study.trials) and not self._gain_is_small()
+                )
                 choice = self._scheduler.choose(can_start)
                 if choice is None or (isinstance(choice, Start) and not can_start):
                     return
@@ -239,6 +248,9 @@ class Driver:
                     self._carry_out_fork(self._study.trials[number])
             if not self._study.trials[number].ended:
                 self._run(self._study.trials[number])
+
+    def _gain_is_small(self) -> bool:
+        return self._stop_rule is not None and bool(self._stop_rule.reason(self._study.trials))
 
     def _propose(self, number: int, fork: Fork | None) -> Proposal | None:
         if fork is None:
@@ -287,7 +299,7 @@ class Driver:
         self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed))
 
     def _is_spent(self) -> bool:
-        return self._budget.is_spent(self.seconds, self._tokens)
+        return self._budget.is_spent(self.spent)
 
     def _kill_running(self) -> None:
         """Ends runs that have not paused in time; they are resumed from their checkpoints by the next session."""

@@ -63,10 +63,13 @@ def check_part(
         if option not in known:
             raise UserError(f"{name} has no option `{option}`", where=where, fix=suggest(option, known))
         default = known[option].default
-        if isinstance(content, bool) != isinstance(default, bool) or not isinstance(content, int | float):
-            raise UserError(
-                f"`{option}` of {name} is no {'truth value' if isinstance(default, bool) else 'number'}", where=where
-            )
+        # By the default: an option without one is a number.
+        kind: str = "number"
+        types: tuple[type, ...] = (int, float)
+        if isinstance(default, str | bool):
+            kind, types = ("text", (str,)) if isinstance(default, str) else ("truth value", (bool,))
+        if not isinstance(content, types) or isinstance(content, bool) != isinstance(default, bool):
+            raise UserError(f"`{option}` of {name} is no {kind}", where=where)
     if missing := [
         key for key, parameter in known.items() if parameter.default is parameter.empty and key not in options
     ]:

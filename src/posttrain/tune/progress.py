@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from posttrain.tune.budget import Budget, format_seconds
+from posttrain.tune.budget import Budget, Spent, format_seconds
 from posttrain.tune.study import Study
 from posttrain.tune.trial import Trial, TrialState
 
@@ -19,10 +19,10 @@ class ProgressLines:
     Args:
         study: the study.
         budget: its budget.
-        spent: returns the seconds and the tokens that the study has spent.
+        spent: returns what the study has spent.
     """
 
-    def __init__(self, study: Study, budget: Budget, spent: Callable[[], tuple[float, int]]) -> None:
+    def __init__(self, study: Study, budget: Budget, spent: Callable[[], Spent]) -> None:
         self._study, self._budget, self._spent = study, budget, spent
         self._last = -_EVERY_SECONDS
         self._best = study.best
@@ -40,7 +40,7 @@ class ProgressLines:
         log.info("  %s · %s done · %s · %s", _describe(trial), f"{done:,}", describe_best(best), self._left())
 
     def _left(self) -> str:
-        return self._budget.left(len(self._study.trials), *self._spent())
+        return self._budget.left(len(self._study.trials), self._spent())
 
 
 def _describe(trial: Trial) -> str:

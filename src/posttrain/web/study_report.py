@@ -26,7 +26,9 @@ _FIT = 0.3  # R² of the forest below which shares are no finding
 _SECOND = 0.1  # share from which the second setting is named, too
 
 
-def render_study(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str) -> tuple[str, str]:
+def render_study(
+    goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str, warm_start: Sequence[str] = ()
+) -> tuple[str, str]:
     """Renders the page as HTML of less than 2 MB, as far as fewer points can make it so.
 
     Args:
@@ -34,6 +36,7 @@ def render_study(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], n
         trials: its trials, by number.
         events: what happened, in its order.
         name: of the study.
+        warm_start: sentences on how it was started, and what that saved.
 
     Returns:
         The page, and its first sentence.
@@ -51,6 +54,7 @@ def render_study(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], n
             warnings=_warnings(goal, best, importance),
             settings=[] if best is None else [(key, setting_text(value)) for key, value in best.settings.items()],
             best=best,
+            warm_start=[f"{text[0].upper()}{text[1:]}." for text in warm_start],
             view=study_view(goal, trials, events, importance, detail),
             values=_values_text(importance),
             unvalued=_unvalued(trials),
@@ -68,13 +72,15 @@ def render_study(goal: Goal, trials: Sequence[Trial], events: Sequence[Event], n
     return page, sentence
 
 
-def write_study(path: Path, goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str) -> str:
+def write_study(
+    path: Path, goal: Goal, trials: Sequence[Trial], events: Sequence[Event], name: str, warm_start: Sequence[str] = ()
+) -> str:
     """Writes the page atomically to ``path``, whose folder exists, and returns its first sentence.
 
     Raises:
         UserError: the disk refused.
     """
-    page, sentence = render_study(goal, trials, events, name)
+    page, sentence = render_study(goal, trials, events, name, warm_start)
     write_page(path, page)
     return sentence
 

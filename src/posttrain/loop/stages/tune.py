@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,13 +32,13 @@ from posttrain.store.files import make_folder
 from posttrain.store.section import MAX_INTEGER
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.monitor.config import SinksConfig
-from posttrain.tune.budget import Budget
 from posttrain.tune.samplers.initial import find_drawn
 from posttrain.tune.space import Space
 
 if TYPE_CHECKING:
     from posttrain.loop.config import Config
     from posttrain.loop.tune_trainings import TrainingTrial
+    from posttrain.tune.transfer.past import PastStudy
     from posttrain.tune.trial import Trial
 
 log = logging.getLogger("posttrain")
@@ -45,9 +46,9 @@ log = logging.getLogger("posttrain")
 _LEAST_HELD_OUT = 5
 """Records that a search measures on, at least: the loss of fewer is that of chance."""
 
-_BEST_EARLIER = 3  # of the last search's points, that a new one begins with
+_EARLIER = 8  # searches, the last ones, that a new one may start from
 
-TRIALS_FILE, BEST_FILE = "trials.jsonl", "best.yaml"
+BEST_FILE = "best.yaml"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Tune(Stage):
         held_out: RECORD table of the records to measure on.
         values: The values that the rule was decided by, as text.
         labels: Labels of the training set.
-        last: Id of the last search's artifact; None before the first. ``helpers`` are its settings.
+        earlier: Ids of the artifacts of earlier searches, by their rounds. ``helpers`` are the last one's settings.
     """
 
     training: Train
@@ -70,7 +71,7 @@ class Tune(Stage):
     held_out: pa.Table
     values: str
     labels: int
-    last: str | None
+    earlier: Mapping[int, str]
     helpers: Mapping[str, Any]
     name = "tune"
     kind = "tuning"
@@ -113,15 +114,16 @@ class Tune(Stage):
             measured = measured_on(base, context.dataset(context.state.id("test")).records, root)
             require_no_overlap(held_out, measured, tune.held_out.data, base.data.steps)
             rows &= ~overlapping(training.records, held_out)
-        earlier = last_tuned(finished_states(context.workspace))
-        last = earlier.outputs.get(cls.name) if earlier else None
-        helpers = earlier.tuning["settings"] if earlier and earlier.tuning else {}
-        return cls(training, base, rows, held_out, values, context.state.labels or 0, last, helpers)
+        states = finished_states(context.workspace)
+        searched = [state for state in states if state.tuning is not None and cls.name in state.outputs]
+        earlier = {state.tuning["round"]: state.outputs[cls.name] for state in searched[-_EARLIER:] if state.tuning}
+        helpers = searched[-1].tuning["settings"] if searched and searched[-1].tuning else {}
+        return cls(training, base, rows, held_out, values, context.state.labels or 0, earlier, helpers)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """Returns the inputs of the training, the held-out records and the last search."""
-        last = {"last tuning": self.last} if self.last else {}
-        return self.training.inputs(context) | {"held out": content_digest(self.held_out)} | last
+        """Returns the inputs of the training, the held-out records and the earlier searches."""
+        earlier = {f"tuning {number}": id for number, id in self.earlier.items()}
+        return self.training.inputs(context) | {"held out": content_digest(self.held_out)} | earlier
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the sections that decide the search, the settings in force, and what the rule was decided by."""
@@ -137,18 +139,18 @@ class Tune(Stage):
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Searches; a killed search goes on in its study."""
         from posttrain.loop.tune_trainings import search_trainings
+        from posttrain.tune.transfer.past import TASK_FILE
+        from posttrain.tune.transfer.warm_start import WARM_START_FILE
         from posttrain.tune.trial import TrialState
 
         tune, before = _section(context), self._before(context)
         trial = self._trial(context, tune)
         space = Space(tune.space, tune.constraints, "tune.space")
         current = self._point(context, space)
-        points = [
-            point for point in (current, *tune.initial, *self._earlier(context, tune, space)) if point is not None
-        ]
+        points = [point for point in (current, *tune.initial) if point is not None]
         study = scratch / "study"
-        budget = Budget.read(tune.budget, "tune.budget")
-        result = search_trainings(trial, tune, study, budget=budget, initial=points)
+        budget = tune.limit()
+        result = search_trainings(trial, tune, study, budget=budget, initial=points, past=self._past(context))
         # Not tokens: a run that was killed amid a part has not counted those of its first steps.
         trained = sum(entry.step for entry in result.trials) / trial.parts
         best = result.best if result.best is not None and result.best.state is TrialState.FINISHED else None
@@ -165,6 +167,10 @@ class Tune(Stage):
         for entry in [entry for entry in result.trials if entry.error][:1]:
             log.warning("  trial %d failed: %s", entry.number, entry.error)
         _write(out, settings, result.trials)
+        # Both follow from data and trials alone.
+        for name in (TASK_FILE, WARM_START_FILE):
+            if (study / name).is_file():
+                shutil.copyfile(study / name, out / name)
         return Tuning(
             round=context.number,
             rule=tune.when,
@@ -230,16 +236,11 @@ class Tune(Stage):
         laid = apply_settings({"train": self._train_base}, space.complete(drawn))
         return drawn if laid == apply_settings({"train": self._train_base}, self._before(context)) else None
 
-    def _earlier(self, context: RoundContext, tune: TuneConfig, space: Space) -> list[dict[str, Any]]:
-        """Returns the best points of the last search that are points of the space as it is now."""
-        if self.last is None:
-            return []
-        lines = (context.path(self.last) / TRIALS_FILE).read_text(encoding="utf-8").splitlines()
-        trials = [entry for entry in map(json.loads, lines) if entry["state"] == "finished"]
-        sign = -1.0 if tune.is_maximized else 1.0
-        trials.sort(key=lambda entry: (sign * entry["value"], entry["number"]))
-        points = [find_drawn(_parameters(entry["settings"], space), space) for entry in trials[:_BEST_EARLIER]]
-        return [point for point in points if point is not None]
+    def _past(self, context: RoundContext) -> list["PastStudy"]:
+        """Returns the searches of earlier rounds."""
+        from posttrain.tune.transfer.past import PastStudy
+
+        return [PastStudy.read(context.path(id), f"round {number}") for number, id in self.earlier.items()]
 
 
 def _section(context: RoundContext) -> TuneConfig:
@@ -280,12 +281,10 @@ def _is_better(value: float | None, before: float | None, maximize: bool) -> boo
     return value > before if maximize else value < before
 
 
-def _parameters(settings: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in space.parameters}
-
-
 def _write(out: Path, settings: Mapping[str, Any], trials: "Sequence[Trial]") -> None:
-    """Writes the artifact's files; without seconds, memory, errors and tokens, which a kill or a machine changes."""
+    """Writes settings and trials; without seconds, memory, errors and tokens, which a kill or a machine changes."""
+    from posttrain.tune.study import TRIALS_FILE
+
     (out / BEST_FILE).write_text(yaml.safe_dump(dict(settings), sort_keys=True), encoding="utf-8")
     lines = []
     for trial in trials:

@@ -3,12 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from posttrain.tune.budget import Budget
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
+
+if TYPE_CHECKING:
+    from posttrain.tune.transfer.past import PastStudy
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,21 @@ class Proposal:
 
     drawn: Mapping[str, Any]
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchContext:
+    """What a search has to go by besides its own trials.
+
+    Attributes:
+        budget: its budget.
+        workers: trials at a time.
+        sources: finished studies that it may learn from, the nearest first.
+    """
+
+    budget: Budget = field(default_factory=Budget)
+    workers: int = 1
+    sources: Sequence["PastStudy"] = ()
 
 
 class Sampler(ABC):
@@ -43,6 +62,11 @@ class Sampler(ABC):
 
     def __init__(self, space: Space, seed: int = 0, maximize: bool = False) -> None:
         self.space, self.seed, self.maximize = space, seed, maximize
+        self.context = SearchContext()
+
+    def begin(self, context: SearchContext) -> None:
+        """Takes note of what there is to go by; called before the first proposal of a session."""
+        self.context = context
 
     @abstractmethod
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
@@ -52,6 +76,10 @@ class Sampler(ABC):
             number: its number.
             trials: the trials before it, by number, also those that run.
         """
+
+    def spent_share(self, trials: Sequence[Trial]) -> float:
+        """Returns the share of the budget that trials have spent, from 0; 0 without a budget."""
+        return self.context.budget.share(trials, self.context.workers)
 
     def generator(self, number: int) -> np.random.Generator:
         """Returns the source of random numbers of a trial."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.store.errors import UserError
-from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.samplers.base import Proposal, Sampler, SearchContext
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.space import Settings, Space
 from posttrain.tune.trial import Fork, Trial
@@ -24,6 +24,10 @@ class InitialPoints(PopulationSampler):
     def __init__(self, sampler: Sampler, points: Sequence[Settings]) -> None:
         super().__init__(sampler.space, sampler.seed, sampler.maximize)
         self._sampler, self._points = sampler, points
+
+    def begin(self, context: SearchContext) -> None:
+        super().begin(context)
+        self._sampler.begin(context)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         if number < len(self._points):

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise, product
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
-from posttrain.tune.parameters import Choice
+from posttrain.tune.gaussian_process import GaussianProcess, Kernel, draw_near, encode, encode_all
 from posttrain.tune.samplers.base import Proposal
 from posttrain.tune.samplers.population import PerturbSampler
-from posttrain.tune.space import Settings, Space
+from posttrain.tune.space import Settings
 from posttrain.tune.trial import Fork, Trial
 
 _LENGTHS, _FORGETTING, _NOISES = (0.1, 0.2, 0.5, 1.0, 2.0), (0.0, 0.1, 0.3), (0.01, 0.1, 0.5)
@@ -24,64 +22,28 @@ _CANDIDATES, _NEIGHBOURS, _RADIUS = 500, 200, 0.05
 
 _LIMIT = 2.0  # of standardised improvements: a training that diverges would hide all other differences
 
-_LEAST_VARIANCE = 1e-12  # of values that are all the same
-
 _C1, _C2 = 0.2, 0.4  # of beta_t = c1 + log(c2 t), as Ray's implementation by the authors has them
 
 
 @dataclass(frozen=True)
-class TimeVaryingGp:
-    """A Gaussian process over settings and time (Bogunovic et al. 2016, arXiv:1601.06650).
+class TimeVaryingKernel(Kernel):
+    """The kernel over settings and time of Bogunovic et al. 2016 (arXiv:1601.06650).
 
-    Its kernel is exp(-|x - x'|^2 / (2 l^2)) (1 - w)^(|t - t'| / 2), times a variance that follows from the values.
+    It is exp(-|x - x'|^2 / (2 l^2)) (1 - w)^(|t - t'| / 2) for points whose last coordinate is the time t.
 
     Args:
-        points: float64 [n, d].
-        times: float64 [n].
         length: l.
         forgetting: w, in [0, 1).
-        noise: variance of the noise, as a share of the kernel's.
     """
 
-    points: np.ndarray
-    times: np.ndarray
     length: float
     forgetting: float
-    noise: float
 
-    def kernel(self, points: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Returns float64 [n, m], the covariances with m other points, without the variance."""
-        squares = ((self.points[:, None, :] - points[None, :, :]) ** 2).sum(-1)
-        ages = np.abs(self.times[:, None] - times[None, :])
+    def between(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        squares = ((first[:, None, :-1] - second[None, :, :-1]) ** 2).sum(-1)
+        ages = np.abs(first[:, None, -1] - second[None, :, -1])
         kernel: np.ndarray = np.exp(-squares / (2 * self.length**2)) * (1 - self.forgetting) ** (ages / 2)
         return kernel
-
-    def log_likelihood(self, values: np.ndarray) -> float:
-        """Returns the marginal log-likelihood of float64 [n], at the variance that makes it greatest."""
-        count, log_determinant = len(values), 2 * np.log(np.diag(self._factor[0])).sum()
-        scale = math.log(2 * math.pi * max(self.variance(values), _LEAST_VARIANCE))
-        return float(-0.5 * (count * scale + log_determinant + count))
-
-    def variance(self, values: np.ndarray) -> float:
-        """Returns the likeliest variance of the kernel, given float64 [n]."""
-        return float(values @ cho_solve(self._factor, values)) / len(values)
-
-    def mean(self, values: np.ndarray, points: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Returns float64 [m], the expected values at m points."""
-        mean: np.ndarray = self.kernel(points, times).T @ cho_solve(self._factor, values)
-        return mean
-
-    def deviation(self, points: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Returns float64 [m], the standard deviations at m points, without the variance."""
-        across = self.kernel(points, times)
-        squares = 1 - (across * cho_solve(self._factor, across)).sum(0)
-        deviation: np.ndarray = np.sqrt(np.maximum(squares, 0))
-        return deviation
-
-    @cached_property
-    def _factor(self) -> tuple[np.ndarray, bool]:
-        whole = self.kernel(self.points, self.times) + self.noise * np.eye(len(self.points))
-        return cho_factor(whole, lower=True)  # type: ignore[no-any-return]
 
 
 class Pb2Sampler(PerturbSampler):
@@ -98,60 +60,35 @@ class Pb2Sampler(PerturbSampler):
         rows = list(improvements(trials, ends, self.maximize))[-_MAX_ROWS:]
         if not rows:
             return super().propose_child(number, trials, fork)
-        points = np.array([encode(self.space, trial.drawn) for trial, _, _ in rows])
         times, values = (np.array([row[at] for row in rows], np.float64) for at in (1, 2))
-        gp, now = likeliest_gp(points, times, values), float(len(ends))
+        points = np.column_stack([encode_all(self.space, (trial.drawn for trial, _, _ in rows)), times])
+        gp, now = likeliest_gp(points, values), float(len(ends))
         # The children of this population that come before this one.
         first = 1 + max(trial.number for trial in trials if trial.fork is None)
         siblings = [trial for trial in trials[first:] if trial.fork and trial.fork.step == fork.step]
         tried = replace(
-            gp,
-            points=np.array([*points, *(encode(self.space, sibling.drawn) for sibling in siblings)]),
-            times=np.array([*times, *(now for _ in siblings)]),
+            gp, points=np.array([*points, *(np.append(encode(self.space, other.drawn), now) for other in siblings)])
         )
         beta = _C1 + max(0.0, math.log(_C2 * len(values)))
 
         def best(candidates: Sequence[Settings]) -> Settings:
-            at = np.array([encode(self.space, candidate) for candidate in candidates])
-            when = np.full(len(at), now)
-            bounds = gp.mean(values, at, when) + math.sqrt(beta * gp.variance(values)) * tried.deviation(at, when)
+            at = encode_all(self.space, candidates)
+            at = np.column_stack([at, np.full(len(at), now)])
+            bounds = gp.mean(values, at) + math.sqrt(beta * gp.variance(values)) * tried.deviation(at)
             return candidates[int(np.argmax(bounds))]
 
         generator = self.generator(number)
         settings = best([self.space.draw(generator) for _ in range(_CANDIDATES)])
-        return Proposal(best([settings, *self._neighbours(settings, generator)]))
-
-    def _neighbours(self, drawn: Settings, generator: np.random.Generator) -> list[Settings]:
-        """Draws feasible points near one, whose numbers differ."""
-        center = self.space.to_unit(drawn)
-        movable = ~np.isnan(center) & [not isinstance(entry, Choice) for entry in self.space.parameters.values()]
-        shifts = generator.normal(0.0, _RADIUS, (_NEIGHBOURS, len(center)))
-        points = np.clip(np.nan_to_num(center, nan=0.5) + shifts * movable, 0.0, 1.0)
-        candidates = [self.space.from_unit(point) for point in points]
-        return [candidate for candidate in candidates if self.space.is_feasible(self.space.complete(candidate))]
+        return Proposal(best([settings, *draw_near(self.space, settings, _NEIGHBOURS, _RADIUS, generator)]))
 
 
-def likeliest_gp(points: np.ndarray, times: np.ndarray, values: np.ndarray) -> TimeVaryingGp:
+def likeliest_gp(points: np.ndarray, values: np.ndarray) -> GaussianProcess:
     """Returns the process with the greatest marginal likelihood of some values, among a grid of hyperparameters."""
-    grid = [TimeVaryingGp(points, times, *chosen) for chosen in product(_LENGTHS, _FORGETTING, _NOISES)]
+    grid = [
+        GaussianProcess(points, TimeVaryingKernel(length, forgetting), noise)
+        for length, forgetting, noise in product(_LENGTHS, _FORGETTING, _NOISES)
+    ]
     return max(grid, key=lambda gp: gp.log_likelihood(values))
-
-
-def encode(space: Space, drawn: Settings) -> np.ndarray:
-    """Returns a point for the kernel, float64 [d]: shares of the ranges, and choices at a distance of 1.
-
-    A number that does not exist is in the middle of its range, a choice that does not is nearer to all values than they
-    are to each other.
-    """
-    point: list[float] = []
-    for name, parameter in space.parameters.items():
-        if isinstance(parameter, Choice):
-            # Half a unit square: two of these vectors differ by 1.
-            index = [known == drawn[name] for known in parameter.values] if name in drawn else []
-            point += [math.sqrt(0.5) * equal for equal in index] or [0.0] * len(parameter.values)
-        else:
-            point.append(parameter.to_unit(drawn[name]) if name in drawn else 0.5)
-    return np.array(point)
 
 
 def improvements(

@@ -17,7 +17,8 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "grid": "posttrain.tune.samplers.unit_cube:GridSampler",
         "tpe": "posttrain.tune.samplers.registry:tpe",
         "bohb": "posttrain.tune.samplers.bohb:BohbSampler",
-        "gp": "posttrain.tune.samplers.registry:gaussian_process",
+        "gp": "posttrain.tune.samplers.gaussian:GaussianProcessSampler",
+        "rgpe": "posttrain.tune.transfer.rgpe:RgpeSampler",
         "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
         "evolutionary": "posttrain.tune.samplers.registry:evolutionary",
         "staged": "posttrain.tune.samplers.staged:StagedSampler",
@@ -58,30 +59,6 @@ def tpe(space: Space, seed: int, maximize: bool, startup: int = 10) -> Sampler:
         maximize,
         lambda seed: TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True),
     )
-
-
-def gaussian_process(space: Space, seed: int, maximize: bool, startup: int = 10, noise: bool = True) -> Sampler:
-    """Returns a Gaussian process with log expected improvement (Ament et al. 2023, arXiv:2310.20708).
-
-    It models the parameters that all trials have; conditional ones are drawn at random.
-
-    Args:
-        startup: trials that are drawn at random first.
-        noise: whether equal settings may have different values.
-    """
-    from optuna.samplers import GPSampler
-
-    from posttrain.tune.samplers.optuna_sampler import OptunaSampler
-
-    def make(seed: int) -> GPSampler:
-        return GPSampler(
-            seed=seed,
-            n_startup_trials=startup,
-            deterministic_objective=not noise,
-            warn_independent_sampling=False,
-        )
-
-    return OptunaSampler(space, seed, maximize, make)
 
 
 def evolutionary(space: Space, seed: int, maximize: bool, population: int = 20) -> Sampler:

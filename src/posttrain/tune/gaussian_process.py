@@ -1,0 +1,206 @@
+"""Gaussian processes over the points of a space: one mechanism for the samplers ``gp``, ``rgpe`` and ``pb2``."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from posttrain.tune.parameters import Choice
+from posttrain.tune.space import Settings, Space
+
+_LEAST_VARIANCE = 1e-12  # of values that are all the same
+
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1.0
+
+_LENGTHS = (0.05, 20.0)  # bounds of the length scales
+
+_NOISE_PRIOR = (-8.0, 2.0)  # mean and deviation of the logarithm: little noise, unless the values show it
+
+_SHORT = 0.3  # where a second search begins: from long lengths the likelihood takes waves for noise
+
+
+class Kernel(ABC):
+    """The correlation of the values at two points; 1 where they are the same point."""
+
+    @abstractmethod
+    def between(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Returns float64 [n, m], the correlations of n points and m points.
+
+        Args:
+            first: float64 [n, d].
+            second: float64 [m, d].
+        """
+
+
+@dataclass(frozen=True)
+class MaternKernel(Kernel):
+    """Matérn's kernel with ν = 5/2: (1 + √5 r + 5 r² / 3) exp(-√5 r), r² the sum of ((x - x') / l)².
+
+    Args:
+        lengths: float64 [d], l.
+    """
+
+    lengths: np.ndarray
+
+    def between(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        distance = math.sqrt(5) * np.sqrt((((first[:, None] - second[None]) / self.lengths) ** 2).sum(-1))
+        correlation: np.ndarray = (1 + distance + distance**2 / 3) * np.exp(-distance)
+        return correlation
+
+
+@dataclass(frozen=True)
+class GaussianProcess:
+    """A Gaussian process of mean 0, whose variance follows from the values.
+
+    Args:
+        points: float64 [n, d].
+        kernel: the kernel.
+        noise: variance of the noise, as a share of the kernel's.
+    """
+
+    points: np.ndarray
+    kernel: Kernel
+    noise: float
+
+    def log_likelihood(self, values: np.ndarray) -> float:
+        """Returns the marginal log-likelihood of float64 [n], at the variance that makes it greatest."""
+        count, log_determinant = len(values), 2 * np.log(np.diag(self._factor[0])).sum()
+        scale = math.log(2 * math.pi * max(self.variance(values), _LEAST_VARIANCE))
+        return float(-0.5 * (count * scale + log_determinant + count))
+
+    def variance(self, values: np.ndarray) -> float:
+        """Returns the likeliest variance of the kernel, given float64 [n]."""
+        return float(values @ cho_solve(self._factor, values)) / len(values)
+
+    def mean(self, values: np.ndarray, points: np.ndarray) -> np.ndarray:
+        """Returns float64 [m], the expected values at float64 [m, d]."""
+        mean: np.ndarray = self.kernel.between(self.points, points).T @ cho_solve(self._factor, values)
+        return mean
+
+    def deviation(self, points: np.ndarray) -> np.ndarray:
+        """Returns float64 [m], the standard deviations at float64 [m, d], without the variance."""
+        across = self.kernel.between(self.points, points)
+        squares = 1 - (across * cho_solve(self._factor, across)).sum(0)
+        deviation: np.ndarray = np.sqrt(np.maximum(squares, 0))
+        return deviation
+
+    def leave_one_out(self, values: np.ndarray) -> np.ndarray:
+        """Returns float64 [n], the expected value at each point without it (Rasmussen and Williams 2006, eq. 5.12)."""
+        inverse = cho_solve(self._factor, np.eye(len(values)))
+        mean: np.ndarray = values - (inverse @ values) / np.diag(inverse)
+        return mean
+
+    @cached_property
+    def _factor(self) -> tuple[np.ndarray, bool]:
+        whole = self.kernel.between(self.points, self.points) + self.noise * np.eye(len(self.points))
+        return cho_factor(whole, lower=True)  # type: ignore[no-any-return]
+
+
+def fit_matern(
+    points: np.ndarray, values: np.ndarray, generator: np.random.Generator, noise: float | None = None
+) -> GaussianProcess:
+    """Returns the process with Matérn's kernel whose hyperparameters are likeliest after the values.
+
+    The length scales have the log-normal prior of Hvarfner et al. 2024 (arXiv:2402.02229), which grows with the square
+    root of the dimensions: with few trials the process is smooth, not flat between the points.
+
+    Args:
+        points: float64 [n, d].
+        values: float64 [n], of mean 0.
+        generator: draws where one of three searches begins; the others begin at the prior's mean and at short lengths.
+        noise: variance of the noise, as a share of the kernel's; None: the likeliest.
+    """
+    from scipy.optimize import minimize
+
+    dimensions = points.shape[1]
+    center = np.full(dimensions, math.sqrt(2) + math.log(dimensions) / 2)
+    spread = np.full(dimensions, math.sqrt(3))
+    bounds = [tuple(map(math.log, _LENGTHS))] * dimensions
+    if noise is None:
+        center, spread = np.append(center, _NOISE_PRIOR[0]), np.append(spread, _NOISE_PRIOR[1])
+        bounds = [*bounds, (math.log(_LEAST_NOISE), math.log(_MOST_NOISE))]
+    squares = (points[:, None] - points[None]) ** 2
+    count = len(values)
+
+    def loss(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the negative log-posterior and its gradient."""
+        inverse_lengths = np.exp(-2 * logs[:dimensions])
+        variance = noise if noise is not None else math.exp(logs[-1])
+        distance = math.sqrt(5) * np.sqrt(squares @ inverse_lengths)
+        decay = np.exp(-distance)
+        whole = (1 + distance + distance**2 / 3) * decay + variance * np.eye(count)
+        factor = cho_factor(whole, lower=True)
+        inverse = cho_solve(factor, np.eye(count))
+        weights = inverse @ values
+        scale = max(float(values @ weights) / count, _LEAST_VARIANCE)
+        # The variance is at its best value, so that only the explicit terms have a derivative.
+        outer = np.outer(weights, weights) / scale - inverse
+        # dk/d(log l) = 5/3 (1 + √5 r) exp(-√5 r) (x - x')² / l²
+        slope = outer * (5 / 3 * (1 + distance) * decay)
+        gradient = -0.5 * np.einsum("nm,nmd->d", slope, squares) * inverse_lengths
+        if noise is None:
+            gradient = np.append(gradient, -0.5 * np.trace(outer) * variance)
+        value = 0.5 * count * math.log(scale) + np.log(np.diag(factor[0])).sum()
+        deviations = (logs - center) / spread
+        return float(value + 0.5 * deviations @ deviations), gradient + deviations / spread
+
+    low, high = np.array(bounds).T
+    short = center.copy()
+    short[:dimensions] = math.log(_SHORT)
+    starts = [center, short, center + spread * generator.normal(size=len(center))]
+    results = [
+        minimize(loss, np.clip(start, low, high), jac=True, method="L-BFGS-B", bounds=bounds) for start in starts
+    ]
+    logs = min(results, key=lambda result: float(result.fun)).x
+    variance = noise if noise is not None else math.exp(logs[-1])
+    return GaussianProcess(points, MaternKernel(np.exp(logs[:dimensions])), variance)
+
+
+def encode(space: Space, drawn: Settings) -> np.ndarray:
+    """Returns a point for the kernel, float64 [d]: shares of the ranges, and choices at a distance of 1.
+
+    A number that does not exist is in the middle of its range, a choice that does not is nearer to all values than they
+    are to each other.
+    """
+    point: list[float] = []
+    for name, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            # Half a unit square: two of these vectors differ by 1.
+            index = [known == drawn[name] for known in parameter.values] if name in drawn else []
+            point += [math.sqrt(0.5) * equal for equal in index] or [0.0] * len(parameter.values)
+        else:
+            point.append(parameter.to_unit(drawn[name]) if name in drawn else 0.5)
+    return np.array(point)
+
+
+def encode_all(space: Space, points: Iterable[Settings]) -> np.ndarray:
+    """Returns several points as `encode` does, float64 [n, d]."""
+    return np.array([encode(space, drawn) for drawn in points])
+
+
+def draw_near(
+    space: Space, drawn: Settings, count: int, radius: float, generator: np.random.Generator, changed: float = 0.0
+) -> list[dict[str, object]]:
+    """Draws feasible points near one.
+
+    Args:
+        space: the space.
+        drawn: the point.
+        count: of points that are drawn; those that meet the constraints are returned.
+        radius: standard deviation of numbers, as a share of their range.
+        generator: draws them.
+        changed: probability with which a choice is drawn anew.
+    """
+    center = space.to_unit(drawn)
+    choices = np.array([isinstance(parameter, Choice) for parameter in space.parameters.values()])
+    shifts = generator.normal(0.0, radius, (count, len(center)))
+    points = np.clip(np.nan_to_num(center, nan=0.5) + shifts * (~np.isnan(center) & ~choices), 0.0, 1.0)
+    if changed:
+        anew = (generator.random(points.shape) < changed) & choices
+        points[anew] = generator.random(int(anew.sum()))
+    candidates = [space.from_unit(point) for point in points]
+    return [candidate for candidate in candidates if space.is_feasible(space.complete(candidate))]

@@ -1,0 +1,251 @@
+"""Bayesian optimisation by a Gaussian process, by expected improvement and its kin, per cost if wanted."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from posttrain.store.errors import UserError, suggest
+from posttrain.tune.acquisition import (
+    confidence_weight,
+    cost_exponent,
+    log_expected_improvement,
+    log_probability_of_improvement,
+    upper_confidence_bound,
+)
+from posttrain.tune.gaussian_process import GaussianProcess, draw_near, encode_all, fit_matern
+from posttrain.tune.importance import comparable_values, worst_shown
+from posttrain.tune.parts import check_ranges
+from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.space import Settings, Space
+from posttrain.tune.trial import Trial, TrialState
+
+_MAX_ROWS = 200  # of trials that the process sees: half of them the best, half the newest; its time grows with the cube
+
+_CANDIDATES, _STARTS, _NEIGHBOURS = 1_000, 4, 60  # of the search for the greatest acquisition
+
+_RADII = (0.1, 0.03, 0.01, 0.003)  # of that search, as shares of the ranges
+
+_CHANGED = 0.1  # probability with which the search draws a choice anew
+
+_EXACT = 1e-6  # share of noise where equal settings have equal values
+
+PER_COST = ("ei_per_second", "ei_cooled")
+
+_ACQUISITIONS = ("log_ei", "ei", "pi", "ucb", *PER_COST)
+
+
+class Predictor(Protocol):
+    """The normal distribution of the standardised loss over encoded points."""
+
+    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns means and standard deviations, float64 [m] each, at float64 [m, d]."""
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A Gaussian process with the values that it was fitted to.
+
+    Args:
+        process: the process.
+        values: float64 [n], of mean 0.
+        pending: float64 [p, d], points that run: nothing is known of their values, but that they will be known
+            (Desautels et al. 2014).
+    """
+
+    process: GaussianProcess
+    values: np.ndarray
+    pending: np.ndarray | None = None
+
+    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns means and standard deviations, float64 [m] each, at float64 [m, d]."""
+        known = self.process
+        if self.pending is not None and len(self.pending):
+            known = replace(known, points=np.concatenate([known.points, self.pending]))
+        deviation = math.sqrt(max(self.process.variance(self.values), 0.0)) * known.deviation(points)
+        return self.process.mean(self.values, points), deviation
+
+
+class GaussianProcessSampler(Sampler):
+    """Proposes the settings with the greatest acquisition, after some quasi-random ones.
+
+    Values are those of finished trials, or at the greatest step that enough have reported; of diverged trainings they
+    are cut, as these would hide all other differences. Where trials have failed, improvements count by the probability
+    that a trial does not, which a second process learns from failures and successes (Gardner et al. 2014).
+    Conditional parameters that do not exist are in the middle of their range.
+
+    Args:
+        startup: trials without a model.
+        noise: whether equal settings may have different values.
+        acquisition: ``log_ei``, ``ei``, ``pi`` or ``ucb``; ``ei_per_second`` divides the expected improvement by the
+            predicted cost (Snoek et al. 2012, arXiv:1206.2944, section 3.2), ``ei_cooled`` by a power of it that falls
+            to 0 as the budget is used (Lee et al. 2020, arXiv:2003.10870). The cost of a trial is its seconds a step.
+
+    Raises:
+        UserError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        seed: int = 0,
+        maximize: bool = False,
+        startup: int = 10,
+        noise: bool = True,
+        acquisition: str = "log_ei",
+    ) -> None:
+        super().__init__(space, seed, maximize)
+        check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
+        if acquisition not in _ACQUISITIONS:
+            fix = suggest(acquisition, _ACQUISITIONS)
+            raise UserError(f"there is no acquisition `{acquisition}`", where="sampler.acquisition", fix=fix)
+        self._startup, self._noise, self._acquisition = int(startup), noise, acquisition
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
+        generator = self.generator(number)
+        losses = self.comparable_losses(trials)
+        if len(losses) < self._startup:
+            return Proposal(self._cover(trials, generator))
+        predictor, best = self.fit(trials, losses, generator)
+        score = self._score(predictor, best, trials, generator)
+        starts = [trials[at].drawn for at in sorted(losses, key=lambda at: (losses[at], at))[:_STARTS]]
+        return Proposal(self.search(score, starts, generator))
+
+    def fit(
+        self, trials: Sequence[Trial], losses: dict[int, float], generator: np.random.Generator
+    ) -> tuple[Predictor, float]:
+        """Returns the model of standardised losses, and the least of these.
+
+        Args:
+            trials: all trials.
+            losses: their losses by number, without those that have none.
+            generator: source of random numbers.
+        """
+        numbers = newest_and_best(losses)
+        values, _ = standardize([losses[number] for number in numbers])
+        points = encode_all(self.space, (trials[number].drawn for number in numbers))
+        pending = [trial.drawn for trial in trials if not trial.ended and trial.number not in losses]
+        process = fit_matern(points, values, generator, None if self._noise else _EXACT)
+        return Regression(process, values, encode_all(self.space, pending)), float(values.min())
+
+    def comparable_losses(self, trials: Sequence[Trial]) -> dict[int, float]:
+        """Returns the losses that can be compared with each other, by number of their trial."""
+        sign = -1.0 if self.maximize else 1.0
+        values = comparable_values(self.space, trials).values
+        # Another space's settings may be among those of a study that was migrated.
+        return {number: sign * value for number, value in values.items() if self._fits(trials[number].drawn)}
+
+    def _fits(self, drawn: Settings) -> bool:
+        return all(
+            name in self.space.parameters and value in self.space.parameters[name] for name, value in drawn.items()
+        )
+
+    def _cover(self, trials: Sequence[Trial], generator: np.random.Generator) -> Settings:
+        """Draws a point far from those that were tried, of several random ones."""
+        if not trials:
+            return self.space.draw(generator)
+        tried = encode_all(self.space, (trial.drawn for trial in trials if self._fits(trial.drawn)))
+        candidates = [self.space.draw(generator) for _ in range(_NEIGHBOURS)]
+        if not len(tried):
+            return candidates[0]
+        squares = ((encode_all(self.space, candidates)[:, None] - tried[None]) ** 2).sum(-1)
+        return candidates[int(np.argmax(squares.min(1)))]
+
+    def _score(
+        self, predictor: Predictor, best: float, trials: Sequence[Trial], generator: np.random.Generator
+    ) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns the acquisition, a function of encoded points."""
+        if self._acquisition == "ucb":
+            beta = confidence_weight(len(trials), len(self.space.parameters))
+            return lambda points: upper_confidence_bound(*predictor.predict(points), beta)
+        feasible, cost = self._success_model(trials, generator), None
+        if self._acquisition in PER_COST:
+            cost = self._cost_model(trials, generator)
+
+        def score(points: np.ndarray) -> np.ndarray:
+            mean, deviation = predictor.predict(points)
+            improvement = log_probability_of_improvement if self._acquisition == "pi" else log_expected_improvement
+            total = improvement(mean, deviation, best)
+            if feasible is not None:
+                # The sign of a regression on -1 and 1 (Rasmussen and Williams 2006, section 6.5).
+                mean, deviation = feasible.predict(points)
+                total = total + log_probability_of_improvement(-mean, deviation, 0.0)
+            if cost is not None:
+                total = total - cost(points)
+            return np.exp(total) if self._acquisition == "ei" else total
+
+        return score
+
+    def _success_model(self, trials: Sequence[Trial], generator: np.random.Generator) -> Regression | None:
+        """Returns the regression of 1 for success and -1 for failure; None where no trial has failed, or all have."""
+        ended = [trial for trial in trials if trial.ended and self._fits(trial.drawn)][-_MAX_ROWS:]
+        labels = np.array([-1.0 if trial.state is TrialState.FAILED else 1.0 for trial in ended])
+        if len(np.unique(labels)) < 2:
+            return None
+        return Regression(
+            fit_matern(encode_all(self.space, (trial.drawn for trial in ended)), labels, generator), labels
+        )
+
+    def _cost_model(
+        self, trials: Sequence[Trial], generator: np.random.Generator
+    ) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Returns the logarithm of the predicted cost to the power of the exponent; None before any is known."""
+        known = [trial for trial in trials if trial.seconds > 0 and self._fits(trial.drawn)]
+        if len(known) < 2:
+            return None
+        first = known[: self._startup]
+        exponent = 1.0
+        if self._acquisition == "ei_cooled":
+            exponent = cost_exponent(self.spent_share(trials), self.spent_share(first))
+        rows = known[-_MAX_ROWS:]
+        logs = np.array([math.log(trial.seconds / max(1, trial.step)) for trial in rows])
+        center = float(logs.mean())
+        model = Regression(
+            fit_matern(encode_all(self.space, (trial.drawn for trial in rows)), logs - center, generator), logs - center
+        )
+        return lambda points: exponent * (center + model.predict(points)[0])
+
+    def search(
+        self,
+        score: Callable[[np.ndarray], np.ndarray],
+        starts: Sequence[Settings],
+        generator: np.random.Generator,
+    ) -> Settings:
+        """Returns the point with the greatest score: of random ones, of those near good trials, and near the best."""
+        near = [point for start in starts for point in self._near(start, 0.05, generator)]
+        candidates: list[Settings] = [*(self.space.draw(generator) for _ in range(_CANDIDATES)), *near]
+        scores = score(encode_all(self.space, candidates))
+        for radius in _RADII:
+            order = np.argsort(-scores, kind="stable")[:_STARTS]
+            kept = [candidates[at] for at in order]
+            near = [point for start in kept for point in self._near(start, radius, generator)]
+            candidates = [*kept, *near]
+            scores = np.concatenate([scores[order], score(encode_all(self.space, near))]) if near else scores[order]
+        return candidates[int(np.argmax(scores))]
+
+    def _near(self, drawn: Settings, radius: float, generator: np.random.Generator) -> list[Settings]:
+        if not self._fits(drawn):
+            return []
+        return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
+
+
+def standardize(losses: Sequence[float]) -> tuple[np.ndarray, tuple[float, float]]:
+    """Returns losses of mean 0 and deviation 1, float64 [n], and the mean and the deviation that they had.
+
+    Losses that lie so far off that they would hide all differences count as the worst of the others.
+    """
+    values = np.array(losses, np.float64)
+    values = np.minimum(values, worst_shown(values))
+    mean, deviation = float(values.mean()), float(values.std())
+    return (values - mean) / (deviation or 1.0), (mean, deviation or 1.0)
+
+
+def newest_and_best(losses: dict[int, float]) -> list[int]:
+    """Returns the trials that a process is fitted to: all, or of too many the best and the newest."""
+    if len(losses) <= _MAX_ROWS:
+        return sorted(losses)
+    best = sorted(losses, key=lambda number: (losses[number], number))[: _MAX_ROWS // 2]
+    newest = [number for number in sorted(losses, reverse=True) if number not in best][: _MAX_ROWS - len(best)]
+    return sorted([*best, *newest])

@@ -1,0 +1,206 @@
+"""Finished studies and the tasks that they were about: kept in ``task.json``, and read to begin other studies with."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
+from posttrain.tune.importance import comparable_values
+from posttrain.tune.space import Space
+from posttrain.tune.storage import STUDY_FILE
+from posttrain.tune.study import TRIALS_FILE, read_study
+from posttrain.tune.trial import Report, Trial, TrialState, rank
+from posttrain.tune.versions import Goal
+
+TASK_FILE = "task.json"
+"""What a study searched, and the features of its task, in the study's folder."""
+
+EARLY_TRIALS, EARLY_STEP = 3, 10
+"""The first trials, and the step at which their loss is a feature of the task."""
+
+_UNIT, _CENTROID_UNIT = 0.5, 0.2
+"""Least scales of a feature and of the cosine distance: a factor of three in size is one and a half units."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Features of what a study tunes, by which studies are compared.
+
+    Attributes:
+        features: numbers by name; sizes and counts as their decimal logarithm.
+        centroids: mean vectors of the data, of length one, by the embedder that they come from, the best one first.
+    """
+
+    features: Mapping[str, float] = field(default_factory=dict)
+    centroids: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the task as JSON values."""
+        centroids = {name: list(vector) for name, vector in self.centroids.items()}
+        return {"features": dict(self.features), "centroids": centroids}
+
+
+@dataclass(frozen=True)
+class PastStudy:
+    """A study that another one may learn from.
+
+    Attributes:
+        name: for messages.
+        goal: what it searched.
+        task: its features.
+        trials: its trials, by number.
+        warm: whether it began with what other studies had learned.
+    """
+
+    name: str
+    goal: Goal
+    task: Task
+    trials: tuple[Trial, ...]
+    warm: bool = False
+
+    @classmethod
+    def read(cls, folder: Path, name: str | None = None) -> Self:
+        """Reads a study from a folder with ``task.json`` and ``trials.jsonl``, or with ``study.db`` alone.
+
+        Raises:
+            UserError: the folder holds no study, or one of its files is damaged.
+        """
+        name = name or folder.resolve().name
+        if not (folder / TASK_FILE).is_file():
+            return cls(name, *_goal_of_database(folder))
+        try:
+            content = json.loads((folder / TASK_FILE).read_bytes())
+            lines = (folder / TRIALS_FILE).read_text(encoding="utf-8").splitlines()
+            return cls.from_json({**content, "name": name, "trials": [json.loads(line) for line in lines]})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"is no study that can be read ({error})", where=str(folder), fix="leave it out") from None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Returns the study that `to_json` was called on."""
+        space = Space.of(content["space"])
+        goal = Goal(content["objective"], content["maximize"], space)
+        trials = tuple(_read_trial(line, space) for line in content["trials"])
+        return cls(content["name"], goal, Task(**content["task"]), trials, content["warm"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the study as JSON values."""
+        trials = [trial.to_json() for trial in self.trials]
+        return {"name": self.name, **task_content(self.goal, self.task, self.warm), "trials": trials}
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """Trials that have a value, the best first."""
+        valued = [trial for trial in self.trials if trial.latest is not None]
+        return sorted(valued, key=lambda trial: rank(trial, self.goal.maximize))
+
+    def losses(self) -> dict[int, float]:
+        """Returns the values that can be compared, with the sign that makes less better, by number of their trial."""
+        sign = -1.0 if self.goal.maximize else 1.0
+        values = comparable_values(self.goal.space, self.trials).values
+        return {number: sign * value for number, value in sorted(values.items())}
+
+
+def task_content(goal: Goal, task: Task, warm: bool) -> dict[str, Any]:
+    """Returns the content of ``task.json``."""
+    content = {"objective": goal.objective, "maximize": goal.maximize, "space": goal.space.to_json()}
+    return {**content, "task": task.to_json(), "warm": warm}
+
+
+def write_task(folder: Path, goal: Goal, task: Task, warm: bool) -> None:
+    """Writes ``task.json``, by which later studies find this one."""
+    text = json.dumps(task_content(goal, task, warm), ensure_ascii=False, indent=1)
+    write_atomically(folder / TASK_FILE, text.encode())
+
+
+def read_past(values: Any, root: Path, where: str = "warm_start", exclude: Path | None = None) -> list[PastStudy]:
+    """Reads the studies that a new one may start from.
+
+    Args:
+        values: a folder of studies, a study's folder, or a list of these.
+        root: folder that paths are relative to.
+        where: the key, named in errors.
+        exclude: folder of the new study, which may lie beside the others.
+
+    Raises:
+        UserError: there is no such folder, or it holds no study.
+    """
+    folders: list[Path] = []
+    for value in [values] if isinstance(values, str | Path) else values:
+        folder = root / Path(value).expanduser()
+        if not folder.is_dir():
+            raise UserError(
+                f"no such folder: {value}", where=where, fix="name a study's folder, or a folder of studies"
+            )
+        inner = [folder] if _is_study(folder) else sorted(path for path in folder.iterdir() if _is_study(path))
+        if not inner:
+            raise UserError(f"{value} holds no study", where=where, fix="name the folder that posttrain tune wrote")
+        folders += inner
+    unique = dict.fromkeys(path.resolve() for path in folders)
+    return [PastStudy.read(folder) for folder in unique if exclude is None or folder != exclude.resolve()]
+
+
+def early_value(trials: Sequence[Trial]) -> dict[str, float]:
+    """Returns the feature of the first trials' values at step 10, their mean; empty where none has reported it."""
+    first = trials[:EARLY_TRIALS]
+    values = [report.value for trial in first for report in trial.reports if report.step == EARLY_STEP]
+    return {f"value at step {EARLY_STEP}": float(np.mean(values))} if values else {}
+
+
+def distances(task: Task, past: Sequence[PastStudy]) -> list[float | None]:
+    """Returns how far the tasks of studies are; None where nothing can be compared.
+
+    That is the root mean square of the differences of the features that both have, and of 1 - cosine of the centroids,
+    each divided by its deviation over the studies, which counts at least half a unit (0.2 of a cosine).
+    """
+    scales = {}
+    for name in task.features:
+        values = [study.task.features[name] for study in past if name in study.task.features]
+        scales[name] = max(float(np.std(values)) if values else 0.0, _UNIT)
+    apart = [_centroid_distance(task, study.task) for study in past]
+    scale = max(float(np.std([value for value in apart if value is not None] or [0.0])), _CENTROID_UNIT)
+    result: list[float | None] = []
+    for study, angle in zip(past, apart, strict=True):
+        other = study.task.features
+        terms = [(task.features[name] - other[name]) / scales[name] for name in task.features if name in other]
+        terms += [] if angle is None else [angle / scale]
+        result.append(math.sqrt(sum(term**2 for term in terms) / len(terms)) if terms else None)
+    return result
+
+
+def _centroid_distance(first: Task, second: Task) -> float | None:
+    for name, vector in first.centroids.items():
+        if len(other := second.centroids.get(name, ())) == len(vector):
+            norms = float(np.linalg.norm(vector) * np.linalg.norm(other))
+            return 1 - float(np.dot(vector, other)) / norms if norms else None
+    return None
+
+
+def _is_study(folder: Path) -> bool:
+    return (folder / TASK_FILE).is_file() or (folder / STUDY_FILE).is_file()
+
+
+def _goal_of_database(folder: Path) -> tuple[Goal, Task, tuple[Trial, ...]]:
+    goal, trials = read_study(folder)
+    return goal, Task(), tuple(trials)
+
+
+def _read_trial(line: Mapping[str, Any], space: Space) -> Trial:
+    """Reads a line of ``trials.jsonl``; a round's have no seconds, as these differ from run to run."""
+    settings = line["settings"]
+    return Trial(
+        line["number"],
+        settings,
+        {name: settings[name] for name in space.parameters if name in settings},
+        TrialState(line["state"]),
+        tuple(Report(*report) for report in line["reports"]),
+        line["value"],
+        seconds=line.get("seconds", 0.0),
+        tokens=line.get("tokens", 0),
+    )

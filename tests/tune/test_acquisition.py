@@ -1,0 +1,100 @@
+"""Acquisitions are what their definitions say, by closed forms, by Monte Carlo and by 60 digits; so is the process."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
+from posttrain.tune.acquisition import (
+    confidence_weight,
+    cost_exponent,
+    expected_improvement,
+    log_expected_improvement,
+    log_probability_of_improvement,
+    upper_confidence_bound,
+)
+from posttrain.tune.gaussian_process import GaussianProcess, MaternKernel, fit_matern
+
+MEANS, DEVIATIONS = np.array([0.0, 1.0, -2.0, 3.0]), np.array([1.0, 0.5, 2.0, 0.8])
+
+
+def test_closed_forms() -> None:
+    z = (0.5 - MEANS) / DEVIATIONS
+    closed = DEVIATIONS * (norm.pdf(z) + z * norm.cdf(z))
+    np.testing.assert_allclose(expected_improvement(MEANS, DEVIATIONS, 0.5), closed, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(log_probability_of_improvement(MEANS, DEVIATIONS, 0.5)), norm.cdf(z), rtol=1e-12)
+    np.testing.assert_allclose(upper_confidence_bound(MEANS, DEVIATIONS, 4.0), 2 * DEVIATIONS - MEANS, rtol=1e-15)
+
+
+def test_monte_carlo() -> None:
+    draws = MEANS + DEVIATIONS * np.random.default_rng(0).normal(size=(400_000, 4))
+    gains = np.maximum(0.5 - draws, 0)
+    error = 4 * gains.std(0) / math.sqrt(len(draws))
+    assert np.all(np.abs(gains.mean(0) - expected_improvement(MEANS, DEVIATIONS, 0.5)) < error)
+    share = np.exp(log_probability_of_improvement(MEANS, DEVIATIONS, 0.5))
+    assert np.all(np.abs((draws < 0.5).mean(0) - share) < 4 * np.sqrt(share * (1 - share) / len(draws)))
+
+
+# log(φ(z) + z Φ(z)), by mpmath with 60 digits.
+DIGITS = {
+    -1.001: -2.4870256579553893,
+    -5.0: -16.74430116266099,
+    -37.0: -692.6429601632705,
+    -100.0: -5010.12957880025,
+    -999.0: -499015.2324510965,
+    -1001.0: -501015.23645108583,
+    -10000.0: -50000019.33961931,
+}
+
+
+@pytest.mark.parametrize("z", DIGITS)
+def test_the_logarithm_where_expected_improvement_underflows(z: float) -> None:
+    assert log_expected_improvement(np.array([-z]), np.ones(1), 0.0)[0] == pytest.approx(DIGITS[z], rel=1e-14)
+
+
+def test_the_logarithm_is_finite_and_monotone() -> None:
+    means = np.geomspace(1e-6, 1e8, 500)
+    logs = log_expected_improvement(means, np.ones(500), 0.0)
+    assert np.isfinite(logs).all()
+    assert (np.diff(logs) < 0).all()
+    assert expected_improvement(np.array([50.0]), np.ones(1), 0.0)[0] == 0  # it has underflowed
+
+
+def test_the_exponent_of_cost_falls_with_the_budget() -> None:
+    assert [cost_exponent(spent, 0.2) for spent in (0.2, 0.6, 1.0, 1.5)] == [1.0, 0.5, 0.0, 0.0]
+    assert cost_exponent(0.1, 0.2) == 1.0
+    assert cost_exponent(1.0, 1.0) == 0.0
+
+
+def test_the_weight_of_confidence() -> None:
+    assert confidence_weight(10, 2) == pytest.approx(2 / 5 * math.log(2 * 100 * math.pi**2 / 0.6))
+
+
+def test_the_process_is_that_of_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    points, values, new = generator.random((12, 3)), generator.normal(size=12), generator.random((5, 3))
+    lengths = np.array([0.3, 0.8, 2.0])
+    process = GaussianProcess(points, MaternKernel(lengths), 0.05)
+    reference = GaussianProcessRegressor(Matern(lengths, nu=2.5) + WhiteKernel(0.05), alpha=1e-300, optimizer=None).fit(
+        points, values
+    )
+    mean, deviation = reference.predict(new, return_std=True)
+    np.testing.assert_allclose(process.mean(values, new), mean, rtol=1e-9)
+    np.testing.assert_allclose(process.deviation(new) ** 2, deviation**2 - 0.05, rtol=1e-7)
+    for at in range(12):
+        rest = np.delete(np.arange(12), at)
+        other = GaussianProcess(points[rest], MaternKernel(lengths), 0.05)
+        assert process.leave_one_out(values)[at] == pytest.approx(other.mean(values[rest], points[[at]])[0], rel=1e-8)
+
+
+def test_the_fit_finds_which_coordinate_counts() -> None:
+    generator = np.random.default_rng(1)
+    points = generator.random((40, 2))
+    values = np.sin(9 * points[:, 0]) + 0.01 * generator.normal(size=40)
+    process = fit_matern(points, values - values.mean(), generator)
+    assert isinstance(process.kernel, MaternKernel)
+    assert process.kernel.lengths[0] < 0.2 * process.kernel.lengths[1]
+    assert process.noise < 1e-2

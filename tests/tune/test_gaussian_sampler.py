@@ -1,0 +1,138 @@
+"""The sampler `gp` with each acquisition: per cost, with failures, with trials that run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.store.errors import UserError
+from posttrain.testing.samplers import MakeSampler, SamplerContract
+from posttrain.tune.budget import Budget
+from posttrain.tune.parameters import Choice, Float
+from posttrain.tune.samplers.base import SearchContext
+from posttrain.tune.samplers.gaussian import GaussianProcessSampler, newest_and_best, standardize
+from posttrain.tune.samplers.registry import make_sampler
+from posttrain.tune.space import Space
+from posttrain.tune.trial import Trial, TrialState
+
+LINE = Space({"x": Float(0, 1)})
+
+
+@pytest.mark.slow
+class TestPerSecond(SamplerContract):
+    trials = 7
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        options = {"name": "gp", "startup": 4, "acquisition": "ei_per_second"}
+        return lambda space, seed, maximize: make_sampler(options, space, seed, maximize)
+
+
+def trial(number: int, x: float, value: float | None, **values: Any) -> Trial:
+    state = TrialState.FAILED if value is None else TrialState.FINISHED
+    return Trial(number, {"x": x}, {"x": x}, state, value=value, **values)
+
+
+def search(acquisition: str, loss: Callable[[float], float], count: int, seed: int) -> list[Trial]:
+    sampler = GaussianProcessSampler(LINE, seed, startup=4, acquisition=acquisition)
+    trials: list[Trial] = []
+    for number in range(count):
+        x = sampler.propose(number, trials).drawn["x"]
+        trials.append(trial(number, x, loss(x), seconds=1.0))
+    return trials
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acquisition", ["log_ei", "ei", "pi", "ucb", "ei_per_second", "ei_cooled"])
+def test_every_acquisition_finds_the_least_value(acquisition: str) -> None:
+    least = [
+        min(abs(entry.drawn["x"] - 0.3) for entry in search(acquisition, lambda x: (x - 0.3) ** 2, 12, seed))
+        for seed in range(3)
+    ]
+    assert np.median(least) < 0.02
+
+
+def test_cost_moves_the_search_to_cheap_points() -> None:
+    """Two valleys of the same depth: per second the cheap one is searched first, and with the budget used up both."""
+    trials = [trial(at, x, np.cos(4 * np.pi * x), seconds=np.exp(6 * x)) for at, x in enumerate(np.linspace(0, 1, 8))]
+    sides: dict[str, float] = {}
+    for acquisition in ("log_ei", "ei_per_second", "ei_cooled"):
+        points = []
+        for seed in range(6):
+            sampler = GaussianProcessSampler(LINE, seed, startup=4, acquisition=acquisition)
+            sampler.begin(SearchContext(Budget(trials=8)))  # spent: the exponent of cost is 0
+            points.append(sampler.propose(8, trials).drawn["x"])
+        sides[acquisition] = float(np.mean(np.array(points) < 0.5))
+    assert sides["ei_per_second"] == 1
+    assert sides["ei_cooled"] == sides["log_ei"]
+
+
+def test_the_exponent_follows_the_budget() -> None:
+    trials = [trial(at, at / 9, at / 9, seconds=float(np.exp(3 * at / 9))) for at in range(10)]
+    generator, point = np.random.default_rng(0), np.array([[0.5]])
+    costs = []
+    for budget in (Budget(trials=1_000_000), Budget(trials=16), Budget(trials=10)):
+        sampler = GaussianProcessSampler(LINE, 0, startup=4, acquisition="ei_cooled")
+        sampler.begin(SearchContext(budget))
+        cost = sampler._cost_model(trials, generator)
+        assert cost is not None
+        costs.append(float(cost(point)[0]))
+    assert costs[0] == pytest.approx(1.5, abs=0.05)  # log cost is 3 x
+    assert costs[1] == pytest.approx(costs[0] * 6 / 12, rel=1e-3)  # (16 - 10) / (16 - 4)
+    assert costs[2] == 0
+
+
+def test_failures_push_the_search_away() -> None:
+    """The loss falls towards 1, but trials above 0.6 fail."""
+    trials = [trial(at, x, None if x > 0.6 else 1 - x) for at, x in enumerate(np.linspace(0, 1, 11))]
+    points = [GaussianProcessSampler(LINE, seed, startup=4).propose(11, trials).drawn["x"] for seed in range(5)]
+    assert max(points) < 0.7
+    without = [entry for entry in trials if entry.state is TrialState.FINISHED]
+    blind = GaussianProcessSampler(LINE, 0, startup=4).propose(len(without), without).drawn["x"]
+    assert blind > 0.8
+
+
+def test_what_runs_is_not_proposed_again() -> None:
+    trials = [trial(at, x, (x - 0.5) ** 2) for at, x in enumerate([0.0, 0.2, 0.8, 1.0])]
+    first = GaussianProcessSampler(LINE, 1, startup=4, acquisition="ucb").propose(4, trials).drawn["x"]
+    running = replace(trial(4, first, None), state=TrialState.RUNNING)
+    second = GaussianProcessSampler(LINE, 1, startup=4, acquisition="ucb").propose(5, [*trials, running]).drawn["x"]
+    assert abs(first - second) > 1e-3
+
+
+def test_diverged_trainings_do_not_hide_differences() -> None:
+    values, _ = standardize([0.1, 0.2, 0.3, 0.4, 0.5, 1e9])
+    assert values.max() < 3
+    assert len(set(values[:5])) == 5
+
+
+def test_of_many_trials_the_best_and_the_newest_are_kept() -> None:
+    numbers = newest_and_best({number: float(number) for number in range(1000)})
+    assert numbers == [*range(100), *range(900, 1000)]
+
+
+def test_choices_are_searched() -> None:
+    space = Space({"kind": Choice(["a", "b", "c"]), "x": Float(0, 1)})
+    sampler, trials = GaussianProcessSampler(space, 3, startup=5), list[Trial]()
+    for number in range(14):
+        drawn = sampler.propose(number, trials).drawn
+        value = (drawn["x"] - 0.6) ** 2 + (drawn["kind"] != "b")
+        trials.append(Trial(number, drawn, drawn, TrialState.FINISHED, value=value))
+    assert min(entry.value or 0.0 for entry in trials) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acquisition": "ie"}, "there is no acquisition `ie`"),
+        ({"acquisition": 3}, "`acquisition` of gp is no text"),
+        ({"startup": "many"}, "`startup` of gp is no number"),
+        ({"noise": 1}, "`noise` of gp is no truth value"),
+        ({"startup": 0}, "0 is out of range"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_sampler({"name": "gp", **options}, LINE)

@@ -1,0 +1,346 @@
+"""Studies that start from earlier ones: which are near, what is carried over and weighed, and what that saves."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.store.errors import UserError
+from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract, loss
+from posttrain.tune import Choice, Float, Int, Space, TrialContext, minimize
+from posttrain.tune.budget import Budget
+from posttrain.tune.samplers.base import SearchContext
+from posttrain.tune.samplers.registry import make_sampler
+from posttrain.tune.transfer.past import PastStudy, Task, distances, read_past
+from posttrain.tune.transfer.rgpe import misranked, rank_weights
+from posttrain.tune.transfer.savings import estimate_savings
+from posttrain.tune.transfer.warm_start import WarmStartPoints, carry_over, choose_warm_start
+from posttrain.tune.trial import Trial, TrialState
+from posttrain.tune.versions import Goal
+
+SQUARE = Space({"x": Float(0, 1), "y": Float(0, 1)})
+
+
+def bowl(x: float, y: float) -> Callable[[TrialContext], float]:
+    return lambda trial: float((trial["x"] - x) ** 2 + (trial["y"] - y) ** 2)
+
+
+def past(
+    name: str,
+    function: Callable[[Any], float],
+    count: int = 20,
+    space: Space = SQUARE,
+    seed: int = 0,
+    features: dict[str, float] | None = None,
+) -> PastStudy:
+    """A study of random trials."""
+    generator, trials = np.random.default_rng(seed), []
+    for number in range(count):
+        drawn = space.draw(generator)
+        settings = space.complete(drawn)
+        trials.append(Trial(number, settings, drawn, TrialState.FINISHED, value=function(settings), seconds=2.0))
+    return PastStudy(name, Goal("value", False, space), Task(features or {}), tuple(trials))
+
+
+class TestRgpeAlone(SamplerContract):
+    trials = 6
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        return lambda space, seed, maximize: make_sampler({"name": "rgpe", "startup": 4}, space, seed, maximize)
+
+
+@pytest.mark.slow
+class TestRgpe(SamplerContract):
+    trials = 8
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        def make(space: Space, seed: int, maximize: bool) -> Any:
+            sampler = make_sampler("rgpe", space, seed, maximize)
+            study = past("other", loss, 12, SPACE)
+            if maximize:
+                trials = tuple(replace(trial, value=-(trial.value or 0.0)) for trial in study.trials)
+                study = replace(study, goal=Goal("value", True, SPACE), trials=trials)
+            sampler.begin(SearchContext(sources=(study,)))
+            return sampler
+
+        return make
+
+
+class TestWarmStartPoints(SamplerContract):
+    trials = 8
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        study = past("other", loss, 15, SPACE)
+        points = [carry_over(trial.settings, SPACE) or {} for trial in study.ranked[:2]]
+        return lambda space, seed, maximize: WarmStartPoints(
+            make_sampler("random", space, seed, maximize), points, [study], Task, 3
+        )
+
+
+def weights_of_the_paper(
+    sources: Sequence[Sequence[float]],
+    left_out: Sequence[float],
+    values: Sequence[float],
+    rows: Sequence[Sequence[int]],
+) -> list[list[int]]:
+    """Ranking losses by the paper's double sums, of each sample and each model."""
+    losses = []
+    for sample in rows:
+        of_sample = []
+        for prediction in sources:
+            of_sample.append(
+                sum((prediction[j] < prediction[k]) != (values[j] < values[k]) for j in sample for k in sample)
+            )
+        of_sample.append(sum((left_out[j] < values[k]) != (values[j] < values[k]) for j in sample for k in sample))
+        losses.append(of_sample)
+    return losses
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_are_those_of_the_paper(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=7)
+    predictions = np.array([values + 0.3 * generator.normal(size=7), generator.normal(size=7), -values, 0.5 * values])
+    # What the function draws: samples, and then what is dropped.
+    repeated = np.random.default_rng([seed, 1])
+    rows = repeated.integers(7, size=(40, 7)).tolist()
+    uniform = repeated.random(3)
+    losses = weights_of_the_paper(predictions[:-1].tolist(), predictions[-1].tolist(), values.tolist(), rows)
+    used, dropped = 0.25, set()
+    for source in range(3):
+        better = sum(sample[source] < sample[-1] for sample in losses) / len(losses)
+        if uniform[source] >= better * (1 - used):
+            dropped.add(source)
+    expected = np.zeros(4)
+    for sample in losses:
+        kept = {model: value for model, value in enumerate(sample) if model not in dropped}
+        best = [model for model, value in kept.items() if value == min(kept.values())]
+        for model in best:
+            expected[model] += 1 / len(best) / len(losses)
+    weights = rank_weights(predictions, values, used, np.random.default_rng([seed, 1]), samples=40)
+    np.testing.assert_allclose(weights, expected, atol=1e-12)
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_a_perfect_source_counts_and_a_reversed_one_does_not() -> None:
+    values = np.random.default_rng(0).normal(size=10)
+    noise = np.random.default_rng(1).normal(size=10)
+    predictions = np.array([2 * values + 3, -values, noise])
+    weights = rank_weights(predictions, values, 0.0, np.random.default_rng(2))
+    assert weights[0] > 0.95
+    assert weights[1] == 0
+    # With the whole budget used all weight is the target's.
+    assert rank_weights(predictions, values, 1.0, np.random.default_rng(2)).tolist() == [0, 0, 1]
+    assert not misranked(predictions, values)[0].any()
+
+
+def test_distances_are_in_deviations_of_the_studies() -> None:
+    task = Task({"size": 3.0, "length": 2.0}, {"words": [1.0, 0.0]})
+    studies = [
+        past("same", lambda _: 0.0, 1, features={"size": 3.0, "length": 2.0}),
+        past("larger", lambda _: 0.0, 1, features={"size": 5.0}),
+        past("unknown", lambda _: 0.0, 1),
+        replace(past("turned", lambda _: 0.0, 1), task=Task({}, {"words": [0.0, 2.0]})),
+    ]
+    # Sizes 3 and 5 have a deviation of 1, more than the least scale; one cosine distance is divided by 0.2.
+    assert distances(task, studies) == [0.0, 2.0, None, 5.0]
+
+
+def test_the_nearest_studies_give_their_best_settings() -> None:
+    goal, task = Goal("value", False, SQUARE), Task({"size": 3.0})
+    near = past("near", lambda s: abs(s["x"] - 0.2), features={"size": 3.1}, seed=1)
+    next_one = past("next", lambda s: abs(s["x"] - 0.8), features={"size": 3.4}, seed=2)
+    far = past("far", lambda s: s["y"], features={"size": 9.0}, seed=3)
+    start = choose_warm_start([far, next_one, near], goal, task)
+    assert [study.name for study in start.sources] == ["near", "next"]
+    assert [dict(point) for point in start.points] == [
+        dict(trial.drawn) for trial in (near.ranked[0], next_one.ranked[0], near.ranked[1])
+    ]
+    assert start.sentences[0].startswith("starts from 3 settings of near (distance ")
+
+
+def test_nothing_near_means_defaults_and_says_so() -> None:
+    start = choose_warm_start(
+        [past("far", lambda _: 0.0, features={"size": 9.0})], Goal("value", False, SQUARE), Task({"size": 3.0})
+    )
+    assert (start.sources, start.points) == ((), ())
+    assert start.sentences == (
+        "no earlier study is near: far is at 12, and near is up to 2",
+        "starts from the defaults",
+    )
+
+
+def test_what_cannot_be_learned_from_is_left_out() -> None:
+    other = Space({"z": Float(0, 1)})
+    studies = [
+        replace(past("accuracy", lambda _: 0.0), goal=Goal("accuracy", True, SQUARE)),
+        past("other", lambda _: 0.0, space=other),
+        replace(past("empty", lambda _: 0.0), trials=()),
+    ]
+    start = choose_warm_start(studies, Goal("value", False, SQUARE), Task())
+    assert start.sources == ()
+    assert start.sentences == (
+        "accuracy is left out: it searched the greatest accuracy",
+        "other is left out: it shares no parameter",
+        "empty is left out: none of its trials has a value",
+        "starts from the defaults",
+    )
+
+
+def test_settings_of_another_space() -> None:
+    space = Space(
+        {
+            "rate": Float(1e-4, 1e-2, log=True),
+            "kind": Choice(["a", "b"]),
+            "rank": Int(2, 8, when="kind == 'b'"),
+            "new": Float(0, 10),
+            "batch": Int(8, 32),
+        },
+        ["batch < 30"],
+    )
+    settings = {"rate": 1.0, "kind": "b", "rank": 4, "gone": 1, "batch": 16}
+    assert carry_over(settings, space) == {"rate": 1e-2, "kind": "b", "rank": 4, "new": 5.0, "batch": 16}
+    assert carry_over({**settings, "kind": "a"}, space, {"new": 2.0}) == {
+        **{"rate": 1e-2, "kind": "a", "new": 2.0, "batch": 16},
+    }
+    assert carry_over({**settings, "kind": "c", "batch": True}, space, {"kind": "a"}) == {
+        **{"rate": 1e-2, "kind": "a", "new": 5.0, "batch": 20},
+    }
+    assert carry_over({**settings, "batch": 99}, space) is None  # moved to 32, which the constraint excludes
+
+
+def test_the_forest_suggests_where_ranks_are_best() -> None:
+    studies = [past(f"study {at}", lambda s: (s["x"] - 0.7) ** 2, 30, seed=at) for at in range(3)]
+    sampler = WarmStartPoints(make_sampler("random", SQUARE, 1), [], studies, Task, 2)
+    drawn = [proposal.drawn for seed in range(2) if (proposal := sampler.propose(seed, []))]
+    assert all(abs(point["x"] - 0.7) < 0.15 for point in drawn)
+
+
+def test_a_study_is_kept_with_its_task_and_found_again(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"sampler": "random", "features": {"size": 3.0}}
+    minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "first", **arguments)
+    (study,) = read_past(tmp_path, Path())
+    assert (study.name, study.task.features, len(study.trials), study.warm) == ("first", {"size": 3.0}, 12, False)
+    best = study.ranked[0]
+    result = minimize(bowl(0.3, 0.6), SQUARE, budget=10, out=tmp_path / "next", warm_start=tmp_path, **arguments)
+    assert dict(result.trials[0].settings) == dict(best.settings)
+    kept = json.loads((tmp_path / "next" / "warm_start.json").read_text())
+    assert kept["sentences"] == ["starts from 3 settings of first (distance 0, 12 trials)"]
+    assert PastStudy.read(tmp_path / "next").warm
+    # A larger budget goes on with the same, though there are more studies now.
+    minimize(bowl(0.1, 0.1), SQUARE, budget=12, out=tmp_path / "third", **arguments)
+    more = minimize(bowl(0.3, 0.6), SQUARE, budget=12, out=tmp_path / "next", warm_start=tmp_path, **arguments)
+    assert more.trials[:10] == result.trials
+    assert json.loads((tmp_path / "next" / "warm_start.json").read_text()) == kept
+
+
+def test_values_at_step_10_are_a_feature(tmp_path: Path) -> None:
+    def function(trial: TrialContext) -> None:
+        for step in range(1, 11):
+            trial.report(step, step + trial.number)
+
+    minimize(function, {"x": Float(0, 1)}, budget=5, out=tmp_path / "study", features={"size": 1.0})
+    assert PastStudy.read(tmp_path / "study").task.features == {"size": 1.0, "value at step 10": 11.0}
+
+
+def test_a_study_of_an_earlier_version_is_read_from_its_database(tmp_path: Path) -> None:
+    minimize(bowl(0.3, 0.6), SQUARE, budget=5, out=tmp_path / "old")
+    (tmp_path / "old" / "task.json").unlink()
+    study = PastStudy.read(tmp_path / "old")
+    assert (len(study.trials), study.task) == (5, Task())
+    assert choose_warm_start([study], study.goal, Task()).sentences == (
+        "starts from 3 settings of old (not comparable, 5 trials)",
+    )
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for value, message in (("missing", "no such folder: missing"), (["empty"], "empty holds no study")):
+        with pytest.raises(UserError, match=message):
+            read_past(value, tmp_path)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "task.json").write_text("{")
+    with pytest.raises(UserError, match="is no study that can be read"):
+        read_past("damaged", tmp_path)
+
+
+def test_savings_count_the_trials_until_the_gain_is_there() -> None:
+    def study(values: Sequence[float]) -> PastStudy:
+        trials = [
+            Trial(n, {"x": 0.5, "y": 0.5}, {"x": 0.5, "y": 0.5}, TrialState.FINISHED, value=value, seconds=3.0)
+            for n, value in enumerate(values)
+        ]
+        return PastStudy("study", Goal("value", False, SQUARE), Task(), tuple(trials))
+
+    warm, cold = study([1.005, 5, 5, 5, 5, 1, 0.0]), study([9, 9, 9, 9, 2, 1])
+    savings = estimate_savings(warm.goal, warm.trials, [cold])
+    assert savings is not None
+    # Of the first six: within 1% of the way from the median, 5, to the best, 1, after one trial; the source took six.
+    assert (savings.compared, savings.trials, savings.source_trials) == (6, 1, 6)
+    assert (savings.seconds, savings.source_seconds, savings.to_json()["saved_trials"]) == (3.0, 18.0, 5)
+    assert savings.sentence == (
+        "of its first 6 trials it took 1 to come within 1% of the best, the study it started from took 6: "
+        "the warm start saved about 5, by this one comparison"
+    )
+    late = study([9, 9, 9, 9, 9, 1])
+    nothing = estimate_savings(late.goal, late.trials, [study([1, 9, 9, 9, 9, 9])])
+    assert nothing is not None
+    assert "saved nothing" in nothing.sentence
+    # Studies that were started warm themselves do not count beside those that were not.
+    assert estimate_savings(warm.goal, warm.trials, [replace(warm, warm=True), cold]) == savings
+    assert estimate_savings(warm.goal, warm.trials[:4], [cold]) is None
+
+
+def branin(shift: float) -> Callable[[Any], float]:
+    def function(settings: Any) -> float:
+        x, y = 15 * settings["x"] - 5 + shift, 15 * settings["y"] - shift
+        first = (y - 5.1 / (4 * np.pi**2) * x**2 + 5 / np.pi * x - 6) ** 2
+        return float(first + 10 * (1 - 1 / (8 * np.pi)) * np.cos(x) + 10)
+
+    return function
+
+
+def trials_to(function: Callable[[Any], float], target: float, most: int, seed: int, sources: Any = ()) -> int:
+    """The trials of `rgpe` until a value is reached."""
+    sampler, trials = make_sampler("rgpe", SQUARE, seed), list[Trial]()
+    sampler.begin(SearchContext(Budget(trials=most), sources=sources))
+    for number in range(most):
+        proposal = sampler.propose(number, trials)
+        assert proposal is not None
+        value = function(proposal.drawn)
+        if value <= target:
+            return number + 1
+        trials.append(Trial(number, proposal.drawn, proposal.drawn, TrialState.FINISHED, value=value))
+    return most + 1
+
+
+@pytest.mark.slow
+def test_related_sources_save_trials_in_most_seeds() -> None:
+    """The target is 1% of the range above the least value."""
+    sources = tuple(past(f"shift {shift}", branin(shift), 30, seed=at) for at, shift in enumerate((-0.5, 0.3, 0.6)))
+    warm, cold = ([trials_to(branin(0.0), 2.5, 15, seed, of) for seed in range(6)] for of in (sources, ()))
+    assert sum(first < second for first, second in zip(warm, cold, strict=True)) >= 5, (warm, cold)
+
+
+@pytest.mark.slow
+def test_an_unrelated_source_does_little_harm() -> None:
+    """Its best is this task's worst: at the median it costs at most five trials more than none."""
+    source = past("reversed", lambda s: -branin(0.0)(s), 30)
+    warm, cold = ([trials_to(branin(0.0), 2.5, 20, seed, of) for seed in range(3)] for of in ((source,), ()))
+    assert np.median(warm) <= np.median(cold) + 5, (warm, cold)
+
+
+def test_the_sentence_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    minimize(bowl(0.3, 0.6), SQUARE, budget=6, sampler="random", out=tmp_path / "first")
+    with caplog.at_level(logging.INFO, "posttrain"):
+        minimize(bowl(0.3, 0.6), SQUARE, budget=2, sampler="random", warm_start=[tmp_path / "first"])
+    assert "starts from 3 settings of first (not comparable, 6 trials)" in caplog.text
