@@ -19,7 +19,8 @@ import optuna
 
 from posttrain.testing.schedulers import SchedulerRun
 from posttrain.tune.curves import extrapolate
-from posttrain.tune.schedulers.base import Scheduler
+from posttrain.tune.schedulers.base import Decision, Scheduler
+from posttrain.tune.schedulers.moasha import MoAsha
 from posttrain.tune.schedulers.registry import make_scheduler
 
 STEPS = 81
@@ -30,6 +31,14 @@ METHODS = ("choose", "started", "report", "ended")
 def value(number: int, step: int) -> float:
     """Returns the value of a trial at a step: a curve that falls to an end of its own."""
     return number * 7919 % 10007 / 10007 + 1 / step
+
+
+class ThreeObjectives(MoAsha):
+    """Takes a value for three, of which the others hang on it and on the trial."""
+
+    def report(self, number: int, step: int, value: float) -> Decision:
+        others = number * 104729 % 10007 / 10007, number * 1299709 % 10007 / 10007
+        return self.report_values(number, step, (value, *(other - value / 10 for other in others)))
 
 
 def timed(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
@@ -90,6 +99,7 @@ def main() -> None:
     rows["successive_halving, one bracket"] = lambda: measure(
         make_scheduler({"name": "successive_halving", "max_resource": STEPS, "trials": count}), count
     )
+    rows["moasha, three objectives"] = lambda: measure(ThreeObjectives(STEPS), count)
     # Each report computes an extrapolation: a tenth of the trials shows its cost.
     rows[f"extrapolation, {count // 10:,} trials"] = lambda: measure(
         make_scheduler({"name": "extrapolation", "max_resource": STEPS}), count // 10

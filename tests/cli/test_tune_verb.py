@@ -143,6 +143,37 @@ def test_a_line_says_how_many_are_done_and_what_is_left(tmp_path: Path, caplog: 
 
 
 @pytest.mark.slow
+def test_a_study_of_several_objectives_and_its_front(posttrain: Call, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", {"scheduler": {"name": "moasha", "max_resource": 3}, "budget": "4 trials"}
+    config = write(tmp_path, objectives=["loss", "accuracy", "seconds"], choose="loss within 1%", **options)
+    outcome = posttrain("tune", config, "--out", out)
+    assert outcome.code == 0, outcome
+    lines = outcome.out.splitlines()
+    values = posttrain("tune", "show", out, "--json").json
+    front = values["front"]
+    assert lines[0].startswith(f"front of {len(front)} trials, of which trial {values['best']['number']}: loss 0.")
+    assert lines[0].endswith("; 4 trials in all")
+    assert lines[1] == f"chosen by the rule: loss within 1%; a config of each: {out / 'front'}"
+    assert lines[-1] == f"posttrain train --config {out / 'best.yaml'} --out MODEL"
+    assert values["choose"] == "loss within 1%"
+    assert [entry["metric"] for entry in values["objectives"]] == ["loss", "accuracy", "seconds"]
+    assert [entry["maximize"] for entry in values["objectives"]] == [False, True, False]
+    assert sorted(path.name for path in (out / "front").iterdir()) == [f"{number:04d}.yaml" for number in sorted(front)]
+    shown = posttrain("tune", "show", out).out.splitlines()
+    assert shown[0].split()[:6] == ["trial", "state", "loss", "accuracy", "seconds", "step"]
+    rows = [line.split() for line in shown[1:]]
+    assert [int(row[0]) for row in rows if row[1:2] == ["finished"]] == front
+    assert shown[-1] == "chosen by the rule: loss within 1%"
+    page = tmp_path / "page.html"
+    assert "are on the front; the rule loss within 1% takes trial" in posttrain("tune", "report", out, page).out
+    assert posttrain("train", "--config", out / f"front/{front[0]:04d}.yaml", "--out", tmp_path / "model").code == 0
+    assert (
+        "the study searches the least loss, greatest accuracy, least seconds"
+        in posttrain("tune", write(tmp_path, **options), "--out", out).mistake
+    )
+
+
+@pytest.mark.slow
 def test_a_population_shows_its_settings_by_step(posttrain: Call, tmp_path: Path) -> None:
     space, out = {"train.learning_rate": TUNE["space"]["train.learning_rate"]}, tmp_path / "out"
     scheduler = {"name": "pbt", "population": 2, "max_resource": 3}
@@ -253,6 +284,9 @@ def test_mistakes(
     [
         ({"metrik": "loss"}, "config.yaml:"),
         ({"space": {"train.epochs": {"int": [3, 1]}}}, "tune.space.train.epochs: 3 to 1 is no range"),
+        ({"objectives": ["loss", {"metrik": "size"}]}, "tune.objectives: {'metrik': 'size'} is no objective"),
+        ({"objectives": ["loss", "seconds"], "stop": {"gain": "1%"}}, "stop: predicts the gain of one objective, and"),
+        ({"objectives": ["loss", "seconds"], "warm_start": "."}, "warm_start: carries over the best settings by one"),
         ({"budget": None}, "tune.budget: says nothing of what it may spend"),
     ],
 )

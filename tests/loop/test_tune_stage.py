@@ -181,6 +181,7 @@ def test_too_few_records_leave_the_settings_as_they_are(small: Any, open_loop: O
         ({"metric": "acuracy"}, "tune.metric: there is no metric `acuracy` here"),
         ({"held_out": "nothing.csv"}, "tune.held_out: no such file: nothing.csv"),
         ({"storage": "postgresql://h/d"}, "tune.storage: a round keeps its study in the workspace"),
+        ({"objectives": ["loss", "seconds"]}, "tune.objectives: a round chooses settings by one metric; name a metric"),
         ({"warm_start": "studies"}, "tune.warm_start: a round starts from the studies of the rounds before it"),
         ({"budget": "5 EUR"}, "tune.budget: EUR is spent at a price, and there is none"),
         ({"initial": [{RATE: 1.0}]}, "tune.initial: {train.learning_rate: 1.0} is no point of the space"),

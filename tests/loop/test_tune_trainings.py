@@ -15,6 +15,7 @@ from posttrain.evaluate.suite import run_suite
 from posttrain.loop.tune_config import TuneConfig, apply_settings
 from posttrain.loop.tune_trainings import TrainingTrial, metric_value, split_records, tune_trainings
 from posttrain.models.language_model import load_language_model
+from posttrain.models.precision import choose_precision
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
@@ -164,9 +165,59 @@ def test_a_study(tiny_model: Path, root: Path) -> None:
         tune_trainings(config, tune_config(metric="accuracy"), RECORDS, root / "out", root=root, budget="3 trials")
 
 
+@pytest.mark.slow
+def test_a_study_of_several_objectives(tiny_model: Path, root: Path) -> None:
+    space = {"train.learning_rate": {"float": [1e-4, 1e-2], "log": True}, "train.lora.rank": [2, 8]}
+    objectives = ["loss", "accuracy", {"metric": "seconds", "limit": 1e6}, "tokens"]
+    scheduler = {"name": "moasha", "max_resource": 3}
+    tune = tune_config(space=space, objectives=objectives, scheduler=scheduler, budget="4 trials")
+    config = job(tiny_model, method="lora")
+    result = tune_trainings(config, tune, RECORDS, root / "out", root=root)
+    assert result.front
+    assert tune.metrics == ("loss", "accuracy")
+    assert tune.several is not None
+    assert tune.several.directions == (False, True, False, False)
+    for trial in result.trials:
+        assert trial.reports
+        for report in trial.reports:
+            assert report.values[2:] == (report.seconds, report.tokens)
+            assert report.tokens > 0
+    for trial in result.front:
+        config_of = TrainJobConfig.read(yaml.safe_load((root / f"out/front/{trial.number:04d}.yaml").read_text()), "f")
+        assert config_of.train.learning_rate == trial.settings["train.learning_rate"]
+    # The kept model has the values of its trial.
+    assert result.best is not None
+    (model,) = (root / "out" / "trials").glob(f"{result.best.number:04d}/model")
+    lm = load_language_model(model, config.task, choose_precision())
+    suite = run_suite(lm, HELD_OUT, tune.suite(True), "held_out")
+    assert result.values[:2] == pytest.approx((metric_value(suite, "loss"), suite.metrics["accuracy"]), abs=1e-6)
+    again = tune_trainings(config, tune, RECORDS, root / "out", root=root)
+    assert again.trials == result.trials
+    with pytest.raises(UserError, match="the study searches the least loss, greatest accuracy, least seconds"):
+        tune_trainings(config, tune_config(space=space), RECORDS, root / "out", root=root, budget="4 trials")
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        ({"objectives": ["loss", "acuracy"]}, "tune.objectives: there is no metric `acuracy` here; did you mean `accu"),
+        ({"objectives": ["loss", "loss"]}, "tune.objectives: `loss` is there twice"),
+        (
+            {"objectives": ["loss", "memory_bytes"]},
+            "`memory_bytes` of a trial is not known where all trials run in one",
+        ),
+        ({"objectives": ["loss", "seconds"], "scheduler": {"name": "asha", "max_resource": 3}}, "use moasha or none"),
+        ({"objectives": ["loss", "seconds"], "sampler": "cmaes"}, "sampler: searches one objective, and there are 2"),
+        ({"objectives": ["loss", "seconds"], "sampler": "rgpe"}, "sampler: searches one objective, and there are 2"),
+        ({"objectives": ["loss", "seconds"], "stop": {"gain": "1%"}}, "stop: predicts the gain of one objective, and"),
+        (
+            {"objectives": ["loss", "seconds"], "warm_start": "none"},
+            "warm_start: carries over the best settings by one",
+        ),
+        (
+            {"objectives": ["loss", "seconds"], "choose": "accuracy within 1%"},
+            "tune.choose: `accuracy within 1%`",
+        ),
         ({}, "tune.budget: says nothing of what it may spend; give --budget 50 trials"),
         ({"budget": "lots"}, "tune.budget: `lots` is no budget"),
         ({"space": {"lr": {"float": [0.1, 0.2]}}}, "tune.space: `lr` is no setting of a training; write train.lr"),
@@ -198,6 +249,7 @@ def test_mistakes_are_named_before_any_work(
         ({"price": {"per_hour": 0}}, "`price.per_hour`: Input should be greater than 0"),
         ({"accelerators": 0}, "`accelerators`: Input should be greater than or equal to 1"),
         ({"held_outt": "10%"}, "unknown key `held_outt`"),
+        ({"metric": "loss", "objectives": ["loss", "seconds"]}, "metric and maximize are of one objective"),
     ],
 )
 def test_mistakes_in_the_section(changes: dict[str, Any], problem: str) -> None:

@@ -56,6 +56,33 @@ class TestEvolutionary(NamedSamplerContract):
     name: Any = {"name": "evolutionary", "population": 6}  # noqa: RUF012
 
 
+class TestNsga2(NamedSamplerContract):
+    name: Any = {"name": "nsga2", "population": 6, "crossover": "blx_alpha", "mutation": "polynomial"}  # noqa: RUF012
+
+
+class TestNsga3(NamedSamplerContract):
+    name: Any = {"name": "nsga3", "population": 6}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("name", ["random", "quasi_random", "tpe", {"name": "nsga2", "population": 6}, "nsga3"])
+class TestSeveralObjectives(SamplerContract):
+    objectives = 2
+
+    @pytest.fixture
+    def make(self, name: Any) -> MakeSampler:
+        return lambda space, seed, maximize: make_sampler(name, space, seed, (maximize, maximize))
+
+
+@pytest.mark.slow
+class TestGaussianProcessOfSeveralObjectives(SamplerContract):
+    objectives, trials = 2, 7
+
+    @pytest.fixture
+    def make(self) -> MakeSampler:
+        options = {"name": "gp", "startup": 4}
+        return lambda space, seed, maximize: make_sampler(options, space, seed, (maximize, maximize))
+
+
 class TestStaged(NamedSamplerContract):
     name: Any = {"name": "staged", "coarse": 6, "refined": 4}  # noqa: RUF012
 
@@ -198,6 +225,13 @@ def test_cmaes_follows_the_package_by_itself() -> None:
         ("tpee", "there is no sampler `tpee`; did you mean `tpe`?"),
         ({"name": "grid", "pionts": 3}, "grid has no option `pionts`; did you mean `points`?"),
         ({"name": "grid", "points": 0}, "0 values make no grid"),
+        ({"name": "nsga2", "population": 1}, "sampler.population: 1 is out of range; give at least 2"),
+        ({"name": "nsga2", "population": 2, "crossover": "undx"}, "2 is out of range; give at least 3"),
+        ({"name": "nsga2", "crossover": "sbxx"}, "sampler.crossover: there is no crossover `sbxx`; did you mean `sbx`"),
+        ({"name": "nsga2", "crossover": 3}, "`crossover` of nsga2 is no text"),
+        ({"name": "nsga2", "mutation": "random"}, "there is no mutation `random`"),
+        ({"name": "nsga2", "mutation_chance": 2}, "sampler.mutation_chance: 2 is out of range; give 0 to 1"),
+        ({"name": "nsga3", "divisions": 0}, "sampler.divisions: 0 is out of range; give at least 1"),
         ({"name": "gp", "noise": 1}, "`noise` of gp is no truth value"),
         (7, "names no sampler"),
     ],
@@ -215,7 +249,7 @@ def test_cmaes_needs_two_parameters() -> None:
 
 def test_all_samplers_are_named() -> None:
     numbers = {"random", "quasi_random", "grid", "tpe", "bohb", "gp", "rgpe", "cmaes", "evolutionary", "staged"}
-    assert set(SAMPLERS.builtin) == numbers | {"perturb", "pb2"}
+    assert set(SAMPLERS.builtin) == numbers | {"nsga2", "nsga3", "perturb", "pb2"}
 
 
 @pytest.mark.parametrize("name", ["grid", "quasi_random", "random"])

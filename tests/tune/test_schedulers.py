@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import pytest
+from optuna.study._multi_objective import _fast_non_domination_rank
 
 from posttrain.store.errors import UserError
 from posttrain.testing.schedulers import MakeScheduler, SchedulerContract, SchedulerRun
 from posttrain.tune.schedulers.asha import Asha
-from posttrain.tune.schedulers.base import Scheduler
+from posttrain.tune.schedulers.base import Decision, Scheduler
 from posttrain.tune.schedulers.hyperband import Hyperband
+from posttrain.tune.schedulers.moasha import MoAsha
 from posttrain.tune.schedulers.none import RunToEnd
 from posttrain.tune.schedulers.registry import SCHEDULERS, make_scheduler
 from posttrain.tune.schedulers.rungs import Rung, rung_levels
@@ -37,6 +40,22 @@ class TestHyperband(SchedulerContract):
     @pytest.fixture
     def make(self) -> MakeScheduler:
         return lambda: Hyperband(max_resource=9)
+
+
+class TestMoAsha(SchedulerContract):
+    @pytest.fixture
+    def make(self) -> MakeScheduler:
+        return lambda: MoAsha(max_resource=9)
+
+
+class TestMoAshaOfTwoObjectives(SchedulerContract):
+    @pytest.fixture
+    def make(self) -> MakeScheduler:
+        class TwoObjectives(MoAsha):
+            def report(self, number: int, step: int, value: float) -> Decision:
+                return self.report_values(number, step, (value, value % 3))
+
+        return lambda: TwoObjectives(max_resource=9)
 
 
 class TestAsha(SchedulerContract):
@@ -96,6 +115,61 @@ def test_asha_promotes_from_the_top_rung_first() -> None:
     scheduler.started(0, 9, {})
     choice = scheduler.choose()
     assert (choice.number, choice.resource) == (9, 3)  # type: ignore[union-attr]
+
+
+def test_moasha_with_one_worker() -> None:
+    # By hand. Rung 0 after trials 0 to 2: no one dominates another, and the ε-net begins with the least first
+    # objective: 1. After six 3 has beaten 0, the front is 1 to 5 and two go on: 1 and, the farthest from it, 2. After
+    # nine three go on of the front 1, 2, 4, 5 and 6: 6 is farther from both ends than 4 and 5. In rung 1 no one
+    # dominates another of 1, 2 and 6: 1 goes on.
+    points = [(5, 5), (1, 9), (9, 1), (4, 4), (2, 8), (8, 2), (3, 3), (6, 6), (7, 7)]
+
+    class Points(MoAsha):
+        def report(self, number: int, step: int, value: float) -> Decision:
+            return self.report_values(number, step, points[number])
+
+    run = SchedulerRun(Points(max_resource=9, eta=3), 9).run()
+    assert jobs(run) == [
+        *[(0, 1), (1, 1), (2, 1), (1, 3)],
+        *[(3, 1), (4, 1), (5, 1), (2, 3)],
+        *[(6, 1), (7, 1), (8, 1), (6, 3), (1, 9)],
+    ]
+    assert run.finished == {1}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_moasha_of_one_objective_is_asha(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    values = generator.random((60, 28))
+
+    def value(number: int, step: int) -> float:
+        return float(values[number, step])
+
+    fails = {number: int(generator.integers(1, 27)) for number in range(0, 60, 7)}
+    runs = [SchedulerRun(make(27), 60, 3, value, fails=fails, seed=seed).run() for make in (Asha, MoAsha)]
+    assert runs[0].events == runs[1].events
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_moasha_promotes_of_the_first_fronts(seed: int) -> None:
+    """Whoever is promoted is of the front that still fits into the best third, whatever was before."""
+    points = np.random.default_rng(seed).random((60, 3))
+
+    class Points(MoAsha):
+        def report(self, number: int, step: int, value: float) -> Decision:
+            return self.report_values(number, step, points[number].tolist())
+
+    run = SchedulerRun(Points(max_resource=3), 60).run()
+    arrived: list[int] = []
+    for name, arguments, answer in run.events:
+        if name == "report" and answer is Decision.PAUSE:
+            arrived.append(arguments[0])
+        if name == "started" and arguments[1] == 3:
+            ranks = dict(zip(arrived, _fast_non_domination_rank(points[arrived]).tolist(), strict=True))
+            better = sum(rank < ranks[arguments[0]] for rank in ranks.values())
+            assert better < len(arrived) // 3
+    # A third, and those whose front has moved back since they were promoted.
+    assert 20 <= len(run.finished) <= 30
 
 
 def test_the_brackets_of_hyperband() -> None:

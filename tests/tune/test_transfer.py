@@ -12,14 +12,14 @@ import pytest
 
 from posttrain.store.errors import UserError
 from posttrain.testing.samplers import SPACE, MakeSampler, SamplerContract, loss
-from posttrain.tune import Choice, Float, Int, Space, TrialContext, minimize
+from posttrain.tune import Choice, Float, Int, Objective, Space, TrialContext, minimize
 from posttrain.tune.budget import Budget
 from posttrain.tune.samplers.base import SearchContext
 from posttrain.tune.samplers.registry import make_sampler
 from posttrain.tune.transfer.past import PastStudy, Task, distances, read_past
 from posttrain.tune.transfer.rgpe import misranked, rank_weights
 from posttrain.tune.transfer.savings import estimate_savings
-from posttrain.tune.transfer.warm_start import WarmStartPoints, carry_over, choose_warm_start
+from posttrain.tune.transfer.warm_start import WarmStartPoints, carry_over, choose_warm_start, read_warm_start
 from posttrain.tune.trial import Trial, TrialState
 from posttrain.tune.versions import Goal
 
@@ -258,6 +258,27 @@ def test_a_study_of_an_earlier_version_is_read_from_its_database(tmp_path: Path)
     assert (len(study.trials), study.task) == (5, Task())
     assert choose_warm_start([study], study.goal, Task()).sentences == (
         "starts from 3 settings of old (not comparable, 5 trials)",
+    )
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_study_of_several_objectives_is_left_out(tmp_path: Path, kept: bool) -> None:
+    def function(trial: TrialContext) -> tuple[float, float, float]:
+        trial.report(1, (1.0, 2.0, 3.0))
+        return trial["x"], trial["y"], 1.0
+
+    folder, objectives = tmp_path / "several", ["value", Objective("size", maximize=True), "third"]
+    first = minimize(function, SQUARE, budget=3, sampler="random", out=folder, objectives=objectives)
+    if not kept:  # read from the database
+        (folder / "task.json").unlink()
+    (study,) = read_past(tmp_path, Path())
+    assert [trial.values for trial in study.trials] == [trial.values for trial in first.trials]
+    assert [trial.reports[0].values for trial in study.trials] == [(1.0, 2.0, 3.0)] * 3
+    assert study.goal.objectives.directions == (False, True, False)
+    minimize(bowl(0.3, 0.6), SQUARE, budget=2, sampler="random", out=tmp_path / "next", warm_start=tmp_path)
+    assert read_warm_start(tmp_path / "next" / "warm_start.json").sentences == (
+        "several is left out: it searched 3 objectives at once",
+        "starts from the defaults",
     )
 
 

@@ -25,13 +25,14 @@ from pathlib import Path
 
 from posttrain.tune import Float, Int, minimize
 
-engine, url = json.loads(Path("options.json").read_text())
+engine, url, several = json.loads(Path("options.json").read_text())
 
 
 def anytime(trial):
     state = trial.folder / "state"
     step = int(state.read_text()) if state.exists() else 0
-    value = lambda: (trial["x"] - 0.3) ** 2 + trial["depth"] / 10 + 1 / step
+    value = lambda: values()[0] if not several else values()
+    values = lambda: ((trial["x"] - 0.3) ** 2 + trial["depth"] / 10 + 1 / step, trial["x"] / trial["depth"])
     if step:
         trial.report(step, value())
     while step < 9:
@@ -49,7 +50,8 @@ result = minimize(
     {"x": Float(0, 1), "depth": Int(1, 4)},
     budget="10 trials",
     sampler="random",
-    scheduler={"name": "hyperband", "max_resource": 9},
+    scheduler={"name": "moasha" if several else "hyperband", "max_resource": 9},
+    objectives=["loss", "size"] if several else [],
     seed=4,
     out=Path("out"),
     engine=engine,
@@ -62,7 +64,7 @@ Path("done").write_text(str(result.value))
 
 def outcome(trials: list[Trial]) -> list[tuple[Any, ...]]:
     return [
-        (trial.settings, str(trial.state), trial.value, [(report.step, report.value) for report in trial.reports])
+        (trial.settings, str(trial.state), trial.values, [(report.step, report.values) for report in trial.reports])
         for trial in trials
     ]
 
@@ -70,11 +72,11 @@ def outcome(trials: list[Trial]) -> list[tuple[Any, ...]]:
 class Study:
     """A study in a process that can be killed."""
 
-    def __init__(self, folder: Path, engine: str, url: str | None = None) -> None:
+    def __init__(self, folder: Path, engine: str, url: str | None = None, several: bool = False) -> None:
         self.folder, self.url, self.kills = folder, url, 0
         folder.mkdir()
         (folder / "script.py").write_text(SCRIPT)
-        (folder / "options.json").write_text(json.dumps([engine, url]))
+        (folder / "options.json").write_text(json.dumps([engine, url, several]))
 
     def start(self) -> Any:
         return forked.start([str(self.folder / "script.py")], self.folder, self.folder / "output", "python")
@@ -131,6 +133,22 @@ def test_kill_the_driver(engine: str, reference: list[tuple[Any, ...]], tmp_path
     repeated = Counter((number, step) for number, step, _ in study.steps())
     assert sum(count - 1 for count in repeated.values()) <= 2 * study.kills
     assert not any(map(is_alive, {pid for _, _, pid in study.steps()}))
+
+
+def test_kill_the_driver_of_a_study_of_several_objectives(tmp_path: Path) -> None:
+    whole, study = (Study(tmp_path / name, "inline", several=True) for name in ("whole", "study"))
+    expected = whole.finish()
+    for steps in (3, 9, 6, 8):
+        study.kill_after(steps)
+    assert study.kills >= 3
+    # With one worker MO-ASHA is exact, too.
+    assert study.finish() == expected
+    folders = [folder / "out" / "front" for folder in (whole.folder, study.folder)]
+    contents = [{path.name: path.read_text() for path in folder.iterdir()} for folder in folders]
+    assert contents[0] == contents[1]
+    best = [(folder / "out" / "best.yaml").read_text() for folder in (whole.folder, study.folder)]
+    assert best[0] == best[1]
+    assert "of the front by the rule: knee" in best[0]
 
 
 def test_kill_the_driver_of_a_study_in_postgres(

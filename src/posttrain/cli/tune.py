@@ -66,6 +66,7 @@ def run(
     from posttrain.loop.tune_config import TuneJobConfig
     from posttrain.loop.tune_trainings import tune_trainings
     from posttrain.train.api import read_files
+    from posttrain.tune.api import FRONT_FOLDER
     from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best
@@ -92,7 +93,12 @@ def run(
         )
     if result.best is None:
         raise WorkError(f"no trial has a value: {next((trial.error for trial in result.trials if trial.error), '')}")
-    print_line(f"{describe_best(result.best)} of {len(result.trials)} trials, by held-out {section.metric}")
+    if result.front:
+        print_line(f"{describe_best(result.best, section.several, result.front)}; {len(result.trials)} trials in all")
+        print_line(f"chosen by the rule: {section.choose}; a config of each: {out / FRONT_FOLDER}")
+    else:
+        count = len(result.trials)
+        print_line(f"{describe_best(result.best)} of {count} trials, by held-out {', '.join(section.metrics)}")
     for name, value in result.best.settings.items():
         print_line(f"  {name}: {value}")
     for warning in check_edges(Space(section.space, section.constraints), result.best):
@@ -120,11 +126,14 @@ def show(
     from posttrain.tune.stopping import read_reason
     from posttrain.tune.study import read_study
     from posttrain.tune.transfer.savings import describe_warm_start
-    from posttrain.tune.trial import best_trial, lineage, rank, schedule_to_json
+    from posttrain.tune.trial import lineage, rank, schedule_to_json
 
     goal, trials = read_study(folder, storage, _study_name(folder, storage))
-    ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))
-    best = best_trial(trials, maximize=goal.maximize)
+    best = goal.best_trial(trials)
+    objectives = goal.objectives
+    several = len(objectives) > 1
+    front = sorted(objectives.front(trials), key=lambda trial: objectives.losses(trial.values or ())) if several else []
+    ranked = front or sorted(trials, key=lambda trial: rank(trial, goal.maximize))
     spans = [] if best is None else lineage(trials, best.number)
     counts = Counter(str(trial.state) for trial in trials)
     sentences, savings = describe_warm_start(folder, goal, trials)
@@ -134,6 +143,7 @@ def show(
             {
                 "objective": goal.objective,
                 "maximize": goal.maximize,
+                **({**objectives.to_json(), "front": [trial.number for trial in front]} if several else {}),
                 "best": None if best is None else best.to_json(),
                 "schedule": schedule_to_json(spans),
                 "states": dict(counts),
@@ -150,17 +160,22 @@ def show(
     parents = any(trial.fork for trial in trials)
     rows = [
         [
-            *(trial.number, str(trial.state), _number(trial.latest), trial.step, f"{trial.seconds:.1f}"),
+            *(trial.number, str(trial.state)),
+            *(_number(value) for value in trial.latest_values or [None] * len(objectives)),
+            *(trial.step, f"{trial.seconds:.1f}"),
             *([f"{trial.fork.parent} at {trial.fork.step}" if trial.fork else ""] if parents else []),
             *(_number(trial.settings.get(name)) for name in names),
         ]
-        for trial in ranked[:_SHOWN]
+        for trial in ranked[: max(_SHOWN, len(front))]
     ]
-    headings = ["trial", "state", goal.objective, "step", "seconds", *(["goes on from"] if parents else []), *names]
+    headings = ["trial", "state", *objectives.names, "step", "seconds", *(["goes on from"] if parents else []), *names]
     print_table("", headings, rows)
     states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_line(f"{len(trials)} trials: {states}" if trials else "no trials yet")
-    print_line(describe_best(best))
+    print_line(describe_best(best, objectives, front))
+    if best is not None and front:
+        limits = "" if objectives.meets_limits(best) else "; no trial meets the limits"
+        print_line(f"chosen by the rule: {objectives.choose}{limits}")
     if len(spans) > 1:
         _print_schedule(spans)
     for sentence in [*sentences, *([savings.sentence] if savings else []), *([ended_early] if ended_early else [])]:

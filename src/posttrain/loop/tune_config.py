@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
@@ -13,6 +13,7 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.budget import Budget, Price, read_gain
+from posttrain.tune.objectives import COSTS, Objectives, read_objectives
 from posttrain.tune.space import Settings, Space
 
 LOSS = "loss"
@@ -30,7 +31,7 @@ VALUE_NAMES = {
 
 _CHECKED_POINTS = 50  # of the space, whose settings are tried before anything is trained
 
-_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece"})
+_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS})
 
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
 
@@ -92,6 +93,15 @@ class TuneConfig(Section):
     constraints: list[str] = Field(default=[], description="Formulas that all settings must meet.")
     held_out: HeldOutConfig = Field(description="What models are measured on; a file, or a share, is enough.")
     metric: str = Field(default=LOSS, description="What is measured: loss, or a metric of the scorer.")
+    objectives: list[str | dict[str, Any]] = Field(
+        default=[],
+        description="Several in place of metric: names, or {metric, maximize, limit}; also seconds, tokens "
+        "and memory_bytes.",
+    )
+    choose: str = Field(
+        default="knee",
+        description="Of several objectives: which trial of the front is the best: knee, or such as loss within 1%.",
+    )
     maximize: bool | None = Field(default=None, description="Whether greater is better; null: as the metric has it.")
     budget: str | int | None = Field(default=None, description="What it may spend, such as 50 trials, 2h.")
     sampler: str | dict[str, Any] | None = Field(
@@ -123,6 +133,12 @@ class TuneConfig(Section):
     def _data_is_enough(cls, value: Any) -> Any:
         return {"data": value} if isinstance(value, str) else value
 
+    @model_validator(mode="after")
+    def _metric_or_objectives(self) -> Self:
+        if self.objectives and self.model_fields_set & {"metric", "maximize"}:
+            raise ValueError("metric and maximize are of one objective, and there are objectives")
+        return self
+
     @property
     def is_maximized(self) -> bool:
         """True if greater values are better."""
@@ -138,26 +154,47 @@ class TuneConfig(Section):
         value, where = (self.budget, "tune.budget") if budget is None else (budget, "--budget")
         return Budget.read(value, where, price, self.accelerators)
 
+    @property
+    def several(self) -> Objectives | None:
+        """The objectives; None where there is one metric.
+
+        Raises:
+            UserError: an objective or the rule of choice cannot be used.
+        """
+        if not self.objectives:
+            return None
+        return read_objectives(self.objectives, self.choose, "tune.objectives", lambda name: name not in _LEAST)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is measured of a trained model: the metric, or those of the objectives."""
+        return (self.metric,) if self.several is None else self.several.measured
+
     def suite(self, has_labels: bool) -> SuiteConfig:
-        """Returns the suite that has the metric.
+        """Returns the suite that has the metric, or those of all objectives.
 
         Raises:
             UserError: the scorer has no such metric, or no scorer has.
         """
         if self.held_out.scorer is not None:
             candidates: tuple[str, ...] = (self.held_out.scorer,)
-        elif self.metric == LOSS:
+        elif LOSS in self.metrics:
             candidates = ("label_likelihood" if has_labels else "perplexity",)
         else:
             candidates = _BY_LABELS if has_labels else _BY_TEXT
-        known: list[str] = []
+        known: dict[str, frozenset[str]] = {}
         for name in candidates:
             metrics = SCORERS[name].metrics | (SCORERS[name].label_metrics if has_labels else frozenset())
-            known += sorted(metrics | ({LOSS} if "log_likelihood_sum" in metrics else set()))
-            if self.metric in known:
+            known[name] = metrics | ({LOSS} if "log_likelihood_sum" in metrics else frozenset())
+            if known[name].issuperset(self.metrics):
                 return self.held_out.model_copy(update={"scorer": name})
-        fix = suggest(self.metric, known)
-        raise UserError(f"there is no metric `{self.metric}` here", where="tune.metric", fix=fix)
+        where = "tune.objectives" if self.objectives else "tune.metric"
+        every = sorted(frozenset().union(*known.values()))
+        for metric in self.metrics:
+            if metric not in every:
+                raise UserError(f"there is no metric `{metric}` here", where=where, fix=suggest(metric, every))
+        what = f"no scorer measures all of {', '.join(self.metrics)}"
+        raise UserError(what, where=where, fix="leave some out")
 
 
 class TuneJobConfig(TrainJobConfig):

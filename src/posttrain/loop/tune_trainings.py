@@ -30,12 +30,13 @@ from posttrain.train.config import OPERATIONAL_SECTIONS, can_change_on_resume
 from posttrain.train.data.tokenise import content_digest
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.standalone import TrainJobConfig, train_standalone
-from posttrain.tune.api import TuneResult, optimize
+from posttrain.tune.api import TuneResult, check_objectives, optimize
 from posttrain.tune.backends.base import Backend
 from posttrain.tune.backends.registry import open_backend as open_engine
 from posttrain.tune.budget import Budget
 from posttrain.tune.context import TrialContext
 from posttrain.tune.lint import check_space
+from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import EARLY_STEP, PastStudy, Task, read_past
@@ -82,6 +83,10 @@ def tune_trainings(
     check_settings(space, config.model_dump(mode="json"))
     if make_scheduler(tune.scheduler).has_forks:
         _check_forks(space, config)
+    if tune.several is not None:
+        check_objectives(
+            tune.several, engine, stops_early=tune.stop is not None, starts_warm=tune.warm_start is not None
+        )
     suite = tune.suite(bool(config.task.label_set))
     training, held_out = split_records(records, tune, config, root)
     trial = TrainingTrial(
@@ -90,7 +95,7 @@ def tune_trainings(
         records=training,
         held_out=held_out,
         suite=suite,
-        metric=tune.metric,
+        metrics=tune.metrics,
         parts=training_parts(tune),
     )
     past = [] if tune.warm_start is None else read_past(tune.warm_start, root, "tune.warm_start", exclude=out)
@@ -162,6 +167,7 @@ def search_trainings(
         migrate=migrate,
         objective=f"held-out {tune.metric}",
         maximize=tune.is_maximized,
+        several=tune.several,
         identity={
             "the training data": content_digest(trial.records),
             "the held-out data": content_digest(trial.held_out),
@@ -191,7 +197,7 @@ class TrainingTrial:
         records: RECORD rows to train on.
         held_out: RECORD rows to measure on.
         suite: the scorer of the answers.
-        metric: what is measured.
+        metrics: what is measured.
         parts: number of parts, which is the resource of a whole training.
         difficulties: float64 [records], a higher one is harder; None: as the config has it.
         weights: float64 [records], of the records in the loss; None: as the config has it.
@@ -202,15 +208,15 @@ class TrainingTrial:
     records: pa.Table
     held_out: pa.Table
     suite: SuiteConfig
-    metric: str
+    metrics: tuple[str, ...]
     parts: int
     difficulties: np.ndarray | None = None
     weights: np.ndarray | None = None
 
-    def __call__(self, trial: TrialContext) -> float:
-        """Runs a trial from where it is; returns the value of the trained model."""
+    def __call__(self, trial: TrialContext) -> Measured:
+        """Runs a trial from where it is; returns the value of the trained model, of several metrics a list."""
         file = trial.folder / _EVALUATIONS
-        values: list[float] = json.loads(file.read_bytes()) if file.exists() else []
+        values: list[Measured] = json.loads(file.read_bytes()) if file.exists() else []
         if values:  # its report may have been lost in a kill
             trial.report(len(values), values[-1])
         config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
@@ -256,8 +262,10 @@ class TrainingTrial:
             log.setLevel(level)
         return True
 
-    def _measure(self, lm: LanguageModel) -> float:
-        return metric_value(run_suite(lm, self.held_out, self.suite, "held_out"), self.metric)
+    def _measure(self, lm: LanguageModel) -> Measured:
+        result = run_suite(lm, self.held_out, self.suite, "held_out")
+        values = [metric_value(result, name) for name in self.metrics]
+        return values[0] if len(values) == 1 else values
 
 
 class _StopAndMeasure(Callback):
@@ -270,13 +278,13 @@ class _StopAndMeasure(Callback):
 
     Attributes:
         tokens: that the steps have processed.
-        value: of the model that was stopped; None before.
+        value: of the model that was stopped, or several; None before.
     """
 
-    def __init__(self, share: float, measure: Callable[[LanguageModel], float], early: Path) -> None:
+    def __init__(self, share: float, measure: Callable[[LanguageModel], Measured], early: Path) -> None:
         self._share, self._measure, self._early, self._goal = share, measure, early, 0
         self.tokens = 0
-        self.value: float | None = None
+        self.value: Measured | None = None
 
     def on_begin(self, steps: int, total: int) -> bool:
         # Rounded first: 3 / 9 of 9 steps is not to be 4 of them.

@@ -176,6 +176,9 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
     if tune.budget is None:
         raise UserError("says nothing of what it may spend", where="tune.budget", fix="give one, such as 20 trials")
     tune.limit()
+    if tune.objectives:
+        fix = "name a metric, or use posttrain tune beside the loop"
+        raise UserError("a round chooses settings by one metric", where="tune.objectives", fix=fix)
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
     if tune.warm_start is not None:

@@ -69,6 +69,12 @@ def misbehave(trial: TrialContext) -> float | None:
     return None
 
 
+def measure_two(trial: TrialContext) -> tuple[float, float]:
+    """Reports the values of two objectives by name, and returns others in their order."""
+    trial.report(1, {"second": 2.0, "first": 1.0})
+    return 3.0, 4.0
+
+
 def run_jobs(backend: Backend, jobs: Sequence[Job], handler: RecordingHandler) -> None:
     """Runs jobs to their ends, as many at a time as the backend has workers."""
     waiting, count = list(jobs), sum(map(len, handler.outcomes.values()))
@@ -137,6 +143,20 @@ class BackendContract:
         assert outcomes["nothing"].kind == "returned"
         assert outcomes["nothing"].value is None
         assert (outcomes["text"].kind, outcomes["text"].error[:10]) == ("failed", "ValueError")
+
+    def test_values_of_several_objectives(self, make: MakeBackend, tmp_path: Path) -> None:
+        handler = RecordingHandler()
+        jobs = [
+            Job(number, {}, tmp_path / f"{number:04d}", 0, None, seed=number, objectives=objectives)
+            for number, objectives in enumerate([("first", "second"), ("first", "third")])
+        ]
+        with make(measure_two) as backend:
+            run_jobs(backend, jobs, handler)
+        assert [report.values for report in handler.reports[0]] == [(1.0, 2.0)]
+        (outcome,) = handler.outcomes[0]
+        assert (outcome.kind, outcome.value, outcome.others) == ("returned", 3.0, (4.0,))
+        assert 1 not in handler.reports
+        assert handler.outcomes[1][0].error == "ValueError: the objective third is missing: there is second, first"
 
     def test_the_clock_does_not_go_back(self, make: MakeBackend, tmp_path: Path) -> None:
         with make(count_up) as backend:

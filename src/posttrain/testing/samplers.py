@@ -50,9 +50,11 @@ class SamplerContract:
 
     Attributes:
         trials: number of trials that are proposed; enough for the sampler to use what it has learned.
+        objectives: number of objectives; ``make`` gets the direction of all.
     """
 
     trials: int = 24
+    objectives: int = 1
 
     @pytest.fixture
     def make(self) -> MakeSampler:
@@ -60,7 +62,7 @@ class SamplerContract:
         raise NotImplementedError
 
     def test_proposals_are_points_of_the_space(self, make: MakeSampler) -> None:
-        trials = _study(make(SPACE, 1, False), self.trials)
+        trials = self._study(make(SPACE, 1, False), self.trials)
         assert trials
         for trial in trials:
             assert trial.settings in SPACE, trial.settings
@@ -73,10 +75,10 @@ class SamplerContract:
                 assert make(SPACE, 3, False).propose(number, list(trials)) == proposal
             if proposal is None:
                 return
-            trials.append(_run(number, proposal))
+            trials.append(self._run(number, proposal))
 
     def test_the_seed_counts(self, make: MakeSampler) -> None:
-        first, second = (_study(make(SPACE, 3, False), self.trials) for _ in range(2))
+        first, second = (self._study(make(SPACE, 3, False), self.trials) for _ in range(2))
         assert first == second
 
     def test_trials_in_every_state(self, make: MakeSampler) -> None:
@@ -85,8 +87,8 @@ class SamplerContract:
             proposal = sampler.propose(number, trials)
             if proposal is None:
                 break
-            trial = _run(number, proposal)
-            reports = tuple(Report(step, (trial.value or 0.0) + 1 / step) for step in range(1, 4))
+            trial = self._run(number, proposal)
+            reports = tuple(Report(step, (trial.value or 0.0) + 1 / step, others=trial.others) for step in range(1, 4))
             changed = [
                 trial,
                 replace(trial, state=TrialState.RUNNING, value=None),
@@ -103,28 +105,28 @@ class SamplerContract:
         assert all(trial.settings in SPACE for trial in trials)
 
     def test_maximising_is_minimising_the_negative(self, make: MakeSampler) -> None:
-        least = _study(make(SPACE, 7, False), self.trials)
-        greatest = _study(make(SPACE, 7, True), self.trials, sign=-1)
+        least = self._study(make(SPACE, 7, False), self.trials)
+        greatest = self._study(make(SPACE, 7, True), self.trials, sign=-1)
         assert [trial.settings for trial in least] == [trial.settings for trial in greatest]
 
     def test_trials_stay_unchanged(self, make: MakeSampler) -> None:
-        trials = _study(make(SPACE, 9, False), self.trials // 2)
+        trials = self._study(make(SPACE, 9, False), self.trials // 2)
         before = [repr(trial) for trial in trials]
         make(SPACE, 9, False).propose(len(trials), trials)
         assert [repr(trial) for trial in trials] == before
 
+    def _run(self, number: int, proposal: Proposal, sign: int = 1) -> Trial:
+        settings = SPACE.complete(proposal.drawn)
+        values = [sign * loss(settings), sign * -float(np.log10(settings["rate"]))]
+        others = tuple(values[1 : self.objectives])
+        state = TrialState.FINISHED
+        return Trial(number, settings, proposal.drawn, state, value=values[0], notes=proposal.notes, others=others)
 
-def _run(number: int, proposal: Proposal, sign: int = 1) -> Trial:
-    settings = SPACE.complete(proposal.drawn)
-    value = sign * loss(settings)
-    return Trial(number, settings, proposal.drawn, TrialState.FINISHED, value=value, notes=proposal.notes)
-
-
-def _study(sampler: Sampler, count: int, sign: int = 1) -> Sequence[Trial]:
-    trials: list[Trial] = []
-    for number in range(count):
-        proposal = sampler.propose(number, trials)
-        if proposal is None:
-            break
-        trials.append(_run(number, proposal, sign))
-    return trials
+    def _study(self, sampler: Sampler, count: int, sign: int = 1) -> Sequence[Trial]:
+        trials: list[Trial] = []
+        for number in range(count):
+            proposal = sampler.propose(number, trials)
+            if proposal is None:
+                break
+            trials.append(self._run(number, proposal, sign))
+        return trials

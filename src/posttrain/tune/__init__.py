@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Choice", "Derived", "Float", "Int", "Space", "TrialContext", "TuneResult", "minimize"]
+__all__ = ["Choice", "Derived", "Float", "Int", "Objective", "Space", "TrialContext", "TuneResult", "minimize"]
 
 if TYPE_CHECKING:
     from posttrain.tune.api import TuneResult, minimize
     from posttrain.tune.context import TrialContext
+    from posttrain.tune.objectives import Objective
     from posttrain.tune.parameters import Choice, Derived, Float, Int
     from posttrain.tune.space import Space
 
@@ -20,6 +21,7 @@ def __getattr__(name: str) -> Any:
         "Derived": "parameters",
         "Float": "parameters",
         "Int": "parameters",
+        "Objective": "objectives",
         "Space": "space",
         "TrialContext": "context",
         "TuneResult": "api",

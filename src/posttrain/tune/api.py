@@ -16,11 +16,13 @@ from posttrain.tune.backends.base import Backend, TrialFunction
 from posttrain.tune.backends.registry import check_engine, open_backend
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.driver import Driver
+from posttrain.tune.objectives import KNEE, Objective, Objectives, read_objectives
 from posttrain.tune.progress import ProgressLines
-from posttrain.tune.samplers.base import SearchContext
+from posttrain.tune.samplers.base import Sampler, SearchContext
 from posttrain.tune.samplers.initial import InitialPoints, read_points
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.samplers.registry import make_sampler
+from posttrain.tune.schedulers.base import Scheduler
 from posttrain.tune.schedulers.registry import make_scheduler
 from posttrain.tune.space import Space
 from posttrain.tune.stopping import GainRule
@@ -41,6 +43,9 @@ from posttrain.tune.versions import Goal
 BEST_FILE = "best.yaml"
 """The best settings so far, in a study's folder."""
 
+FRONT_FOLDER = "front"
+"""The configs of all trials of the front, in the folder of a study with several objectives."""
+
 _TRIALS_FOLDER, _LOCK = "trials", "lock"
 
 _EXPORT_SECONDS = 1.0
@@ -50,18 +55,26 @@ The settings of the best trial, {number}, changed while it ran, as it went on fr
 Below are the last ones, which alone do not give its result again. trials/{number:04d} has what it ended with.
 """
 
+_CHOSEN = """\
+{trial}
+Chosen of the {count} trials of the front by the rule: {rule}. {folder}/ has a config of each; take another from there.
+"""
+
 
 @dataclass(frozen=True)
 class TuneResult:
     """The outcome of a study.
 
     Attributes:
-        best: the trial with the best value; None if no trial has one.
+        best: the trial with the best value, of several objectives the one that is chosen of the front; None if no trial
+            has a value.
         trials: all trials, by number.
+        front: with several objectives, the finished trials that no other is better than in every one, by number.
     """
 
     best: Trial | None
     trials: Sequence[Trial]
+    front: Sequence[Trial] = ()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -74,14 +87,23 @@ class TuneResult:
 
     @property
     def value(self) -> float:
-        """The best value.
+        """The best value, of several objectives that of the first.
 
         Raises:
             ValueError: no trial has a value.
         """
-        value = self._best_or_error.latest
-        assert value is not None
-        return value
+        return self.values[0]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values of all objectives.
+
+        Raises:
+            ValueError: no trial has a value.
+        """
+        values = self._best_or_error.latest_values
+        assert values is not None
+        return values
 
     @property
     def schedule(self) -> Sequence[Span]:
@@ -115,13 +137,15 @@ def minimize(
     silence: float = 3600.0,
     storage: str | None = None,
     migrate: bool = False,
+    objectives: Sequence[str | Objective | Mapping[str, Any]] = (),
+    choose: str = KNEE,
     warm_start: Any = (),
     features: Mapping[str, float] | None = None,
     stop: Any = None,
     price: Price | None = None,
     accelerators: int = 1,
 ) -> TuneResult:
-    """Searches the settings with the least value of a function.
+    """Searches the settings with the least value of a function, or with the best of several.
 
     With ``out`` the study is kept: the same call goes on where an earlier one stopped or was killed, and a larger
     budget continues a finished study. In this process (``inline``) one seed gives the same trials.
@@ -129,16 +153,19 @@ def minimize(
     Args:
         function: runs a trial, given a `TrialContext`: ``trial["lr"]`` is a setting, ``trial.report(step, value)``
             reports an intermediate value. Returns the final value, or None if that is the last one reported. A value
-            that is NaN or infinite, and any exception, is a failed trial.
+            that is NaN or infinite, and any exception, is a failed trial. With several objectives it returns and
+            reports a sequence in their order without costs, or a mapping by name.
         space: a `Space`, or a mapping of names to `Float`, `Int`, `Choice`, `Derived`, fixed values, or to entries as a
             config has them, such as ``{"float": [1e-6, 1e-3], "log": True}``.
         budget: such as ``"50 trials"``, ``"30m"``, ``"2M tokens"``, ``"2 gpu-hours"``, several with commas, or a number
             of trials.
         sampler: ``random``, ``grid``, ``quasi_random``, ``tpe``, ``bohb``, ``gp``, ``rgpe``, ``cmaes``,
-            ``evolutionary`` or ``staged``, or a mapping of ``name`` and options, or a new `Sampler`. By default
-            ``tpe``, or the one that belongs to a scheduler of populations: ``perturb`` to ``pbt``, ``pb2`` to ``pb2``.
-        scheduler: ``none``, ``successive_halving``, ``asha``, ``hyperband``, ``early_stopping``, ``extrapolation``,
-            ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a new `Scheduler`.
+            ``evolutionary``, ``nsga2``, ``nsga3`` or ``staged``, or a mapping of ``name`` and options, or a new
+            `Sampler`. By default ``tpe``, or the one that belongs to a scheduler of populations: ``perturb`` to
+            ``pbt``, ``pb2`` to ``pb2``.
+        scheduler: ``none``, ``successive_halving``, ``asha``, ``moasha``, ``hyperband``, ``early_stopping``,
+            ``extrapolation``, ``pbt`` or ``pb2``, with options such as ``{"name": "asha", "max_resource": 27}``, or a
+            new `Scheduler`.
         initial: points that are tried first, such as ``[{"lr": 1e-3}]``; they count against the budget.
         seed: fixes every random choice of the search, and each trial's seed.
         out: folder that gets ``study.db``, ``trials.jsonl``, ``best.yaml`` and the trials' folders; None keeps nothing.
@@ -147,6 +174,10 @@ def minimize(
         silence: seconds without a report after which a trial in a process counts as hanging.
         storage: a PostgreSQL database in place of ``study.db``.
         migrate: carry an earlier study's trials over to a space that has changed.
+        objectives: several objectives, such as ``["loss", Objective("accuracy", maximize=True), "seconds"]``; those
+            named ``seconds``, ``tokens`` and ``memory_bytes`` are what a trial has spent. The result has their front.
+        choose: the best trial of the front: its ``knee``, or such as ``loss within 1%``, which is that with the best
+            of the other objectives among those whose loss is at most 1% worse than the best.
         warm_start: earlier studies to start from: a folder of studies, study folders, or a list of `PastStudy`.
         features: numbers that say which earlier studies are like this one, by name, such as the logarithm of a size; a
             difference of half a unit counts little. They are kept with the study in ``out``.
@@ -159,11 +190,14 @@ def minimize(
         Best settings, best value and all trials.
 
     Raises:
-        UserError: space, budget, sampler, scheduler or a point cannot be used; the study was begun with another space;
-            another process works on it.
+        UserError: space, budget, sampler, scheduler, objectives or a point cannot be used; the study was begun with
+            another space or other objectives; another process works on it.
         WorkError: the first five trials have all failed.
     """
     check_engine(engine, workers)
+    several = read_objectives(objectives, choose) if objectives else None
+    if several is not None:
+        check_objectives(several, engine, stops_early=stop is not None, starts_warm=bool(warm_start))
     return optimize(
         lambda: open_backend(engine, function, workers, silence),
         space,
@@ -175,6 +209,7 @@ def minimize(
         out=out,
         storage=storage,
         migrate=migrate,
+        several=several,
         stop=stop,
         past=_read_past(warm_start, out),
         task=lambda trials: Task({**(features or {}), **early_value(trials)}),
@@ -197,6 +232,7 @@ def optimize(
     maximize: bool = False,
     identity: Mapping[str, str] | None = None,
     to_config: Callable[[Trial], Mapping[str, Any]] | None = None,
+    several: Objectives | None = None,
     past: Sequence[PastStudy] = (),
     task: Callable[[Sequence[Trial]], Task] = lambda trials: Task(),
     defaults: Mapping[str, Any] | None = None,
@@ -210,6 +246,7 @@ def optimize(
         maximize: whether greater values are better.
         identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
         to_config: returns what ``best.yaml`` holds of a trial; its settings by default.
+        several: several objectives, in place of ``objective`` and ``maximize``.
         past: earlier studies that this one may start from.
         task: returns the features of the task, given the trials so far.
         defaults: values of parameters that an earlier study may lack.
@@ -220,7 +257,10 @@ def optimize(
         raise UserError(f"{seed} is no seed", where="seed", fix="give 0 or more")
     space, budget = Space.of(space), Budget.read(budget)
     chosen_scheduler = make_scheduler(scheduler)
-    chosen_sampler = make_sampler(chosen_scheduler.sampler if sampler is None else sampler, space, seed, maximize)
+    directions = maximize if several is None else several.directions
+    chosen_sampler = make_sampler(chosen_scheduler.sampler if sampler is None else sampler, space, seed, directions)
+    if several is not None:
+        check_several(several, chosen_scheduler, chosen_sampler)
     if chosen_scheduler.has_forks and not isinstance(chosen_sampler, PopulationSampler):
         what = "the scheduler trains a population, whose settings this sampler cannot perturb"
         raise UserError(what, where="sampler", fix=f"leave it out, or use {chosen_scheduler.sampler}")
@@ -248,11 +288,12 @@ def optimize(
                 maximize=maximize,
                 identity=identity,
                 migrate=migrate,
+                several=several,
             )
         )
         files = _Files(study, folder, to_config or (lambda trial: trial.settings))
         backend = stack.enter_context(open_backend())
-        goal = Goal(objective, maximize, space)
+        goal = Goal(objective, maximize, space, several=several)
         warm_start = _warm_start(study, goal, past, task, defaults)
         points = [*first, *(point for point in warm_start.points if point not in first)]
         if warm_start.sources:
@@ -263,7 +304,7 @@ def optimize(
         elif points:
             chosen_sampler = InitialPoints(chosen_sampler, points)
 
-        rule = None if gain is None else GainRule(space, gain, budget, maximize=maximize, seed=seed, folder=folder)
+        rule = None if gain is None else GainRule(space, gain, budget, maximize=goal.maximize, seed=seed, folder=folder)
 
         def keep_task() -> None:
             if folder is not None:
@@ -285,7 +326,41 @@ def optimize(
         finally:
             keep_task()
         files.write()
-        return TuneResult(study.best, tuple(study.trials))
+        return TuneResult(study.best, tuple(study.trials), tuple(study.front))
+
+
+def check_objectives(objectives: Objectives, engine: str, *, stops_early: bool, starts_warm: bool) -> None:
+    """Raises a `UserError` if the engine does not measure an objective, or if there are several where one is asked for.
+
+    Args:
+        objectives: what is searched.
+        engine: runs the trials.
+        stops_early: whether the study may end by the gain that is to be expected.
+        starts_warm: whether it starts from earlier studies.
+    """
+    if "memory_bytes" in objectives.names and engine == "inline":
+        what = "`memory_bytes` of a trial is not known where all trials run in one process"
+        raise UserError(what, where="objectives", fix="use --engine processes")
+    count = len(objectives)
+    if count > 1 and stops_early:
+        raise UserError(f"predicts the gain of one objective, and there are {count}", where="stop", fix="leave it out")
+    if count > 1 and starts_warm:
+        what = f"carries over the best settings by one objective, and there are {count}"
+        raise UserError(what, where="warm_start", fix="leave it out, or name settings in initial")
+
+
+def check_several(objectives: Objectives, scheduler: Scheduler, sampler: Sampler) -> None:
+    """Raises a `UserError` if a scheduler or a sampler knows one objective alone, and there are more."""
+    count = len(objectives)
+    if count > 1 and not scheduler.several_objectives:
+        what = f"compares trials by one objective, and there are {count}"
+        raise UserError(what, where="scheduler", fix="use moasha or none")
+    if count > 1 and not sampler.several_objectives:
+        what = f"searches one objective, and there are {count}"
+        raise UserError(what, where="sampler", fix="use tpe, nsga2, nsga3, gp, random, quasi_random or grid")
+    if sampler.directions != objectives.directions:
+        what = "was made for other objectives"
+        raise UserError(what, where="sampler", fix=f"make it with maximize={objectives.directions}")
 
 
 def _warm_start(
@@ -316,6 +391,7 @@ class _Files:
     def __init__(self, study: Study, folder: Path | None, to_config: Callable[[Trial], Mapping[str, Any]]) -> None:
         self._study, self._folder, self._to_config = study, folder, to_config
         self._written: Trial | None = None
+        self._written_front: list[Trial] = []
         self._last = 0.0
 
     def __call__(self, trial: Trial) -> None:
@@ -333,16 +409,43 @@ class _Files:
 
     def _write_best(self) -> None:
         best = self._study.best
-        if self._folder is None or best is None or best is self._written:
+        front = self._study.front
+        if self._folder is None or best is None or (best is self._written and front == self._written_front):
             return
         content = _to_yaml(self._to_config(best))
+        if self._study.front:
+            content = self._comment(best) + content
+            self._write_front(self._folder / FRONT_FOLDER)
         spans = lineage(self._study.trials, best.number)
         if len(spans) > 1:
             # As a comment: a config of `posttrain train` has one value of each key.
             schedule = _CHANGED.format(number=best.number) + _to_yaml({"schedule": schedule_to_json(spans)})
             content = "".join(f"# {line}\n" for line in schedule.splitlines()) + content
         write_atomically(self._folder / BEST_FILE, content.encode())
-        self._written = best
+        self._written, self._written_front = best, list(front)
+
+    def _write_front(self, folder: Path) -> None:
+        """Writes the config of each trial of the front; that of one which is there already stays as it is."""
+        make_folder(folder)
+        configs = {f"{trial.number:04d}.yaml": trial for trial in self._study.front}
+        for path in folder.iterdir():
+            if path.name not in configs:
+                path.unlink()
+        for name, trial in configs.items():
+            if not (folder / name).exists():
+                text = f"# {self._describe(trial)}\n{_to_yaml(self._to_config(trial))}"
+                write_atomically(folder / name, text.encode())
+
+    def _describe(self, trial: Trial) -> str:
+        return f"trial {trial.number}: {self._study.objectives.describe(trial.values or ())}"
+
+    def _comment(self, best: Trial) -> str:
+        objectives, count = self._study.objectives, len(self._study.front)
+        rule = objectives.choose
+        if not objectives.meets_limits(best):
+            rule += "; no trial meets the limits"
+        text = _CHOSEN.format(trial=self._describe(best), count=count, rule=rule, folder=FRONT_FOLDER)
+        return "".join(f"# {line}\n" for line in text.splitlines())
 
 
 def _to_yaml(content: Mapping[str, Any]) -> str:

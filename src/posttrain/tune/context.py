@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.base import Decision
 
 
@@ -45,7 +46,7 @@ class TrialContext:
         start: int,
         resource: int | None,
         seed: int,
-        report: Callable[[int, float, int], Decision],
+        report: Callable[[int, Measured, int], Decision],
     ) -> None:
         self.number, self.settings, self.folder = number, settings, folder
         self.start, self.resource, self.seed = start, resource, seed
@@ -54,20 +55,20 @@ class TrialContext:
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
 
-    def report(self, step: int, value: float, *, tokens: int = 0) -> None:
-        """Reports an intermediate value.
+    def report(self, step: int, value: Measured, *, tokens: int = 0) -> None:
+        """Reports an intermediate value, or one of each objective.
 
         Args:
             step: the resource so far, from 1, such as the number of epochs; greater than in the report before.
-            value: of the objective.
+            value: of the objective; of several a sequence in their order, or a mapping by name.
             tokens: processed since the report before, for budgets in tokens.
 
         Raises:
             TrialInterrupted: the trial is to pause or to stop.
-            ValueError: the step is no positive integer.
+            ValueError: the step is no positive integer, or the value of an objective is missing.
         """
         if step != int(step) or step < 1:
             raise ValueError(f"a step is a positive integer, not {step}")
-        decision = self._report(int(step), float(value), int(tokens))
+        decision = self._report(int(step), value, int(tokens))
         if decision is not Decision.CONTINUE:
             raise TrialInterrupted(decision)

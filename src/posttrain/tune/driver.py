@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ class Driver:
         self._study, self._sampler, self._scheduler, self._backend = study, sampler, scheduler, backend
         self._budget, self._folder, self._seed = budget, folder, seed
         self._observe: Observer = lambda trial: None
-        self._sign = -1.0 if study.maximize else 1.0
+        self._objectives = study.objectives
         self._interrupted: dict[int, None] = {}  # to be run on, in their order
         self._running: dict[int, Trial] = {}  # as they were when their run began
         self._kills: dict[int, int] = {}
@@ -125,19 +124,21 @@ class Driver:
         trial, before = self._study.trials[number], self._running[number]
         if trial.ended:
             return Decision.STOP
-        if not math.isfinite(report.value):
-            self._end(number, TrialState.FAILED, error=f"the value at step {report.step} is {report.value}")
-            return Decision.STOP
         self._memory[number] = max(memory_bytes, self._memory.get(number, 0))
+        seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
+        values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
+        if (bad := self._objectives.infinite(values)) is not None:
+            self._end(number, TrialState.FAILED, error=f"the {bad[0]} at step {report.step} is {bad[1]}")
+            return Decision.STOP
         decision = Decision.CONTINUE
         if report.step > trial.step:  # a run that began before the last report repeats some
-            whole = replace(report, seconds=before.seconds + report.seconds, tokens=before.tokens + report.tokens)
+            whole = Report(report.step, values[0], seconds, tokens, values[1:])
             self._tokens += whole.tokens - trial.tokens
             self._work += whole.seconds - trial.seconds
             self._study.report(number, whole, self.seconds)
-            decision = self._scheduler.report(number, report.step, self._sign * report.value)
+            decision = self._scheduler.report_values(number, report.step, self._objectives.losses(values))
             if decision is Decision.STOP:
-                self._stop(number, report)
+                self._stop(number, whole)
             else:
                 self._observe(self._study.trials[number])
         if decision is Decision.CONTINUE and self._is_spent():
@@ -158,22 +159,30 @@ class Driver:
             self._interrupted.setdefault(number)
             return
         self._interrupted.pop(number, None)
-        value, error = outcome.value if outcome.value is not None else trial.latest, outcome.error
-        if not error and value is None:
+        error = outcome.error
+        seconds, tokens = before.seconds + outcome.seconds, before.tokens + outcome.tokens
+        memory = max(outcome.memory_bytes, self._memory.get(number, 0))
+        values: tuple[float, ...] = ()
+        if outcome.value is not None or trial.latest_values is not None:
+            if outcome.value is not None:
+                measured = (outcome.value, *outcome.others)
+            else:
+                measured = self._objectives.select_measured(trial.latest_values or ())
+            values = self._objectives.complete(measured, seconds, tokens, memory)
+        if not error and not values:
             error = "it reported no value and returned none"
-        elif not error and value is not None and not math.isfinite(value):
-            error = f"its value is {value}"
-        tokens = before.tokens + outcome.tokens
+        elif not error and (bad := self._objectives.infinite(values)) is not None:
+            error = f"its {bad[0]} is {bad[1]}"
         self._tokens += max(0, tokens - trial.tokens)
         self._work += max(0.0, before.seconds + outcome.seconds - trial.seconds)
         self._end(
             number,
             TrialState.FAILED if error else TrialState.FINISHED,
-            value=None if error else value,
+            values=() if error else values,
             error=error,
-            seconds=before.seconds + outcome.seconds,
+            seconds=seconds,
             tokens=tokens,
-            memory_bytes=max(outcome.memory_bytes, self._memory.get(number, 0)),
+            memory_bytes=memory,
         )
         self._clean_up(number)
 
@@ -190,9 +199,10 @@ class Driver:
             self._interrupted[number] = None
         elif event.kind == "end":
             self._interrupted.pop(number, None)
-            self._scheduler.ended(number, None if event.trial.value is None else self._sign * event.trial.value)
+            self._scheduler.ended(number, self._loss(event.trial))
         else:
-            decision = self._scheduler.report(number, values["step"], self._sign * values["value"])
+            losses = self._objectives.losses(event.trial.reports[-1].values)
+            decision = self._scheduler.report_values(number, values["step"], losses)
             # A trial that went on was under another scheduler then.
             if last and decision is not Decision.CONTINUE:
                 self._interrupted.pop(number, None)
@@ -205,15 +215,18 @@ class Driver:
         limit = self._scheduler.max_resource
         finished = limit is not None and report.step >= limit
         state = TrialState.FINISHED if finished else TrialState.STOPPED
-        self._end(number, state, value=report.value, memory_bytes=self._memory.get(number, 0))
+        self._end(number, state, values=report.values, memory_bytes=self._memory.get(number, 0))
 
     def _end(self, number: int, state: TrialState, *, error: str = "", **values: Any) -> None:
         trial = self._study.end(number, state, self.seconds, error=error, **values)
-        self._scheduler.ended(number, None if trial.value is None else self._sign * trial.value)
+        self._scheduler.ended(number, self._loss(trial))
         self._observe(trial)
         self._failures = self._failures + 1 if state is TrialState.FAILED else -math.inf
         if self._failures >= _FAILURES and all(trial.latest is None for trial in self._study.trials):
             raise WorkError(f"the first {_FAILURES} trials have failed; the last: {error}")
+
+    def _loss(self, trial: Trial) -> float | None:
+        return None if trial.values is None else self._objectives.losses(trial.values)[0]
 
     def _fill(self) -> None:
         """Gives free workers something to do."""
@@ -280,7 +293,7 @@ class Driver:
             number = replaced.number
             self._interrupted.pop(number, None)
             memory = self._memory.get(number, 0)
-            self._end(number, TrialState.STOPPED, value=replaced.latest, memory_bytes=memory)
+            self._end(number, TrialState.STOPPED, values=replaced.latest_values or (), memory_bytes=memory)
             self._clean_up(number)
 
     def _copy(self, source: Path, target: Path) -> None:
@@ -296,7 +309,8 @@ class Driver:
         self._running[trial.number] = trial
         folder = self._trial_folder(trial.number)
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
-        self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed))
+        names = self._objectives.measured
+        self._backend.start(Job(trial.number, trial.settings, folder, trial.step, trial.resource, seed, names))
 
     def _is_spent(self) -> bool:
         return self._budget.is_spent(self.spent)

@@ -35,8 +35,8 @@ class Event:
         kind: ``start`` of a run, ``report``, or ``end``.
         order: its number in the study, from 0.
         clock: seconds that the study had been worked on.
-        values: of a start its ``resource``; of a report those of a `Report`; of an end ``state``, ``value``, ``error``,
-            ``seconds``, ``tokens`` and ``memory_bytes``.
+        values: of a start its ``resource``; of a report those of a `Report`; of an end ``state``, ``value``,
+            ``others``, ``error``, ``seconds``, ``tokens`` and ``memory_bytes``.
         trial: the trial after the event.
     """
 
@@ -57,12 +57,14 @@ def advance(trial: Trial, kind: EventKind, values: Mapping[str, Any]) -> Trial:
     if kind == "start":
         return replace(trial, resource=values["resource"], state=TrialState.RUNNING)
     if kind == "report":
-        report = Report(values["step"], values["value"], values["seconds"], values["tokens"])
+        others = tuple(values.get("others", ()))
+        report = Report(values["step"], values["value"], values["seconds"], values["tokens"], others)
         reports = (*trial.reports, report)
         return replace(trial, reports=reports, seconds=report.seconds, tokens=report.tokens)
     return replace(
         trial,
         **{name: values[name] for name in ("value", "error", "seconds", "tokens", "memory_bytes")},
+        others=tuple(values.get("others", ())),
         state=TrialState(values["state"]),
     )
 

@@ -9,6 +9,8 @@ from posttrain.store.extensions import Registry
 
 Part = TypeVar("Part")
 
+_KINDS = {bool: "truth value", str: "text"}  # of an option, by the type of its default; others are numbers
+
 
 def read_part(value: Any, where: str) -> tuple[str, dict[str, Any]]:
     """Returns the name and the options of a part.
@@ -63,12 +65,8 @@ def check_part(
         if option not in known:
             raise UserError(f"{name} has no option `{option}`", where=where, fix=suggest(option, known))
         default = known[option].default
-        # By the default: an option without one is a number.
-        kind: str = "number"
-        types: tuple[type, ...] = (int, float)
-        if isinstance(default, str | bool):
-            kind, types = ("text", (str,)) if isinstance(default, str) else ("truth value", (bool,))
-        if not isinstance(content, types) or isinstance(content, bool) != isinstance(default, bool):
+        kind = _KINDS.get(type(default), "number")
+        if _KINDS.get(type(content), "number") != kind or not isinstance(content, int | float | str):
             raise UserError(f"`{option}` of {name} is no {kind}", where=where)
     if missing := [
         key for key, parameter in known.items() if parameter.default is parameter.empty and key not in options

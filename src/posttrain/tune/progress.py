@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from posttrain.tune.budget import Budget, Spent, format_seconds
+from posttrain.tune.objectives import Objectives
 from posttrain.tune.study import Study
 from posttrain.tune.trial import Trial, TrialState
 
@@ -37,25 +38,35 @@ class ProgressLines:
             return
         self._last = now
         done = sum(other.ended for other in self._study.trials)
-        log.info("  %s · %s done · %s · %s", _describe(trial), f"{done:,}", describe_best(best), self._left())
+        objectives = self._study.objectives
+        best_text = describe_best(best, objectives, self._study.front)
+        log.info("  %s · %s done · %s · %s", _describe(trial, objectives), f"{done:,}", best_text, self._left())
 
     def _left(self) -> str:
         return self._budget.left(len(self._study.trials), self._spent())
 
 
-def _describe(trial: Trial) -> str:
+def _describe(trial: Trial, objectives: Objectives) -> str:
     if trial.state is TrialState.FAILED:
         return f"trial {trial.number} failed: {trial.error}"
     parts = [f"trial {trial.number}", *([str(trial.state)] if trial.ended else [])]
     if trial.step and trial.state is not TrialState.FINISHED:
         parts.append(f"at step {trial.step}")
-    value = "" if trial.latest is None else f": {trial.latest:.6g}"
+    value = "" if trial.latest is None else f": {_values_text(trial, objectives)}"
     return f"{' '.join(parts)}{value} ({format_seconds(trial.seconds)})"
 
 
-def describe_best(best: Trial | None) -> str:
-    """Formats the best trial, such as ``best 0.4123 (trial 7)``."""
+def _values_text(trial: Trial, objectives: Objectives | None) -> str:
+    values = trial.latest_values or ()
+    return f"{trial.latest:.6g}" if objectives is None or len(values) < 2 else objectives.describe(values)
+
+
+def describe_best(best: Trial | None, objectives: Objectives | None = None, front: Sequence[Trial] = ()) -> str:
+    """Formats the best trial, such as ``best 0.4123 (trial 7)``; with several objectives the one that was chosen, such
+    as ``front of 5 trials, of which trial 7: loss 0.4123, seconds 12.5``."""
     if best is None or best.latest is None:
         return "no value yet"
+    if front:
+        return f"front of {len(front)} trials, of which trial {best.number}: {_values_text(best, objectives)}"
     at = "" if best.state is TrialState.FINISHED else f" at step {best.step}"
-    return f"best {best.latest:.6g}{at} (trial {best.number})"
+    return f"best {_values_text(best, objectives)}{at} (trial {best.number})"

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.tune.events import OPTUNA_STATES, TRIAL_KEY, Event, EventKind, advance, attribute_key, read_events
+from posttrain.tune.objectives import Objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import (
     STUDY_FILE,
@@ -47,13 +48,16 @@ class Study:
         name: the study's name in the database.
         objective: what is measured; a study of another objective is refused.
         maximize: whether greater values are better.
+        several: several objectives, in place of these two.
         identity: what else decides the values, such as a digest of the data, by name; a study of another is refused.
         migrate: carry the trials over if the space has changed: those that are points of the new space count, others
             are kept as failed ones. The study as it was stays in the database.
 
     Attributes:
         trials: all trials, by number.
-        best: the best so far, as `best_trial` has it.
+        best: the best so far, as `best_trial` has it; of several objectives, the trial that is chosen of the front.
+        front: with several objectives, the finished trials that none dominates, by number.
+        objectives: what is searched.
         events: what had happened when the study was opened, in its order.
         clock: seconds that the study had been worked on at its last event.
 
@@ -73,14 +77,15 @@ class Study:
         maximize: bool = False,
         identity: Mapping[str, str] | None = None,
         migrate: bool = False,
+        several: Objectives | None = None,
     ) -> None:
-        self.space, self.folder, self.maximize = space, folder, maximize
+        goal = Goal(objective, maximize, space, identity or {}, several)
+        self.space, self.folder, self.maximize, self.objectives = space, folder, goal.maximize, goal.objectives
         self._location = url or str(folder)
         with ExitStack() as stack:
             self._storage = open_storage(folder, url)
             stack.callback(close_storage, self._storage)
             stack.enter_context(exclusive(self._storage, name))
-            goal = Goal(objective, maximize, space, identity or {})
             with storage_errors(self._location):
                 self._id = open_version(self._storage, name, goal, migrate, self._location)
                 stored = self._storage.get_all_trials(self._id, deepcopy=False)
@@ -89,7 +94,8 @@ class Study:
             self._runs = [sum(key.startswith("start:") for key in frozen.system_attrs) for frozen in stored]
             self._next = self.events[-1].order + 1 if self.events else 0
             self.clock = self.events[-1].clock if self.events else 0.0
-            self.best = best_trial(self.trials, maximize=maximize)
+            self.front = self.objectives.front(self.trials) if len(self.objectives) > 1 else []
+            self.best = goal.best_trial(self.trials)
             self._mend(stored)
             self._stack = stack.pop_all()
 
@@ -160,22 +166,24 @@ class Study:
         clock: float = 0.0,
         *,
         value: float | None = None,
+        values: Sequence[float] = (),
         error: str = "",
         seconds: float = 0.0,
         tokens: int = 0,
         memory_bytes: int = 0,
     ) -> Trial:
-        """Records how a trial ended, and what it has spent in all."""
+        """Records how a trial ended, its final value, or the values of all objectives, and what it has spent in all."""
         trial = self.trials[number]
-        values = {
+        record = {
             "state": str(state),
-            "value": value,
+            "value": values[0] if values else value,
             "error": error,
             "seconds": max(seconds, trial.seconds),
             "tokens": max(tokens, trial.tokens),
             "memory_bytes": memory_bytes,
+            "others": list(values[1:]),
         }
-        return self._record(number, "end", 0, clock, values)
+        return self._record(number, "end", 0, clock, record)
 
     def set_running(self, number: int, running: bool) -> None:
         """Shows a trial that has not ended as running or paused.
@@ -211,13 +219,18 @@ class Study:
     def _update_best(self, trial: Trial) -> None:
         # Not anew over all trials with each report: that would take the square of their number.
         best = self.best
+        if len(self.objectives) > 1:
+            self.front = self.objectives.extend_front(self.front, trial)
+            if self.front:
+                self.best = self.objectives.choose_trial(self.front)
+                return
         if best is not None and best.number == trial.number and rank(trial, self.maximize) > rank(best, self.maximize):
             self.best = best_trial(self.trials, maximize=self.maximize)
         elif trial.latest is not None and (best is None or rank(trial, self.maximize) <= rank(best, self.maximize)):
             self.best = trial
 
     def _show_state(self, trial: Trial) -> None:
-        values = [trial.value] if trial.value is not None and trial.state is not TrialState.FAILED else None
+        values = None if trial.values is None or trial.state is TrialState.FAILED else list(trial.values)
         with storage_errors(self._location):
             if trial.error:
                 self._storage.set_trial_user_attr(self._ids[trial.number], "error", trial.error)

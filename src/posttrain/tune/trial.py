@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -32,12 +32,19 @@ class Report:
         value: the value of the objective.
         seconds: that the trial has taken so far, over all its runs.
         tokens: that the trial has processed so far, over all its runs.
+        others: the values of further objectives.
     """
 
     step: int
     value: float
     seconds: float = 0.0
     tokens: int = 0
+    others: tuple[float, ...] = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values of all objectives."""
+        return (self.value, *self.others)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Trial:
         memory_bytes: the most that its process had in use; 0 where that is not known.
         notes: what the sampler and the scheduler keep with it, JSON values by name.
         fork: the checkpoint that it went on from; None: it began anew.
+        others: the final values of further objectives; empty without a value.
     """
 
     number: int
@@ -87,6 +95,7 @@ class Trial:
     memory_bytes: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
+    others: tuple[float, ...] = ()
 
     @property
     def step(self) -> int:
@@ -103,18 +112,38 @@ class Trial:
         return self.value if self.value is not None else self.reports[-1].value if self.reports else None
 
     @property
+    def values(self) -> tuple[float, ...] | None:
+        """The final values of all objectives; None without."""
+        return None if self.value is None else (self.value, *self.others)
+
+    @property
+    def latest_values(self) -> tuple[float, ...] | None:
+        """The values of all objectives, as `latest` has the first."""
+        if self.latest is None:
+            return None
+        return self.values or self.reports[-1].values
+
+    @property
     def ended(self) -> bool:
         """True if the trial cannot be resumed."""
         return self.state in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the trial as a line of ``trials.jsonl`` has it."""
+        """Returns the trial as a line of ``trials.jsonl`` has it.
+
+        With several objectives ``value`` is that of the first, ``values`` has all; each report ends with the others.
+        """
+        latest = self.latest_values
+        several = {} if latest is None or len(latest) < 2 else {"values": self.values and list(self.values)}
         return {
             "number": self.number,
             "state": str(self.state),
             "value": self.value,
+            **several,
             "settings": dict(self.settings),
-            "reports": [[report.step, report.value, report.seconds, report.tokens] for report in self.reports],
+            "reports": [
+                [report.step, report.value, report.seconds, report.tokens, *report.others] for report in self.reports
+            ],
             "seconds": self.seconds,
             "tokens": self.tokens,
             "memory_bytes": self.memory_bytes,
@@ -153,6 +182,13 @@ def schedule_to_json(spans: Sequence[Span]) -> list[dict[str, Any]]:
         {"steps": [span.start + 1, span.end], "trial": span.trial.number, "settings": dict(span.trial.settings)}
         for span in spans
     ]
+
+
+def with_objective(trial: Trial, index: int) -> Trial:
+    """Returns a trial as a study of one of its objectives would have it."""
+    reports = tuple(replace(report, value=report.values[index], others=()) for report in trial.reports)
+    value = None if trial.values is None else trial.values[index]
+    return replace(trial, value=value, others=(), reports=reports)
 
 
 def best_trial(trials: Sequence[Trial], *, maximize: bool = False) -> Trial | None:

@@ -1,7 +1,7 @@
 """Which study of a database is worked on: the latest version of its name; a changed space begins a new version."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,15 @@ from optuna.study._frozen import FrozenStudy
 
 from posttrain.store.errors import UserError
 from posttrain.tune.events import EXCLUDED_KEY, TRIAL_KEY
+from posttrain.tune.objectives import Objective, Objectives, read_objectives
 from posttrain.tune.space import Space, changes
 from posttrain.tune.storage import to_distribution, to_optuna
+from posttrain.tune.trial import Trial, best_trial
 
 log = logging.getLogger("posttrain")
+
+_SEVERAL = "several"
+"""The attribute of a study with several objectives."""
 
 _EXCLUDED = "is no point of the space as it is now"
 
@@ -29,24 +34,46 @@ class Goal:
         maximize: whether greater values are better.
         space: the space.
         identity: what else decides the values, such as a digest of the data, by name.
+        several: several objectives; ``objective`` and ``maximize`` become those of the first.
     """
 
     objective: str
     maximize: bool
     space: Space
     identity: Mapping[str, str] = field(default_factory=dict)
+    several: Objectives | None = None
+
+    def __post_init__(self) -> None:
+        if self.several is not None:
+            object.__setattr__(self, "objective", self.several.items[0].name)
+            object.__setattr__(self, "maximize", self.several.items[0].maximize)
 
     @property
-    def direction(self) -> StudyDirection:
-        """Optuna's word for it."""
-        return StudyDirection.MAXIMIZE if self.maximize else StudyDirection.MINIMIZE
+    def objectives(self) -> Objectives:
+        """All objectives, also where there is one."""
+        return self.several or Objectives((Objective(self.objective, self.maximize),))
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        """Optuna's words for them."""
+        return [StudyDirection.MAXIMIZE if item else StudyDirection.MINIMIZE for item in self.objectives.directions]
+
+    def best_trial(self, trials: Sequence[Trial]) -> Trial | None:
+        """Returns the best trial; of several objectives the one that is chosen of the front.
+
+        Before any trial has finished, there is no front: then it is that with the best first objective.
+        """
+        front = self.objectives.front(trials) if len(self.objectives) > 1 else []
+        return self.objectives.choose_trial(front) or best_trial(trials, maximize=self.maximize)
 
 
 def stored_goal(study: FrozenStudy) -> Goal:
     """Returns the goal of a study in the database."""
     attributes = study.user_attrs
-    maximize = study.directions == [StudyDirection.MAXIMIZE]
-    return Goal(attributes["objective"], maximize, Space.of(attributes["space"]), attributes["identity"])
+    maximize = study.directions[0] == StudyDirection.MAXIMIZE
+    space, stored = Space.of(attributes["space"]), attributes.get(_SEVERAL)
+    several = None if stored is None else read_objectives(stored["objectives"], stored["choose"])
+    return Goal(attributes["objective"], maximize, space, attributes["identity"], several)
 
 
 def latest_version(storage: BaseStorage, name: str) -> FrozenStudy | None:
@@ -70,15 +97,17 @@ def open_version(storage: BaseStorage, name: str, goal: Goal, migrate: bool, loc
         storage.set_study_user_attr(study_id, "complete", True)
         return study_id
     before = stored_goal(latest)
-    if (before.objective, before.maximize) != (goal.objective, goal.maximize):
-        what = f"the study searches the {'greatest' if before.maximize else 'least'} {before.objective}"
-        raise UserError(what, where=location, fix="name another --out")
+    searched, asked = (tuple(item.text for item in one.objectives.items) for one in (before, goal))
+    if searched != asked:
+        raise UserError(f"the study searches the {', '.join(searched)}", where=location, fix="name another --out")
     names = [name for name, value in goal.identity.items() if before.identity.get(name) != value]
     if names:
         what = f"{', '.join(names)}: not as the study was begun, so that values cannot be compared"
         raise UserError(what, where=location, fix="name another --out")
     lines = changes(before.space, goal.space)
     if not lines:
+        if goal.several != before.several:  # limits and the rule of choice change no value
+            _write_several(storage, latest._study_id, goal)
         return latest._study_id
     if not migrate:
         fix = "take that back, carry the trials over with --migrate, or name another --out"
@@ -92,12 +121,20 @@ def _versions(storage: BaseStorage, name: str) -> list[FrozenStudy]:
 
 
 def _begin(storage: BaseStorage, name: str, series: str, goal: Goal) -> int:
-    study_id = storage.create_new_study([goal.direction], name)
+    study_id = storage.create_new_study(goal.directions, name)
     attributes: dict[str, Any] = {"series": series, "objective": goal.objective, "space": goal.space.to_json()}
     attributes["identity"] = dict(goal.identity)
     for key, value in attributes.items():
         storage.set_study_user_attr(study_id, key, value)
+    if goal.several is not None:
+        storage.set_study_system_attr(study_id, "study:metric_names", list(goal.several.names))  # its dashboard's axes
+        _write_several(storage, study_id, goal)
     return study_id
+
+
+def _write_several(storage: BaseStorage, study_id: int, goal: Goal) -> None:
+    if goal.several is not None:
+        storage.set_study_user_attr(study_id, _SEVERAL, goal.several.to_json())
 
 
 def _migrate(storage: BaseStorage, before: int, name: str, goal: Goal) -> int:

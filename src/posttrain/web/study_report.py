@@ -2,17 +2,21 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from posttrain.tune.events import Event
 from posttrain.tune.importance import FEWEST, Importance, measure_importance
 from posttrain.tune.lint import check_edges, check_space
-from posttrain.tune.trial import Trial, TrialState, best_trial, rank
+from posttrain.tune.objectives import Objective
+from posttrain.tune.trial import Trial, TrialState, best_trial, rank, with_objective
 from posttrain.tune.versions import Goal
 from posttrain.web.charts.bars import format_seconds
 from posttrain.web.charts.chart import truncate
 from posttrain.web.formatting import number_text, percent_text
+from posttrain.web.front_view import front_charts, hypervolume_chart
 from posttrain.web.page import Table, Tile, now_text, render_page, write_page
 from posttrain.web.report import PAGE_BYTES
 from posttrain.web.study_view import setting_text, study_view
@@ -41,28 +45,35 @@ def render_study(
     Returns:
         The page, and its first sentence.
     """
-    importance = measure_importance(goal.space, trials, maximize=goal.maximize)
-    best = best_trial(trials, maximize=goal.maximize)
-    sentence = summarize(goal, trials, importance)
+    parts = _split(goal, trials)
+    best = goal.best_trial(trials)
+    front = goal.objectives.front(trials) if len(parts) > 1 else []
+    sentence = summarize(goal, trials, parts[0].importance)
+    if front:
+        sentence = _summarize_front(goal, trials, front, parts)
+    volume, volume_note = hypervolume_chart(goal.objectives, trials) if front else (None, "")
     page = ""
     for detail in (1.0, 0.5, 0.25, 0.1):
+        charts, front_note = front_charts(goal.objectives, trials, front, best, detail)
         page = render_page(
             "study_report.html",
             name=name,
             sentence=sentence,
-            headline=_headline(goal, trials, importance, best),
-            warnings=_warnings(goal, best, importance),
+            headline=_headline(goal, trials, parts[0].importance, best, front),
+            warnings=_warnings(goal, best, parts[0].importance),
             settings=[] if best is None else [(key, setting_text(value)) for key, value in best.settings.items()],
             best=best,
             warm_start=[f"{text[0].upper()}{text[1:]}." for text in warm_start],
-            view=study_view(goal, trials, events, importance, detail),
-            values=_values_text(importance),
+            front=front,
+            front_charts=charts,
+            notes=[note for note in (front_note, volume_note) if note],
+            volume=volume,
+            objectives=[_objective_text(item) for item in goal.objectives.items],
+            choose=goal.objectives.choose,
+            within_limits=best is None or not front or goal.objectives.meets_limits(best),
+            objective_parts=[part.render(events, detail / len(parts)) for part in parts],
             unvalued=_unvalued(trials),
-            left_out=_left_out(goal, trials, importance),
-            importance=importance,
-            interactions=percent_text(max(0.0, 1 - sum(importance.shares.values()))),
-            fit=f"{importance.fit:.2f}",
-            trials=_best_trials(goal, trials),
+            trials=_best_trials(goal, trials, front),
             states=_states(trials),
             errors=_errors(trials),
             created=now_text(),
@@ -70,6 +81,45 @@ def render_study(
         if len(page.encode("utf-8", "replace")) < PAGE_BYTES:
             break
     return page, sentence
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A study of one objective, which each of several is for most charts.
+
+    Args:
+        goal: of it.
+        trials: with the values of the objective.
+        importance: of the settings for it.
+    """
+
+    goal: Goal
+    trials: Sequence[Trial]
+    importance: Importance
+
+    def render(self, events: Sequence[Event], detail: float) -> dict[str, Any]:
+        """Returns what the template shows of the objective."""
+        importance = self.importance
+        return {
+            "name": self.goal.objective,
+            "view": study_view(self.goal, self.trials, events, importance, detail),
+            "compared": _values_text(importance),
+            "left_out": _left_out(self.goal, self.trials, importance),
+            "importance": importance,
+            "interactions": percent_text(max(0.0, 1 - sum(importance.shares.values()))),
+            "fit": f"{importance.fit:.2f}",
+        }
+
+
+def _split(goal: Goal, trials: Sequence[Trial]) -> list[_Part]:
+    """Returns the study of each objective."""
+    parts = []
+    for index, objective in enumerate(goal.objectives.items):
+        of_one = [with_objective(trial, index) for trial in trials] if len(goal.objectives) > 1 else trials
+        importance = measure_importance(goal.space, of_one, maximize=objective.maximize)
+        single = Goal(objective.name, objective.maximize, goal.space, goal.identity)
+        parts.append(_Part(single, of_one, importance))
+    return parts
 
 
 def write_study(
@@ -99,6 +149,21 @@ def summarize(goal: Goal, trials: Sequence[Trial], importance: Importance) -> st
         gained += f", the median{_at_step(importance)} is {middle}"
     what = _mattered(importance)
     return f"{what}; {gained}."
+
+
+def _summarize_front(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial], parts: Sequence[_Part]) -> str:
+    """Says what the front has, which trial was chosen, and what mattered for each objective."""
+    objectives, best = goal.objectives, goal.best_trial(trials)
+    assert best is not None, "a front has a best trial"
+    finished = sum(trial.state is TrialState.FINISHED for trial in trials)
+    mattered = [f"{part.goal.objective}: {_mattered(part.importance)}" for part in parts]
+    chosen = f"the rule {objectives.choose} takes trial {best.number}: {objectives.describe(best.values or ())}"
+    return f"{len(front):,} of {_count(finished, 'finished trial')} are on the front; {chosen}. {'; '.join(mattered)}."
+
+
+def _objective_text(objective: Objective) -> str:
+    limit = "" if objective.limit is None else f" (limit {number_text(objective.limit)})"
+    return f"{objective.text}{limit}"
 
 
 def _mattered(importance: Importance) -> str:
@@ -136,13 +201,21 @@ def _states_text(trials: Sequence[Trial]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in Counter(str(t.state) for t in trials).most_common())
 
 
-def _headline(goal: Goal, trials: Sequence[Trial], importance: Importance, best: Trial | None) -> tuple[Tile, ...]:
+def _headline(
+    goal: Goal, trials: Sequence[Trial], importance: Importance, best: Trial | None, front: Sequence[Trial]
+) -> tuple[Tile, ...]:
     tiles: list[Tile] = []
     compared = importance.compared.values
-    if best is not None and best.latest is not None:
+    if front and best is not None:
+        values = zip(goal.objectives.names, best.values or (), strict=True)
+        remark = f"trial {best.number}, by the rule {goal.objectives.choose}"
+        tiles += [(number_text(value), name, remark) for name, value in values]
+        finished = sum(trial.state is TrialState.FINISHED for trial in trials)
+        tiles.append((f"{len(front):,}", "on the front", f"of {_count(finished, 'finished trial')}"))
+    elif best is not None and best.latest is not None:
         at = "" if best.state is TrialState.FINISHED else f", {best.state} at step {best.step}"
         tiles.append((number_text(best.latest), f"best {goal.objective}", f"trial {best.number}{at}"))
-    if len(compared) > 1:
+    if len(compared) > 1 and not front:
         middle = number_text(median(compared.values()))
         tiles.append((middle, "median", f"of {_count(len(compared), 'trial')}{_at_step(importance)}"))
     tiles.append((f"{len(trials):,}", "trials", _states_text(trials)))
@@ -196,22 +269,28 @@ def _left_out(goal: Goal, trials: Sequence[Trial], importance: Importance) -> li
     return lines
 
 
-def _best_trials(goal: Goal, trials: Sequence[Trial]) -> Table:
+def _best_trials(goal: Goal, trials: Sequence[Trial], front: Sequence[Trial]) -> Table:
+    objectives = goal.objectives
     names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
-    ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))[:_BEST]
+    ranked = sorted(trials, key=lambda trial: rank(trial, goal.maximize))
+    if front:
+        first = sorted(front, key=lambda trial: objectives.losses(trial.values or ()))
+        numbers = {trial.number for trial in front}
+        ranked = [*first, *(trial for trial in ranked if trial.number not in numbers)]
     rows = [
         (
             f"{trial.number}",
             str(trial.state),
-            "" if trial.latest is None else f"{trial.latest:.6g}",
+            *(f"{value:.6g}" for value in trial.latest_values or ()),
+            *([""] * len(objectives) if trial.latest_values is None else []),
             f"{trial.step:,}",
             format_seconds(trial.seconds),
             f"{trial.tokens:,}",
             *(truncate(setting_text(trial.settings[name]), 60) if name in trial.settings else "" for name in names),
         )
-        for trial in ranked
+        for trial in ranked[:_BEST]
     ]
-    return ("trial", "state", goal.objective, "step", "time", "tokens", *names), rows
+    return ("trial", "state", *objectives.names, "step", "time", "tokens", *names), rows
 
 
 def _states(trials: Sequence[Trial]) -> Table:

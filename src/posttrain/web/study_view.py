@@ -66,7 +66,7 @@ def study_view(
     """Builds the charts.
 
     Args:
-        goal: what the study searches.
+        goal: what the study searches; of several objectives one, with its values alone (`with_objective`).
         trials: its trials, by number.
         events: what happened, in its order.
         importance: of its settings.

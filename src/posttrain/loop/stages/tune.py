@@ -213,7 +213,7 @@ class Tune(Stage):
             records=training.records.filter(pa.array(rows)),
             held_out=self.held_out,
             suite=tune.suite(bool(context.config.task.label_set)),
-            metric=tune.metric,
+            metrics=tune.metrics,
             parts=training_parts(tune),
             difficulties=None if training.difficulties is None else training.difficulties[rows],
             weights=None if training.weights is None else training.weights[rows],
@@ -264,14 +264,16 @@ def _rule_values(context: RoundContext) -> dict[str, float]:
 def _measure(trial: "TrainingTrial", settings: Mapping[str, Any], folder: Path) -> float | None:
     """Trains with settings outside of the study; returns the value, None where the training fails."""
     from posttrain.tune.context import TrialContext
+    from posttrain.tune.objectives import read_measured
     from posttrain.tune.schedulers.base import Decision
 
     make_folder(folder)
     try:
-        value = trial(TrialContext(0, settings, folder, 0, None, 0, lambda step, value, tokens: Decision.CONTINUE))
+        measured = trial(TrialContext(0, settings, folder, 0, None, 0, lambda step, value, tokens: Decision.CONTINUE))
     except WorkError as error:
         log.warning("  the training with the settings before failed: %s", error)
         return None
+    (value,) = read_measured(measured, trial.metrics)
     return value if math.isfinite(value) else None
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from posttrain.tune.context import TrialContext
+from posttrain.tune.objectives import Measured
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
 
-TrialFunction = Callable[[TrialContext], float | None]
-"""Runs a trial; returns its final value, or None if that is the last one that it reported."""
+TrialFunction = Callable[[TrialContext], Measured | None]
+"""Runs a trial; returns its final value or values, or None if those are the last ones that it reported."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Job:
         start: the step of its last report in an earlier run; 0 in the first.
         resource: the step up to which it is to run; None: to its end.
         seed: the trial's.
+        objectives: the names of what the function measures.
     """
 
     number: int
@@ -34,6 +36,7 @@ class Job:
     start: int
     resource: int | None
     seed: int
+    objectives: tuple[str, ...] = ("value",)
 
 
 OutcomeKind = Literal["returned", "interrupted", "failed", "killed"]
@@ -51,6 +54,7 @@ class Outcome:
         seconds: that the run took.
         tokens: that it processed.
         memory_bytes: the most that its process had in use; 0 where that is not known.
+        others: what it returned for further objectives.
     """
 
     kind: OutcomeKind
@@ -59,13 +63,14 @@ class Outcome:
     seconds: float = 0.0
     tokens: int = 0
     memory_bytes: int = 0
+    others: tuple[float, ...] = ()
 
 
 class Handler(Protocol):
     """Whom a backend tells what happens; called in the thread that calls `Backend.wait`."""
 
     def report(self, number: int, report: Report, memory_bytes: int) -> Decision:
-        """A trial has reported; its seconds and tokens are those of the run, and the memory is the most so far."""
+        """A trial has reported what its function measured; seconds and tokens are those of the run, memory the most."""
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """A run is over, and its worker is free."""

@@ -2,12 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, OutcomeKind, TrialFunction, error_line
 from posttrain.tune.context import TrialContext, TrialInterrupted
+from posttrain.tune.objectives import Measured, read_measured
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
 
@@ -50,18 +51,24 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
     """
     began, spent = time.monotonic(), 0
 
-    def pass_on(step: int, value: float, tokens: int) -> Decision:
+    def pass_on(step: int, value: Measured, tokens: int) -> Decision:
         nonlocal spent
+        first, *others = read_measured(value, job.objectives)
         spent += tokens
-        return report(Report(step, value, time.monotonic() - began, spent), _peak_memory())
+        return report(Report(step, first, time.monotonic() - began, spent, tuple(others)), _peak_memory())
 
-    def outcome(kind: OutcomeKind, value: float | None = None, error: str = "") -> Outcome:
-        return Outcome(kind, value, error, time.monotonic() - began, spent, _peak_memory())
+    def outcome(
+        kind: OutcomeKind, value: float | None = None, others: Iterable[float] = (), error: str = ""
+    ) -> Outcome:
+        return Outcome(kind, value, error, time.monotonic() - began, spent, _peak_memory(), tuple(others))
 
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         value = function(TrialContext(job.number, job.settings, job.folder, job.start, job.resource, job.seed, pass_on))
-        return outcome("returned", None if value is None else float(value))
+        if value is None:
+            return outcome("returned")
+        first, *others = read_measured(value, job.objectives)
+        return outcome("returned", first, others)
     except TrialInterrupted:
         return outcome("interrupted")
     # Whatever the function raises is recorded with its trial.

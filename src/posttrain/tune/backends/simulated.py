@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import canonical_json
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, error_line
+from posttrain.tune.objectives import Measured, read_measured
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
 
@@ -17,12 +18,12 @@ class CurvePoint(NamedTuple):
     """A step of a learning curve.
 
     Attributes:
-        value: of the objective after it.
+        value: of the objective after it, or of each.
         seconds: that it takes.
         tokens: that it processes.
     """
 
-    value: float
+    value: Measured
     seconds: float = 1.0
     tokens: int = 0
 
@@ -64,6 +65,7 @@ class _Run:
     seconds: float = 0.0
     tokens: int = 0
     next: CurvePoint | Exception | None = None
+    objectives: tuple[str, ...] = ()
 
 
 class SimulatedBackend(Backend):
@@ -90,7 +92,7 @@ class SimulatedBackend(Backend):
             # Lazily, as a curve that fails is a failed trial. The steps of an earlier session are passed over.
             points = chain.from_iterable(map(self._curve, [job.settings]))
             run = self._runs[job.number] = _Run(islice(points, job.start, None), job.start)
-        run.seconds, run.tokens = 0.0, 0
+        run.seconds, run.tokens, run.objectives = 0.0, 0, job.objectives
         self._schedule(job.number)
 
     def wait(self, handler: Handler, seconds: float | None = None) -> None:
@@ -106,7 +108,11 @@ class SimulatedBackend(Backend):
         run.step += 1
         run.seconds += run.next.seconds
         run.tokens += run.next.tokens
-        report = Report(run.step, run.next.value, run.seconds, run.tokens)
+        try:
+            first, *others = read_measured(run.next.value, run.objectives)
+        except (TypeError, ValueError) as error:
+            return self._end(handler, number, "failed", error_line(error))
+        report = Report(run.step, first, run.seconds, run.tokens, tuple(others))
         if handler.report(number, report, 0) is Decision.CONTINUE:
             return self._schedule(number)
         return self._end(handler, number, "interrupted")

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,10 @@ class Proposal:
 
     drawn: Mapping[str, Any]
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+Directions = bool | Sequence[bool]
+"""Whether greater values are better; of several objectives, of each."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,19 @@ class Sampler(ABC):
     Args:
         space: what is searched.
         seed: fixes every random choice.
-        maximize: whether greater values are better.
+        maximize: whether greater values are better; of several objectives, of each.
+
+    Attributes:
+        several_objectives: whether it can search several objectives.
+        directions: whether greater values are better, of each objective; ``maximize`` is that of the first.
     """
 
-    def __init__(self, space: Space, seed: int = 0, maximize: bool = False) -> None:
-        self.space, self.seed, self.maximize = space, seed, maximize
+    several_objectives: ClassVar[bool] = False
+
+    def __init__(self, space: Space, seed: int = 0, maximize: Directions = False) -> None:
+        self.space, self.seed = space, seed
+        self.directions = (maximize,) if isinstance(maximize, bool) else tuple(maximize)
+        self.maximize = self.directions[0]
         self.context = SearchContext()
 
     def begin(self, context: SearchContext) -> None:

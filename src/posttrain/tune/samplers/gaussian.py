@@ -18,7 +18,7 @@ from posttrain.tune.acquisition import (
 from posttrain.tune.gaussian_process import GaussianProcess, draw_near, encode_all, fit_matern
 from posttrain.tune.importance import comparable_values, worst_shown
 from posttrain.tune.parts import check_ranges
-from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.space import Settings, Space
 from posttrain.tune.trial import Trial, TrialState
 
@@ -32,9 +32,11 @@ _CHANGED = 0.1  # probability with which the search draws a choice anew
 
 _EXACT = 1e-6  # share of noise where equal settings have equal values
 
+_LOG_EI = "log_ei"
+
 PER_COST = ("ei_per_second", "ei_cooled")
 
-_ACQUISITIONS = ("log_ei", "ei", "pi", "ucb", *PER_COST)
+_ACQUISITIONS = (_LOG_EI, "ei", "pi", "ucb", *PER_COST)
 
 
 class Predictor(Protocol):
@@ -91,10 +93,10 @@ class GaussianProcessSampler(Sampler):
         self,
         space: Space,
         seed: int = 0,
-        maximize: bool = False,
+        maximize: Directions = False,
         startup: int = 10,
         noise: bool = True,
-        acquisition: str = "log_ei",
+        acquisition: str = _LOG_EI,
     ) -> None:
         super().__init__(space, seed, maximize)
         check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
@@ -229,6 +231,49 @@ class GaussianProcessSampler(Sampler):
         if not self._fits(drawn):
             return []
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
+
+
+def gaussian_process(
+    space: Space,
+    seed: int,
+    maximize: Directions,
+    startup: int = 10,
+    noise: bool = True,
+    acquisition: str = _LOG_EI,
+) -> Sampler:
+    """Returns the `GaussianProcessSampler`, or for several objectives Optuna's.
+
+    That one proposes by the logarithm of the expected improvement of the hypervolume (Daulton et al. 2020,
+    arXiv:2006.05078). It models the parameters that all trials have, and draws conditional ones at random.
+
+    Args:
+        startup: trials without a model.
+        noise: whether equal settings may have different values.
+        acquisition: as `GaussianProcessSampler` takes it; of one objective.
+
+    Raises:
+        UserError: an option is out of its range, or there are several objectives and another acquisition.
+    """
+    if isinstance(maximize, bool) or len(maximize) == 1:
+        return GaussianProcessSampler(space, seed, maximize, startup, noise, acquisition)
+    from optuna.samplers import GPSampler
+
+    from posttrain.tune.samplers.optuna_sampler import OptunaSampler
+
+    check_ranges("sampler", {"startup": (startup, startup >= 1, "at least 1")})
+    if acquisition != _LOG_EI:
+        what = f"`{acquisition}` is of one objective, and there are {len(maximize)}"
+        raise UserError(what, where="sampler.acquisition", fix="leave it out")
+
+    def make(seed: int) -> GPSampler:
+        return GPSampler(
+            seed=seed,
+            n_startup_trials=int(startup),
+            deterministic_objective=not noise,
+            warn_independent_sampling=False,
+        )
+
+    return OptunaSampler(space, seed, maximize, make)
 
 
 def standardize(losses: Sequence[float]) -> tuple[np.ndarray, tuple[float, float]]:

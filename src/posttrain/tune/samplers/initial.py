@@ -22,7 +22,7 @@ class InitialPoints(PopulationSampler):
     """
 
     def __init__(self, sampler: Sampler, points: Sequence[Settings]) -> None:
-        super().__init__(sampler.space, sampler.seed, sampler.maximize)
+        super().__init__(sampler.space, sampler.seed, sampler.directions)
         self._sampler, self._points = sampler, points
 
     def begin(self, context: SearchContext) -> None:

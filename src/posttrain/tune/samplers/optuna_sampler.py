@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
 from posttrain.tune.parameters import Choice
-from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.space import Space
 from posttrain.tune.storage import to_distribution, to_optuna
 from posttrain.tune.trial import Trial, TrialState
@@ -23,20 +23,26 @@ _MAX_DRAWS = 10  # of one trial by a sampler, before random points are drawn unt
 class OptunaSampler(Sampler):
     """Has a sampler of Optuna's propose trials.
 
-    A paused trial is a pruned one to it, so that samplers learn from trials that the scheduler may still resume. Where
-    its proposals do not meet the constraints, a random point that does is taken.
+    A paused trial is a pruned one to it, so that samplers learn from trials that the scheduler may still resume; with
+    several objectives they learn from finished trials alone. Where its proposals do not meet the constraints, a random
+    point that does is taken.
 
     Args:
         make: returns the sampler, given a seed of NumPy's old generators.
     """
 
-    def __init__(self, space: Space, seed: int, maximize: bool, make: Callable[[int], BaseSampler]) -> None:
+    several_objectives: ClassVar[bool] = True
+
+    def __init__(self, space: Space, seed: int, maximize: Directions, make: Callable[[int], BaseSampler]) -> None:
         super().__init__(space, seed, maximize)
         self._make = make
         self._distributions = {name: to_distribution(parameter) for name, parameter in space.parameters.items()}
         self._storage = _TrialView()
-        direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
-        self._storage.create_new_study([direction], "view")
+        # Several objectives are all minimised: crowding distances break ties by the order of the values.
+        self._signs = [-1.0 if item and len(self.directions) > 1 else 1.0 for item in self.directions]
+        least = len(self.directions) > 1 or not self.maximize
+        direction = StudyDirection.MINIMIZE if least else StudyDirection.MAXIMIZE
+        self._storage.create_new_study([direction] * len(self.directions), "view")
         self._shown: list[Trial] = []
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
@@ -82,12 +88,15 @@ class OptunaSampler(Sampler):
             if trial.number < len(self._shown) and self._shown[trial.number] is trial:
                 continue
             parameters = {name: self.space.parameters[name] for name in trial.drawn}
+            state, values = self._state(trial), None
+            if state in _WITH_VALUE and trial.latest_values is not None:
+                values = [sign * value for sign, value in zip(self._signs, trial.latest_values, strict=True)]
             shown = _frozen(
                 trial.number,
-                _STATES[trial.state] if trial.state is not TrialState.PAUSED or trial.reports else OptunaState.RUNNING,
+                state,
                 to_optuna(parameters, trial.drawn),
                 {name: self._distributions[name] for name in trial.drawn},
-                value=trial.latest if trial.state in _WITH_VALUE else None,
+                values=values,
                 intermediate={report.step: report.value for report in trial.reports},
                 attributes=trial.notes,
             )
@@ -97,8 +106,16 @@ class OptunaSampler(Sampler):
                 self._shown.append(trial)
                 self._storage.trials.append(shown)
 
+    def _state(self, trial: Trial) -> OptunaState:
+        if trial.state is TrialState.PAUSED and not trial.reports:
+            return OptunaState.RUNNING
+        state = _STATES[trial.state]
+        # Optuna compares pruned trials by one objective alone. As finished ones those that ended early would be on the
+        # front for what little they have cost.
+        return OptunaState.FAIL if state is OptunaState.PRUNED and len(self.directions) > 1 else state
 
-_WITH_VALUE = (TrialState.FINISHED, TrialState.STOPPED, TrialState.PAUSED)
+
+_WITH_VALUE = (OptunaState.COMPLETE, OptunaState.PRUNED)
 
 _STATES = {
     TrialState.RUNNING: OptunaState.RUNNING,
@@ -134,7 +151,7 @@ def _frozen(
     state: OptunaState,
     params: dict[str, Any],
     distributions: dict[str, BaseDistribution],
-    value: float | None = None,
+    values: Sequence[float] | None = None,
     intermediate: dict[int, float] | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> FrozenTrial:
@@ -142,7 +159,8 @@ def _frozen(
         number=number,
         trial_id=number,
         state=state,
-        value=value,
+        value=None,
+        values=values,
         params=params,
         distributions=distributions,
         user_attrs={},

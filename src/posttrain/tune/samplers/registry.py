@@ -5,7 +5,7 @@ from typing import Any
 
 from posttrain.store.extensions import Registry
 from posttrain.tune.parts import make_part
-from posttrain.tune.samplers.base import Sampler
+from posttrain.tune.samplers.base import Directions, Sampler
 from posttrain.tune.space import Space
 
 SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
@@ -17,10 +17,12 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
         "grid": "posttrain.tune.samplers.unit_cube:GridSampler",
         "tpe": "posttrain.tune.samplers.registry:tpe",
         "bohb": "posttrain.tune.samplers.bohb:BohbSampler",
-        "gp": "posttrain.tune.samplers.gaussian:GaussianProcessSampler",
+        "gp": "posttrain.tune.samplers.gaussian:gaussian_process",
         "rgpe": "posttrain.tune.transfer.rgpe:RgpeSampler",
         "cmaes": "posttrain.tune.samplers.cmaes:CmaEsSampler",
-        "evolutionary": "posttrain.tune.samplers.registry:evolutionary",
+        "evolutionary": "posttrain.tune.samplers.genetic:evolutionary",
+        "nsga2": "posttrain.tune.samplers.genetic:nsga2",
+        "nsga3": "posttrain.tune.samplers.genetic:nsga3",
         "staged": "posttrain.tune.samplers.staged:StagedSampler",
         "perturb": "posttrain.tune.samplers.population:PerturbSampler",
         "pb2": "posttrain.tune.samplers.pb2:Pb2Sampler",
@@ -29,7 +31,7 @@ SAMPLERS: Registry[Callable[..., Sampler]] = Registry(
 """A function of the space, the seed and ``maximize``, and of the sampler's options, by name."""
 
 
-def make_sampler(value: Any, space: Space, seed: int = 0, maximize: bool = False) -> Sampler:
+def make_sampler(value: Any, space: Space, seed: int = 0, maximize: Directions = False) -> Sampler:
     """Makes a sampler.
 
     Args:
@@ -42,7 +44,7 @@ def make_sampler(value: Any, space: Space, seed: int = 0, maximize: bool = False
     return value if isinstance(value, Sampler) else make_part(SAMPLERS, value, "sampler", space, seed, maximize)
 
 
-def tpe(space: Space, seed: int, maximize: bool, startup: int = 10) -> Sampler:
+def tpe(space: Space, seed: int, maximize: Directions, startup: int = 10) -> Sampler:
     """Returns the tree-structured Parzen estimator (Bergstra et al. 2011), multivariate, with groups of conditional
     parameters.
 
@@ -58,24 +60,4 @@ def tpe(space: Space, seed: int, maximize: bool, startup: int = 10) -> Sampler:
         seed,
         maximize,
         lambda seed: TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True),
-    )
-
-
-def evolutionary(space: Space, seed: int, maximize: bool, population: int = 20) -> Sampler:
-    """Returns an evolutionary algorithm: tournaments, simulated binary crossover, and elitism (NSGA-II, Deb et al.
-    2002).
-
-    Args:
-        population: trials of a generation.
-    """
-    from optuna.samplers import NSGAIISampler
-    from optuna.samplers.nsgaii import SBXCrossover
-
-    from posttrain.tune.samplers.optuna_sampler import OptunaSampler
-
-    return OptunaSampler(
-        space,
-        seed,
-        maximize,
-        lambda seed: NSGAIISampler(seed=seed, population_size=population, crossover=SBXCrossover()),
     )

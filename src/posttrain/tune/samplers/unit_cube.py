@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from posttrain.store.errors import UserError
-from posttrain.tune.samplers.base import Proposal, Sampler
+from posttrain.tune.samplers.base import Directions, Proposal, Sampler
 from posttrain.tune.space import Space
 from posttrain.tune.trial import Trial
 
@@ -16,6 +16,8 @@ _MAX_SKIPPED = 1_000  # points of a sequence that the constraints exclude, on en
 
 class RandomSampler(Sampler):
     """Draws each trial independently, uniformly over the space (Bergstra and Bengio 2012)."""
+
+    several_objectives: ClassVar[bool] = True
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal:
         return Proposal(self.space.draw(self.generator(number)))
@@ -27,7 +29,9 @@ class QuasiRandomSampler(Sampler):
     Points that the constraints exclude are skipped.
     """
 
-    def __init__(self, space: Space, seed: int = 0, maximize: bool = False) -> None:
+    several_objectives: ClassVar[bool] = True
+
+    def __init__(self, space: Space, seed: int = 0, maximize: Directions = False) -> None:
         super().__init__(space, seed, maximize)
         self._points = np.empty((0, len(space.parameters)))
 
@@ -65,7 +69,9 @@ class GridSampler(Sampler):
         points: values of each number, evenly spread over its range, the ends included; choices have all theirs.
     """
 
-    def __init__(self, space: Space, seed: int = 0, maximize: bool = False, points: int = 3) -> None:
+    several_objectives: ClassVar[bool] = True
+
+    def __init__(self, space: Space, seed: int = 0, maximize: Directions = False, points: int = 3) -> None:
         super().__init__(space, seed, maximize)
         if points < 1:
             raise UserError(f"{points} values make no grid", where="sampler.points", fix="give at least 1")

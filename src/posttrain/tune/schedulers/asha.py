@@ -1,8 +1,8 @@
 """Asynchronous successive halving (ASHA; Li et al. 2018, arXiv:1810.05934, Algorithm 2): no trial waits for another."""
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 from posttrain.tune.schedulers.rungs import rung_levels
@@ -20,11 +20,13 @@ class Asha(Scheduler):
         UserError: the numbers leave no rungs.
     """
 
+    _name: ClassVar[str] = "asha"
+
     def __init__(self, max_resource: int, min_resource: int = 1, eta: float = 3) -> None:
         self.max_resource = max_resource
-        self._steps = rung_levels(max_resource, min_resource, eta, "scheduler asha")
+        self._steps = rung_levels(max_resource, min_resource, eta, f"scheduler {self._name}")
         self._eta = eta
-        self._rungs = [_Rung() for _ in self._steps]
+        self._rungs = [self._make_rung() for _ in self._steps]
         self._level: dict[int, int] = {}  # the rung that a trial runs up to
 
     def choose(self, can_start: bool = True) -> Start | Promote | None:
@@ -42,34 +44,52 @@ class Asha(Scheduler):
             self._rungs[level - 1].remove(number)
 
     def report(self, number: int, step: int, value: float) -> Decision:
+        return self.report_values(number, step, (value,))
+
+    def report_values(self, number: int, step: int, values: Sequence[float]) -> Decision:
         if number not in self._level:
             return Decision.STOP if step >= self._steps[-1] else Decision.CONTINUE
         level = self._level[number]
         if step < self._steps[level]:
             return Decision.CONTINUE
-        self._rungs[level].add(number, value)
+        self._rungs[level].add(number, values)
         return Decision.PAUSE if level + 1 < len(self._steps) else Decision.STOP
 
     def ended(self, number: int, value: float | None) -> None:
         if number in self._level:
             self._rungs[self._level[number]].remove(number)
 
+    def _make_rung(self) -> "AshaRung":
+        return _Rung()
+
+
+class AshaRung(Protocol):
+    """The trials that have come to a rung, and those of them that may be promoted."""
+
+    def add(self, number: int, values: Sequence[float]) -> None:
+        """Adds a trial with its values there."""
+
+    def remove(self, number: int) -> None:
+        """Takes a trial out of those that may be promoted; it still counts in its rung."""
+
+    def promotable(self, eta: float) -> int | None:
+        """Returns the best trial that may be promoted, if it is among the best 1/eta of the rung."""
+
 
 class _Rung:
-    """The trials of a rung: all by value, and those that may be promoted."""
+    """All trials by value, and those that may be promoted."""
 
     def __init__(self) -> None:
         self._ranked: list[tuple[float, int]] = []
         self._waiting: list[tuple[float, int]] = []
         self._values: dict[int, float] = {}
 
-    def add(self, number: int, value: float) -> None:
-        self._values[number] = value
+    def add(self, number: int, values: Sequence[float]) -> None:
+        value = self._values[number] = values[0]
         insort(self._ranked, (value, number))
         insort(self._waiting, (value, number))
 
     def remove(self, number: int) -> None:
-        """Takes a trial out of those that may be promoted; it still counts in its rung."""
         if number in self._values:
             entry = self._values[number], number
             at = bisect_left(self._waiting, entry)
@@ -77,7 +97,6 @@ class _Rung:
                 del self._waiting[at]
 
     def promotable(self, eta: float) -> int | None:
-        """Returns the best trial that waits, if it is among the best 1/eta of the rung."""
         # By position, not by a walk along the best: most of them have been promoted already.
         if self._waiting and bisect_left(self._ranked, self._waiting[0]) < int(len(self._ranked) // eta):
             return self._waiting[0][1]

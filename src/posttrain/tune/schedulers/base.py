@@ -1,7 +1,7 @@
 """The interface of schedulers, which decide which trials run, and how far."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -81,11 +81,13 @@ class Scheduler(ABC):
 
     Attributes:
         max_resource: the step at which a trial is finished; None: only the trial itself knows.
+        several_objectives: whether it decides by several objectives: `report_values` gets the values of all.
         sampler: name of the sampler that a study has unless the user names another.
         has_forks: whether it starts trials from checkpoints of others, which needs a `PopulationSampler`.
     """
 
     max_resource: int | None = None
+    several_objectives: ClassVar[bool] = False
     sampler: ClassVar[str] = "tpe"
     has_forks: ClassVar[bool] = False
 
@@ -113,11 +115,15 @@ class Scheduler(ABC):
             value: finite; less is better.
         """
 
+    def report_values(self, number: int, step: int, values: Sequence[float]) -> Decision:
+        """Notes the values of all objectives, as `report` does that of one; by default the first decides."""
+        return self.report(number, step, values[0])
+
     @abstractmethod
     def ended(self, number: int, value: float | None) -> None:
         """Notes that a trial has ended.
 
         Args:
             number: the trial.
-            value: its final value; None if it failed.
+            value: its final value, of several objectives that of the first; None if it failed.
         """

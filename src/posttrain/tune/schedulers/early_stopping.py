@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from posttrain.tune.parts import check_ranges
 from posttrain.tune.schedulers.base import Decision
@@ -35,6 +35,8 @@ class EarlyStopping(RunToEnd):
     Raises:
         UserError: an option is out of its range.
     """
+
+    several_objectives: ClassVar[bool] = False
 
     def __init__(self, max_resource: int, patience: int = 3, improvement: float = 0.01, warmup: float = 0.2) -> None:
         super().__init__(max_resource)

@@ -1,7 +1,7 @@
 """Stops trials that will hardly beat the best one, by their extrapolated learning curves."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Extrapolation(RunToEnd):
     Raises:
         UserError: an option is out of its range.
     """
+
+    several_objectives: ClassVar[bool] = False
 
     def __init__(self, max_resource: int, chance: float = 0.05, min_resource: int = 3, startup: int = 5) -> None:
         super().__init__(max_resource)

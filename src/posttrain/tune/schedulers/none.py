@@ -1,7 +1,7 @@
 """No scheduling: every trial runs to its end."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
 
@@ -12,6 +12,8 @@ class RunToEnd(Scheduler):
     Args:
         max_resource: the step at which a trial is finished; None: it ends by itself.
     """
+
+    several_objectives: ClassVar[bool] = True
 
     def __init__(self, max_resource: int | None = None) -> None:
         self.max_resource = max_resource

@@ -12,6 +12,7 @@ import numpy as np
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.tune.importance import comparable_values
+from posttrain.tune.objectives import read_objectives
 from posttrain.tune.space import Space
 from posttrain.tune.storage import STUDY_FILE
 from posttrain.tune.study import TRIALS_FILE, read_study
@@ -85,7 +86,9 @@ class PastStudy:
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the study that `to_json` was called on."""
         space = Space.of(content["space"])
-        goal = Goal(content["objective"], content["maximize"], space)
+        stored = content.get("several")
+        several = None if stored is None else read_objectives(stored["objectives"], stored["choose"])
+        goal = Goal(content["objective"], content["maximize"], space, several=several)
         trials = tuple(_read_trial(line, space) for line in content["trials"])
         return cls(content["name"], goal, Task(**content["task"]), trials, content["warm"])
 
@@ -110,7 +113,8 @@ class PastStudy:
 def task_content(goal: Goal, task: Task, warm: bool) -> dict[str, Any]:
     """Returns the content of ``task.json``."""
     content = {"objective": goal.objective, "maximize": goal.maximize, "space": goal.space.to_json()}
-    return {**content, "task": task.to_json(), "warm": warm}
+    several = {} if goal.several is None else {"several": goal.several.to_json()}
+    return {**content, **several, "task": task.to_json(), "warm": warm}
 
 
 def write_task(folder: Path, goal: Goal, task: Task, warm: bool) -> None:
@@ -193,14 +197,15 @@ def _goal_of_database(folder: Path) -> tuple[Goal, Task, tuple[Trial, ...]]:
 
 def _read_trial(line: Mapping[str, Any], space: Space) -> Trial:
     """Reads a line of ``trials.jsonl``; a round's have no seconds, as these differ from run to run."""
-    settings = line["settings"]
+    settings, values = line["settings"], line.get("values") or ()
     return Trial(
         line["number"],
         settings,
         {name: settings[name] for name in space.parameters if name in settings},
         TrialState(line["state"]),
-        tuple(Report(*report) for report in line["reports"]),
+        tuple(Report(step, value, *spent[:2], others=tuple(spent[2:])) for step, value, *spent in line["reports"]),
         line["value"],
         seconds=line.get("seconds", 0.0),
         tokens=line.get("tokens", 0),
+        others=tuple(values[1:]),
     )

@@ -218,6 +218,8 @@ def predicted_points(trials: int | None) -> int:
 
 def _unusable(study: PastStudy, goal: Goal) -> str:
     """Returns why a study cannot be learned from; empty if it can."""
+    if len(study.goal.objectives) > 1:
+        return f"it searched {len(study.goal.objectives)} objectives at once"
     if (study.goal.objective, study.goal.maximize) != (goal.objective, goal.maximize):
         return f"it searched the {'greatest' if study.goal.maximize else 'least'} {study.goal.objective}"
     if not any(name in goal.space.parameters for name in study.goal.space.parameters):
