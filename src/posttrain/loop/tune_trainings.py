@@ -68,8 +68,8 @@ def tune_trainings(
         out: folder of the study; ``best.yaml`` is ready for ``posttrain train --config``.
         root: folder that the held-out file is relative to.
         budget: in place of ``tune.budget``.
-        engine: ``inline`` or ``processes``.
-        workers: processes.
+        engine: ``inline``, ``processes``, ``ray`` or ``slurm``.
+        workers: trainings at a time.
         migrate: carry an earlier study's trials over to a space that has changed.
 
     Raises:

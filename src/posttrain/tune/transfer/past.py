@@ -203,9 +203,13 @@ def _read_trial(line: Mapping[str, Any], space: Space) -> Trial:
         settings,
         {name: settings[name] for name in space.parameters if name in settings},
         TrialState(line["state"]),
-        tuple(Report(step, value, *spent[:2], others=tuple(spent[2:])) for step, value, *spent in line["reports"]),
+        tuple(_read_report(*report) for report in line["reports"]),
         line["value"],
         seconds=line.get("seconds", 0.0),
         tokens=line.get("tokens", 0),
         others=tuple(values[1:]),
     )
+
+
+def _read_report(step: int, value: float, seconds: float = 0.0, tokens: int = 0, *others: float) -> Report:
+    return Report(step, value, seconds, tokens, others)
