@@ -66,11 +66,11 @@ def run(
     from posttrain.loop.tune_config import TuneJobConfig
     from posttrain.loop.tune_trainings import tune_trainings
     from posttrain.train.api import read_files
-    from posttrain.tune.api import FRONT_FOLDER
     from posttrain.tune.backends.registry import check_engine
     from posttrain.tune.lint import check_edges
     from posttrain.tune.progress import describe_best
     from posttrain.tune.space import Space
+    from posttrain.tune.study_files import FRONT_FOLDER
 
     check_engine(engine, workers)
     add_module_folder(config.parent)

@@ -60,7 +60,7 @@ def confidence_weight(count: int, dimensions: int, delta: float = 0.1) -> float:
 
 
 def cost_exponent(spent: float, first: float) -> float:
-    """Returns α of expected improvement / cost^α, which falls from 1 to 0 (Lee et al. 2020, arXiv:2003.10870, eq. 5).
+    """Returns α of expected improvement / cost^α, which falls from 1 to 0 (Lee et al. 2020, arXiv:2003.10870).
 
     Args:
         spent: share of the budget that is spent.

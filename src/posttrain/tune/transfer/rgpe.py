@@ -24,7 +24,7 @@ _LEAST = 3  # trials with a value, before which all sources count alike and the 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The weighted mean of models; its variance is the sum of w² σ² (equation 3 of the paper).
+    """The weighted mean of models; its variance is the sum of w² σ².
 
     Args:
         models: of the sources, and of the target last.
@@ -104,7 +104,7 @@ class RgpeSampler(GaussianProcessSampler):
 
 
 def misranked(predictions: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns which pairs each model ranks in the wrong order, bool [models, n, n] (equation 4 of the paper).
+    """Returns which pairs each model ranks in the wrong order, bool [models, n, n].
 
     Args:
         predictions: float64 [models, n]; of the last one, the target, each without the value itself, which is compared
@@ -122,9 +122,9 @@ def rank_weights(
 ) -> np.ndarray:
     """Returns the weight of each model, float64 [models], adding up to 1.
 
-    A model's weight is the share of bootstrap samples of the trials in which it ranks best, ties divided (equation 5).
+    A model's weight is the share of bootstrap samples of the trials in which it ranks best, ties divided.
     Against dilution by many poor sources, source i is first dropped with the probability
-    1 - (1 - used) P(loss_i < loss_target), so that with the budget all weight goes to the target (section 4.3).
+    1 - (1 - used) P(loss_i < loss_target), so that with the budget all weight goes to the target.
 
     Args:
         predictions: as `misranked` takes them.
