@@ -287,6 +287,7 @@ def test_mistakes(
         ({"objectives": ["loss", {"metrik": "size"}]}, "tune.objectives: {'metrik': 'size'} is no objective"),
         ({"objectives": ["loss", "seconds"], "stop": {"gain": "1%"}}, "stop: predicts the gain of one objective, and"),
         ({"objectives": ["loss", "seconds"], "warm_start": "."}, "warm_start: carries over the best settings by one"),
+        ({"space": "lorra"}, "tune.space: there is no ready space `lorra`; did you mean `lora`?"),
         ({"budget": None}, "tune.budget: says nothing of what it may spend"),
     ],
 )

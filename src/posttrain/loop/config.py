@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from posttrain.data.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
@@ -84,6 +84,12 @@ class Config(Section):
         DeployConfig(), description="The command and the webhook that run when the champion changes."
     )
     store: StoreConfig = Field(StoreConfig(), description="The places of metadata and artifacts.")
+
+    @field_validator("tune")
+    @classmethod
+    def _ready_spaces(cls, tune: TuneConfig | None, info: ValidationInfo) -> TuneConfig | None:
+        train = info.data.get("train")  # absent where it is wrong
+        return tune if tune is None or train is None else tune.with_ready_spaces(train)
 
     @field_validator("adjust", mode="before")
     @classmethod

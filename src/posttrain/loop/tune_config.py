@@ -5,16 +5,18 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
+from posttrain.train.config import TrainConfig
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.tune.budget import Budget, Price, read_gain
 from posttrain.tune.objectives import COSTS, Objectives, read_objectives
 from posttrain.tune.space import Settings, Space
+from posttrain.tune.spaces import READY_KEY, expand
 
 LOSS = "loss"
 """The metric that is computed of log-likelihoods: nats a token of the answers, or a record with a label set."""
@@ -30,6 +32,8 @@ VALUE_NAMES = {
 """Names in the rule that starts a search in a round, besides those of drift."""
 
 _CHECKED_POINTS = 50  # of the space, whose settings are tried before anything is trained
+
+_WARMUP = "train.schedule.warmup"
 
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS})
 
@@ -89,7 +93,9 @@ class StopConfig(Section):
 class TuneConfig(Section):
     """Searches the best settings of trainings."""
 
-    space: dict[str, Any] = Field(description="What to search, by key, such as train.learning_rate.")
+    space: dict[str, Any] = Field(
+        description="What to search, by key, such as train.learning_rate; or auto, or names of ready spaces."
+    )
     constraints: list[str] = Field(default=[], description="Formulas that all settings must meet.")
     held_out: HeldOutConfig = Field(description="What models are measured on; a file, or a share, is enough.")
     metric: str = Field(default=LOSS, description="What is measured: loss, or a metric of the scorer.")
@@ -128,6 +134,11 @@ class TuneConfig(Section):
     )
     storage: str | None = Field(default=None, description="A PostgreSQL database in place of study.db.")
 
+    @field_validator("space", mode="before")
+    @classmethod
+    def _names_are_enough(cls, value: Any) -> Any:
+        return {READY_KEY: value} if isinstance(value, str | list) else value
+
     @field_validator("held_out", mode="before")
     @classmethod
     def _data_is_enough(cls, value: Any) -> Any:
@@ -143,6 +154,18 @@ class TuneConfig(Section):
     def is_maximized(self) -> bool:
         """True if greater values are better."""
         return self.metric not in _LEAST if self.maximize is None else self.maximize
+
+    def with_ready_spaces(self, train: TrainConfig) -> "TuneConfig":
+        """Returns the section with entries in the place of the names of ready spaces.
+
+        Raises:
+            UserError: there is no such ready space, or the training has nothing of what it searches.
+        """
+        space = expand(self.space, method=train.method, objective=train.objective, where="tune.space")
+        # A schedule with `warmup_steps`, or a cyclical one, has no share of warm-up: it would be searched in vain.
+        if _WARMUP not in self.space and train.schedule.model_copy(update={"warmup": 0.5}).warmup_length(2) != 1:
+            space.pop(_WARMUP, None)
+        return self.model_copy(update={"space": space})
 
     def limit(self, budget: str | None = None) -> Budget:
         """Reads the budget, or the one of the command line in its place.
@@ -201,6 +224,12 @@ class TuneJobConfig(TrainJobConfig):
     """A file that names a training, and what to search over it."""
 
     tune: TuneConfig = Field(description="What to search.")
+
+    @field_validator("tune")
+    @classmethod
+    def _ready_spaces(cls, tune: TuneConfig, info: ValidationInfo) -> TuneConfig:
+        train = info.data.get("train")  # absent where it is wrong
+        return tune if train is None else tune.with_ready_spaces(train)
 
     @property
     def training(self) -> TrainJobConfig:

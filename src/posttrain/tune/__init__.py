@@ -2,9 +2,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Choice", "Derived", "Float", "Int", "Objective", "Space", "TrialContext", "TuneResult", "minimize"]
+__all__ = [
+    "Choice",
+    "Derived",
+    "Float",
+    "Int",
+    "Objective",
+    "Space",
+    "TrialContext",
+    "TuneResult",
+    "minimize",
+    "spaces",
+]
 
 if TYPE_CHECKING:
+    from posttrain.tune import spaces
     from posttrain.tune.api import TuneResult, minimize
     from posttrain.tune.context import TrialContext
     from posttrain.tune.objectives import Objective
@@ -26,5 +38,6 @@ def __getattr__(name: str) -> Any:
         "TrialContext": "context",
         "TuneResult": "api",
         "minimize": "api",
+        "spaces": "",
     }
     return lazy_exports(__name__, modules)(name)

@@ -1,0 +1,151 @@
+"""Ready entries of spaces for trainings: the usual ranges, by name.
+
+They are the same for every size of model and data, as no recorded curves show that other ranges are better for some.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posttrain.store.errors import UserError, suggest
+from posttrain.tune.parameters import Choice, Derived, Entry, Fixed, Float, Int, read_entry
+
+AUTO = "auto"
+"""All that the method and the objective of a training have, but for what only the model knows."""
+
+READY_KEY = "ready"
+"""The key of a space that names ready ones."""
+
+_METHOD, _OBJECTIVE = "train.method", "train.objective"
+
+
+@dataclass(frozen=True)
+class ReadySpace:
+    """Entries by key of a config, and the trainings that they belong to.
+
+    Args:
+        entries: the entries.
+        key, value: the training must have this value of this key; empty: any training.
+        automatic: whether `AUTO` has them.
+    """
+
+    entries: Mapping[str, Entry]
+    key: str = ""
+    value: str = ""
+    automatic: bool = True
+
+
+def _of_objective(name: str, **entries: Entry) -> ReadySpace:
+    return ReadySpace({f"train.{name}.{key}": entry for key, entry in entries.items()}, _OBJECTIVE, name)
+
+
+# Beyond 0.1 only because that is the objectives' default: it would lie on the edge.
+_KL = Float(0.001, 0.5, log=True)
+
+READY: Mapping[str, ReadySpace] = {
+    "optimizer": ReadySpace(
+        {
+            "train.learning_rate": Float(1e-6, 1e-3, log=True),
+            "train.schedule.warmup": Float(0.0, 0.1),
+            "train.batch_size": Choice((8, 16, 32, 64)),
+            "train.optimizer.weight_decay": Float(1e-4, 0.1, log=True),
+        }
+    ),
+    # Not automatic: only the model knows whether it has it.
+    "dropout": ReadySpace({"train.noise.dropout.attention": Float(0.0, 0.3)}, automatic=False),
+    "lora": ReadySpace(
+        {
+            "train.lora.rank": Int(4, 64, log=True),
+            "train.lora.alpha": Derived("2 * train.lora.rank"),
+            "train.lora.dropout": Float(0.0, 0.1),
+        },
+        _METHOD,
+        "lora",
+    ),
+    **{name: _of_objective(name, beta=_KL) for name in ("dpo", "robust_dpo", "ipo", "hinge", "kto", "cpo")},
+    # Those of Meng et al. 2024, arXiv:2405.14734, appendix B; these betas are no KL coefficients.
+    "orpo": _of_objective("orpo", beta=Float(0.1, 2.0, log=True)),
+    "simpo": _of_objective("simpo", beta=Float(2.0, 10.0, log=True), gamma=Float(0.3, 1.6)),
+}
+"""The ready spaces, by name."""
+
+
+def ready(*names: str, method: str = "full", objective: str = "sft") -> dict[str, Any]:
+    """Returns the entries of ready spaces, joined, as a space or a part of one.
+
+    Args:
+        names: of `READY`, or ``auto`` for those of a training's method and objective.
+        method, objective: of the training, for ``auto``.
+
+    Raises:
+        UserError: there is no such ready space.
+    """
+    entries: dict[str, Any] = {}
+    for name in names:
+        if name == AUTO:
+            entries |= expand({READY_KEY: AUTO}, method=method, objective=objective)
+        else:
+            entries |= {key: entry.to_json() for key, entry in _named(name, "ready").entries.items()}
+    return entries
+
+
+def expand(
+    space: Mapping[str, Any], *, method: str = "full", objective: str = "sft", where: str = "space"
+) -> dict[str, Any]:
+    """Puts entries in the place of the names of ready spaces; the space's own entries go before them.
+
+    A space that searches the method or the objective has the entries of each value under a condition.
+
+    Args:
+        space: entries by name; under ``ready`` a name of `READY` or ``auto``, or a list of them.
+        method, objective: of the training.
+        where: the key of the space, named in errors.
+
+    Raises:
+        UserError: there is no such ready space, or the training has nothing of what it searches.
+    """
+    if READY_KEY not in space:
+        return dict(space)
+    own = {name: entry for name, entry in space.items() if name != READY_KEY}
+    names = space[READY_KEY] if isinstance(space[READY_KEY], list) else [space[READY_KEY]]
+    if not names:
+        raise UserError("names no ready space", where=f"{where}.{READY_KEY}", fix=suggest("", [AUTO, *READY]))
+    values = {
+        key: _values(own[key], f"{where}.{key}") if key in own else (value,)
+        for key, value in ((_METHOD, method), (_OBJECTIVE, objective))
+    }
+    entries: dict[str, Any] = {}
+    for name in names:
+        if name == AUTO:
+            fitting = [part for part in READY.values() if part.automatic and _fits(part, values)]
+        else:
+            fitting = [_named(name, where)]
+        for part in fitting:
+            if not _fits(part, values):
+                what = f"`{name}` belongs to {part.key}={part.value}, and the training has {values[part.key][0]}"
+                raise UserError(what, where=where, fix=f"set {part.key}={part.value}, or leave `{name}` out")
+            for key, entry in part.entries.items():
+                if len(values.get(part.key, ())) > 1:
+                    entry = replace(entry, when=f"{part.key} == '{part.value}'")  # type: ignore[type-var]
+                entries[key] = entry.to_json()
+    return entries | own
+
+
+def _named(name: Any, where: str) -> ReadySpace:
+    if not isinstance(name, str) or name not in READY:
+        raise UserError(f"there is no ready space `{name}`", where=where, fix=suggest(str(name), [AUTO, *READY]))
+    return READY[name]
+
+
+def _values(entry: Any, where: str) -> Sequence[Any]:
+    """Returns the values that a space has of a key: those of a choice, or a fixed one."""
+    read = read_entry(entry, where)
+    if isinstance(read, Choice):
+        return read.values
+    if isinstance(read, Fixed):
+        return (read.value,)
+    raise UserError("is no choice of names", where=where, fix="list the values")
+
+
+def _fits(part: ReadySpace, values: Mapping[str, Sequence[Any]]) -> bool:
+    return not part.key or part.value in values[part.key]
