@@ -116,13 +116,13 @@ def run_setting(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
     import pyarrow as pa
 
     from posttrain.data.records.record import RECORD
+    from posttrain.jobs.memory import peak_bytes, process_bytes
     from posttrain.models.shape import read_config
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
     from posttrain.train.memory.estimate import estimate_memory
     from posttrain.train.memory.micro_batch import MicroBatch
     from posttrain.train.memory.weights import ModelSpec
-    from posttrain.train.monitor.meter import peak_bytes, process_bytes
     from posttrain.train.stage import train
 
     tokens, length = setting["tokens"], setting["length"]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from posttrain.jobs.memory import process_bytes
 from posttrain.models.machine_rate import matmul_rate
 from posttrain.models.packing import Packed, Unit, micro_batches, pack
 from posttrain.models.precision import choose_precision, count_weights
@@ -25,7 +26,7 @@ from posttrain.train.memory.estimate import MemoryEstimate, count_step_tasks, es
 from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
 from posttrain.train.memory.token_budget import available_bytes, choose_budget, fits
 from posttrain.train.memory.weights import ModelSpec
-from posttrain.train.monitor.meter import DecoderSize, process_bytes, training_flops
+from posttrain.train.monitor.meter import DecoderSize, training_flops
 from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.standalone import TrainJobConfig

@@ -20,6 +20,7 @@ from posttrain.store.files import (
 from posttrain.tune.backends.base import Backend, Job, Outcome
 from posttrain.tune.budget import Budget, Spent
 from posttrain.tune.events import Event
+from posttrain.tune.packing import MemoryPacking
 from posttrain.tune.samplers.base import Proposal, Sampler
 from posttrain.tune.samplers.population import PopulationSampler
 from posttrain.tune.schedulers.base import Decision, Promote, Scheduler, Start
@@ -71,6 +72,7 @@ class Driver:
         self._running: dict[int, Trial] = {}  # as they were when their run began
         self._kills: dict[int, int] = {}
         self._memory: dict[int, int] = {}
+        self._packing = MemoryPacking(backend, study.trials)
         self._failures = 0.0  # on end since the session began; minus infinity after any other end
         self._exhausted = False
         self._tokens = sum(trial.tokens for trial in study.trials)
@@ -125,6 +127,7 @@ class Driver:
         if trial.ended:
             return Decision.STOP
         self._memory[number] = max(memory_bytes, self._memory.get(number, 0))
+        self._packing.measure(memory_bytes)
         seconds, tokens = before.seconds + report.seconds, before.tokens + report.tokens
         values = self._objectives.complete(report.values, seconds, tokens, self._memory[number])
         if (bad := self._objectives.infinite(values)) is not None:
@@ -141,7 +144,7 @@ class Driver:
                 self._stop(number, whole)
             else:
                 self._observe(self._study.trials[number])
-        if decision is Decision.CONTINUE and self._is_spent():
+        if decision is Decision.CONTINUE and (self._is_spent() or self._packing.is_over(self._remaining)):
             self._interrupted[number] = None
             decision = Decision.PAUSE
         if decision is Decision.PAUSE:
@@ -151,6 +154,7 @@ class Driver:
     def ended(self, number: int, outcome: Outcome) -> None:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
+        self._packing.measure(outcome.memory_bytes)
         if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind != "failed"):
             self._clean_up(number)
             return
@@ -230,9 +234,11 @@ class Driver:
 
     def _fill(self) -> None:
         """Gives free workers something to do."""
-        while len(self._running) < self._backend.workers:
+        while len(self._running) < self._backend.workers and self._packing.has_room(len(self._running)):
             if self._interrupted:
                 number = next(iter(self._interrupted))
+                if number in self._running:  # it has just paused for want of memory: its process is still there
+                    return
                 del self._interrupted[number]
                 self._study.set_running(number, True)
             else:
@@ -321,6 +327,11 @@ class Driver:
             self._backend.kill(number)
             del self._running[number]
             self._study.set_running(number, False)
+
+    @property
+    def _remaining(self) -> int:
+        """The number of trials that run, and are not about to pause."""
+        return sum(number not in self._interrupted for number in self._running)
 
     @property
     def _copies(self) -> Path:

@@ -1,13 +1,13 @@
 """The available memory, from planted system files and from the real ones."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from posttrain.train.memory import token_budget
+from posttrain.jobs import memory
+from posttrain.jobs.memory import anonymous_bytes, peak_bytes, process_bytes
 from posttrain.train.memory.token_budget import available_bytes
-from posttrain.train.monitor import meter
-from posttrain.train.monitor.meter import peak_bytes, process_bytes
 
 GIB = 2**30
 
@@ -19,9 +19,8 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: {9 << 20} kB\nMemAvailable:   {8 << 20} kB\nSwap: 0 kB\n")
     (tmp_path / "proc" / "self" / "status").write_text(f"Name:\tx\nVmHWM:\t {3 << 20} kB\nVmRSS:\t {1 << 20} kB\n")
     (tmp_path / "cgroup").mkdir()
-    for module in (meter, token_budget):
-        monkeypatch.setattr(module, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(token_budget, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
     return tmp_path
 
 
@@ -51,8 +50,7 @@ def test_a_version_1_cgroup_limits_the_memory(system: Path) -> None:
 
 
 def test_an_unknown_system_has_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (meter, token_budget):
-        monkeypatch.setattr(module, "PROC", tmp_path)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
     assert available_bytes() is None
     assert process_bytes() == 0
 
@@ -60,7 +58,7 @@ def test_an_unknown_system_has_no_answer(tmp_path: Path, monkeypatch: pytest.Mon
 def test_available_memory_of_this_machine() -> None:
     block = bytearray(64 << 20)
     block[::4096] = b"x" * len(block[::4096])
-    assert 64 << 20 < process_bytes() <= peak_bytes()
+    assert 64 << 20 < anonymous_bytes(os.getpid()) < process_bytes() <= peak_bytes()
     result = available_bytes()
     assert result is not None
     assert result > 64 << 20

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from posttrain.jobs.memory import free_bytes, process_bytes
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder
@@ -13,12 +14,9 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec, parameter_bytes
-from posttrain.train.monitor.meter import PROC, process_bytes, read_proc_bytes
 from posttrain.train.recovery import read_recovery_log
 
 log = logging.getLogger("posttrain")
-
-CGROUP = Path("/sys/fs/cgroup")
 
 _DEFAULT_TOKENS = 4096
 """Tokens for a model that cannot be estimated."""
@@ -120,37 +118,11 @@ def available_bytes(device: str = "cpu") -> int | None:
     """Returns the bytes available to this process, its own included; None where the system does not report it.
 
     Args:
-        device: ``cpu`` or ``cuda``. A container's limit (cgroup version 2 or 1) counts as the machine's end. Files in
-            the cache are free, as the system gives them up.
+        device: ``cpu``, where `free_bytes` says what is free, or ``cuda``.
     """
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # What torch has reserved is ours to use, although the driver counts it as taken.
         return int(free) + torch.cuda.memory_reserved(device)
-    free_now = _meminfo("MemAvailable")
-    if free_now is None:
-        return None
-    container = _cgroup_free()
-    return (free_now if container is None else min(free_now, container)) + process_bytes()
-
-
-def _meminfo(name: str) -> int | None:
-    return read_proc_bytes(PROC / "meminfo", name)
-
-
-def _cgroup_free() -> int | None:
-    """Returns the bytes left under the container's limit, page cache counted as free; None without a limit."""
-    for limit, usage, statistics, cached in (
-        ("memory.max", "memory.current", "memory.stat", "file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_cache"),
-    ):
-        if not (CGROUP / limit).is_file():
-            continue
-        text = (CGROUP / limit).read_text().strip()
-        if not text.isdigit() or int(text) >= 1 << 60:  # "max", or version 1's word for none
-            return None
-        # Usage includes the page cache, which the kernel gives up before it kills a process.
-        used = int((CGROUP / usage).read_text())
-        lines = dict(line.split() for line in (CGROUP / statistics).read_text().splitlines())
-        return int(text) - used + int(lines.get(cached, 0))
-    return None
+    free_now = free_bytes()
+    return None if free_now is None else free_now + process_bytes()

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from posttrain.jobs.memory import peak_bytes
 from posttrain.models.machine_rate import matmul_rate, raise_matmul_rate
 
 # No torch at import: the web report reads phase names and step files without it.
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
 log = logging.getLogger("posttrain")
-
-PROC = Path("/proc")
 
 PHASES = {
     "data": "reading data",
@@ -39,32 +37,6 @@ PhaseMark = Callable[[str], AbstractContextManager[object]]
 
 # Model types whose feed-forward blocks have two matrices; the gated blocks of all others have three.
 _WITHOUT_GATE = {"gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "phi", "starcoder2"}
-
-
-def process_bytes() -> int:
-    """Returns the resident memory of this process in bytes; 0 where the system does not report it."""
-    return _process_status("VmRSS") or 0
-
-
-def peak_bytes() -> int:
-    """Returns the peak resident memory of this process in bytes; 0 where the system does not report it."""
-    # Not ``ru_maxrss``, which a process inherits from the one that started it.
-    return _process_status("VmHWM") or 0
-
-
-def _process_status(name: str) -> int | None:
-    return read_proc_bytes(PROC / "self" / "status", name)
-
-
-def read_proc_bytes(file: Path, name: str) -> int | None:
-    """Parses a line ``Name:  123 kB`` into bytes."""
-    if not file.is_file():
-        return None
-    for line in file.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) << 10
-    return None
 
 
 class StepMeter:

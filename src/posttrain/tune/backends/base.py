@@ -112,6 +112,10 @@ class Backend(ExitStack):
     def clock(self) -> float:
         """Returns the time in seconds; only differences count."""
 
+    def available_bytes(self) -> int | None:
+        """Returns the memory that all runs may have together, what they have now included; None: any."""
+        return None
+
 
 def error_line(error: BaseException) -> str:
     """Returns an exception as one line for a trial's record."""

@@ -3,9 +3,8 @@
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
 
+from posttrain.jobs.memory import peak_bytes
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, OutcomeKind, TrialFunction, error_line
 from posttrain.tune.context import TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured, read_measured
@@ -78,10 +77,8 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
 
 def _peak_memory() -> int:
     """Returns the most bytes of resident memory since the process began, or a worker its trial; 0 if unknown."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if peak := peak_bytes():
+        return peak
     try:
         import resource
     except ImportError:  # Windows

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from posttrain.jobs.memory import anonymous_bytes, free_bytes
 from posttrain.store.errors import UserError
 from posttrain.tune.backends.base import TrialFunction
 from posttrain.tune.backends.connected import ConnectedBackend
@@ -32,6 +33,14 @@ class ProcessBackend(ConnectedBackend):
     def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "LocalProcess":
         return LocalProcess(command, environment)
 
+    def available_bytes(self) -> int | None:
+        free = free_bytes()
+        if free is None:
+            return None
+        # The idle worker that takes the next job uses its memory again; what others keep is used up.
+        processes = [worker.process for worker in (*self._busy.values(), *self._idle[-1:])]
+        return free + sum(process.memory_bytes() for process in processes if isinstance(process, LocalProcess))
+
 
 class LocalProcess:
     """A process of this machine in a session of its own, and what it prints."""
@@ -56,6 +65,10 @@ class LocalProcess:
     def output(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+    def memory_bytes(self) -> int:
+        """Returns the memory that is free again once the process has ended."""
+        return anonymous_bytes(self._process.pid)
 
     def kill(self) -> None:
         if self._process.poll() is None:
