@@ -82,7 +82,7 @@ def trial(folder: Path, reports: Reports, start: int = 0, **settings: Any) -> Tr
 def function(tiny_model: Path, parts: int, **train: Any) -> TrainingTrial:
     base = job(tiny_model, **train).model_dump(mode="json")
     suite = tune_config().suite(True)
-    return TrainingTrial(base, str(tiny_model), RECORDS, HELD_OUT, suite, "loss", parts)
+    return TrainingTrial(base, str(tiny_model), RECORDS, HELD_OUT, suite, ("loss",), parts)
 
 
 @pytest.mark.slow
@@ -209,10 +209,10 @@ def test_a_study_of_several_objectives(tiny_model: Path, root: Path) -> None:
         ({"objectives": ["loss", "seconds"], "scheduler": {"name": "asha", "max_resource": 3}}, "use moasha or none"),
         ({"objectives": ["loss", "seconds"], "sampler": "cmaes"}, "sampler: searches one objective, and there are 2"),
         ({"objectives": ["loss", "seconds"], "sampler": "rgpe"}, "sampler: searches one objective, and there are 2"),
-        ({"objectives": ["loss", "seconds"], "stop": {"gain": "1%"}}, "stop: predicts the gain of one objective, and"),
+        ({"objectives": ["loss", "seconds"], "stop": {"gain": "1%"}}, "tune.stop: predicts the gain of one objective"),
         (
             {"objectives": ["loss", "seconds"], "warm_start": "none"},
-            "warm_start: carries over the best settings by one",
+            "tune.warm_start: carries over the best settings",
         ),
         (
             {"objectives": ["loss", "seconds"], "choose": "accuracy within 1%"},
@@ -231,8 +231,9 @@ def test_a_study_of_several_objectives(tiny_model: Path, root: Path) -> None:
     ],
 )
 def test_mistakes_are_named_before_any_work(
-    tiny_model: Path, root: Path, changes: dict[str, Any], problem: str
+    tiny_model: Path, root: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str
 ) -> None:
+    monkeypatch.setattr("posttrain.loop.tune_trainings.data_task", lambda records: pytest.fail("it embeds records"))
     tune = tune_config(**({"budget": "2 trials"} if changes else {}) | changes)
     with pytest.raises(UserError) as error:
         tune_trainings(job(tiny_model), tune, RECORDS, root / "out", root=root)

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,11 @@ def tune_trainings(
         _check_forks(space, config)
     if tune.several is not None:
         check_objectives(
-            tune.several, engine, stops_early=tune.stop is not None, starts_warm=tune.warm_start is not None
+            tune.several,
+            engine,
+            stops_early=tune.stop is not None,
+            starts_warm=tune.warm_start is not None,
+            section="tune.",
         )
     suite = tune.suite(bool(config.task.label_set))
     training, held_out = split_records(records, tune, config, root)
@@ -140,8 +145,6 @@ def search_trainings(
         WorkError: the first trainings have all failed.
     """
     space = Space(tune.space, tune.constraints, "tune.space")
-
-    data = data_task(trial.records)
     base = out / "trials" / "base"
 
     def open_backend() -> Backend:
@@ -150,8 +153,13 @@ def search_trainings(
             log.warning("  %s", warning.text)
         return open_engine(engine, trial.with_model(fetch_once(trial.model, base)), workers)
 
+    @cache
+    def data_of_task() -> Task:
+        # Not before everything has been checked: a sentence model may run over the records.
+        return data_task(trial.records)
+
     def task(trials: Sequence[Trial]) -> Task:
-        model = model_features(fetch_once(trial.model, base))
+        data, model = data_of_task(), model_features(fetch_once(trial.model, base))
         return replace(data, features={**data.features, **model, **early_losses(out / "trials")})
 
     return optimize(

@@ -309,7 +309,9 @@ def optimize(
         return TuneResult(study.best, tuple(study.trials), tuple(study.front))
 
 
-def check_objectives(objectives: Objectives, engine: str, *, stops_early: bool, starts_warm: bool) -> None:
+def check_objectives(
+    objectives: Objectives, engine: str, *, stops_early: bool, starts_warm: bool, section: str = ""
+) -> None:
     """Raises a `UserError` if the engine does not measure an objective, or if there are several where one is asked for.
 
     Args:
@@ -317,16 +319,18 @@ def check_objectives(objectives: Objectives, engine: str, *, stops_early: bool, 
         engine: runs the trials.
         stops_early: whether the study may end by the gain that is to be expected.
         starts_warm: whether it starts from earlier studies.
+        section: of a config, before the names of keys in errors, such as ``tune.``.
     """
     if "memory_bytes" in objectives.names and engine == "inline":
         what = "`memory_bytes` of a trial is not known where all trials run in one process"
-        raise UserError(what, where="objectives", fix="use --engine processes")
+        raise UserError(what, where=f"{section}objectives", fix="use --engine processes")
     count = len(objectives)
     if count > 1 and stops_early:
-        raise UserError(f"predicts the gain of one objective, and there are {count}", where="stop", fix="leave it out")
+        what = f"predicts the gain of one objective, and there are {count}"
+        raise UserError(what, where=f"{section}stop", fix="leave it out")
     if count > 1 and starts_warm:
         what = f"carries over the best settings by one objective, and there are {count}"
-        raise UserError(what, where="warm_start", fix="leave it out, or name settings in initial")
+        raise UserError(what, where=f"{section}warm_start", fix="leave it out, or name settings in initial")
 
 
 def check_several(objectives: Objectives, scheduler: Scheduler, sampler: Sampler) -> None:
