@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,6 +262,22 @@ def test_workers_elsewhere_die_with_the_backend(tmp_path: Path, backend_class: t
     while is_alive(process) and time.monotonic() < until:
         time.sleep(0.05)
     assert not is_alive(process)
+
+
+def test_a_cluster_that_the_backend_has_started_ends_after_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+    ray = SimpleNamespace(
+        shutdown=lambda: ends.append("cluster"),
+        cluster_resources=lambda: {"CPU": 2.0},
+        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+    )
+    for started in (True, False):
+        monkeypatch.setattr("posttrain.tune.backends.ray_cluster.start_ray", lambda count, own=started: (ray, own))
+        with RayBackend(count_up, 1) as backend:
+            backend.callback(lambda: ends.append("workers"))
+            assert not ends
+        assert ends == ["workers", "cluster"][: 1 + started]
+        ends.clear()
 
 
 def test_a_stranger_is_no_worker() -> None:

@@ -19,9 +19,8 @@ class RayBackend(ConnectedBackend):
     """Runs trials in processes that Ray starts; see `ConnectedBackend`.
 
     Joins the cluster that ``RAY_ADDRESS`` names, or starts one on this machine. Each worker takes its share of the
-    processors and accelerators. The study's folder must lie where every machine
-    sees it under the same path. Workers connect to this machine, and prove that they know a key; what they send is not
-    encrypted.
+    processors and accelerators. The study's folder must lie where every machine sees it under the same path. Workers
+    connect to this machine, and prove that they know a key; what they send is not encrypted.
 
     Args:
         function: runs a trial; pickled by value where it comes from a script.
@@ -35,19 +34,22 @@ class RayBackend(ConnectedBackend):
     def __init__(self, function: TrialFunction, workers: int, silence: float = 3600.0) -> None:
         if os.name != "posix":
             raise UserError("workers need a POSIX system", where="engine", fix="use inline")
-        self._ray, started = start_ray(max(workers, available_cores()))
+        self._ray, self._started = start_ray(max(workers, available_cores()))
         super().__init__(function, workers, silence, host=self._ray.util.get_node_ip_address())
-        if started:
-            # Beneath what the base class has put on the stack, so that it comes after the workers' ends.
-            below = self.pop_all()
-            self.callback(self._ray.shutdown)
-            self.push(below)
         resources = self._ray.cluster_resources()
         self._options = {
             "num_cpus": _share(resources.get("CPU", 1), workers),
             "num_gpus": _share(resources.get("GPU", 0), workers),
             "max_retries": 0,
         }
+
+    def __exit__(self, *details: Any) -> bool:
+        try:
+            return bool(super().__exit__(*details))
+        finally:
+            # After the workers' ends, which the base class has put on the stack.
+            if self._started:
+                self._ray.shutdown()
 
     def launch(self, command: list[str], environment: dict[str, str], folder: Path) -> "RayProcess":
         task = self._ray.remote(**self._options)(_run_process)
