@@ -12,8 +12,9 @@ import yaml
 
 from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import run_suite
+from posttrain.loop.held_out import split_records
 from posttrain.loop.tune_config import TuneConfig, apply_settings
-from posttrain.loop.tune_trainings import TrainingTrial, metric_value, split_records, tune_trainings
+from posttrain.loop.tune_trainings import TrainingTrial, metric_value, tune_trainings
 from posttrain.models.language_model import load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.task import TaskConfig
@@ -298,7 +299,7 @@ def test_a_share_is_held_out_by_the_records_themselves(tiny_model: Path, root: P
 def test_held_out_records_are_not_trained_on(
     tiny_model: Path, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.loop.tune_trainings.log.propagate", True)
+    monkeypatch.setattr("posttrain.loop.held_out.log.propagate", True)
     config = job(tiny_model)
     training, held_out = split_records(concat([RECORDS, HELD_OUT]), tune_config(), config, root)
     assert (training.num_rows, held_out.num_rows) == (24, 10)

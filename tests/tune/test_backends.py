@@ -280,18 +280,22 @@ def test_a_cluster_that_the_backend_has_started_ends_after_the_workers(monkeypat
         ends.clear()
 
 
-def test_a_stranger_is_no_worker() -> None:
-    """Who does not know the key is refused, and workers are served after."""
+def test_a_process_without_the_key_is_refused(tmp_path: Path) -> None:
+    """One that guesses, one that stays silent and one with an unknown number hold up no worker."""
     with ProcessBackend(count_up, 1) as backend:
-        address = json.loads(backend._door.address)
-        for key in (b"guess", bytes(32)):
-            with pytest.raises(AuthenticationError):
-                Client(address, authkey=key)
-        with Client(address, authkey=backend._door.key) as stranger:
-            stranger.send(99)
-            backend.wait(RecordingHandler(), 0.1)
-            with pytest.raises(EOFError):
-                stranger.recv()
+        address = json.loads(backend._listener.address)
+        with Client(address):  # sends nothing
+            for key in (b"guess", bytes(32)):
+                with pytest.raises((AuthenticationError, EOFError, ConnectionError)):
+                    Client(address, authkey=key)
+            with Client(address, authkey=backend._listener.key) as connection:
+                connection.send(99)
+                backend.wait(RecordingHandler(), 0.1)
+                with pytest.raises(EOFError):
+                    connection.recv()
+            handler = RecordingHandler()
+            run_jobs(backend, [job(tmp_path, 0, steps=2)], handler)
+            assert handler.outcomes[0][0].value == 3
 
 
 @pytest.mark.slow

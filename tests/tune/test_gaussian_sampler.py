@@ -10,7 +10,7 @@ import pytest
 from posttrain.store.errors import UserError
 from posttrain.testing.samplers import MakeSampler, SamplerContract
 from posttrain.tune.budget import Budget
-from posttrain.tune.parameters import Choice, Float
+from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.samplers.base import SearchContext
 from posttrain.tune.samplers.gaussian import GaussianProcessSampler, newest_and_best, standardize
 from posttrain.tune.samplers.registry import make_sampler
@@ -100,6 +100,18 @@ def test_what_runs_is_not_proposed_again() -> None:
     running = replace(trial(4, first, None), state=TrialState.RUNNING)
     second = GaussianProcessSampler(LINE, 1, startup=4, acquisition="ucb").propose(5, [*trials, running]).drawn["x"]
     assert abs(first - second) > 1e-3
+
+
+def test_a_grid_is_searched_without_a_point_twice() -> None:
+    space = Space({"x": Int(0, 3), "kind": Choice(["a", "b"])})
+    sampler, trials = GaussianProcessSampler(space, 2, startup=3), list[Trial]()
+    for number in range(10):
+        drawn = sampler.propose(number, trials).drawn
+        value = float(drawn["x"]) + (drawn["kind"] == "a")
+        trials.append(Trial(number, drawn, drawn, TrialState.FINISHED, value=value))
+    points = [tuple(entry.drawn.items()) for entry in trials]
+    assert len(set(points[:8])) == 8  # all that there are; then some come again
+    assert set(points[8:]) <= set(points[:8])
 
 
 def test_diverged_trainings_do_not_hide_differences() -> None:

@@ -354,10 +354,10 @@ def test_related_sources_save_trials_in_most_seeds() -> None:
 
 @pytest.mark.slow
 def test_an_unrelated_source_does_little_harm() -> None:
-    """Its best is this task's worst: at the median it costs at most five trials more than none."""
+    """Its best is this task's worst: on average it costs at most five trials more than none."""
     source = past("reversed", lambda s: -branin(0.0)(s), 30)
-    warm, cold = ([trials_to(branin(0.0), 2.5, 20, seed, of) for seed in range(3)] for of in ((source,), ()))
-    assert np.median(warm) <= np.median(cold) + 5, (warm, cold)
+    warm, cold = ([trials_to(branin(0.0), 2.5, 20, seed, of) for seed in range(8)] for of in ((source,), ()))
+    assert np.mean(warm) <= np.mean(cold) + 5, (warm, cold)
 
 
 def test_the_sentence_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

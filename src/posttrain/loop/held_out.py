@@ -1,5 +1,8 @@
 """Holds records out of a training set, to measure on, so that nothing of them is trained on."""
 
+import logging
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -7,17 +10,63 @@ import pyarrow as pa
 from posttrain.data.arrays import Indices
 from posttrain.data.duplicates.candidates import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates
+from posttrain.data.reading.reader import read
 from posttrain.data.records.provenance import record_kinds
-from posttrain.data.records.record import input_texts
+from posttrain.data.records.record import concat, input_texts
 from posttrain.data.split import split_keys
 from posttrain.data.split.assignment import first_of_component, hash_draw, links
 from posttrain.data.split.config import SplitsConfig
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.loop.tune_config import TuneConfig
+from posttrain.store.errors import UserError
+from posttrain.store.paths import locate_path
+from posttrain.train.standalone import TrainJobConfig
+
+log = logging.getLogger("posttrain")
 
 Rows = npt.NDArray[np.bool_]
 
 _THRESHOLD, _NGRAM = 0.8, 5  # of near duplicates, as where a dataset is split
+
+
+def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, root: Path) -> tuple[pa.Table, pa.Table]:
+    """Returns the records to train on and those that are held out.
+
+    A share is drawn as `hold_out` does. Records of a held-out file are taken out of the training data.
+
+    Raises:
+        UserError: the file cannot be read, or nothing is left to train on or to measure on.
+    """
+    kept, held_out = split_rows(records, tune, config.columns, root)
+    training = records.filter(pa.array(kept))
+    if tune.held_out.share is None and training.num_rows < records.num_rows:
+        count = records.num_rows - training.num_rows
+        log.warning("  %d of %d training records are held out, and not trained on", count, records.num_rows)
+    if training.num_rows == 0:
+        raise UserError("leaves nothing to train on", where="tune.held_out", fix="hold out other records")
+    if held_out.num_rows == 0:
+        what = f"of {records.num_rows} records none can be held out without what is like it"
+        raise UserError(what, where="tune.held_out", fix="hold out a larger share, or name a file")
+    return training, held_out
+
+
+def split_rows(
+    records: pa.Table, tune: TuneConfig, columns: dict[str, str] | None, root: Path
+) -> tuple[Rows, pa.Table]:
+    """Returns which records to train on, bool [records], and the RECORD table of those that are held out.
+
+    Raises:
+        UserError: the held-out file cannot be read.
+    """
+    share = tune.held_out.share
+    if share is not None:
+        training, rows = hold_out(records, share)
+        return training, records.filter(pa.array(rows))
+    path = locate_path(root, tune.held_out.data)
+    held_out = concat(list(read(path, tune.held_out.columns or columns, name=tune.held_out.data)))
+    held_ids = set(held_out["id"].to_pylist())
+    return np.array([record not in held_ids for record in records["id"].to_pylist()], bool), held_out
 
 
 def hold_out(records: pa.Table, share: float) -> tuple[Rows, Rows]:

@@ -190,7 +190,7 @@ class TuneConfig(Section):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What is measured of a trained model: the metric, or those of the objectives."""
+        """Names of the values that are measured of a trained model: the metric, or those of the objectives."""
         return (self.metric,) if self.several is None else self.several.measured
 
     def suite(self, has_labels: bool) -> SuiteConfig:

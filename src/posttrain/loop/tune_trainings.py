@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from posttrain.data.reading.reader import read
-from posttrain.data.records.record import concat
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.suite import SuiteResult, run_suite
-from posttrain.loop.held_out import Rows, hold_out
+from posttrain.loop.held_out import split_records
 from posttrain.loop.tune_config import LOSS, SETTING_PREFIX, TuneConfig, apply_settings, check_settings
 from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
 from posttrain.models.language_model import LanguageModel, load_language_model
@@ -25,7 +23,6 @@ from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.hashing import digest
-from posttrain.store.paths import locate_path
 from posttrain.train.callbacks import Callback, CallbackList, TrainingStopped
 from posttrain.train.config import OPERATIONAL_SECTIONS, can_change_on_resume
 from posttrain.train.data.tokenise import content_digest
@@ -328,45 +325,6 @@ def training_parts(tune: TuneConfig) -> int:
         UserError: there is no such scheduler, or it has no such option, or lacks one.
     """
     return make_scheduler(tune.scheduler).max_resource or 1
-
-
-def split_records(records: pa.Table, tune: TuneConfig, config: TrainJobConfig, root: Path) -> tuple[pa.Table, pa.Table]:
-    """Returns the records to train on and those that are held out.
-
-    A share is drawn as `hold_out` does. Records of a held-out file are taken out of the training data.
-
-    Raises:
-        UserError: the file cannot be read, or nothing is left to train on or to measure on.
-    """
-    kept, held_out = split_rows(records, tune, config.columns, root)
-    training = records.filter(pa.array(kept))
-    if tune.held_out.share is None and training.num_rows < records.num_rows:
-        count = records.num_rows - training.num_rows
-        log.warning("  %d of %d training records are held out, and not trained on", count, records.num_rows)
-    if training.num_rows == 0:
-        raise UserError("leaves nothing to train on", where="tune.held_out", fix="hold out other records")
-    if held_out.num_rows == 0:
-        what = f"of {records.num_rows} records none can be held out without what is like it"
-        raise UserError(what, where="tune.held_out", fix="hold out a larger share, or name a file")
-    return training, held_out
-
-
-def split_rows(
-    records: pa.Table, tune: TuneConfig, columns: dict[str, str] | None, root: Path
-) -> tuple[Rows, pa.Table]:
-    """Returns which records to train on, bool [records], and the RECORD table of those that are held out.
-
-    Raises:
-        UserError: the held-out file cannot be read.
-    """
-    share = tune.held_out.share
-    if share is not None:
-        training, rows = hold_out(records, share)
-        return training, records.filter(pa.array(rows))
-    path = locate_path(root, tune.held_out.data)
-    held_out = concat(list(read(path, tune.held_out.columns or columns, name=tune.held_out.data)))
-    held_ids = set(held_out["id"].to_pylist())
-    return np.array([record not in held_ids for record in records["id"].to_pylist()], bool), held_out
 
 
 def _values(base: Mapping[str, Any], space: Space) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Price:
 
 
 class Spent(NamedTuple):
-    """What a study has spent.
+    """Costs of a study so far.
 
     Attributes:
         seconds: that it was worked on.

@@ -95,7 +95,7 @@ class Driver:
 
     @property
     def spent(self) -> Spent:
-        """What the study has spent, in all sessions."""
+        """Costs of the study, over all sessions."""
         return Spent(self.seconds, self._tokens, self._work)
 
     def run(self, observe: Observer | None = None) -> None:

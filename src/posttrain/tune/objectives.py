@@ -44,7 +44,7 @@ class Objective:
 
     @property
     def text(self) -> str:
-        """Its direction and its name, such as ``least loss``."""
+        """The direction and the name, such as ``least loss``."""
         return f"{'greatest' if self.maximize else 'least'} {self.name}"
 
 
@@ -74,7 +74,7 @@ class Objectives:
 
     @property
     def directions(self) -> tuple[bool, ...]:
-        """Whether greater values are better, of each."""
+        """For each objective, True if greater values are better."""
         return tuple(item.maximize for item in self.items)
 
     @property

@@ -1,6 +1,6 @@
 """Ready entries of spaces for trainings: the usual ranges, by name.
 
-They are the same for every size of model and data, as no recorded curves show that other ranges are better for some.
+The same ranges serve every size of model and data: no recorded curves show that narrower ones are better.
 """
 
 from collections.abc import Mapping, Sequence

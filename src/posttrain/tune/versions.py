@@ -97,8 +97,8 @@ def open_version(storage: BaseStorage, name: str, goal: Goal, migrate: bool, loc
         storage.set_study_user_attr(study_id, "complete", True)
         return study_id
     before = stored_goal(latest)
-    searched, asked = (tuple(item.text for item in one.objectives.items) for one in (before, goal))
-    if searched != asked:
+    searched = [item.text for item in before.objectives.items]
+    if searched != [item.text for item in goal.objectives.items]:
         raise UserError(f"the study searches the {', '.join(searched)}", where=location, fix="name another --out")
     names = [name for name, value in goal.identity.items() if before.identity.get(name) != value]
     if names:

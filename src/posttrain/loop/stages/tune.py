@@ -106,7 +106,7 @@ class Tune(Stage):
         base = adjusted_config(context.workspace, context.file_config or context.config)
         training = Train.prepare(replace(context, config=base))
         # Here, as `status` lists the stages without torch.
-        from posttrain.loop.tune_trainings import split_rows
+        from posttrain.loop.held_out import split_rows
 
         rows, held_out = split_rows(training.records, tune, base.data.columns, root)
         if tune.held_out.share is None:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,8 +82,8 @@ class ConnectedBackend(Backend):
         self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-tune-")))
         self._function = self._folder / "function"
         _write_function(function, self._function)
-        self._door = _Door(host)
-        self.callback(self._door.close)
+        self._listener = _WorkerListener(host)
+        self.callback(self._listener.close)
         self.callback(self._end_all)
 
     @abstractmethod
@@ -109,10 +109,10 @@ class ConnectedBackend(Backend):
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             connections = [worker.connection for worker in self._busy.values() if worker.connection is not None]
-            ready = wait([*connections, self._door.arrivals], _POLL_SECONDS)
-            if self._door.arrivals in ready:
-                self._greet()
-            handled = [self._look_after(number, worker, ready, handler) for number, worker in [*self._busy.items()]]
+            ready = wait([*connections, self._listener.descriptor], _POLL_SECONDS)
+            if self._listener.descriptor in ready:
+                self._accept_workers()
+            handled = [self._check_run(number, worker, ready, handler) for number, worker in [*self._busy.items()]]
             if any(handled) or (until is not None and time.monotonic() >= until):
                 return
 
@@ -122,7 +122,7 @@ class ConnectedBackend(Backend):
     def clock(self) -> float:
         return time.monotonic()
 
-    def _look_after(self, number: int, worker: _Worker, ready: list[Any], handler: Handler) -> bool:
+    def _check_run(self, number: int, worker: _Worker, ready: list[Any], handler: Handler) -> bool:
         """Passes on what has happened to a run; returns whether anything has."""
         if worker.connection is None:
             if worker.process.exit_code(0) is None:
@@ -178,19 +178,19 @@ class ConnectedBackend(Backend):
 
     def _new_worker(self, folder: Path) -> _Worker:
         number, self._count = self._count, self._count + 1
-        command = [sys.executable, "-m", "posttrain.tune.backends.worker", self._door.address, str(number)]
+        command = [sys.executable, "-m", "posttrain.tune.backends.worker", self._listener.address, str(number)]
         environment = {
             # Else each would use all cores.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // self.workers))),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            KEY_VARIABLE: self._door.key.hex(),
+            KEY_VARIABLE: self._listener.key.hex(),
         }
         worker = self._launched[number] = _Worker(self.launch(command, environment, folder))
         return worker
 
-    def _greet(self) -> None:
+    def _accept_workers(self) -> None:
         """Gives workers that have connected the function, and the job that waits for them."""
-        for number, connection in self._door.take():
+        for number, connection in self._listener.take():
             worker = self._launched.pop(number, None)
             if worker is None:  # it was ended before
                 connection.close()
@@ -222,8 +222,8 @@ class ConnectedBackend(Backend):
             self._end(worker)
 
 
-class _Door:
-    """Takes the connections of workers, in a thread.
+class _WorkerListener:
+    """Accepts the connections of workers, in threads.
 
     Args:
         host: name of this machine for workers elsewhere; None for a socket that only this machine has.
@@ -231,51 +231,57 @@ class _Door:
     Attributes:
         key: that workers must know.
         address: to connect to, as JSON.
-        arrivals: readable when workers have connected.
+        descriptor: readable when workers have connected.
     """
 
     def __init__(self, host: str | None) -> None:
         self.key = os.urandom(32)
-        self._listener = (
-            Listener(family="AF_UNIX", authkey=self.key)
-            if host is None
-            else Listener(("", 0), "AF_INET", authkey=self.key)
-        )
-        address: Address = self._listener.address if host is None else (host, self._listener.address[1])
+        self._socket = Listener(family="AF_UNIX") if host is None else Listener(("", 0), "AF_INET")
+        address: Address = self._socket.address if host is None else (host, self._socket.address[1])
         self.address = json.dumps(address)
         self._queue: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
-        self.arrivals, self._bell = os.pipe()
+        self.descriptor, self._signal = os.pipe()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
     def take(self) -> list[tuple[int, Connection]]:
         """Returns the numbers and connections of the workers that have connected since the last call."""
-        count = len(os.read(self.arrivals, 4096))
+        count = len(os.read(self.descriptor, 4096))
         return [self._queue.get() for _ in range(count)]
 
     def close(self) -> None:
         """Accepts no more."""
         self._closed = True
-        with suppress(OSError, AuthenticationError, EOFError):  # wakes the thread
-            Client(self._listener.address, authkey=self.key).close()
+        with suppress(OSError):  # wakes the thread
+            Client(self._socket.address).close()
         self._thread.join()
-        self._listener.close()
+        self._socket.close()
         while not self._queue.empty():
             self._queue.get()[1].close()
-        os.close(self.arrivals)
-        os.close(self._bell)
+        os.close(self.descriptor)
+        os.close(self._signal)
 
     def _accept(self) -> None:
         while not self._closed:
-            # Whoever knows no key, or dies at once, is no worker.
-            with suppress(OSError, AuthenticationError, EOFError):
-                connection = self._listener.accept()
-                if self._closed:
-                    connection.close()
-                    return
-                self._queue.put((connection.recv(), connection))
-                os.write(self._bell, b".")
+            with suppress(OSError):
+                connection = self._socket.accept()
+                # In a thread of its own: a process that connects and stays silent must not hold up workers.
+                threading.Thread(target=self._authenticate, args=(connection,), daemon=True).start()
+
+    def _authenticate(self, connection: Connection) -> None:
+        try:
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
+            number = connection.recv()
+        except (OSError, AuthenticationError, EOFError):  # it knows no key, or has died
+            connection.close()
+            return
+        if self._closed:
+            connection.close()
+        else:
+            self._queue.put((number, connection))
+            os.write(self._signal, b".")
 
 
 def _seconds(worker: _Worker) -> float:

@@ -29,12 +29,12 @@ class Proposal:
 
 
 Directions = bool | Sequence[bool]
-"""Whether greater values are better; of several objectives, of each."""
+"""True if greater values are better; of several objectives, a value for each."""
 
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What a search has to go by besides its own trials.
+    """Knowledge of a search besides its own trials.
 
     Attributes:
         budget: its budget.
@@ -77,7 +77,7 @@ class Sampler(ABC):
         self.context = SearchContext()
 
     def begin(self, context: SearchContext) -> None:
-        """Takes note of what there is to go by; called before the first proposal of a session."""
+        """Receives the budget and the earlier studies; called before the first proposal of a session."""
         self.context = context
 
     @abstractmethod

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class GaussianProcessSampler(Sampler):
         predictor, best = self.fit(trials, losses, generator)
         score = self._score(predictor, best, trials, generator)
         starts = [trials[at].drawn for at in sorted(losses, key=lambda at: (losses[at], at))[:_STARTS]]
-        return Proposal(self.search(score, starts, generator))
+        return Proposal(self.search(score, starts, generator, [trial.drawn for trial in trials]))
 
     def fit(
         self, trials: Sequence[Trial], losses: dict[int, float], generator: np.random.Generator
@@ -214,15 +214,33 @@ class GaussianProcessSampler(Sampler):
         score: Callable[[np.ndarray], np.ndarray],
         starts: Sequence[Settings],
         generator: np.random.Generator,
+        tried: Sequence[Settings] = (),
     ) -> Settings:
-        """Returns the point with the greatest score: of random ones, of those near good trials, and near the best."""
-        near = [point for start in starts for point in self._near(start, 0.05, generator)]
-        candidates: list[Settings] = [*(self.space.draw(generator) for _ in range(_CANDIDATES)), *near]
+        """Returns the point with the greatest score: of random ones, of those near good trials, and near the best.
+
+        Args:
+            score: a function of encoded points.
+            starts: points to search near.
+            generator: source of random numbers.
+            tried: points that are proposed only where nothing else was drawn. On a grid the greatest score is often
+                that of a known point: a scheduler of partial trainings would ask for the same one again and again.
+        """
+        seen = {_key(drawn) for drawn in tried}
+
+        def unseen(points: Sequence[Settings]) -> list[Settings]:
+            new = {_key(point): point for point in points if _key(point) not in seen}
+            seen.update(new)
+            return list(new.values())
+
+        drawn = [self.space.draw(generator) for _ in range(_CANDIDATES)]
+        candidates = unseen([*drawn, *(point for start in starts for point in self._near(start, 0.05, generator))])
+        if not candidates:
+            return drawn[0]
         scores = score(encode_all(self.space, candidates))
         for radius in _RADII:
             order = np.argsort(-scores, kind="stable")[:_STARTS]
             kept = [candidates[at] for at in order]
-            near = [point for start in kept for point in self._near(start, radius, generator)]
+            near = unseen([point for start in kept for point in self._near(start, radius, generator)])
             candidates = [*kept, *near]
             scores = np.concatenate([scores[order], score(encode_all(self.space, near))]) if near else scores[order]
         return candidates[int(np.argmax(scores))]
@@ -231,6 +249,10 @@ class GaussianProcessSampler(Sampler):
         if not self._fits(drawn):
             return []
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
+
+
+def _key(drawn: Settings) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(drawn.items()))
 
 
 def gaussian_process(

@@ -20,7 +20,7 @@ from posttrain.tune.trial import Report, Trial, TrialState, rank
 from posttrain.tune.versions import Goal
 
 TASK_FILE = "task.json"
-"""What a study searched, and the features of its task, in the study's folder."""
+"""File in a study's folder with its goal and the features of its task."""
 
 EARLY_TRIALS, EARLY_STEP = 3, 10
 """The first trials, and the step at which their loss is a feature of the task."""

@@ -40,7 +40,7 @@ _APART = 0.1  # least distance of what the forest suggests from other first poin
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a study starts with.
+    """Earlier studies and settings that a study starts with.
 
     Attributes:
         sources: near studies, the nearest first.
