@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posttrain.merge import tensor_group
+from posttrain.merge import tensor_reader
 from posttrain.merge.api import MERGE_FILE, merge
 from posttrain.merge.methods.registry import METHODS
-from posttrain.merge.tensor_group import Arena
+from posttrain.merge.tensor_reader import Arena
 
 Read = Callable[[Path], dict[str, Tensor]]
 
@@ -122,7 +122,7 @@ def test_memory_does_not_grow_with_the_tensor(
     method: str, make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that the arena holds at most, for a tensor and for one of eight times its size."""
-    monkeypatch.setattr(tensor_group, "_READ_BYTES", 1 << 16)
+    monkeypatch.setattr(tensor_reader, "_READ_BYTES", 1 << 16)
     peak = 0
     take = Arena.take
 

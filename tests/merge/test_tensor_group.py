@@ -5,7 +5,8 @@ import pytest
 import torch
 import xxhash
 
-from posttrain.merge.tensor_group import Arena, Digests, TensorGroup, TensorInput
+from posttrain.merge.tensor_group import TensorGroup
+from posttrain.merge.tensor_reader import Arena, Digests, TensorInput
 from posttrain.store.errors import UserError
 from posttrain.testing.merge_methods import SHAPES, MemorySource, random_models
 

@@ -22,11 +22,14 @@ def full_log_probabilities(lm: LanguageModel, states: torch.Tensor, targets: tor
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 100_000])
-@pytest.mark.parametrize("scale", [1.0, 80.0])
+@pytest.mark.parametrize(("scale", "compiled"), [(1.0, False), (80.0, False), (80.0, True)])
 def test_values_and_gradients_match_log_softmax(
-    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, chunk: int, scale: float
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, chunk: int, scale: float, compiled: bool
 ) -> None:
     monkeypatch.setattr(head, "_VOCABULARY_CHUNK", chunk)
+    # What would be compiled; test_equivalence_class compiles it.
+    monkeypatch.setattr(head, "_compiled", lambda function: function)
+    lm.compiled = compiled
     size = lm.model.config.vocab_size
     weight = lm.model.get_output_embeddings().weight
     targets = torch.tensor([0, 1, size - 1, 5, 5, 100])
@@ -40,6 +43,13 @@ def test_values_and_gradients_match_log_softmax(
         weight.grad = None
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 5000, 16384, 10**6])
+def test_an_accelerator_gets_parts_of_an_aligned_width(rows: int) -> None:
+    width = head.vocabulary_chunk(rows, "cuda")
+    assert width % 1024 == 0
+    assert 1024 * rows <= width * rows <= max(2**27, 2048 * rows)
 
 
 def chunked_smoothed(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,8 @@ from posttrain.merge.engine import MEMORY, one_thread_each
 from posttrain.merge.methods.ties import elect_and_add, keep_from
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.sources import layer_of
-from posttrain.merge.tensor_group import Arena, Block, TensorGroup
+from posttrain.merge.tensor_group import Block, TensorGroup
+from posttrain.merge.tensor_reader import Arena
 from posttrain.store.progress import progress_bar
 
 RANK = 8

@@ -1,4 +1,4 @@
-"""Runs a merge plan: streams the tensors through processes of bounded memory, into files that are read back."""
+"""Runs a merge plan: streams the tensors through processes or accelerators, into files that are read back."""
 
 import ctypes
 import multiprocessing
@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,7 +24,8 @@ from torch import Tensor
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.shard_writer import SHARD_BYTES, ShardWriter, TensorSpec
 from posttrain.merge.sources import block_rows
-from posttrain.merge.tensor_group import Arena, BlockFunction, Digests, TensorGroup
+from posttrain.merge.tensor_group import BlockFunction, TensorGroup
+from posttrain.merge.tensor_reader import Arena, Digests
 from posttrain.merge.whole_model import WholeModel
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.progress import progress_bar
@@ -32,6 +34,7 @@ MEMORY = 2 << 30
 """Bytes of weights that are held at once, by default."""
 
 _LEAST_BYTES = 64 << 20  # of the result that one process merges
+_THREADS = 4  # an accelerator: while one's tensor is merged, those of the others are read and written
 _SYNC_BYTES = 256 << 20  # that are written through to the disk at once
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -66,7 +69,12 @@ class MergeRun:
 
 
 def run_plan(
-    plan: MergePlan, folder: Path, memory: int = MEMORY, workers: int | None = None, shard_bytes: int = SHARD_BYTES
+    plan: MergePlan,
+    folder: Path,
+    memory: int = MEMORY,
+    workers: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    devices: Sequence[torch.device] | None = None,
 ) -> MergeRun:
     """Writes the weights of a merged model.
 
@@ -79,6 +87,7 @@ def run_plan(
         memory: bytes of weights that are held at once.
         workers: processes that merge tensors side by side; one a core by default.
         shard_bytes: most bytes of one file.
+        devices: accelerators that merge; none for the processor, and by default those that help (`accelerators`).
 
     Raises:
         UserError: a weight is NaN or infinite, or the disk refused.
@@ -86,13 +95,15 @@ def run_plan(
     """
     start = time.perf_counter()
     keep_freed_memory()
+    devices = accelerators(plan) if devices is None else devices
+    cores = len(os.sched_getaffinity(0))
     # A second process costs more than it brings where there is little to merge.
-    count = workers or max(1, min(len(os.sched_getaffinity(0)), plan.bytes // _LEAST_BYTES))
+    count = workers or max(1, min(cores, _THREADS * len(devices) or cores, plan.bytes // _LEAST_BYTES))
     specs = [TensorSpec(tensor.name, tensor.shape, tensor.dtype, tensor.bytes) for tensor in plan.tensors]
     writer = ShardWriter(folder, specs, shard_bytes)
     try:
         with one_thread_each(), progress_bar("merging", plan.bytes >> 20, "MiB") as advance:
-            job = MergeJob(plan, memory // (count + 1), writer)
+            job = MergeJob(plan, memory // (count + 1), writer, devices)
             job.measure_whole_models()
             # The largest first, so that no worker begins it when the others are done.
             order = sorted(range(len(plan.tensors)), key=lambda number: -plan.tensors[number].bytes)
@@ -119,19 +130,26 @@ def run_plan(
 
 @contextmanager
 def _workers(job: "MergeJob", count: int) -> Iterator["Run"]:
-    """Yields a function that maps another one over numbers of tensors, in processes if there are several workers.
+    """Yields a function that maps another one over numbers of tensors, side by side if there are several workers.
 
-    Processes, as torch's operations on blocks of this size hardly run side by side in threads. They are forked, as
-    those of torch's own ``DataLoader``: what they inherit need not be read again.
+    In processes, as torch's operations on blocks of this size hardly run side by side in threads. They are forked, as
+    those of torch's own ``DataLoader``: what they inherit need not be read again. An accelerator's blocks are large,
+    and a process could not inherit its context, so that threads feed it.
     """
     if count == 1:
         yield lambda function, numbers: ((number, function(job, number)) for number in numbers)
         return
-    fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(count, fork, _start_worker, (job, os.getpid()))
+    if job.devices:
+        pool: Executor = ThreadPoolExecutor(count)
+    else:
+        fork = multiprocessing.get_context("fork")
+        pool = ProcessPoolExecutor(count, fork, _start_worker, (job, os.getpid()))
+
+    def submit(function: Callable[["MergeJob", int], Result], number: int) -> "Future[Result]":
+        return pool.submit(function, job, number) if job.devices else pool.submit(_call, function, number)
 
     def run(function: Callable[["MergeJob", int], Result], numbers: Iterable[int]) -> Iterator[tuple[int, Result]]:
-        futures = {pool.submit(_call, function, number): number for number in numbers}
+        futures = {submit(function, number): number for number in numbers}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -160,6 +178,19 @@ def _start_worker(job: "MergeJob", parent: int) -> None:
 def _call(function: Callable[["MergeJob", int], Result], number: int) -> Result:
     assert _worker_job is not None
     return function(_worker_job, number)
+
+
+def accelerators(plan: MergePlan) -> list[torch.device]:
+    """Returns the GPUs that merge a plan: all that there are, where it solves linear equations for each layer.
+
+    Other merges wait for files and memory, and a GPU only has to be started for them: a linear merge of 1.1 billion
+    weights takes longer by an H100 than by four cores (BENCHMARKS.md).
+    """
+    methods = [tensor.method for tensor in plan.tensors if tensor.method is not None]
+    solves = any(method.statistic in ("gram", "merged_gram") for method in methods)
+    if not solves or not all(method.accelerated for method in methods) or not torch.cuda.is_available():
+        return []
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
 
 
 def estimate_seconds(plan: MergePlan, memory: int = MEMORY, workers: int | None = None) -> float:
@@ -210,10 +241,18 @@ class MergeJob:
         plan: the merge.
         arena_bytes: bytes of stored weights that one thread holds at most.
         writer: takes the merged tensors; None to write nothing.
+        devices: accelerators, which its threads take in turn; none for the processor.
     """
 
-    def __init__(self, plan: MergePlan, arena_bytes: int, writer: TensorWriter | None = None) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        plan: MergePlan,
+        arena_bytes: int,
+        writer: TensorWriter | None = None,
+        devices: Sequence[torch.device] = (),
+    ) -> None:
+        self.plan, self.devices = plan, tuple(devices)
+        self._next_device = cycle(self.devices)
         self.writer: TensorWriter = writer or _Discard()
         self._arena_bytes = arena_bytes
         self._local = threading.local()
@@ -271,14 +310,14 @@ class MergeJob:
         return merged.view(tensor.shape)
 
     def _blocks(self, tensor: TensorPlan, group: TensorGroup, function: BlockFunction) -> Iterator[Tensor]:
-        rounded = self._arena.take("rounded", 1 << 16, tensor.dtype)
+        rounded = self._arena.take_host("rounded", 1 << 16, tensor.dtype)
         for block in group.blocks():
             result = function(block)
             if block.base is not None:
                 result = torch.add(result, block.base, out=result)
-            if tensor.dtype != torch.float32:
+            if tensor.dtype != torch.float32 or group.device is not None:
                 if len(rounded) < result.numel():
-                    rounded = self._arena.take("rounded", result.numel(), tensor.dtype)
+                    rounded = self._arena.take_host("rounded", result.numel(), tensor.dtype)
                 result = rounded[: result.numel()].copy_(result.reshape(-1))
             if tensor.dtype == torch.float16:
                 _check_range(tensor, result)
@@ -288,7 +327,7 @@ class MergeJob:
         entry, done = tensor.inputs[0], 0
         columns = tensor.shape[-1] if tensor.shape else 1
         step = columns * block_rows(max(columns, 1))
-        part = self._arena.take("rounded", min(step, tensor.elements), tensor.dtype)
+        part = self._arena.take_host("rounded", min(step, tensor.elements), tensor.dtype)
         while done < tensor.elements:
             count = min(step, tensor.elements - done)
             entry.source.read(entry.tensor, done, part[:count])
@@ -322,9 +361,16 @@ class MergeJob:
     @property
     def _arena(self) -> Arena:
         if not hasattr(self._local, "arena"):
-            self._local.arena = Arena(self._arena_bytes)
+            self._local.arena = self._new_arena()
         arena: Arena = self._local.arena
         return arena
+
+    def _new_arena(self) -> Arena:
+        device = next(self._next_device, None)
+        if device is None or device.type != "cuda":
+            return Arena(self._arena_bytes, device)
+        # Half of what is free holds stored weights; the other half blocks and what methods compute of them.
+        return Arena(torch.cuda.mem_get_info(device)[0] // (2 * (_THREADS + 1)), device)
 
 
 _worker_job: MergeJob | None = None

@@ -26,7 +26,7 @@ from posttrain.merge.statistics_cache import (
     statistics_file,
     write_statistics,
 )
-from posttrain.merge.tensor_group import TensorInput
+from posttrain.merge.tensor_reader import TensorInput
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 from posttrain.store.progress import progress_bar

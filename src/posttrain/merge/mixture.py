@@ -21,7 +21,7 @@ from posttrain.merge.plan import (
 )
 from posttrain.merge.recipe import ModelEntry, Position, Recipe, resolve
 from posttrain.merge.sources import WeightSource
-from posttrain.merge.tensor_group import TensorInput
+from posttrain.merge.tensor_reader import TensorInput
 from posttrain.models.loading import load_config
 from posttrain.store.errors import UserError
 

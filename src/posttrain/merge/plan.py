@@ -14,7 +14,7 @@ from posttrain.merge.methods.base import MergeMethod
 from posttrain.merge.methods.registry import load_method
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import EMBEDDING, HEAD, WeightSource
-from posttrain.merge.tensor_group import TensorInput
+from posttrain.merge.tensor_reader import TensorInput
 from posttrain.merge.vocabulary_view import is_embedding
 from posttrain.store.errors import UserError, shorten, suggest
 

@@ -14,7 +14,7 @@ from posttrain.merge.plan import MergePlan, Sources, TensorPlan
 from posttrain.merge.recipe import AUTO, ModelEntry, Recipe
 from posttrain.merge.statistics import Example
 from posttrain.merge.statistics_cache import ModelWithData, StatisticsFile
-from posttrain.merge.tensor_group import TensorInput
+from posttrain.merge.tensor_reader import TensorInput
 from posttrain.merge.vocabulary_view import VocabularyView, is_by_token
 from posttrain.models.task import TaskConfig, trained_task
 from posttrain.store.errors import UserError

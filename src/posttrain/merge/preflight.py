@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.sources import WeightSource, block_rows
-from posttrain.merge.tensor_group import TensorInput
+from posttrain.merge.tensor_reader import TensorInput
 from posttrain.store.errors import UserError
 
 log = logging.getLogger("posttrain")

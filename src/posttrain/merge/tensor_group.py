@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
-from posttrain.merge.order_statistics import of_ranks, rank_of_share
-from posttrain.merge.sources import WeightSource, block_rows
+from posttrain.merge.order_statistics import of_ranks, of_ranks_by_bits, rank_of_share
+from posttrain.merge.sources import block_rows
+from posttrain.merge.tensor_reader import Arena, Digests, TensorInput, TensorReader
 from posttrain.merge.whole_model import WholeModel
 from posttrain.store.errors import UserError
 
-_READ_BYTES = 1 << 22  # of one model at a time, where a tensor is not held as a whole
+_ACCELERATOR_BLOCK = 1 << 24  # elements; a processor's block would keep an accelerator waiting for Python
 _PRODUCTS = 2048  # elements whose products are summed in float32
 
 
@@ -49,42 +49,6 @@ ElementFunction = Callable[[Tensor], Sequence[Tensor]]
 """Makes sequences [n] of the models' values, float32 [models, n], element by element; may change the values."""
 
 
-@dataclass(frozen=True)
-class TensorInput:
-    """A tensor of one model."""
-
-    source: WeightSource
-    tensor: str
-
-
-class Arena:
-    """Memory of one process that is used again for each tensor, as fresh memory costs more than reading into it.
-
-    Args:
-        limit: bytes of stored weights that it holds at most.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._memory: dict[str, Tensor] = {}
-
-    def take(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        """Returns ``count`` uninitialised elements, in the memory that was last taken under this name."""
-        size = count * dtype.itemsize
-        memory = self._memory.get(name)
-        if memory is None or len(memory) < size:
-            self._memory.pop(name, None)  # before the larger one, so that never both are held
-            memory = self._memory[name] = torch.empty(size, dtype=torch.uint8)
-        return memory[:size].view(dtype)
-
-
-class Digests:
-    """XXH3 (128 bits) of each input tensor's bytes, by source and tensor; taken when it is first read."""
-
-    def __init__(self) -> None:
-        self.values: dict[tuple[str, str], str] = {}
-
-
 class TensorGroup:
     """One tensor of every model.
 
@@ -94,7 +58,7 @@ class TensorGroup:
         name: the tensor's name in the result.
         inputs: one a model.
         base: the base model's, to have task vectors as the values.
-        arena: the process's memory.
+        arena: the thread's memory; its device is where the blocks lie.
         whole: statistics over all tensors that the same method merges.
         seed: the recipe's.
         digests: receives the inputs' digests; None to take none.
@@ -126,16 +90,18 @@ class TensorGroup:
         self._inputs = [*inputs, *([base] if base else []), *fisher]
         self.fisher_norms = tuple(fisher_norms)
         self._grams, self._with_fisher, self.inputs_first = list(grams), bool(fisher), inputs_first
-        self._base, self._task_vectors, self._arena, self._digests = base, task_vectors, arena, digests
+        self._base, self._task_vectors, self._arena = base, task_vectors, arena
         self.models = len(inputs)
         self.shape = inputs[0].source.shapes()[inputs[0].tensor]
         self.columns = self.shape[-1] if self.shape else 1
         self.elements = math.prod(self.shape)
         self.rows = self.elements // self.columns if self.columns else 0
         self._block_rows = block_rows(self.columns) if self.columns else 1
+        if arena.device is not None:
+            self._block_rows = max(1, _ACCELERATOR_BLOCK // max(1, self.columns))
+        self._reader = TensorReader(self._inputs, self.rows, self.columns, arena, digests)
         shapes = [entry.source.shapes()[entry.tensor] for entry in self._grams]
         self.experts = (shapes[0][0] if len(shapes[0]) == 3 else 1) if shapes else 0
-        self._resident: list[Tensor] | None = None
         self._checked = False
 
     @property
@@ -148,6 +114,11 @@ class TensorGroup:
         if self._whole is None:
             raise ValueError(f"{self.name} is a tensor without its model")
         return self._whole
+
+    @property
+    def device(self) -> torch.device | None:
+        """Returns the accelerator on which the blocks lie; None on the processor."""
+        return self._arena.device
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -190,7 +161,7 @@ class TensorGroup:
             width = entry.source.shapes()[entry.tensor][-1]
             stored = torch.empty(width * width, dtype=entry.source.dtype(entry.tensor))
             entry.source.read(entry.tensor, expert * width * width, stored)
-            matrix = stored.view(width, width).double()
+            matrix = stored.to(self._arena.device).view(width, width).double()
             if not math.isfinite(float(matrix.sum())):
                 raise UserError(
                     f"the Gram matrix of {entry.tensor} holds NaN or infinite numbers",
@@ -215,6 +186,8 @@ class TensorGroup:
             ranks: k, from 1 for the largest; 0 gives infinity.
         """
         self.hold()
+        if self._arena.device is not None:
+            return of_ranks_by_bits(lambda: (function(block.values.flatten(1)) for block in self.blocks()), ranks)
         return of_ranks(lambda stride: self._mapped(function, stride), ranks, self.elements)
 
     def total(self, function: Callable[[Block], Tensor]) -> np.ndarray:
@@ -226,7 +199,7 @@ class TensorGroup:
         self.hold()
         total: np.ndarray | float = 0.0
         for block in self.blocks():
-            total = total + function(block).double().numpy()
+            total = total + function(block).double().cpu().numpy()
         return np.asarray(total)
 
     def magnitudes(self, stride: int = 1) -> Iterator[list[np.ndarray]]:
@@ -237,11 +210,12 @@ class TensorGroup:
         return self._mapped(absolute, stride)
 
     def _mapped(self, function: ElementFunction, stride: int) -> Iterator[list[np.ndarray]]:
-        if self._resident is not None and stride > 1:
+        resident = self._reader.resident
+        if resident is not None and stride > 1:
             # Of what is in memory only the sample is converted.
-            sample = torch.stack([stored[::stride].float() for stored in self._resident[: self.models]])
+            sample = torch.stack([stored[::stride].float() for stored in resident[: self.models]])
             if self._task_vectors and self._base:
-                sample.sub_(self._resident[self.models][::stride].float())
+                sample.sub_(resident[self.models][::stride].float())
             yield [values.numpy() for values in function(sample)]
             return
         for block in self.blocks():
@@ -262,9 +236,7 @@ class TensorGroup:
 
     def hold(self) -> None:
         """Reads the whole tensor of every model into memory, if it fits, for the passes that follow."""
-        size = sum(self.elements * entry.source.dtype(entry.tensor).itemsize for entry in self._inputs)
-        if self._resident is None and size <= self._arena.limit:
-            self._resident = self._read(0, self.rows)
+        self._reader.hold()
 
     def blocks(self) -> Iterator[Block]:
         """Yields the blocks in their order, each in the memory of the last.
@@ -272,18 +244,13 @@ class TensorGroup:
         Raises:
             UserError: on the first pass, a value is NaN or infinite.
         """
-        if not self.elements:
-            if not self._checked:
-                self._read(0, self.rows)  # its digest is that of no bytes
-                self._checked = True
-            return
         step = self._block_rows
-        size = step * self.columns
+        size = min(step, self.rows) * self.columns
         values = self._arena.take("values", self.models * size, torch.float32)
         base = self._arena.take("base", size, torch.float32) if self._base else None
         fisher = self._arena.take("fisher", self.models * size, torch.float32) if self._with_fisher else None
         index = 0
-        for start, stop, stored in self._chunks():
+        for start, stop, stored in self._reader.chunks(step):
             for first in range(0, stop - start, step):
                 rows = min(step, stop - start - first)
                 span = slice(first * self.columns, (first + rows) * self.columns)
@@ -311,36 +278,6 @@ class TensorGroup:
                 )
                 index += 1
         self._checked = True
-
-    def _chunks(self) -> Iterator[tuple[int, int, list[Tensor]]]:
-        if self._resident is not None:
-            yield 0, self.rows, self._resident
-            return
-        width = self.columns * max(entry.source.dtype(entry.tensor).itemsize for entry in self._inputs)
-        step = self._block_rows * max(1, _READ_BYTES // (self._block_rows * width))
-        for start in range(0, self.rows, step):
-            stop = min(start + step, self.rows)
-            yield start, stop, self._read(start, stop)
-
-    def _read(self, start: int, stop: int) -> list[Tensor]:
-        count = (stop - start) * self.columns
-        read = []
-        for number, entry in enumerate(self._inputs):
-            out = self._arena.take(f"stored {number}", count, entry.source.dtype(entry.tensor))
-            entry.source.read(entry.tensor, start * self.columns, out)
-            read.append(out)
-        if self._digests is not None and not self._checked:
-            self._add_to_digests(start, stop, read)
-        return read
-
-    def _add_to_digests(self, start: int, stop: int, read: Sequence[Tensor]) -> None:
-        if start == 0:
-            self._hashes = [xxhash.xxh3_128() for _ in self._inputs]
-        for running, content in zip(self._hashes, read, strict=True):
-            running.update(content.view(torch.uint8).numpy().data)
-        if stop == self.rows and self._digests is not None:
-            for entry, running in zip(self._inputs, self._hashes, strict=True):
-                self._digests.values[entry.source.name, entry.tensor] = running.hexdigest()
 
     def _check_finite(self, read: Sequence[Tensor | None]) -> None:
         # A sum carries every NaN and infinity, in a fraction of the time of looking for them.

@@ -5,6 +5,7 @@ the weights' gradient written once. Other heads (scaled or capped logits) are co
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -84,8 +85,12 @@ def vocabulary_chunk(rows: int, device: str) -> int:
     Args:
         device: torch's name of the device's kind, such as ``cpu``.
     """
-    # A processor's caches hold a small part. An accelerator passes over all states again for each part, so it gets few.
-    return _VOCABULARY_CHUNK if device == "cpu" else max(_VOCABULARY_CHUNK, _ACCELERATOR_LOGITS // max(1, rows))
+    if device == "cpu":
+        return _VOCABULARY_CHUNK  # a processor's caches hold a small part
+    # An accelerator passes over all states again for each part, so it gets few. Of a width that is no multiple of a
+    # power of two, an H100 multiplies by kernels of older cards, in four times the time.
+    parts = _ACCELERATOR_LOGITS // (max(1, rows) * _VOCABULARY_CHUNK)
+    return _VOCABULARY_CHUNK * max(1, parts)
 
 
 def _log_probabilities(
@@ -100,7 +105,7 @@ def _log_probabilities(
             dtype = head.weight.dtype
             states = states.to(dtype)
         result: tuple[Tensor, Tensor | None] = _LogProbabilities.apply(  # type: ignore[no-untyped-call]
-            states, head.weight, targets, with_mean, dtype
+            states, head.weight, targets, with_mean, dtype, lm.compiled
         )
         return result
     parts = [
@@ -136,12 +141,19 @@ class _LogProbabilities(torch.autograd.Function):
 
     Its mean over the vocabulary of V, where it is wanted, has the gradient h (1 / V - p_v). Both passes multiply in one
     dtype, as probabilities would not add up to 1 if logits were more precise than their sum; autocast, which is off
-    while gradients are computed, is not left to choose it.
+    while gradients are computed, is not left to choose it. Where the model's layers are compiled, so is what passes
+    over the logits.
     """
 
     @staticmethod
     def forward(
-        context: Any, states: Tensor, weight: Tensor, targets: Tensor, with_mean: bool, dtype: torch.dtype
+        context: Any,
+        states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        with_mean: bool,
+        dtype: torch.dtype,
+        compiled: bool,
     ) -> tuple[Tensor, Tensor | None]:
         chosen = torch.zeros(len(states), dtype=torch.float32, device=states.device)
         # The online softmax (M. Milakov, N. Gimelshein, 2018, arXiv:1805.02867, algorithm 3): a running maximum and a
@@ -149,19 +161,18 @@ class _LogProbabilities(torch.autograd.Function):
         largest = torch.full_like(chosen, -torch.inf)
         total = torch.zeros_like(chosen)
         every = torch.zeros_like(chosen) if with_mean else None
+        add = _compiled(_add_exponentials) if compiled else _add_exponentials
         low = states.to(dtype)
         with torch.autocast(states.device.type, enabled=False):
             for logits, _, columns, rows in _vocabulary_chunks(low, weight, targets):
-                chosen[rows] = logits[rows, targets[rows] - columns.start]
+                chosen[rows] = logits[rows, targets[rows] - columns.start].float()
                 if every is not None:
-                    every += logits.sum(1)
-                # Subtracting the maximum keeps exp from overflowing; the sum so far is rescaled to the new one.
-                before, largest = largest, torch.maximum(largest, logits.amax(1))
-                total = total.mul_((before - largest).exp_()).add_(logits.sub_(largest[:, None]).exp_().sum(1))
+                    every += logits.sum(1, dtype=torch.float32)
+                largest, total = add(logits, largest, total)
         total = total.log_().add_(largest)
         # Kept are N numbers rather than N by V probabilities, which the backward pass computes again from them.
         context.save_for_backward(states, weight, targets, total)
-        context.dtype = dtype
+        context.dtype, context.compiled = dtype, compiled
         return chosen - total, None if every is None else every.div_(len(weight)).sub_(total)
 
     @staticmethod
@@ -169,9 +180,43 @@ class _LogProbabilities(torch.autograd.Function):
         states, weight, targets, total = context.saved_tensors
         with torch.autocast(states.device.type, enabled=False):
             of_states, of_weight = _gradients(
-                states.to(context.dtype), weight, targets, total, gradient, of_mean, context.needs_input_grad[1]
+                states.to(context.dtype),
+                weight,
+                targets,
+                total,
+                gradient,
+                of_mean,
+                context.needs_input_grad[1],
+                context.compiled,
             )
-        return of_states.to(states.dtype), of_weight, None, None, None
+        return of_states.to(states.dtype), of_weight, None, None, None, None
+
+
+def _add_exponentials(logits: Tensor, largest: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the largest logit of each row so far, and the sum of exponentials relative to it; may change all."""
+    values = logits.float()
+    # Subtracting the maximum keeps exp from overflowing; the sum so far is rescaled to the new one.
+    highest = torch.maximum(largest, values.amax(1))
+    total = total.mul_((largest - highest).exp_()).add_(values.sub_(highest[:, None]).exp_().sum(1))
+    return highest, total
+
+
+def _softmax_less_one_hot(logits: Tensor, total: Tensor, targets: Tensor) -> Tensor:
+    """Returns the gradient of each row's negative log-probability with respect to its logits, in their dtype.
+
+    Args:
+        logits: [N, n], of a part of the vocabulary.
+        total: float32 [N], the logarithm of the sum of all exponentials.
+        targets: int64 [N], counted from the part's first token; others lie outside of it.
+    """
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    probabilities = (logits.float() - total[:, None]).exp()
+    return torch.where(columns == targets[:, None], probabilities - 1, probabilities).to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 def _gradients(
@@ -182,6 +227,7 @@ def _gradients(
     gradient: Tensor,
     of_mean: Tensor | None,
     with_weight: bool,
+    compiled: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the gradients of the states in float32 and of the weights in their dtype."""
     dtype = states.dtype
@@ -192,23 +238,27 @@ def _gradients(
     narrow = of_mean is None and dtype != torch.float16
     read = (states * -gradient[:, None]).to(dtype) if narrow else states
     for logits, weights, columns, rows in _vocabulary_chunks(states, weight, targets):
-        part = logits.sub_(total[:, None]).exp_()
-        if narrow:
-            # Softmax less one-hot; the factor of each row comes at the end.
-            part[rows, targets[rows] - columns.start] -= 1
+        if narrow and compiled:
+            low = _compiled(_softmax_less_one_hot)(logits, total, targets - columns.start)
         else:
-            part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
-            if of_mean is not None:
-                part.add_((of_mean / len(weight))[:, None])
-            part[rows, targets[rows] - columns.start] += gradient[rows]
-        low = part.to(dtype)
+            # As above, by indices: without a compiler a comparison of all logits would be passes of its own.
+            part = logits.float().sub_(total[:, None]).exp_()
+            if narrow:
+                part[rows, targets[rows] - columns.start] -= 1  # the factor of each row comes at the end
+            else:
+                part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
+                if of_mean is not None:
+                    part.add_((of_mean / len(weight))[:, None])
+                part[rows, targets[rows] - columns.start] += gradient[rows]
+            low = part.to(dtype)
+            del part
         of_states += low @ weights
         if of_weight is not None and weight.dtype == dtype:
             # Each part of the weights has its own rows of the gradient, so nothing is added up.
             torch.matmul(low.T, read, out=of_weight[columns])
         elif of_weight is not None:
             of_weight[columns] = low.T @ read
-        del logits, part, low, weights  # before the next ones are made
+        del logits, low, weights  # before the next ones are made
     if narrow:
         of_states.mul_(-gradient[:, None])
     return of_states, of_weight
@@ -217,9 +267,9 @@ def _gradients(
 def _vocabulary_chunks(
     states: Tensor, weight: Tensor, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, slice, Tensor]]:
-    """Float32 logits of a part of the vocabulary, its weights in the states' dtype, which, and rows with such a target.
+    """Yields logits of a part of the vocabulary, its weights, which part, and the rows with a target in it.
 
-    The products are rounded to the states' dtype.
+    Logits and weights are in the states' dtype.
     """
     chunk = vocabulary_chunk(len(states), states.device.type)
     starts = range(0, len(weight), chunk)
@@ -229,7 +279,7 @@ def _vocabulary_chunks(
     for start, first, last in zip(starts, bounds[:-1], bounds[1:], strict=True):
         columns = slice(start, min(start + chunk, len(weight)))
         weights = weight[columns].to(states.dtype)
-        yield (states @ weights.T).float(), weights, columns, order[first:last]
+        yield states @ weights.T, weights, columns, order[first:last]
 
 
 def _forward(lm: LanguageModel, packed: "Packed", **more: Any) -> Any:

@@ -34,6 +34,8 @@ class LanguageModel:
     chat: ChatTemplate = field(init=False)
     decoder: nn.Module = field(init=False)
     """The model without its output head; returns hidden states."""
+    compiled: bool = field(default=False, init=False)
+    """Whether torch.compile compiles its layers, and what passes over its logits."""
 
     def __post_init__(self) -> None:
         stops = stop_tokens(self.model, self.tokenizer)

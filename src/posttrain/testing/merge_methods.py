@@ -23,7 +23,8 @@ from posttrain.merge.methods.registry import load_method
 from posttrain.merge.plan import MergePlan, TensorPlan
 from posttrain.merge.recipe import Recipe
 from posttrain.merge.sources import WeightSource
-from posttrain.merge.tensor_group import Arena, TensorGroup, TensorInput
+from posttrain.merge.tensor_group import TensorGroup
+from posttrain.merge.tensor_reader import Arena, TensorInput
 from posttrain.merge.whole_model import WholeModel
 from posttrain.models.weight_files import WEIGHTS
 from posttrain.store.errors import UserError
@@ -82,6 +83,7 @@ def merge_tensors(
     workers: int = 1,
     seed: int = 0,
     statistics: Sequence[Tensors] | None = None,
+    devices: Sequence[torch.device] | None = (),
     **options: Any,
 ) -> dict[str, Tensor]:
     """Merges models that are in memory, as `merge` does those of folders.
@@ -94,6 +96,7 @@ def merge_tensors(
         workers: processes that merge tensors side by side.
         seed: the recipe's.
         statistics: for a method that needs them, one mapping a model, by the tensors' names; random ones by default.
+        devices: accelerators that merge; None for those that `run_plan` chooses.
         options: the method's, as a recipe has them.
 
     Returns:
@@ -102,7 +105,7 @@ def merge_tensors(
     plan = _plan(method, models, base, seed, options, statistics)
     # In memory where there is such a folder: each merge waits for the disk.
     with TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
-        run_plan(plan, Path(folder), memory, workers)
+        run_plan(plan, Path(folder), memory, workers, devices=devices)
         return load((Path(folder) / WEIGHTS).read_bytes())
 
 
@@ -203,7 +206,7 @@ class MergeMethodContract:
         models, base = random_models(count)
         expected = merge_tensors(spec, models, base, **options)
         _assert_equal(merge_tensors(spec, models, base, **options), expected)
-        monkeypatch.setattr("posttrain.merge.tensor_group._READ_BYTES", blocks_read_at_once << 18)
+        monkeypatch.setattr("posttrain.merge.tensor_reader._READ_BYTES", blocks_read_at_once << 18)
         _assert_equal(merge_tensors(spec, models, base, memory=0, **options), expected)
 
     def test_workers_do_not_change_a_bit(self, spec: MergeMethod, count: int, options: Mapping[str, Any]) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from posttrain.merge.methods.registry import load_method
-from posttrain.merge.tensor_group import Arena, TensorGroup, TensorInput
+from posttrain.merge.tensor_group import TensorGroup
+from posttrain.merge.tensor_reader import Arena, TensorInput
 from posttrain.testing.merge_methods import MemorySource
 
 MergeVectors = Callable[..., np.ndarray]

@@ -50,6 +50,7 @@ class MergeMethod:
         ranges: bounds of options.
         statistic: what it needs of each model's data: ``fisher`` is in the blocks, the others in the group.
         result: what it writes.
+        accelerated: its blocks may lie on an accelerator, and in parts of any size.
         needs: options of which a recipe must give at least one, as their defaults make another method of it.
     """
 
@@ -60,6 +61,7 @@ class MergeMethod:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     statistic: Statistic | None = None
     result: Result = "model"
+    accelerated: bool = False
     needs: tuple[str, ...] = ()
 
     @property
@@ -142,12 +144,13 @@ def merge_method(
     ranges: Mapping[str, Range] | None = None,
     statistic: Statistic | None = None,
     result: Result = "model",
+    accelerated: bool = False,
     needs: tuple[str, ...] = (),
 ) -> Callable[[MethodFunction], MergeMethod]:
     """Makes a `MergeMethod` of a function; its options are the keyword-only parameters with their defaults."""
 
     def wrap(function: MethodFunction) -> MergeMethod:
-        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic, result, needs)
+        return MergeMethod(name, function, task_vectors, models, ranges or {}, statistic, result, accelerated, needs)
 
     return wrap
 

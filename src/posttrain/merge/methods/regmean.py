@@ -13,9 +13,10 @@ from posttrain.store.errors import UserError
 
 # Off-diagonals are scaled by no more: it keeps the sum of the Gram matrices, which files hold in float32, invertible.
 _MOST_ALPHA = 1 - 1e-6
+_RANGES = {"weight": Range(0), "alpha": Range(0, 1)}
 
 
-@merge_method("regmean", ranges={"weight": Range(0), "alpha": Range(0, 1)}, statistic="gram")
+@merge_method("regmean", ranges=_RANGES, statistic="gram", accelerated=True)
 def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9) -> BlockFunction:
     """Minimises sum_i w_i |X_i W - X_i W_i|^2 for each linear layer (RegMean, Jin et al. 2023).
 
@@ -41,7 +42,7 @@ def regmean(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9
     return _least_squares(group, weight, alpha)
 
 
-@merge_method("regmean_plus_plus", ranges={"weight": Range(0), "alpha": Range(0, 1)}, statistic="merged_gram")
+@merge_method("regmean_plus_plus", ranges=_RANGES, statistic="merged_gram", accelerated=True)
 def regmean_plus_plus(group: TensorGroup, *, weight: PerModel = (1.0,), alpha: float = 0.9) -> BlockFunction:
     """Merges as `regmean`, on inputs that the merged model's earlier layers give (RegMean++, Nguyen et al. 2025).
 
@@ -92,7 +93,7 @@ def _least_squares(group: TensorGroup, weight: Sequence[float], alpha: float) ->
 
 def _inputs_first(group: TensorGroup, shares: list[float], transforms: Callable[[int], list[Tensor]]) -> Tensor:
     """Returns the merged tensor, float32 [rows, columns]: its rows are inputs, so that each depends on all of them."""
-    whole = torch.zeros(group.rows, group.columns)
+    whole = torch.zeros(group.rows, group.columns, device=group.device)
     height = group.rows // group.experts
     group.hold()
     for block in group.blocks():

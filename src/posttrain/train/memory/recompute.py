@@ -238,3 +238,4 @@ def compile_layers(lm: LanguageModel) -> None:
     for layer in layers:
         # With fixed shapes every new length of a micro-batch would compile all over again.
         layer.compile(dynamic=True)
+    lm.compiled = True

@@ -1,0 +1,106 @@
+"""Compares merging by a GPU with merging by the processor of the same machine: the bits and the time.
+
+    python benchmarks/gpu_merge.py --dir DIR [--cores 16 4] [--repeats 3] [--methods linear ties breadcrumbs]
+
+Every method that a GPU can run merges random tensors on both; the exit code is 1 if bits differ that should not. DIR
+gets the models of 1.1 billion weights of ``merge_vs_mergekit.py``. Each run is a process of its own, on as many cores
+as ``--cores`` names; the table gives medians of the merge's seconds, without and with the program's start. RegMean
+solves one layer of 4,096 inputs, of which three models have Gram matrices.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from merge_vs_mergekit import recipes, warm, write_models
+
+from posttrain.merge.methods.registry import METHODS
+from posttrain.testing.merge_methods import merge_tensors, random_models
+
+# Of solutions of linear equations, which differ in rounding.
+_TOLERANCE = 1e-5
+
+
+def largest_differences() -> dict[str, float]:
+    """Returns the largest difference between the GPU's and the processor's result, by method."""
+    differences = {}
+    for name, method in METHODS.items():
+        if method.accelerated:
+            models, base = random_models(method.models[1] or 3)
+            one, other = (
+                merge_tensors(method, models, base, devices=devices) for devices in ([], [torch.device("cuda", 0)])
+            )
+            differences[name] = max(float((one[key] - other[key]).abs().max()) for key in one if one[key].numel())
+    return differences
+
+
+def solve_seconds(width: int = 4096) -> dict[str, float]:
+    """Returns the seconds of RegMean on one linear layer, by device."""
+    models, base = random_models(3, {"layer": (width, width)})
+    rows = [torch.randn(2 * width, width, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    grams = [{"layer": sample.T @ sample} for sample in rows]
+    seconds = {}
+    for name, devices in (("processor", []), ("GPU", [torch.device("cuda", 0)])):
+        for _ in range(2):  # the first loads libraries
+            start = time.perf_counter()
+            merge_tensors("regmean", models, base, statistics=grams, devices=devices)
+            seconds[name] = time.perf_counter() - start
+    return seconds
+
+
+def merge_seconds(recipe: Path, out: Path, cores: int, gpu: bool) -> tuple[float, float]:
+    """Returns the seconds of a merge by the program, without and with its start."""
+    shutil.rmtree(out, ignore_errors=True)
+    environment = os.environ | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    chosen = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
+    command = ["taskset", "-c", chosen, sys.executable, "-m", "posttrain", "merge", str(recipe), "--out", str(out)]
+    start = time.perf_counter()
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    seconds = time.perf_counter() - start
+    return float(json.loads((out / "merge.json").read_text())["seconds"]), seconds
+
+
+def main() -> None:
+    """Prints the differences, and a table of seconds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--cores", type=int, nargs="+", default=[16, 4])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=["linear", "ties", "breadcrumbs"])
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu_merge.py: this machine has no CUDA device", file=sys.stderr)
+        raise SystemExit(2)
+    differences = largest_differences()
+    print(json.dumps({"device": torch.cuda.get_device_name(), "largest differences": differences}), flush=True)
+    print(json.dumps({"regmean, seconds a layer": solve_seconds()}), flush=True)
+    write_models(options.dir, "1.1b")
+    warm(options.dir)
+    written: dict[str, Any] = recipes(options.dir)
+    written["breadcrumbs"] = written["ties"] | {"merge_method": "breadcrumbs"}
+    recipe = options.dir / "recipe.yaml"
+    for method in options.methods:
+        recipe.write_text(yaml.safe_dump(written[method]))
+        for cores in options.cores:
+            row: dict[str, Any] = {"method": method, "cores": cores}
+            for name, gpu in (("processor", False), ("GPU", True)):
+                runs = [merge_seconds(recipe, options.dir / "out", cores, gpu) for _ in range(options.repeats)]
+                row[name] = [round(statistics.median(column), 2) for column in zip(*runs, strict=True)]
+            print(json.dumps(row), flush=True)
+    exact = {
+        name: value for name, value in differences.items() if METHODS[name].statistic not in ("gram", "merged_gram")
+    }
+    raise SystemExit(int(any(exact.values()) or max(differences.values()) > _TOLERANCE))
+
+
+if __name__ == "__main__":
+    main()
