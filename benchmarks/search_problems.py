@@ -54,6 +54,8 @@ class Problem:
         curve: returns the values after each part of a trial; a function has one.
         best: the least value.
         trials: compute of a run, in whole trials.
+        parts: of a trial.
+        earlier: names of the problems that were solved before, from which a search may learn.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Problem:
     best: float
     trials: int
     parts: int = 1
+    earlier: tuple[str, ...] = ()
     typical: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,7 +154,9 @@ def conditional(point: Mapping[str, Any]) -> list[float]:
 def recorded(task: str) -> Problem:
     """Returns the problem of the curves of a task; numbers are given by their place in the grid."""
     with CURVES.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["task"] == task]
+        lines = list(csv.DictReader(file))
+    tasks = list(dict.fromkeys(line["task"] for line in lines))
+    rows = [line for line in lines if line["task"] == task]
     names = [name for name in rows[0] if name.startswith("train.")]
     grid = {name: list(dict.fromkeys(row[name] for row in rows)) for name in names}
     columns = [name for name in rows[0] if name.startswith("loss ")]
@@ -170,7 +175,8 @@ def recorded(task: str) -> Problem:
     def curve(point: Mapping[str, Any]) -> list[float]:
         return table[tuple(grid[name][int(point[name])] if name in numbers else point[name] for name in names)]
 
-    return Problem(task, space, curve, min(finite), trials=40, parts=len(columns))
+    earlier = tuple(tasks[: tasks.index(task)])
+    return Problem(task, space, curve, min(finite), trials=40, parts=len(columns), earlier=earlier)
 
 
 def _is_number(text: str) -> bool:

@@ -5,8 +5,9 @@
 
 SMAC3 and syne-tune have virtual environments of their own (``pip install smac==2.4.1``, ``pip install
 "syne-tune[gpsearchers]==0.16.0"``); Optuna is a dependency of ours. Problems are functions (`search_problems.py`), and
-where `record_curves.py --write benchmarks/curves.csv` has recorded learning curves, its tasks, such as "round 3": these
-are replayed part by part on a simulated clock with one worker.
+the tasks of ``curves.csv``, such as "round 3": curves that `record_curves.py` has recorded are replayed part by
+part on a simulated clock with one worker. "warm" searches start from studies of the earlier tasks, of `EARLIER` trials
+each, that the same search made in turn; their compute does not count.
 Compute is counted in whole trials, as parts of a training are all of one length. A run ends when a value is within 1%
 of the best, as seen from a random point's, or its compute is spent.
 
@@ -21,7 +22,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,10 +38,13 @@ from posttrain.tune.api import optimize
 from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.space import Space
+from posttrain.tune.transfer.past import PastStudy
 
 HERE = Path(__file__).parent
 
-PROBLEMS = ("branin", "hartmann", "conditional")
+PROBLEMS = ("branin", "hartmann", "conditional", "round 3")
+
+EARLIER = 30
 
 
 def space_of(problem: Problem) -> Space:
@@ -60,7 +65,31 @@ class _Over(BaseException):
     """Ends a run whose target is reached."""
 
 
-def run_ours(sampler: Any, scheduler: Any, problem: Problem, seed: int) -> float | None:
+def run_warm(sampler: Any, scheduler: Any, subject: Problem, seed: int) -> float | None:
+    """Returns the same of a search that starts from the studies of the earlier problems."""
+    past: list[PastStudy] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(subject.earlier):
+            earlier, out = problem(name), Path(folder, str(number))
+
+            def curve(settings: Any, earlier: Problem = earlier) -> Iterator[CurvePoint]:
+                return map(CurvePoint, earlier.curve(settings))
+
+            optimize(
+                partial(SimulatedBackend, curve),
+                space_of(earlier),
+                budget=EARLIER,
+                sampler=sampler,
+                scheduler=scheduler,
+                seed=seed,
+                out=out,
+                past=past,
+            )
+            past.append(PastStudy.read(out, name))
+        return run_ours(sampler, scheduler, subject, seed, past)
+
+
+def run_ours(sampler: Any, scheduler: Any, problem: Problem, seed: int, past: Sequence[PastStudy] = ()) -> float | None:
     """Returns the whole trials until the target, with a sampler and a scheduler of ours."""
     trace = Trace(problem)
 
@@ -79,6 +108,7 @@ def run_ours(sampler: Any, scheduler: Any, problem: Problem, seed: int) -> float
             sampler=sampler,
             scheduler=scheduler,
             seed=seed,
+            past=past,
         )
     return trace.trials
 
@@ -136,6 +166,8 @@ def searches(problem: Problem) -> dict[str, Search]:
         "posttrain tpe, asha": partial(run_ours, "tpe", asha),
         "posttrain gp, asha": partial(run_ours, "gp", asha),
         "posttrain bohb, hyperband": partial(run_ours, "bohb", hyperband),
+        "posttrain tpe, asha, warm": partial(run_warm, "tpe", asha),
+        "posttrain rgpe, asha, warm": partial(run_warm, "rgpe", asha),
         "Optuna TPE, Hyperband": partial(run_optuna, tpe, pruner),
         "Optuna GP, Hyperband": partial(run_optuna, gp, pruner),
     }
