@@ -33,8 +33,8 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 gc.set_threshold(5000, 20, 20)
 gc.disable()  # until all tests are collected
 
-# A slow machine must not fail an example.
-settings.register_profile("no_deadline", deadline=None)
+# A slow machine must not fail an example. Each run draws other examples, so that few a run suffice.
+settings.register_profile("no_deadline", deadline=None, max_examples=40)
 settings.load_profile("no_deadline")
 
 
@@ -113,7 +113,7 @@ def _table_script() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick_tables(_table_script: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the migrations of empty SQLite databases once; `tests/store` runs them each time."""
+    """Runs the migrations of empty SQLite databases once; the tests of databases run them each time."""
     from sqlalchemy import inspect
 
     from posttrain.store import upgrade

@@ -75,10 +75,10 @@ def test_entropies_are_those_of_labels_and_of_the_answers_first_token(models: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_layer", [True, False])
-def test_the_gradient_is_that_of_finite_differences(models: Path, by_layer: bool) -> None:
-    merged = MergedModel(models / "base", [models / "a", models / "b"], by_layer)
-    assert len(merged.groups) == (6 if by_layer else 1), "four layers, the embedding and the last norm"
+def test_the_gradient_is_that_of_finite_differences(models: Path) -> None:
+    assert len(MergedModel(models / "base", [models / "a"], by_layer=False).groups) == 1
+    merged = MergedModel(models / "base", [models / "a", models / "b"], by_layer=True)
+    assert len(merged.groups) == 6, "four layers, the embedding and the last norm"
     start = torch.full((2, len(merged.groups)), 0.4, dtype=torch.float64)
     batches = [(LABELLED.task, PROMPTS[:1]), (FREE.task, PROMPTS[2:3])]
     _, gradient = merged.entropy_and_gradient(start, batches, False)
@@ -88,7 +88,7 @@ def test_the_gradient_is_that_of_finite_differences(models: Path, by_layer: bool
 
     step = 2e-2
     for model in range(2):
-        for group in range(len(merged.groups)):
+        for group in range(model, len(merged.groups), 2):
             apart = torch.zeros_like(start)
             apart[model, group] = step
             # Fourth order, as float32 leaves no room for small steps.
@@ -101,12 +101,10 @@ def test_the_gradient_is_that_of_finite_differences(models: Path, by_layer: bool
 
 @pytest.mark.slow
 def test_the_entropy_falls_and_the_recipe_gives_the_same_weights(models: Path, tmp_path: Path) -> None:
-    config = AdaMergingConfig(steps=25, learning_rate=0.03, batch_size=4)
+    config = AdaMergingConfig(steps=13, learning_rate=0.06, batch_size=4)
     learned = learn_coefficients(models / "base", [models / "a", models / "b"], [LABELLED, FREE], config, seed=1)
     assert learned.entropies[-1] < learned.entropies[0] - 0.02
     assert learned.last < learned.first
-    again = learn_coefficients(models / "base", [models / "a", models / "b"], [LABELLED, FREE], config, seed=1)
-    assert torch.equal(learned.values, again.values)
     plain = Recipe.read({"method": "task_arithmetic", "base": "base", "models": ["a", "b"], "dtype": "float32"}, "test")
     merge(learned.recipe(plain), tmp_path / "out", root=models)
     base, parts = weights_of(models / "base"), [weights_of(models / name) for name in "ab"]
@@ -121,7 +119,8 @@ def test_the_entropy_falls_and_the_recipe_gives_the_same_weights(models: Path, t
 
 def test_one_coefficient_a_model_is_one_number_in_the_recipe(models: Path) -> None:
     config = AdaMergingConfig(steps=2, by_layer=False, batch_size=2)
-    learned = learn_coefficients(models / "base", [models / "a"], [FREE], config)
+    learned, again = (learn_coefficients(models / "base", [models / "a"], [FREE], config) for _ in range(2))
+    assert torch.equal(learned.values, again.values)
     plain = Recipe.read({"method": "task_arithmetic", "base": "base", "models": ["base", "a"]}, "test")
     (entry,) = learned.recipe(plain).models
     assert entry.parameters == {"weight": pytest.approx(learned.values.item(), abs=1e-6)}

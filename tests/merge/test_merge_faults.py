@@ -123,11 +123,11 @@ def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path
     assert not any(loading.values())
     shutil.rmtree(out)
     draw = random.Random(0)
-    kills = 24
+    kills = 5
     killed = whole = 0
     # The last lines are those of the commit, where most can go wrong.
     moments = [int((n + draw.random()) / kills * lines) + 1 for n in range(kills)] + [
-        lines - n for n in range(0, 60, 2)
+        lines - n for n in range(0, 60, 9)
     ]
     for moment in moments:
         code = _in_process(_killed_at(command, moment))
@@ -149,8 +149,7 @@ def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path
 _DISK_CALLS = ("posix_fallocate", "pwrite", "fsync", "rename", "replace", "mkdir")
 
 
-@pytest.mark.parametrize("name", _DISK_CALLS)
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(("name", "code"), zip(_DISK_CALLS, [errno.ENOSPC, errno.EROFS] * 3, strict=True))
 def test_a_disk_that_refuses(
     name: str, code: int, command: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +169,7 @@ def test_a_disk_that_refuses(
     total = calls
     assert total > 0
     shutil.rmtree(tmp_path / "out")
-    for refused in sorted({1, *range(1, total + 1, max(1, total // 8)), total}):
+    for refused in sorted({1, total // 2 or 1, total}):
         calls = 0
         with pytest.raises(StorageError) as error:
             command()
@@ -220,7 +219,7 @@ def test_two_merges_into_one_folder(command: Callable[[], Any], tmp_path: Path) 
     """One of them wins, the other says so, and the result is whole."""
     command()
     expected = _content(tmp_path / "out")
-    for _ in range(8):
+    for _ in range(2):
         shutil.rmtree(tmp_path / "out")
         children = [_start(command) for _ in range(3)]
         assert sorted(_wait(child) for child in children) == [0, 2, 2]
@@ -245,7 +244,7 @@ def test_a_merge_that_comes_second(command: Callable[[], Any], tmp_path: Path, m
 
 @pytest.mark.slow
 def test_a_flipped_byte_in_a_header(models: list[Path]) -> None:
-    """Every byte of a header: it is refused, or what the header says of the tensors stays the same."""
+    """A byte of a header: it is refused, or what the header says of the tensors stays the same."""
     base, model = models[0], models[1]
     file = model / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -266,7 +265,8 @@ def test_a_flipped_byte_in_a_header(models: list[Path]) -> None:
                 source.close()
 
     expected, refused = layout(), 0
-    for position in range(length):
+    positions = range(0, length, 11)
+    for position in positions:
         before = content[position]
         content[position] ^= 1 << draw.randrange(8)
         file.write_bytes(content)
@@ -276,7 +276,7 @@ def test_a_flipped_byte_in_a_header(models: list[Path]) -> None:
         except UserError as error:
             assert "\n" not in str(error)  # noqa: PT017
             refused += 1
-    assert refused > 0.9 * length
+    assert refused > 0.9 * len(positions)
 
 
 def _digest(out: Path, model: Path, tensor: str) -> str:

@@ -58,7 +58,7 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     order=st.sampled_from(["random", "ascending", "descending", "first rows apart", "strided"]),
     share=st.one_of(st.sampled_from(SHARES), st.floats(0, 1)),
 )
-@settings(max_examples=300)
+@settings(max_examples=40)
 @pytest.mark.usefixtures("small_sample")
 def test_is_that_of_a_sort(seed: int, elements: int, block: int, distinct: int, order: str, share: float) -> None:
     generator = np.random.default_rng(seed)

@@ -261,7 +261,7 @@ class _Rows(ModelFolder):
 
 
 @given(data=st.data(), columns=st.sampled_from([1, 7, 40_000]), count=st.integers(1, 12))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_any_order_of_rows_is_read_in_any_parts(data: Any, columns: int, count: int) -> None:
     """Against rows that are looked up one by one; the blocks of 40,000 columns hold one row, those of 1 all of them."""
     maps = []

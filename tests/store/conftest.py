@@ -23,11 +23,6 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def quick_tables() -> None:
-    """Each new database runs the migrations, as outside of the tests."""
-
-
-@pytest.fixture
 def s3_url(s3_server: str) -> str:
     """An empty prefix in a bucket."""
     return f"s3://posttrain/{uuid.uuid4().hex}/artifacts"

@@ -25,6 +25,11 @@ from posttrain.store.upgrade import REVISIONS, VERSION_TABLE, migrate
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def quick_tables() -> None:
+    """Each new database runs the migrations, as outside of the tests."""
+
+
 def artifact(number: int, kind: str = "dataset") -> Artifact:
     return Artifact(f"{kind}-{number:016x}", kind, {"n": number}, {"a": FileEntry("0" * 64, 5 * 2**30)})
 

@@ -18,6 +18,11 @@ from posttrain.store.workspace import JOURNAL, Workspace
 InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
 
 
+@pytest.fixture
+def quick_tables() -> None:
+    """Each new database runs the migrations, as outside of the tests."""
+
+
 def commit(workspace: Workspace, content: bytes = b"1", kind: str = "model") -> str:
     with workspace.artifacts.temporary_folder() as folder:
         (folder / "file").write_bytes(content)
@@ -75,8 +80,8 @@ def test_a_store_with_artifacts_of_another_database_is_refused(workspace: Worksp
 
 @pytest.mark.slow
 def test_a_killed_first_start_goes_on(tmp_path: Path, in_process: InProcess) -> None:
-    """Whatever call the first process is killed before; of these every third."""
-    for instant in range(0, 100, 3):
+    """Whatever call the first process is killed before; of these every ninth."""
+    for instant in range(0, 100, 9):
         root = tmp_path / str(instant)
 
         def start_first(root: Path = root, instant: int = instant) -> None:

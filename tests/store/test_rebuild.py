@@ -125,7 +125,7 @@ def test_damaged_lines_cost_their_changes(filled: tuple[Path, dict[str, Any]]) -
     (root / ".posttrain" / "store.db").unlink()
     journal = root / ".posttrain" / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
-    for number in range(0, len(lines), 3):
+    for number in range(0, len(lines), len(lines) // 3):
         journal.write_bytes(b"".join([*lines[:number], b"{}\n", *lines[number + 1 :]]))
         result = rebuild_database(root, StoreConfig())
         assert result is not None

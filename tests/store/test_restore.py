@@ -108,7 +108,7 @@ def test_only_what_is_damaged_is_restored(root: Path, tmp_path: Path) -> None:
     assert_sound(root)
 
 
-@pytest.mark.parametrize(("lost", "fork"), [(1, False), (2, False), (4, False), (4, True), (5, True)])
+@pytest.mark.parametrize(("lost", "fork"), [(1, False), (4, False), (5, True)])
 def test_feedback_of_another_workspace_is_not_restored(root: Path, tmp_path: Path, lost: int, fork: bool) -> None:
     """In a location with backups of two workspaces, whose segments have the same names; the other may be a fork."""
     location = f"{tmp_path / 'backups'}/"
@@ -159,7 +159,7 @@ def test_a_damaged_backup_is_never_restored_in_silence(root: Path, tmp_path: Pat
     restore(str(tmp_path / "one.tar"), tmp_path / "reference")
     expected = content(tmp_path / "reference")
     draw, refused, incomplete = random.Random(0), 0, 0
-    for number in range(60):
+    for number in range(20):
         damaged = bytearray(whole)
         if number % 6 == 0:
             del damaged[draw.randrange(len(whole)) :]
@@ -180,8 +180,8 @@ def test_a_damaged_backup_is_never_restored_in_silence(root: Path, tmp_path: Pat
                 assert content(copy) == expected
                 assert_sound(copy)
         shutil.rmtree(copy, ignore_errors=True)
-    assert refused > 10
-    assert incomplete > 10
+    assert refused > 3
+    assert incomplete > 3
 
 
 def test_a_workspace_is_never_overwritten(root: Path, tmp_path: Path) -> None:
@@ -210,29 +210,27 @@ def test_a_workspace_in_use_is_not_replaced(root: Path, tmp_path: Path) -> None:
     assert_sound(root)
 
 
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("../outside", "files/0"),
-        ("/tmp/outside", "files/0"),
-        (".posttrain/store.db", "files/0"),
-        (".posttrain/../../outside", "files/0"),
-        ("inside", "/etc/passwd"),
-        ("inside", "../../outside"),
-        ("inside", "files/1"),
-    ],
-)
-def test_a_foreign_backup_writes_and_reads_nothing_elsewhere(
-    root: Path, tmp_path: Path, name: str, source: str
-) -> None:
-    with Workspace.open(root) as workspace, create_repository(f"{tmp_path / 'backups'}/", workspace.home) as target:
-        backup = list_of_one_file(name, source)
-        with workspace.artifacts.temporary_folder() as folder:
-            (folder / "files").mkdir()
-            (folder / "files" / "0").write_text("x")
-            target.add_copy(folder, workspace.artifacts.seal(folder, "backup", backup))
-    with pytest.raises(UserError, match="holds no backup"):
-        restore(str(tmp_path / "backups"), tmp_path / "new")
+def test_a_foreign_backup_writes_and_reads_nothing_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
+    for number, (name, source) in enumerate(
+        (
+            ("../outside", "files/0"),
+            ("/tmp/outside", "files/0"),
+            (".posttrain/store.db", "files/0"),
+            (".posttrain/../../outside", "files/0"),
+            ("inside", "/etc/passwd"),
+            ("inside", "../../outside"),
+            ("inside", "files/1"),
+        )
+    ):
+        location = f"{tmp_path / f'backups {number}'}/"
+        with create_repository(location, workspace.home) as target:
+            backup = list_of_one_file(name, source)
+            with workspace.artifacts.temporary_folder() as folder:
+                (folder / "files").mkdir()
+                (folder / "files" / "0").write_text("x")
+                target.add_copy(folder, workspace.artifacts.seal(folder, "backup", backup))
+        with pytest.raises(UserError, match="holds no backup"):
+            restore(location, tmp_path / "new")
 
 
 def list_of_one_file(name: str, source: str) -> dict[str, object]:
@@ -263,12 +261,13 @@ def test_a_full_disk_ends_a_restore_that_can_be_repeated(
     assert_sound(tmp_path / "new")
 
 
-@pytest.mark.parametrize("step", [*STEPS, "Workspace.create", "Path.unlink"])
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("step", "late"), [*((step, False) for step in (*STEPS, "Workspace.create", "Path.unlink")), ("_link_champion", True)]
+)
 def test_a_restore_that_is_killed_anywhere_can_be_repeated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, late: bool
 ) -> None:
-    """Before or after each step."""
+    """Before each step, and after the last."""
     from posttrain.store import restore as module
 
     location, new = str(tmp_path / "one.tar"), tmp_path / "new"

@@ -138,11 +138,22 @@ def _convert_gguf(file: Path, folder: Path) -> None:
 def _gguf_read_once() -> Iterator[None]:
     """Keeps what transformers would read three times, and the table of names that it would build for each module."""
     import gguf
+    import numpy as np
 
-    names = ("GGUFReader", "get_tensor_name_map")
-    functions = {name: getattr(gguf, name) for name in names}
-    for name, function in functions.items():
-        setattr(gguf, name, cache(function))
+    class Reader(gguf.GGUFReader):
+        """Slices a plain array: numpy runs Python code at each of the million slices of a memmap."""
+
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: np.ndarray) -> None:
+            self._data = mapped.view(np.ndarray)
+
+    functions = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    gguf.GGUFReader = cache(Reader)
+    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
     try:
         yield
     finally:

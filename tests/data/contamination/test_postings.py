@@ -20,7 +20,7 @@ def shingles(sets: list[set[int]]) -> Shingles:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SETS, SETS, st.integers(1, 15), st.sampled_from([8, 1 << 22]))
 def test_sets_that_share_enough_members_meet(
     index_sets: list[set[int]], query_sets: list[set[int]], least: int, block: int

@@ -44,7 +44,7 @@ def search_pairs(texts: list[str], rows: list[int], new: list[bool], cluster: np
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     data=st.data(),
     texts=st.lists(st.text("ab ", max_size=25), min_size=1, max_size=25),

@@ -52,7 +52,7 @@ def test_one_cluster_or_old_rows_give_no_dense_bucket() -> None:
     assert len(dense_buckets([0] * 9, old=8).rows) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), count=st.integers(1, 40), old=st.integers(0, 40))
 def test_every_large_bucket_is_in_a_dense_bucket(data: st.DataObject, count: int, old: int) -> None:
     numbers = st.lists(st.integers(0, 5), min_size=count, max_size=count)

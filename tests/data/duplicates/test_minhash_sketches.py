@@ -18,7 +18,7 @@ def miss_rate(threshold: float, bands: int, rows: int) -> float:
 
 
 @given(threshold=st.floats(0.05, 1), permutations=st.integers(1, 300))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_banding_keeps_the_miss_rate(threshold: float, permutations: int) -> None:
     bands, rows = banding(threshold, permutations)
     assert miss_rate(threshold, bands, rows) <= 0.00095

@@ -54,7 +54,7 @@ corpora = st.lists(st.text("abA \n", max_size=14), max_size=14)
 thresholds = st.sampled_from([0.25, 1 / 3, 0.5, 0.6, 2 / 3, 0.75, 0.8, 0.9, 1.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(texts=corpora, threshold=thresholds, ngram=st.integers(1, 5))
 @pytest.mark.usefixtures("exact_minhash")
 def test_clusters_equal_brute_force(texts: list[str], threshold: float, ngram: int) -> None:
@@ -73,7 +73,7 @@ def messages(count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("threshold", [0.5, 0.9])
 def test_messages_of_ten_words(threshold: float) -> None:
     texts = messages(300)
     clusters = near_duplicates(texts, threshold)
@@ -91,7 +91,7 @@ def cluster_texts(
     return cluster_near_duplicates(minhash_sketch(texts, threshold, 3), fetch, threshold, 3, alive, previous)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), texts=corpora, threshold=thresholds)
 def test_incremental_search_equals_a_search_from_scratch(
     data: st.DataObject, texts: list[str], threshold: float
@@ -104,7 +104,7 @@ def test_incremental_search_equals_a_search_from_scratch(
     assert (expected[~alive] == np.flatnonzero(~alive)).all()
 
 
-@pytest.mark.parametrize("steps", [[0, 300], [200, 300], [1, 2, 150, 299, 300], [300, 300]])
+@pytest.mark.parametrize("steps", [[0, 300], [1, 2, 150, 299, 300, 300]])
 def test_incremental_search_over_messages(steps: list[int]) -> None:
     texts = messages(300)
     texts = [texts[row] for row in np.random.default_rng(4).permutation(300)]
@@ -179,14 +179,14 @@ def small_dense_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 16)
 
 
-@pytest.mark.parametrize(("fresh", "threshold"), [(0.03, 0.8), (0.09, 0.8), (0.12, 0.8), (0.2, 0.6)])
+@pytest.mark.parametrize(("fresh", "threshold"), [(0.03, 0.8), (0.2, 0.6)])
 @pytest.mark.usefixtures("exact_minhash", "small_dense_buckets")
 def test_texts_of_one_template(threshold: float, fresh: float) -> None:
     texts = template_texts(70, fresh) + template_texts(50, fresh, seed=1) + messages(20)
     assert near_duplicates(texts, threshold).tolist() == brute_force(texts, threshold, 5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(texts=st.lists(st.text("ab ", min_size=8, max_size=30), min_size=10, max_size=40), threshold=thresholds)
 @pytest.mark.usefixtures("exact_minhash")
 def test_texts_of_few_letters(texts: list[str], threshold: float) -> None:
@@ -195,18 +195,17 @@ def test_texts_of_few_letters(texts: list[str], threshold: float) -> None:
         assert near_duplicates(texts, threshold, 2).tolist() == brute_force(texts, threshold, 2)
 
 
-@pytest.mark.parametrize("size", [1, 40, 199])
 @pytest.mark.usefixtures("small_dense_buckets")
-def test_incremental_search_over_texts_of_one_template(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incremental_search_over_texts_of_one_template(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = template_texts(200, 0.12)
     texts = [texts[row] for row in np.random.default_rng(1).permutation(len(texts))]
     expected = cluster_texts(texts, 0.8)
     assert 1 < len(set(expected.tolist())) < 200
     alive = np.arange(200) % 7 > 0
-    np.testing.assert_array_equal(cluster_texts(texts, 0.8, cluster_texts(texts[:size], 0.8)), expected)
+    np.testing.assert_array_equal(cluster_texts(texts, 0.8, cluster_texts(texts[:40], 0.8)), expected)
     subset = cluster_texts(texts, 0.8, alive=alive)
     np.testing.assert_array_equal(
-        cluster_texts(texts, 0.8, cluster_texts(texts[:size], 0.8, alive=alive[:size]), alive), subset
+        cluster_texts(texts, 0.8, cluster_texts(texts[:40], 0.8, alive=alive[:40]), alive), subset
     )
     monkeypatch.setattr(candidates, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
     np.testing.assert_array_equal(cluster_texts(texts, 0.8), expected)
@@ -240,10 +239,9 @@ def test_a_large_dense_bucket_is_logged(monkeypatch: pytest.MonkeyPatch, caplog:
     assert "texts are almost alike" in caplog.text
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_false_pairs_and_at_most_1_percent_missing(seed: int) -> None:
+def test_no_false_pairs_and_at_most_1_percent_missing() -> None:
     texts = messages(400)
-    clusters, truth = near_duplicates(texts, 0.8, seed=seed), np.array(brute_force(texts, 0.8, 5))
+    clusters, truth = near_duplicates(texts, 0.8, seed=1), np.array(brute_force(texts, 0.8, 5))
     result_pairs, true_pairs = (labels[:, None] == labels for labels in (clusters, truth))
     assert not (result_pairs & ~true_pairs).any()
     assert (true_pairs & ~result_pairs).sum() <= 0.01 * true_pairs.sum()

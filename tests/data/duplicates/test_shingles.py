@@ -30,7 +30,7 @@ def as_set(text: str, ngram: int, unit: Unit) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts=corpora, ngram=st.integers(1, 9), unit=units)
 def test_hashed_sets_agree_with_sets_of_ngrams(texts: list[str], ngram: int, unit: Unit) -> None:
     hashes = ngram_sets(texts, ngram, unit)
@@ -47,7 +47,7 @@ def test_hashed_sets_agree_with_sets_of_ngrams(texts: list[str], ngram: int, uni
     assert jaccard(hashes, hashes, i, j).tolist() == [len(sets[a] & sets[b]) / len(sets[a] | sets[b]) for a, b in pairs]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(texts=corpora, ngram=st.integers(1, 9), unit=units)
 def test_a_hash_depends_only_on_its_ngram(texts: list[str], ngram: int, unit: Unit) -> None:
     all_texts = ngram_sets(texts, ngram, unit)

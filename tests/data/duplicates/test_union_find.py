@@ -11,7 +11,7 @@ from posttrain.data.duplicates.candidates import union
 pairs = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(pairs=pairs, position=st.integers(0, 40))
 def test_clusters_are_connected_components(pairs: list[tuple[int, int]], position: int) -> None:
     cluster = np.arange(20)

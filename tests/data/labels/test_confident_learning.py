@@ -58,7 +58,7 @@ def test_classes_without_labels_or_without_confident_records() -> None:
     assert label_noise.fit_noise_channel(*empty).correct.tolist() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 40), classes=st.integers(2, 5))
 def test_the_algorithm_of_the_paper(seed: int, count: int, classes: int) -> None:
     generator = np.random.default_rng(seed)
@@ -125,7 +125,7 @@ def test_clean_labels_are_probably_correct() -> None:
     assert (label_noise.fit_noise_channel(labels, probabilities).correct > 0.5).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(rows=st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2)), max_size=60), count=st.integers(2, 5))
 def test_folds_are_even_and_copies_stay_together(rows: list[tuple[str, int]], count: int) -> None:
     inputs = [text for text, _ in rows]

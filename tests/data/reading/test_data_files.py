@@ -17,10 +17,10 @@ from posttrain.store.errors import UserError
 pytestmark = pytest.mark.slow
 
 CONTENTS = {
-    "a.jsonl": b"".join(b'{"text": "text %d"}\n' % number for number in range(20_000)),
-    "a.json": b"[" + b",\n".join(b'{"text": "text %d"}' % number for number in range(20_000)) + b"]",
-    "a.csv": b"text\n" + b"".join(b"text %d\n" % number for number in range(20_000)),
-    "a.tsv": b"text\n" + b"".join(b"text %d\n" % number for number in range(20_000)),
+    "a.jsonl": b"".join(b'{"text": "text %d"}\n' % number for number in range(4_000)),
+    "a.json": b"[" + b",\n".join(b'{"text": "text %d"}' % number for number in range(4_000)) + b"]",
+    "a.csv": b"text\n" + b"".join(b"text %d\n" % number for number in range(4_000)),
+    "a.tsv": b"text\n" + b"".join(b"text %d\n" % number for number in range(4_000)),
 }
 
 
@@ -38,8 +38,7 @@ def read_error(path: Path, name: str | None = None) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize(("name", "suffix"), zip(CONTENTS, [".gz", ".zst", ".zst", ".gz"], strict=True))
 def test_compressed_files_give_the_records_of_plain_ones(tmp_path: Path, name: str, suffix: str) -> None:
     content = CONTENTS[name]
     middle = content.index(b"\n", len(content) // 2) + 1
@@ -48,11 +47,10 @@ def test_compressed_files_give_the_records_of_plain_ones(tmp_path: Path, name: s
     (tmp_path / (name + suffix)).write_bytes(members)
     plain = concat(list(read(tmp_path / name, name="x")))
     assert concat(list(read(tmp_path / (name + suffix), name="x"))).equals(plain)
-    assert plain.num_rows == 20_000
+    assert plain.num_rows == 4_000
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+@pytest.mark.parametrize(("name", "suffix"), [("a.jsonl", ".zst"), ("a.csv", ".gz")])
 def test_a_truncated_file_is_one_problem_with_its_last_line(tmp_path: Path, name: str, suffix: str) -> None:
     path = tmp_path / (name + suffix)
     content = compress(CONTENTS[name], suffix)
@@ -60,7 +58,7 @@ def test_a_truncated_file_is_one_problem_with_its_last_line(tmp_path: Path, name
     problems = check_file(path, name=path.name)
     assert [problem.kind for problem in problems] == ["damaged file"]
     assert problems[0].message == "the compressed data ends too early"
-    assert problems[0].line in range(1, 20_000)
+    assert problems[0].line in range(1, 4_000)
     path.write_bytes(content[:-2])
     assert read_error(path).startswith(f"{path.name}:")
     assert "ends too early" in read_error(path)

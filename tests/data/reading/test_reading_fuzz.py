@@ -20,7 +20,7 @@ from posttrain.data.records.record import RECORD, assign_ids, concat, content_id
 from posttrain.data.versions.export import export_file
 from posttrain.store.errors import UserError
 
-fuzz_settings = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz_settings = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 BLOCKS = st.sampled_from(
     [

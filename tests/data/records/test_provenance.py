@@ -65,7 +65,7 @@ def test_origin_events() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     origins=st.lists(st.integers(0, 39), max_size=30),
     new_first=st.booleans(),

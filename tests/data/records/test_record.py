@@ -36,7 +36,7 @@ def digest(content: object) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.none() | PROMPTS, st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS, st.none() | TEXTS)
 def test_ids_hash_the_json_of_the_normal_form(
     prompt: list[Turn] | None, completion: str | None, rejected: str | None, text: str | None, image: str | None

@@ -240,7 +240,7 @@ def distribution(values: Any) -> Distribution:
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=64), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_distribution_counts_every_number_to_three_digits(values: list[float]) -> None:
     result = distribution(values)
     finite = np.array([value for value in values if math.isfinite(value)])
@@ -267,7 +267,7 @@ def test_whole_numbers_are_exact_up_to_2048_and_the_mean_is_close() -> None:
 
 
 @given(st.lists(st.integers(-5000, 5000) | st.floats(-1, 1), min_size=1, max_size=50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_histogram_holds_every_number_once(values: list[float]) -> None:
     result = distribution(values)
     edges, (counts,), (above,) = histograms([result])

@@ -91,7 +91,7 @@ def test_the_index_without_drift_is_that_of_chance() -> None:
 
 
 @given(COUNTS, COUNTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_divergence_equals_that_of_scipy_and_is_symmetric(old: list[int], new: list[int]) -> None:
     size = max(len(old), len(new))
     old, new = old + [0] * (size - len(old)), new + [0] * (size - len(new))

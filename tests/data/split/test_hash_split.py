@@ -20,7 +20,7 @@ def table_from(rows: list[tuple[str, str | None]]) -> pa.Table:
     return table_of(*({"prompt": text, "group": group, "line": line} for line, (text, group) in enumerate(rows)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=row_lists, fraction=st.floats(0, 1), seed=st.integers(0, 3), data=st.data())
 def test_splits_survive_growth_and_permutation(
     rows: list[tuple[str, str | None]], fraction: float, seed: int, data: st.DataObject
@@ -33,7 +33,7 @@ def test_splits_survive_growth_and_permutation(
     assert training_part["line"].to_pylist() == [row for row in order if row not in held_out_lines]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=row_lists, fraction=st.floats(0, 1))
 def test_groups_and_equal_inputs_stay_together(rows: list[tuple[str, str | None]], fraction: float) -> None:
     training_part, held_out_part = hash_split(table_from(rows), fraction)

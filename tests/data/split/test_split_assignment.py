@@ -35,7 +35,7 @@ def with_times(*times: str | int | None, groups: list[str | None] | None = None)
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=row_lists, seed=st.integers(0, 5), stratify=st.sampled_from([None, "label"]), group=st.booleans())
 def test_no_record_moves_when_records_are_appended(
     rows: list[tuple[str, str | None, str]], seed: int, stratify: str | None, group: bool
@@ -51,7 +51,7 @@ def test_no_record_moves_when_records_are_appended(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=row_lists, seed=st.integers(0, 5), data=st.data())
 def test_clusters_grow_together_and_nothing_moves(
     rows: list[tuple[str, str | None, str]], seed: int, data: st.DataObject

@@ -54,7 +54,7 @@ def decide(
     return step.decide(corpus)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "step",
     [

@@ -64,7 +64,7 @@ def table_from(rows: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any
 
 
 @pytest.mark.parametrize("shape", sorted(contents))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.slow
 def test_export_and_read_are_inverse(tmp_path: Path, shape: str, data: st.DataObject) -> None:

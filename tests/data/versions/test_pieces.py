@@ -46,7 +46,7 @@ def test_the_pieces_together_equal_the_file(tmp_path: Path, name: str, end: str)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 400), max_size=30), st.booleans())
 def test_pieces_end_at_line_ends(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], ends: bool) -> None:
     path = tmp_path_factory.mktemp("cut") / "a.jsonl"

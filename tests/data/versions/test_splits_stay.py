@@ -82,7 +82,7 @@ RECIPES: list[list[Any]] = [
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     first_steps=st.sampled_from(RECIPES[:2]),
@@ -206,7 +206,7 @@ def test_near_duplicates_remove_an_old_record(make: Make, bridge: Bridge, small:
     check_unmoved(small, make(bridge.rows("something else"), "c.jsonl", labels=["x", "y"], steps=["exact"]))
 
 
-@pytest.mark.parametrize("steps", [["exact", LENGTH], [LENGTH, "exact"], []])
+@pytest.mark.parametrize("steps", [[LENGTH, "exact"], []])
 def test_records_stay_under_another_recipe(make: Make, bridge: Bridge, small: Version, steps: list[Any]) -> None:
     grown = make(bridge.rows(bridge.between, *bridge.others[20:]), "b.jsonl", steps=steps)
     check_unmoved(small, grown)

@@ -17,16 +17,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("model_stock", {"scope": "row", "clamp": False}),
     ("model_stock", {"scope": "model"}),
     ("model_stock", {"filter_wise": True}),
-    ("ties", {"trim": "model", "density": 0.5}),
     ("ties", {"election": "count", "normalize": False, "density": [0.0, 1.0, 0.4]}),
-    ("ties", {"weight": [1.0, -1.0, 0.5]}),
-    ("ties", {"election": "unweighted", "trim": "model", "normalize": False, "weight": [1.0, -0.5, 0.0]}),
+    ("ties", {"election": "unweighted", "trim": "model", "density": 0.5, "weight": [1.0, -0.5, 0.0]}),
     ("linear", {"normalize": False, "weight": [1.0, -0.5, 0.0]}),
     ("task_arithmetic", {"normalize": True, "scale": 2.0}),
     ("regularized_mean", {"strength": 0.0}),
     ("fisher", {"weight": [1.0, 0.0, 2.0], "floor": 0.1}),
-    ("regmean", {"weight": [1.0, 0.0, 2.0], "alpha": 1.0}),
-    ("regmean", {"alpha": 0.0}),
+    ("regmean", {"weight": [1.0, 0.0, 2.0], "alpha": 0.0}),
     ("by_importance", {"weight": [0.0, 2.0, 1.0], "heads": "choose"}),
 ]
 

@@ -51,7 +51,7 @@ def double(tensor: torch.Tensor) -> np.ndarray:
     normalize=st.booleans(),
     rounded=st.booleans(),
 )
-@settings(max_examples=120)
+@settings(max_examples=40)
 def test_tensor(
     seed: int, density: list[float], weights: list[float], election: str, normalize: bool, rounded: bool
 ) -> None:

@@ -45,7 +45,7 @@ def small_first_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "_FIRST_SIZE", 4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 300),
     n=st.integers(1, 60),
