@@ -1,6 +1,7 @@
 """Neither several processes nor kills change the values."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from posttrain.attribution import (
     Values,
     banzhaf,
     beta_shapley,
-    data_oob,
     leave_one_out,
     shapley,
     tmc_shapley,
@@ -58,30 +58,49 @@ def same(first: Values, second: Values) -> bool:
     )
 
 
-def run_until_killed(name: str, folder: Path, log: Path, die_at: int) -> None:
-    """Start the work in another process, which is killed at the ``die_at``-th evaluation."""
-    program = f"""
-import importlib.util, pathlib, sys
-spec = importlib.util.spec_from_file_location("resumed", {str(Path(__file__))!r})
+PROGRAM = """
+import importlib.util, os, pathlib, sys
+spec = importlib.util.spec_from_file_location("resumed", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 sys.modules["resumed"] = module
 spec.loader.exec_module(module)
-utility = module.LoggingUtility(pathlib.Path({str(log)!r}), {die_at})
-module.METHODS[{name!r}](utility, folder=pathlib.Path({str(folder)!r}))
+for name, die_at in zip(sys.argv[3::2], sys.argv[4::2]):
+    folder = pathlib.Path(sys.argv[2], name)
+    child = os.fork()
+    if child == 0:
+        module.METHODS[name](module.LoggingUtility(folder / "killed", int(die_at)), folder=folder / "folder")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each method, whose process was killed after two thirds of its evaluations; read-only."""
+    root = tmp_path_factory.mktemp("killed")
+    arguments = []
+    for name, method in METHODS.items():
+        (root / name).mkdir()
+        method(LoggingUtility(root / name / "whole"))
+        arguments += [name, str((root / name / "whole").stat().st_size * 2 // 3)]
+    command = [sys.executable, "-c", PROGRAM, __file__, str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(METHODS)
+    return root
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.slow
-def test_a_killed_run_resumes_without_evaluating_a_finished_block_again(name: str, tmp_path: Path) -> None:
-    method = METHODS[name]
+def test_a_killed_run_resumes_without_evaluating_a_finished_block_again(
+    name: str, killed_runs: Path, tmp_path: Path
+) -> None:
+    method, killed = METHODS[name], killed_runs / name
     whole = method(LoggingUtility(tmp_path / "whole"))
     evaluations = (tmp_path / "whole").stat().st_size
     assert whole.evaluations == evaluations
     die_at = evaluations * 2 // 3
-    run_until_killed(name, tmp_path / "folder", tmp_path / "killed", die_at)
-    assert (tmp_path / "killed").stat().st_size == die_at
+    assert (killed / "killed").stat().st_size == die_at
+    shutil.copytree(killed / "folder", tmp_path / "folder")
     resumed = method(LoggingUtility(tmp_path / "resumed"), folder=tmp_path / "folder")
     assert same(whole, resumed)
     again = (tmp_path / "resumed").stat().st_size
@@ -141,17 +160,8 @@ def test_two_processes_give_the_same_values_to_the_last_bit(tmp_path: Path) -> N
     def shapley_to_a_bound(**options: Any) -> Values:
         return tmc_shapley(ridge(), permutations=400, block_size=4, standard_error=0.02, **options)
 
-    def banzhaf_values(**options: Any) -> Values:
-        return banzhaf(ridge(), samples=110, block_size=25, **options)
-
-    def out_of_bag_values(**options: Any) -> Values:
-        labels = np.arange(90) % 3
-        features = np.random.default_rng(1).normal(size=(90, 6)) + labels[:, None]
-        return data_oob(features, labels, bags=25, block_size=4, **options)
-
-    for number, method in enumerate((shapley_to_a_bound, banzhaf_values, out_of_bag_values)):
-        values = method()
-        assert same(values, method(workers=2, folder=tmp_path / str(number)))
-        assert len(list((tmp_path / str(number)).glob("*/*.block"))) > 4
-        assert same(values, method(folder=tmp_path / str(number)))
-    assert shapley_to_a_bound().evaluations < 200 * 90
+    values = shapley_to_a_bound()
+    assert same(values, shapley_to_a_bound(workers=2, folder=tmp_path))
+    assert len(list(tmp_path.glob("*/*.block"))) > 4
+    assert same(values, shapley_to_a_bound(folder=tmp_path))
+    assert values.evaluations < 200 * 90

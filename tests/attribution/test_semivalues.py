@@ -29,11 +29,6 @@ def majority(rows: np.ndarray) -> float:
     return float(np.array([2, 1, 1])[rows].sum() >= 3)
 
 
-def security_council(rows: np.ndarray) -> float:
-    """Five permanent members with a veto, and four more votes of ten others."""
-    return float((rows < 5).sum() == 5 and len(rows) >= 9)
-
-
 def airport(rows: np.ndarray) -> float:
     """The cost of the runway: that of the largest aircraft."""
     return float(COSTS[rows].max(initial=0))
@@ -60,14 +55,6 @@ def test_weighted_majority() -> None:
     np.testing.assert_allclose(shapley(majority, 3).values, [2 / 3, 1 / 6, 1 / 6], rtol=1e-12)
     np.testing.assert_allclose(semivalue(majority, banzhaf_weights(3)).values, [3 / 4, 1 / 4, 1 / 4], rtol=1e-12)
     np.testing.assert_allclose(semivalue(majority, beta_weights(3, 2, 1)).values, [1 / 2, 1 / 6, 1 / 6], rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_the_security_council() -> None:
-    result = shapley(security_council, 15)
-    np.testing.assert_allclose(result.values, [421 / 2145] * 5 + [4 / 2145] * 10, rtol=1e-10)
-    assert result.evaluations == 2**15
-    assert not result.standard_errors.any()
 
 
 def test_the_airport_game() -> None:
@@ -156,7 +143,7 @@ def test_sampled_values_are_within_their_standard_errors(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLED)
 def test_standard_errors_are_calibrated(name: str) -> None:
     method, exact = SAMPLED[name]
-    runs = [method(80, seed) for seed in range(150)]
+    runs = [method(40, seed) for seed in range(100)]
     inside = np.array([np.abs(run.values - exact) < 1.96 * run.standard_errors for run in runs])
     assert 0.91 < inside.mean() < 0.98
     spread = np.std([run.values for run in runs], axis=0, ddof=1)

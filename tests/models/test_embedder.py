@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,14 +32,19 @@ def minilm() -> Embedder:
     return Embedder.load(MINILM)
 
 
-def reference_embedding(folder: Path, text: str, mode: str = "mean", length: int = 256) -> np.ndarray:
-    """The embedding of a single text, pooled in float64."""
+@cache
+def load_reference(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+
+
+def reference_embedding(folder: Path, text: str, mode: str = "mean", length: int = 256) -> np.ndarray:
+    """The embedding of a single text, pooled in float64."""
+    tokenizer, model = load_reference(folder)
     inputs = tokenizer([text], truncation=True, max_length=length, return_tensors="pt")
     with torch.no_grad():
-        states = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state[0].double().numpy()
+        states = model(**inputs).last_hidden_state[0].double().numpy()
     pooled = states.mean(0) if mode == "mean" else states[0]
     return np.asarray(pooled / np.linalg.norm(pooled))
 

@@ -52,14 +52,13 @@ def test_scores_match_one_forward_pass_per_label(tiny: LanguageModel) -> None:
 
 
 def test_scores_of_the_real_model_match_too(real: LanguageModel) -> None:
-    labels = ["card_arrival", "card_linking", "card", "cash_withdrawal", "Paris", "lost_or_stolen_card"]
-    prompts = [ask("The capital of France is"), ask("I still have not received my new card."), ask("Cash?")]
+    labels = ["card_arrival", "card", "Paris", "lost_or_stolen_card"]
+    prompts = [ask("The capital of France is"), ask("Cash?")]
     result = label_scores(real, prompts, labels, tolerance=EXACT).log_probabilities
     np.testing.assert_allclose(result, normalised(reference_sums(real, prompts, labels)), atol=1e-4)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 64, 2048])
-@pytest.mark.parametrize("wave_tokens", [1, 40, 6144])
+@pytest.mark.parametrize(("batch_tokens", "wave_tokens"), [(1, 6144), (64, 40), (2048, 1)])
 def test_scores_do_not_depend_on_batches_or_order(
     tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, batch_tokens: int, wave_tokens: int
 ) -> None:
@@ -83,8 +82,8 @@ def test_a_batch_scores_prompts_as_separate_calls_do(tiny: LanguageModel) -> Non
 
 @pytest.mark.parametrize("labels", [["yes", "no"], ["a", "b"], ["", "a"], [chr(97 + i) for i in range(26)]])
 def test_small_and_flat_label_sets(tiny: LanguageModel, labels: list[str]) -> None:
-    result = label_scores(tiny, PROMPTS, labels).log_probabilities
-    np.testing.assert_allclose(result, normalised(reference_sums(tiny, PROMPTS, labels)), atol=1e-3)
+    result = label_scores(tiny, PROMPTS[:3], labels).log_probabilities
+    np.testing.assert_allclose(result, normalised(reference_sums(tiny, PROMPTS[:3], labels)), atol=1e-3)
 
 
 def test_no_prompts_give_no_scores(tiny: LanguageModel) -> None:
@@ -94,13 +93,27 @@ def test_no_prompts_give_no_scores(tiny: LanguageModel) -> None:
     assert result.embeddings.shape == prompt_embeddings(tiny, []).shape == (0, 96)
 
 
-@pytest.mark.parametrize(("tolerance", "share"), [(0.9, 0.3), (0.1, 0.4), (1e-2, 0.5), (1e-4, 0.9)])
+MANY = [f"{first}{second} {first}" for first in "abcdef" for second in "xyzuvw"]
+
+
+@pytest.fixture(scope="module")
+def many_sums(trained_model: tuple[LanguageModel, dict[str, str]]) -> np.ndarray:
+    """`reference_sums` of many labels after the prompts that the model knows, and after two that it does not."""
+    lm, answers = trained_model
+    return normalised(reference_sums(lm, [*map(ask, answers), *PROMPTS[2:4]], MANY))
+
+
+@pytest.mark.parametrize(("tolerance", "share"), [(0.9, 0.3), (0.1, 0.4), (1e-4, 0.9)])
 def test_skipped_labels_hold_at_most_the_tolerance(
-    trained_model: tuple[LanguageModel, dict[str, str]], monkeypatch: pytest.MonkeyPatch, tolerance: float, share: float
+    trained_model: tuple[LanguageModel, dict[str, str]],
+    many_sums: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    tolerance: float,
+    share: float,
 ) -> None:
     lm, answers = trained_model
-    labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
-    prompts = [ask(prompt) for prompt in answers] + PROMPTS
+    labels = MANY
+    prompts = [ask(prompt) for prompt in answers] + PROMPTS[2:4]
     branch_counts: list[int] = []
     follow = label_tree._TreeWalker.follow
 
@@ -110,7 +123,7 @@ def test_skipped_labels_hold_at_most_the_tolerance(
 
     monkeypatch.setattr(label_tree._TreeWalker, "follow", count_branches)
     result = np.exp(label_scores(lm, prompts, labels, tolerance=tolerance).log_probabilities.astype(np.float64))
-    exact = np.exp(normalised(reference_sums(lm, prompts, labels)))
+    exact = np.exp(many_sums)
     assert (np.abs(result - exact).sum(axis=1) / 2 <= tolerance + 1e-4).all()
     assert [labels[column] for column in result[: len(answers)].argmax(axis=1)] == list(answers.values())
     branch_counts.clear()
@@ -123,7 +136,7 @@ def test_without_a_tolerance_every_model_does_the_same_work(
     trained_model: tuple[LanguageModel, dict[str, str]], tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If latency depended on how confident a model is, a gate on latency would be decided by chance."""
-    labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
+    labels = MANY
     shapes: list[list[torch.Size]] = []
     for lm in (trained_model[0], tiny):
         shapes.append([])
@@ -139,11 +152,13 @@ def test_without_a_tolerance_every_model_does_the_same_work(
     assert len(shapes[0]) > 1
 
 
-def test_a_label_in_exact_is_scored_exactly(trained_model: tuple[LanguageModel, dict[str, str]]) -> None:
+def test_a_label_in_exact_is_scored_exactly(
+    trained_model: tuple[LanguageModel, dict[str, str]], many_sums: np.ndarray
+) -> None:
     lm, answers = trained_model
-    labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
+    labels = MANY
     prompts = [ask(prompt) for prompt in answers]
-    expected = normalised(reference_sums(lm, prompts, labels))
+    expected = many_sums[: len(prompts)]
     worst = expected.argmin(axis=1)
     rows = np.arange(len(prompts))
     result = label_scores(lm, prompts, labels, tolerance=1e-3, exact=worst.tolist()).log_probabilities

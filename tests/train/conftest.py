@@ -1,5 +1,6 @@
 """Records and examples to train on."""
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,14 @@ PROMPTS_AND_ANSWERS = [
     ("money back please, it has been two weeks now", "refund"),
     ("gone", "card stolen"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """Hides what exists from the search for garbage, which follows each error of memory, and from `gc.get_objects`."""
+    gc.collect()
+    gc.freeze()
+
 
 MakeRecords = Callable[[Sequence[tuple[str | None, str | None]]], pa.Table]
 
@@ -142,15 +151,22 @@ def examples(fresh: Callable[..., LanguageModel]) -> list[TokenizedExample]:
 
 @pytest.fixture
 def config() -> TrainConfig:
-    """Two epochs of three steps (batches of 4, 4 and 2) in float32, a checkpoint after every step."""
+    """Two epochs of three steps (batches of 4, 4 and 2) in float32, without checkpoints."""
     return TrainConfig(
         epochs=2,
         batch_size=4,
         learning_rate=3e-3,
         precision="float32",
-        checkpoint=CheckpointConfig(every_seconds=None, every_steps=1, background=False),
+        checkpoint=CheckpointConfig(every_seconds=None),
         schedule=ScheduleConfig(warmup=0.3),
     )
+
+
+@pytest.fixture
+def checkpointed(config: TrainConfig) -> TrainConfig:
+    """The same with a checkpoint after every step."""
+    checkpoint = CheckpointConfig(every_seconds=None, every_steps=1, background=False)
+    return config.model_copy(update={"checkpoint": checkpoint})
 
 
 @pytest.fixture

@@ -61,10 +61,8 @@ def test_they_are_called_after_each_step_at_checkpoints_and_at_the_end(tmp_path:
     assert weights(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 7])
-def test_a_stopped_training_saves_and_resumes_to_the_same_weights(
-    tmp_path: Path, expected: str, stop_after: int
-) -> None:
+def test_a_stopped_training_saves_and_resumes_to_the_same_weights(tmp_path: Path, expected: str) -> None:
+    stop_after = 4  # a step after a checkpoint
     out, first, second = tmp_path / "out", Recorder(stop_after), Recorder()
     result = train(out, first)
     assert (result.steps, result.finished) == (stop_after, False)
@@ -97,9 +95,8 @@ class Measurer(posttrain.Callback):
         self.norm = sum(float(weight.float().square().sum()) for weight in model.model.state_dict().values())
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_stopped_training_shows_its_model(tmp_path: Path, method: str) -> None:
-    settings = {"train": {**SETTINGS["train"], "method": method, "ema": {"decay": 0.9, "save": True}}}
+def test_a_stopped_training_shows_its_model(tmp_path: Path) -> None:
+    settings = {"train": {**SETTINGS["train"], "method": "lora", "ema": {"decay": 0.9, "save": True}}}
 
     def run(*callbacks: Any) -> posttrain.TrainResult:
         return posttrain.train("tiny", ROWS, tmp_path / "out", settings=settings, callbacks=callbacks)
@@ -118,9 +115,8 @@ def test_a_stopped_training_shows_its_model(tmp_path: Path, method: str) -> None
     assert weights(whole.folder) == weights(tmp_path / "out")
 
 
-@pytest.mark.parametrize("answer", [np.True_, True])
-def test_true_stops(tmp_path: Path, answer: Any) -> None:
-    assert train(tmp_path / "out", lambda step: answer).steps == 1
+def test_numpys_true_stops(tmp_path: Path) -> None:
+    assert train(tmp_path / "out", lambda step: np.True_).steps == 1
 
 
 def test_any_other_value_goes_on(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
 
 
 def test_a_far_too_large_scale_is_reduced(run: Callable[..., Steps]) -> None:
-    steps = run("large", epochs=12, scaling=ScalingConfig(initial=2.0**26))
-    scale = 2.0**26
+    steps = run("large", epochs=8, scaling=ScalingConfig(initial=2.0**22))
+    scale = 2.0**22
     overflow_count = 0
     for step in steps:
         assert step["loss_scale"] == scale
@@ -92,14 +92,13 @@ def test_a_far_too_large_scale_is_reduced(run: Callable[..., Steps]) -> None:
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
 
 
-@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
-def test_an_overflow_skips_one_step(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    expected = run("clean", scaling=ScalingConfig(initial=2.0**10), epochs=6)
-    plant_gradient_factor(monkeypatch, {7}, factor)
-    steps = run("planted", scaling=ScalingConfig(initial=2.0**10), epochs=6)
-    assert [step["grad_norm"] is None for step in steps] == [number == 7 for number in range(18)]
-    assert [step["loss_scale"] for step in steps] == [2.0**10] * 8 + [2.0**9] * 10
-    assert [step["loss"] for step in steps[:8]] == [step["loss"] for step in expected[:8]]
+def test_an_overflow_skips_one_step(run: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run("clean", scaling=ScalingConfig(initial=2.0**10))
+    plant_gradient_factor(monkeypatch, {5}, float("inf"))
+    steps = run("planted", scaling=ScalingConfig(initial=2.0**10))
+    assert [step["grad_norm"] is None for step in steps] == [number == 5 for number in range(12)]
+    assert [step["loss_scale"] for step in steps] == [2.0**10] * 6 + [2.0**9] * 6
+    assert [step["loss"] for step in steps[:6]] == [step["loss"] for step in expected[:6]]
     assert steps[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=0.2)
 
 

@@ -16,10 +16,12 @@ pytestmark = pytest.mark.slow
 
 
 def test_training_stops_after_an_epoch_below_the_limit_and_resumes_to_the_same_end(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, checkpointed: TrainConfig, tmp_path: Path
 ) -> None:
     def run(name: str, **changes: Any) -> dict[str, Any]:
-        settings = TrainConfig.read(config.model_dump() | {"epochs": 4, "micro_batch_tokens": 4096} | changes, "here")
+        settings = TrainConfig.read(
+            checkpointed.model_dump() | {"epochs": 4, "micro_batch_tokens": 4096} | changes, "here"
+        )
         folders = {"out": tmp_path / name, "scratch": tmp_path / f"{name}-scratch"}
         return train(tiny_model, records, settings, TaskConfig(), seed=3, **folders)
 

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.slow
 TASK = TaskConfig(system="Name the intent.")
 TOPICS = "abcabbacab"
 METHODS = ["pcgrad", "cagrad", "mgda"]
-OFF = {"every_seconds": None}
 SGD = {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -98,8 +97,7 @@ def task_gradients(lm: LanguageModel, examples: Sequence[Any], topics: str) -> t
     return np.stack(gradients), np.array(counts) / sum(counts)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize(("method", "adapted"), [("pcgrad", False), ("cagrad", True), ("mgda", False)])
 def test_a_step_follows_the_papers_direction(
     fresh: Callable[..., LanguageModel], config: TrainConfig, tmp_path: Path, method: str, adapted: bool
 ) -> None:
@@ -111,7 +109,7 @@ def test_a_step_follows_the_papers_direction(
     prompts = ("my card is gone", "hello", "where is my money")
     answers, topics = ("refund", "card lost", "top up", "refund"), "abcb" * len(prompts)
     examples = [lm.encode([{"role": "user", "content": prompt}], answer) for prompt in prompts for answer in answers]
-    settings = with_settings(config, epochs=40, batch_size=12, checkpoint=OFF, lora={"rank": 4})
+    settings = with_settings(config, epochs=40, batch_size=12, lora={"rank": 4})
     if adapted:
         torch.manual_seed(4)
         lm = add_adapter(lm, settings.lora)
@@ -144,24 +142,21 @@ def test_a_step_follows_the_papers_direction(
     assert step.loss == pytest.approx(float(shares @ losses), rel=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_task_is_plain_training_to_the_bit(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
-) -> None:
+def test_one_task_is_plain_training_to_the_bit(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run("plain", {})
     with caplog.at_level(logging.WARNING, "posttrain"):
-        run("surgery", {"method": method, "by": "one"})
+        run("surgery", {"method": "cagrad", "by": "one"})
     assert contents(tmp_path / "surgery") == contents(tmp_path / "plain")
     assert "all records are of one task, `x`: train.surgery changes nothing" in caplog.text
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_result_does_not_depend_on_micro_batches(run: Run, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_the_result_does_not_depend_on_micro_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same losses, norms and cosines, but for rounding, in any cut, packed or padded."""
-    whole = run("whole", {"method": method}, batch_size=10, epochs=4)
-    parts = run("parts", {"method": method}, batch_size=10, epochs=4, micro_batch_tokens=1)
+    settings = {"surgery": {"method": "pcgrad"}, "batch_size": 10, "epochs": 4}
+    whole = run("whole", **settings)
+    parts = run("parts", **settings, micro_batch_tokens=1)
     monkeypatch.setattr(packing, "has_full_attention", lambda *_: False)
-    padded = run("padded", {"method": method}, batch_size=10, epochs=4, micro_batch_tokens=130)
+    padded = run("padded", **settings, micro_batch_tokens=130)
     names = ("loss/a", "loss/b", "loss/c", "gradient_cosine", "gradient_conflicts")
     assert len({step["metrics"]["gradient_cosine"] for step in whole}) == 4
     for other in (parts, padded):
@@ -182,18 +177,25 @@ def test_methods_differ_from_plain_training_and_from_each_other(run: Run) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"surgery": {"method": "pcgrad"}, "precision": "bfloat16"},
-        {"surgery": {"method": "cagrad"}, "method": "lora", "lora": {"rank": 4, "dropout": 0.3}},
-        {"surgery": {"method": "mgda"}, "ema": {"decay": 0.9}},
-        {"surgery": {"method": "pcgrad"}, "curriculum": {"name": "self_paced", "start": 0.4, "every": 2}},
+        {
+            "surgery": {"method": "pcgrad"},
+            "precision": "bfloat16",
+            "curriculum": {"name": "self_paced", "start": 0.4, "every": 2},
+        },
+        {
+            "surgery": {"method": "mgda"},
+            "method": "lora",
+            "lora": {"rank": 4, "dropout": 0.3},
+            "ema": {"decay": 0.9},
+        },
     ],
-    ids=["pcgrad-bfloat16", "cagrad-lora", "mgda-ema", "pcgrad-self_paced"],
+    ids=["pcgrad-bfloat16-self_paced", "mgda-lora-ema"],
 )
 def test_a_kill_at_every_step_does_not_change_the_output(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    run: Run, checkpointed: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """Each process does one step and dies in the second micro-batch of the next, between two tasks."""
-    changes = {"batch_size": 5, "epochs": 3} | changes
+    changes = {"batch_size": 5, "checkpoint": checkpointed.checkpoint.model_dump()} | changes
     run("whole", **changes)
     save, loss = Checkpoints.save, SftObjective.loss
     saved, passes = 0, 0
@@ -222,7 +224,7 @@ def test_a_kill_at_every_step_does_not_change_the_output(
                 break
             except Killed:
                 kills += 1
-    assert kills == 5
+    assert kills == 3
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 

@@ -57,13 +57,13 @@ def spoil_loss(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
 def test_each_decision_is_reported_once(
     tiny_model: Path,
     records: pa.Table,
-    config: TrainConfig,
+    checkpointed: TrainConfig,
     tmp_path: Path,
     spoil_loss: Callable[[int, float], None],
     action: str,
 ) -> None:
     spoil_loss(3, float("nan"))
-    values = config.model_dump(mode="json") | {"watch": {"nan": {"action": action}}, "micro_batch_tokens": 4096}
+    values = checkpointed.model_dump(mode="json") | {"watch": {"nan": {"action": action}}, "micro_batch_tokens": 4096}
     sink = DecisionSink()
     result = train(
         tiny_model,

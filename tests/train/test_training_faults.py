@@ -31,8 +31,8 @@ Spoil = Callable[[Loss, list[int]], Loss]
 
 
 @pytest.fixture
-def long_config(config: TrainConfig) -> TrainConfig:
-    return config.model_copy(update={"epochs": 10, "learning_rate": 1e-3})
+def long_config(checkpointed: TrainConfig) -> TrainConfig:
+    return checkpointed.model_copy(update={"epochs": 10, "learning_rate": 1e-3})
 
 
 def patch_loss(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
@@ -83,7 +83,7 @@ class CleanTraining:
 
 @pytest.fixture(scope="module")
 def clean_training(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> CleanTraining:
-    """Forty steps. Each prompt has two answers, so that the loss ends at a floor, and a step more matters little."""
+    """Thirty steps. Each prompt has two answers, so that the loss ends at a floor, and a step more matters little."""
     rows = [(prompt, answer) for prompt in ("card", "money", "hello", "top up") for answer in ("a", "b")]
     records = pa.Table.from_pylist(
         [
@@ -94,32 +94,30 @@ def clean_training(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     )
     config = TrainConfig.read(
         {
-            "epochs": 20,
+            "epochs": 15,
             "batch_size": 4,
             "learning_rate": 3e-3,
             "precision": "float32",
             "micro_batch_tokens": 4096,
             "schedule": {"warmup": 0.3},
-            "checkpoint": {"every_seconds": None, "every_steps": 2, "background": True},
+            "checkpoint": {"every_seconds": None, "every_steps": 3, "background": True},
         },
         "train",
     )
     folder = tmp_path_factory.mktemp("clean")
-    summary, *others = (run_training(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 8))
+    summary, *others = (run_training(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 6))
     noise = max(abs(other["last_loss"] - summary["last_loss"]) for other in others)
     assert summary["decisions"] == []
     assert noise < 0.05 * summary["last_loss"] < 0.01 * summary["first_loss"], "noise hides no failure"
     return CleanTraining(tiny_model, records, config, summary, noise)
 
 
-@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 100.0])
 def test_a_training_recovers_from_one_bad_batch(
-    clean_training: CleanTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+    clean_training: CleanTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch_loss(monkeypatch, at_step(24, factor))
+    patch_loss(monkeypatch, at_step(20, float("inf")))
     result = clean_training.run(tmp_path)
-    if factor != 100:  # by then gradients are so small that 100 times as much is clipped, and no outlier
-        assert [(item["kind"], item["step"]) for item in result["decisions"]] == [("nan", 24)]
+    assert [(item["kind"], item["step"]) for item in result["decisions"]] == [("nan", 20)]
     assert result["steps"] == clean_training.summary["steps"]
     assert abs(result["last_loss"] - clean_training.summary["last_loss"]) <= clean_training.noise
 
@@ -135,31 +133,30 @@ def test_a_step_with_an_exploding_gradient_is_skipped(
     assert result["last_loss"] < 0.4 * result["first_loss"]
 
 
-@pytest.mark.parametrize("errors", [1, 2])
 def test_out_of_memory_halves_the_micro_batch(
     clean_training: CleanTraining,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    errors: int,
 ) -> None:
     """The step is repeated in smaller micro-batches, which all later steps keep; the losses stay the same."""
+    errors = 2
     remaining, sizes = errors, []
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
         nonlocal remaining
         sizes.append(len(rows))
-        if remaining and len(sizes) > 24:
+        if remaining and len(sizes) > 20:
             remaining -= 1
             raise torch.OutOfMemoryError("planted")
         return loss
 
     patch_loss(monkeypatch, spoil)
     result = clean_training.run(tmp_path)
-    assert sum(message.startswith("out of memory at step 24: ") for message in caplog.messages) == errors
-    assert sizes[:24] == [4] * 24
-    assert max(sizes[24 + errors :]) == 4 // 2**errors, "the micro-batches are smaller"
-    assert sum(sizes[24 + errors :]) == 16 * 4, "and no example is skipped"
+    assert sum(message.startswith("out of memory at step 20: ") for message in caplog.messages) == errors
+    assert sizes[:20] == [4] * 20
+    assert max(sizes[20 + errors :]) == 4 // 2**errors, "the micro-batches are smaller"
+    assert sum(sizes[20 + errors :]) == 10 * 4, "and no example is skipped"
     assert result["decisions"] == []
     assert result["steps"] == clean_training.summary["steps"]
     assert result["last_loss"] == pytest.approx(clean_training.summary["last_loss"], rel=1e-3)
@@ -211,31 +208,19 @@ def test_a_temporarily_full_disk_does_not_stop_the_training(
     def write_or_fail(*arguments: Any, **options: Any) -> Any:
         nonlocal attempts
         attempts += 1
-        if 5 <= attempts < 8:
+        if 4 <= attempts < 7:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_tensors(*arguments, **options)
 
     monkeypatch.setattr(checkpoint_write, "write_tensors", write_or_fail)
     result = clean_training.run(tmp_path)
     messages = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
-    assert [message.split()[4] for message in messages] == ["10", "12", "14"]
+    assert [message.split()[4] for message in messages] == ["12", "15", "18"]
     assert all("no space left on device): training continues without it" in message for message in messages)
-    assert attempts == 19, "every checkpoint is attempted, except at the last step"
+    assert attempts == 9, "every checkpoint is attempted, except at the last step"
     assert result == clean_training.summary
     names = sorted(path.name for path in (tmp_path / "scratch" / "checkpoints").glob("step-*"))
-    assert names == ["step-000000036", "step-000000038"]
-
-
-def test_without_a_checkpoint_a_nan_step_is_skipped(
-    tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_checkpoints = long_config.model_copy(
-        update={"checkpoint": long_config.checkpoint.model_copy(update={"every_steps": None})}
-    )
-    patch_loss(monkeypatch, at_step(2, float("nan")))
-    result = run_training(tiny_model, records, no_checkpoints, tmp_path)
-    assert [(item["kind"], item["action"]) for item in result["decisions"]] == [("nan", "skip")]
-    assert result["last_loss"] < result["first_loss"]
+    assert names == ["step-000000024", "step-000000027"]
 
 
 def test_without_a_checkpoint_repeated_nans_stop_the_training(
@@ -263,6 +248,7 @@ def test_a_kill_does_not_undo_an_earlier_decision(
     tiny_model: Path, records: pa.Table, long_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bad batch is skipped, whether the training was killed later or not."""
+    long_config = long_config.model_copy(update={"epochs": 5})
     steps, kill_at = 0, -1
 
     def spoil(loss: Loss, rows: list[int]) -> Loss:
@@ -289,7 +275,7 @@ def test_a_nan_step_survives_a_kill(
 ) -> None:
     """Its NaN is in the checkpoint, although JSON has no NaN."""
     every_5_steps = long_config.model_copy(
-        update={"checkpoint": long_config.checkpoint.model_copy(update={"every_steps": 5})}
+        update={"epochs": 4, "checkpoint": long_config.checkpoint.model_copy(update={"every_steps": 5})}
     )
     calls = 0
 
@@ -310,22 +296,20 @@ def test_a_nan_step_survives_a_kill(
     assert result["last_loss"] < result["first_loss"]
 
 
-@pytest.mark.parametrize(("keep_last", "from_step"), [(9, 15), (2, 17)])
-def test_a_divergence_rolls_back_to_before_its_start(
+def test_a_divergence_rolls_back_as_far_as_checkpoints_reach(
     tiny_model: Path,
     records: pa.Table,
     long_config: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    keep_last: int,
-    from_step: int,
 ) -> None:
     """It starts at step 15 and is detected at step 18; with only two checkpoints, the older one must do."""
     changes = {
+        "epochs": 8,
         "watch": MonitorConfig.read(
             {"divergence": {"window": 3, "patience": 3}, "explosion": {"action": "warn"}}, "here"
         ),
-        "checkpoint": long_config.checkpoint.model_copy(update={"keep_last": keep_last}),
+        "checkpoint": long_config.checkpoint.model_copy(update={"keep_last": 2}),
     }
     calls = 0
 
@@ -338,8 +322,8 @@ def test_a_divergence_rolls_back_to_before_its_start(
     result = run_training(tiny_model, records, long_config.model_copy(update=changes), tmp_path)
     decision = next(item for item in result["decisions"] if item["kind"] == "divergence")
     assert (decision["action"], decision["since"], decision["step"]) == ("rollback", 15, 18)
-    assert result["steps"] == 30
-    assert calls == 30 + 19 - from_step
+    assert result["steps"] == 24
+    assert calls == 24 + 19 - 17
     interventions = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
     assert interventions == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turned_factor": 1.0, "turns": 1}
 
@@ -349,6 +333,7 @@ def test_lowering_the_rate_skips_no_step(
 ) -> None:
     monitor = MonitorConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
     changes = {
+        "epochs": 5,
         "watch": monitor,
         "schedule": long_config.schedule.model_copy(update={"name": "constant", "warmup": 0.0}),
     }

@@ -1,5 +1,6 @@
 """Resuming a training after a change: it is refused with the reason, and allowed with ``fork``."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def train(tiny_model: Path, records: pa.Table, config: TrainConfig, out: Path) -> Train:
+def train(tiny_model: Path, records: pa.Table, checkpointed: TrainConfig, out: Path) -> Train:
     """``train(epochs=3)``: runs the training in its folder, with changes to the config."""
 
     def train(
@@ -47,16 +48,25 @@ def train(tiny_model: Path, records: pa.Table, config: TrainConfig, out: Path) -
             model="tiny",
             data="a.jsonl",
             task=TaskConfig(system="Name the intent."),
-            train=with_changes(config, changes),
+            train=with_changes(checkpointed, changes),
         )
         return train_standalone(out, settings, data or records, lambda folder: model or tiny_model, fork=fork)
 
     return train
 
 
+@pytest.fixture(scope="module")
+def killed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the training after three of its six steps, filled by the first test that needs it."""
+    return tmp_path_factory.mktemp("killed") / "out"
+
+
 @pytest.fixture
-def interrupted_training(train: Train) -> Train:
+def interrupted_training(train: Train, out: Path, killed_folder: Path) -> Train:
     """The training after three of its six steps."""
+    if killed_folder.exists():
+        shutil.copytree(killed_folder, out)
+        return train
     save = Checkpoints.save
 
     def save_and_die(self: Checkpoints, step: int, *arguments: Any, **options: Any) -> bool:
@@ -69,6 +79,7 @@ def interrupted_training(train: Train) -> Train:
         patch.setattr(Checkpoints, "save", save_and_die)
         with pytest.raises(Killed):
             train()
+    shutil.copytree(out, killed_folder)
     return train
 
 
@@ -99,21 +110,13 @@ def test_settings_without_effect_on_the_output_need_no_fork(interrupted_training
     assert interrupted_training(loader={"workers": 0, "prefetch": 1, "processes": 1})["steps"] == 6
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "config": ({"learning_rate": 1e-5}, "`train.learning_rate` was 0.003 and is 1e-05"),
-    "deep in the config": ({"optimizer": {"weight_decay": 0.5}}, "`train.optimizer.weight_decay` was 0.01 and is 0.5"),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_another_config_needs_a_fork(
-    interrupted_training: Train, out: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    changes, message = CHANGES[name]
+def test_another_config_needs_a_fork(interrupted_training: Train, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"learning_rate": 1e-5, "optimizer": {"weight_decay": 0.5}}
     before = contents(out)
     with pytest.raises(UserError) as caught:
         interrupted_training(**changes)
-    assert message in str(caught.value)
+    assert "`train.learning_rate` was 0.003 and is 1e-05" in str(caught.value)
+    assert "`train.optimizer.weight_decay` was 0.01 and is 0.5" in str(caught.value)
     assert "--fork" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert contents(out) == before
@@ -144,7 +147,6 @@ def test_another_version_needs_a_fork(interrupted_training: Train, monkeypatch: 
     ("shape", "message"),
     [
         ({"width": 64}, r"`model\.embed_tokens\.weight` is \[261, 96\] in it and \[261, 64\] here"),
-        ({"layers": 3}, r"`model\.layers\.2\.[a-z_.]+\.weight` is missing in it and \[\d+, \d+\] here"),
         ({"layers": 1}, r"`model\.layers\.1\.[a-z_.]+\.weight` is \[\d+, \d+\] in it and missing here"),
     ],
 )
@@ -197,8 +199,6 @@ def test_fewer_steps_than_finished_are_refused(interrupted_training: Train) -> N
     assert interrupted_training(fork=True)["steps"] == 6
 
 
-@pytest.mark.parametrize(
-    "changes", [{"ema": {"decay": 0.9}}, {"precision": "float16"}, {"precision": "bfloat16"}, {"recompute": "full"}]
-)
+@pytest.mark.parametrize("changes", [{"ema": {"decay": 0.9}}, {"precision": "float16"}, {"recompute": "full"}])
 def test_a_fork_may_need_state_that_the_checkpoint_lacks(interrupted_training: Train, changes: dict[str, Any]) -> None:
     assert interrupted_training(fork=True, **changes)["steps"] == 6

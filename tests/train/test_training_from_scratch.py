@@ -37,7 +37,7 @@ def run_training(source: Path, records: pa.Table, config: TrainConfig, folder: P
     return train(source, records, config, TASK, seed=seed, out=folder / "out", scratch=folder / "scratch")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast"])
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
 def test_a_training_starts_from_a_config_alone(
     weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, precision: str
 ) -> None:

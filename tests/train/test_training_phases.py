@@ -157,18 +157,18 @@ def test_the_answers_of_a_pair_have_the_same_kind(
 
 @pytest.mark.parametrize(
     "curriculum",
-    [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}, STAGNATION, SELF_PACED],
-    ids=["loss", "score", "stagnation", "self_paced"],
+    [ADAPTIVE, STAGNATION, SELF_PACED],
+    ids=["loss", "stagnation", "self_paced"],
 )
-def test_a_kill_at_every_step_does_not_change_a_curriculum(
+def test_kills_do_not_change_a_curriculum(
     tiny_model: Path,
     scored_records: pa.Table,
-    config: TrainConfig,
+    checkpointed: TrainConfig,
     tmp_path: Path,
     rows_seen: list[list[int]],
     curriculum: dict[str, Any],
 ) -> None:
-    config = with_settings(config, curriculum=curriculum, epochs=3)
+    config = with_settings(checkpointed, curriculum=curriculum, epochs=3)
 
     def run(name: str) -> dict[str, Any]:
         torch.manual_seed(99)  # a new process has other generator states
@@ -184,7 +184,7 @@ def test_a_kill_at_every_step_does_not_change_a_curriculum(
         {row for rows in expected_rows for row in rows}
     )
     del rows_seen[:]
-    for step in range(meta["steps"]):
+    for step in (1, 4, 5, meta["steps"] - 1):
         with pytest.MonkeyPatch.context() as patch:
             loss = SftObjective.loss
 
@@ -277,7 +277,6 @@ def test_harder_records_are_no_explosion_beside_those_learned_by_heart(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("curriculum", [SELF_PACED, STAGNATION], ids=["self_paced", "stagnation"])
 def test_a_curriculum_does_not_depend_on_the_layout_of_rows(
     tiny_model: Path,
     scored_records: pa.Table,
@@ -285,12 +284,11 @@ def test_a_curriculum_does_not_depend_on_the_layout_of_rows(
     tmp_path: Path,
     rows_seen: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
-    curriculum: dict[str, Any],
 ) -> None:
     """Every step uses the same records with packed rows, padded rows and rows of single records."""
 
     def rows_by_step(name: str, **changes: Any) -> list[list[int]]:
-        run_config = with_settings(config, curriculum=curriculum, epochs=3, **changes)
+        run_config = with_settings(config, curriculum=SELF_PACED, epochs=3, **changes)
         del rows_seen[:]
         meta = train(
             tiny_model, scored_records, run_config, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s"
@@ -306,15 +304,12 @@ def test_a_curriculum_does_not_depend_on_the_layout_of_rows(
     assert rows_by_step("padded") == packed
 
 
-@pytest.mark.parametrize("prefetch", [1, 3])
-@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_loader_does_not_change_the_output(
-    tiny_model: Path, scored_records: pa.Table, config: TrainConfig, tmp_path: Path, workers: int, prefetch: int
+    tiny_model: Path, scored_records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:
-    expected = train(tiny_model, scored_records, config, TASK, seed=3, out=tmp_path / "plain", scratch=tmp_path / "a")
-    prefetch_config = with_settings(config, loader={"workers": workers, "prefetch": prefetch})
-    assert (
-        train(tiny_model, scored_records, prefetch_config, TASK, seed=3, out=tmp_path / "ahead", scratch=tmp_path / "b")
-        == expected
-    )
-    assert contents(tmp_path / "ahead") == contents(tmp_path / "plain")
+    expected = train(tiny_model, scored_records, config, TASK, seed=3, out=tmp_path / "plain", scratch=tmp_path / "s")
+    for workers, prefetch in ((0, 1), (1, 3), (2, 1)):
+        loader_config = with_settings(config, loader={"workers": workers, "prefetch": prefetch})
+        out, scratch = tmp_path / f"{workers}", tmp_path / f"{workers}-s"
+        assert train(tiny_model, scored_records, loader_config, TASK, seed=3, out=out, scratch=scratch) == expected
+        assert contents(out) == contents(tmp_path / "plain")

@@ -198,13 +198,17 @@ def test_the_real_model_learns_its_records(smollm2: Path, make_records: MakeReco
     ]
     task = TaskConfig(system="Name the intent.")
     config = TrainConfig(
-        epochs=3, batch_size=8, learning_rate=1e-4, precision="float32", schedule={"name": "constant", "warmup": 0.0}
+        epochs=2,
+        batch_size=8,
+        learning_rate=1e-4,
+        precision="float32",
+        schedule={"name": "constant", "warmup": 0.0},
+        checkpoint={"every_seconds": None},
     )
     meta = train(smollm2, make_records(pairs), config, task, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
     log = [step["loss"] for step in json.loads((tmp_path / "out" / "training.json").read_text())]
-    assert meta["steps"] == len(log) == 3
-    assert log[0] > log[1] > log[2]
-    assert log[2] < 0.8 * log[0]
+    assert meta["steps"] == len(log) == 2
+    assert log[1] < 0.8 * log[0]
     lm = load_language_model(smollm2, task, "float32")
     total, count = 0.0, 0
     for prompt, answer in pairs:
@@ -222,5 +226,5 @@ def test_the_real_model_learns_its_records(smollm2: Path, make_records: MakeReco
         with torch.no_grad():
             total += float(lm.model(input_ids=ids, labels=labels).loss) * (len(end) - len(start))
         count += len(end) - len(start)
-    assert meta["supervised_tokens"] == 3 * count
+    assert meta["supervised_tokens"] == 2 * count
     assert log[0] == pytest.approx(total / count, abs=1e-3)

@@ -52,8 +52,7 @@ def scale_gradient(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(SftObjective, "loss", loss_with_factor)
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "lora"}], ids=["full", "lora"])
-@pytest.mark.parametrize("rate", [1e39, float("inf")])
+@pytest.mark.parametrize(("rate", "settings"), [(1e39, {}), (float("inf"), {"method": "lora"})], ids=["full", "lora"])
 def test_one_step_at_a_huge_rate_writes_no_model(run: Run, tmp_path: Path, rate: float, settings: Any) -> None:
     with pytest.raises(WorkError, match=r"training left NaN or infinite numbers in tensor \S+,.* train.learning_rate"):
         run(learning_rate=rate, **settings)
@@ -73,14 +72,13 @@ def test_averages_that_are_not_finite_write_no_model(run: Run, tmp_path: Path, m
     assert not list((tmp_path / "run" / "out").glob("**/*.safetensors"))
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_base_model_that_is_not_finite_is_refused(run: Run, tiny_model: Path, tmp_path: Path, number: float) -> None:
+def test_a_base_model_that_is_not_finite_is_refused(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     for file in tiny_model.iterdir():
         (base / file.name).write_bytes(file.read_bytes())
     weights = load_file(base / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = number
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = float("inf")
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinite numbers"):
         run(base)
@@ -103,9 +101,9 @@ def test_a_training_whose_steps_were_all_skipped_is_an_error(run: Run, monkeypat
 @pytest.mark.slow
 def test_the_summary_counts_skipped_steps(run: Run, tmp_path: Path) -> None:
     assert run(epochs=2)["skipped_steps"] == 0
-    summary = run(epochs=25, precision="float16", scaling=ScalingConfig(initial=2.0**24))
+    summary = run(epochs=12, precision="float16", scaling=ScalingConfig(initial=2.0**18))
     steps = json.loads((tmp_path / "run" / "out" / "training.json").read_text())
-    assert 0 < summary["skipped_steps"] == sum(step["grad_norm"] is None for step in steps) < 25
+    assert 0 < summary["skipped_steps"] == sum(step["grad_norm"] is None for step in steps) < 12
 
 
 def test_a_rate_that_destroys_the_model_is_reported_within_ten_steps(run: Run) -> None:

@@ -21,8 +21,11 @@ from posttrain.attribution.influence.tracin import AdamMoments
 from posttrain.store.errors import UserError
 
 SCRIPT = '''
-"""Computes the gradients of 12 records, logs each forward pass in a file, and sleeps in block 3 with `stop`."""
-import sys, time
+"""Computes the gradients of 12 records, logs each forward pass in a file, and sleeps in block 3 with `stop`.
+
+With `slow` two processes do the work.
+"""
+import os, sys, time
 from pathlib import Path
 import torch
 from torch import nn
@@ -31,6 +34,7 @@ from posttrain.attribution.influence.functional_model import FunctionalModel
 from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.attribution.influence.projection import Projection
 
+child = os.fork() if sys.argv[3] == "slow" else 0
 folder, counter, pause = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
 model = nn.Linear(4, 3).double()
@@ -50,7 +54,9 @@ def run(model, batch):
 
 functional = FunctionalModel(model, run, CrossEntropy())
 result = projected_gradients(functional, records, Projection(8), folder=folder, block_size=4, mode="loop")
-print(result.evaluations, repr(result.rows.sum().item()))
+print(result.evaluations, repr(result.rows.sum().item()), flush=True)
+if child:
+    os.wait()
 '''
 
 
@@ -107,8 +113,8 @@ def test_a_killed_pass_resumes_without_computing_a_finished_block_again(script, 
 @pytest.mark.slow
 def test_processes_share_the_blocks(script, tmp_path) -> None:
     folder, counter = tmp_path / "cache", tmp_path / "counter"
-    processes = [start(script, folder, counter, "slow") for _ in range(2)]
-    outputs = [process.communicate()[0].split() for process in processes]
+    outputs = [line.split() for line in start(script, folder, counter, "slow").communicate()[0].splitlines()]
+    assert len(outputs) == 2
     assert len(counter.read_text()) == 12
     assert sum(int(evaluations) for evaluations, _ in outputs) == 12
     assert outputs[0][1] == outputs[1][1]

@@ -63,18 +63,18 @@ def test_logistic_influence_predicts_leave_one_out(logistic) -> None:
     result = influence_functions(fitted.model, fitted.train, fitted.test, damping=fitted.penalty)
     before = fitted.model.losses_at(fitted.model.parameters, (fitted.test_x, fitted.test_y))
     rises = []
-    for row in range(len(fitted.x)):
+    for row in range(0, len(fitted.x), 3):
         weights = torch.ones(len(fitted.x), dtype=torch.float64)
         weights[row] = 0
         solution = fit(weights)
         parameters = {"weight": solution[:, :4], "bias": solution[:, 4]}
         rises.append((fitted.model.losses_at(parameters, (fitted.test_x, fitted.test_y)) - before).numpy())
-    actual = np.stack(rises)
+    actual, scores = np.stack(rises), result.scores[::3]
     for column in range(actual.shape[1]):
-        assert np.corrcoef(result.scores[:, column], actual[:, column])[0, 1] > 0.98
+        assert np.corrcoef(scores[:, column], actual[:, column])[0, 1] > 0.98
     # The first-order estimate is too small by the leverage.
-    assert np.linalg.norm(result.scores - actual) < 0.25 * np.linalg.norm(actual)
-    assert (np.sign(result.scores) == np.sign(actual)).mean() > 0.97
+    assert np.linalg.norm(scores - actual) < 0.25 * np.linalg.norm(actual)
+    assert (np.sign(scores) == np.sign(actual)).mean() > 0.97
 
 
 def test_a_record_lowers_its_own_loss(logistic, dense) -> None:

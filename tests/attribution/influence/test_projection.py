@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -18,10 +15,10 @@ def vectors(count: int, size: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_inner_products_are_unbiased_with_the_stated_variance(kind) -> None:
-    x, y = vectors(2, 5000)
+    x, y = vectors(2, 4500)
     y = y + x
     x[:50] *= 5  # some coordinates larger than others
-    draws, dimension = 600, 100
+    draws, dimension = 300, 100
     result = []
     for seed in range(draws):
         a, b = Projection(dimension, seed, kind)(torch.stack([x, y]))
@@ -29,7 +26,7 @@ def test_inner_products_are_unbiased_with_the_stated_variance(kind) -> None:
     variance = float(x @ x * (y @ y) + (x @ y) ** 2 - 2 * (x**2 * y**2).sum()) / dimension
     error = (variance / draws) ** 0.5
     assert abs(np.mean(result) - float(x @ y)) < 4 * error
-    assert error < 0.02 * float(x @ y)
+    assert error < 0.03 * float(x @ y)
     # The variance of a sample variance, were the draws normal, is 2 variance^2 / draws.
     assert abs(np.var(result, ddof=1) / variance - 1) < 5 * (2 / draws) ** 0.5
 
@@ -81,21 +78,8 @@ def test_seeds_kinds_and_dimensions_give_other_matrices() -> None:
             assert not torch.allclose(first, other)
 
 
-@pytest.mark.slow
-def test_another_process_gives_the_same_projection() -> None:
-    code = (
-        "import torch; from posttrain.attribution.influence.projection import Projection;"
-        "print(*[Projection(64, 5, kind)(torch.arange(5000.).double()[None])[0, :4].tolist()"
-        " for kind in ('sparse', 'dense')])"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    expected = [Projection(64, 5, kind)(torch.arange(5000.0).double()[None])[0, :4] for kind in KINDS]
-    actual = [float(word.strip("[],")) for word in process.stdout.split()]
-    np.testing.assert_allclose(actual, torch.cat(expected).numpy(), rtol=1e-12)
-
-
 def test_the_matrix_of_a_seed_never_changes() -> None:
-    """Cached gradients would become wrong."""
+    """Cached gradients would become wrong, and processes would not share them."""
     x = torch.arange(1.0, 7.0, dtype=torch.float64)[None]
     assert Projection(4, 11)(x)[0].tolist() == SPARSE
     assert (Projection(4, 11, "dense")(x)[0] * 2).tolist() == DENSE

@@ -47,7 +47,7 @@ def predictions(model: Any, data: Data, rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(4, 22),

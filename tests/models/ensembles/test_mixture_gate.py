@@ -62,7 +62,7 @@ def test_it_equals_em_with_logistic_regression_as_its_m_step() -> None:
     # scikit-learn sums losses: C = 1 / (N * penalty). Of two classes it has one row, for the second minus the first;
     # ours are the two rows +-w/2, whose squared norm is half of it.
     model = LogisticRegression(C=2 / (count * gate.penalty), tol=1e-10, max_iter=5000)
-    for _ in range(300):
+    for _ in range(150):
         joint = weights * np.exp(own.T)
         responsibilities = joint / joint.sum(axis=1, keepdims=True)
         model.fit(

@@ -91,11 +91,11 @@ def test_a_damaged_checkpoint_is_named_and_skipped(
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.slow
-def test_every_flipped_bit_is_detected(two_checkpoints: Checkpoints, make: Make, same: Same, name: str) -> None:
+def test_a_flipped_bit_is_detected(two_checkpoints: Checkpoints, make: Make, same: Same, name: str) -> None:
     folder = two_checkpoints.folder / NEWEST
     file = folder / name
     content = file.read_bytes()
-    for position in range(len(content)):
+    for position in range(0, len(content), 7):
         flipped = bytearray(content)
         flipped[position] ^= 1 << position % 8
         file.write_bytes(flipped)
@@ -105,7 +105,7 @@ def test_every_flipped_bit_is_detected(two_checkpoints: Checkpoints, make: Make,
     assert same(read_checkpoint(folder, 4), make(4))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_change_of_any_file_is_detected(two_checkpoints: Checkpoints, data: st.DataObject) -> None:
     file = two_checkpoints.folder / NEWEST / data.draw(st.sampled_from(FILES))

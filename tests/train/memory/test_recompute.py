@@ -1,7 +1,7 @@
 """Activation checkpointing: equal gradients, fewer saved bytes, and a model that is restored afterwards."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,11 @@ from posttrain.train.memory.weights import ModelSpec
 
 pytestmark = pytest.mark.slow
 
-MODES = [{"mode": "full"}, *({"mode": "selective", "budget": f"{share}%"} for share in (80, 60, 40, 20, 5))]
+MODES = [{"mode": "full"}, *({"mode": "selective", "budget": f"{share}%"} for share in (80, 40, 5))]
 
 
 def read_config(mode: dict[str, str], **settings: Any) -> TrainConfig:
     return TrainConfig.read({"recompute": mode, "precision": "float32", **settings}, "test")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects() -> Iterator[None]:
-    """Hides existing objects from ``gc.get_objects``, which otherwise takes seconds in a long run of tests."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -78,8 +69,9 @@ def saved_bytes(lm: LanguageModel, packed: Packed) -> int:
     return sum(storage.nbytes() for address, storage in storages.items() if address not in before)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("with_adapter", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "with_adapter"), [*((mode, False) for mode in MODES), (MODES[0], True), (MODES[2], True)]
+)
 def test_gradients_are_equal_bit_for_bit(
     fresh: Callable[..., LanguageModel], packed: Packed, mode: dict[str, str], with_adapter: bool
 ) -> None:

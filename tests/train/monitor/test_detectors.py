@@ -28,15 +28,14 @@ Follow = Callable[[Monitor, list[StepValues]], list[MonitorDecision]]
 
 
 @pytest.mark.parametrize(("noise", "spread"), [(0.0, 0.0), (0.02, 0.1), (0.05, 0.25), (0.1, 0.35), (0.15, 0.45)])
-@pytest.mark.parametrize("first", [0, 6])
-def test_clean_runs_raise_nothing(simulate: Simulate, follow: Follow, noise: float, spread: float, first: int) -> None:
-    for seed in range(first, first + 6):
+def test_clean_runs_raise_nothing(simulate: Simulate, follow: Follow, noise: float, spread: float) -> None:
+    for seed in range(3 if noise else 1):
         monitor = Monitor(MonitorConfig())
         follow(monitor, simulate(seed, noise=noise, spread=spread))
         assert monitor.report() == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_an_explosion_is_detected_at_its_step(simulate: Simulate, follow: Follow, seed: int) -> None:
     run = simulate(seed, steps=400)
     fault_step = int(np.random.default_rng(seed).integers(20, 400))
@@ -74,9 +73,10 @@ def test_the_explosion_detector_ignores_norms_without_a_logarithm(make_values: M
     assert detector.state() == {"logs": []}
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("fault_step", [0, 1, 250])
+@pytest.mark.parametrize(
+    ("name", "value", "fault_step"),
+    [("loss", math.nan, 0), ("grad_norm", math.inf, 1), ("loss", -math.inf, 250), ("grad_norm", math.nan, 250)],
+)
 def test_nan_and_infinite_values_are_detected_at_once(
     simulate: Simulate, follow: Follow, name: str, value: float, fault_step: int
 ) -> None:
@@ -88,7 +88,7 @@ def test_nan_and_infinite_values_are_detected_at_once(
     assert decision.finding.value is None
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_divergence_is_detected_within_its_patience(simulate: Simulate, follow: Follow, seed: int) -> None:
     run = simulate(seed, steps=800, noise=0.1)
     fault_step = int(np.random.default_rng(seed).integers(100, 700))
@@ -170,7 +170,7 @@ def test_other_objectives_start_without_a_false_alarm(make_values: MakeValues, l
     assert _alarms(make_values, DPO, losses) == 0
 
 
-def _alarms(make_values: MakeValues, limit: EarlyLimit, losses: Losses, runs: int = 300) -> int:
+def _alarms(make_values: MakeValues, limit: EarlyLimit, losses: Losses, runs: int = 100) -> int:
     """Count the findings in as many simulated starts."""
     count = 0
     for seed in range(runs):
@@ -208,8 +208,7 @@ def noisy_losses(seed: int, steps: int, gain: float, noise: float) -> list[float
     return list(1.5 * (1 - gain) ** (np.arange(steps) / 500) * (1 + noise * draws))
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize(("noise", "seed"), [(0.0, 0), (0.02, 1), (0.05, 2), (0.05, 3)])
 def test_a_flat_loss_is_a_plateau(make_values: MakeValues, seed: int, noise: float) -> None:
     detector = Plateau(PlateauConfig())
     result = [
@@ -222,8 +221,7 @@ def test_a_flat_loss_is_a_plateau(make_values: MakeValues, seed: int, noise: flo
     assert sum(finding is not None for finding in result) <= 4, "at most once a window"
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize(("noise", "seed"), [(0.0, 0), (0.02, 1), (0.05, 2), (0.05, 3)])
 def test_a_slow_improvement_is_no_plateau(make_values: MakeValues, seed: int, noise: float) -> None:
     detector = Plateau(PlateauConfig())
     for step, loss in enumerate(noisy_losses(seed, 3000, 0.06, noise)):

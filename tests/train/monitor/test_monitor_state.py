@@ -152,7 +152,7 @@ def with_faults(run: list[StepValues], seed: int) -> list[StepValues]:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 1000), split=st.integers(0, 200))
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_resumed_monitor_decides_the_same(simulate: Simulate, follow: Follow, seed: int, split: int) -> None:
     run = with_faults(simulate(seed, steps=200, noise=0.3, spread=0.5), seed)
     uninterrupted = Monitor(SENSITIVE)

@@ -14,8 +14,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"objective": "sft", "sft": {"label_smoothing": 0.2}},
     {"objective": "orpo", "orpo": {"likelihood": "completion"}},
     {"objective": "simpo", "simpo": {"nll_weight": 0.5}},
-    {"objective": "kto", "kto": {"desirable_weight": 1.5, "undesirable_weight": 0.5}},
-    {"objective": "reward", "reward": {"centring": 0.1}},
     {
         "objective": "classification",
         "classification": {"label_weights": {"card": 0.1, "refund": 0.02, "top up": 0.03}},
@@ -26,7 +24,6 @@ SETTINGS: list[dict[str, Any]] = [
         "distill": {"temperature": 2.0, "hidden_weight": 0.5},
         "distill_hidden": {"layers": [(1, 1), (-1, -1)]},
     },
-    {"objective": "distill_hidden", "distill_hidden": {"distance": "cosine", "layers": [(0, 0), (2, 3)]}},
 ]
 
 
