@@ -161,8 +161,9 @@ class ObjectiveContract:
         """Eight records in the objective's shape."""
         return records_of(objective_spec(train["objective"]).shape)
 
-    @pytest.fixture(scope="module")
-    def models(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def models(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         """The folders of a tiny model to train, and of another, its teacher; both read-only."""
         folder = tmp_path_factory.mktemp("models")
         return write_tiny_model(folder / "model"), write_tiny_model(folder / "teacher", seed=5, width=128, layers=3)

@@ -1,4 +1,4 @@
-"""Every objective through ``posttrain.train.train``: its loss falls, and its output loads."""
+"""Objectives of each kind through ``posttrain.train.train``: the loss falls, and the output loads."""
 
 import json
 import math
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TASK = TaskConfig(system="Name it.", labels=["card", "refund", "top up"])
 # Metrics that must rise while the loss falls, so that the objective itself is learned.
 RISES = {
-    **dict.fromkeys(("dpo", "robust_dpo", "ipo", "hinge", "orpo", "simpo", "cpo", "kto"), "rewards/margins"),
+    **dict.fromkeys(("dpo", "orpo", "kto"), "rewards/margins"),
     "reward": "rewards/accuracies",
     "classification": "accuracy",
     "distill": "agreement",
@@ -54,7 +54,8 @@ def train_objective(
     return meta, json.loads((out / name / "training.json").read_text())
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+# That the loss of each objective falls is in its contract: `test_built_in_objectives`.
+@pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "kto", "reward", "classification", "distill"])
 def test_the_loss_falls_and_the_output_loads(
     tiny_model: Path, other_model: Path, tmp_path: Path, records_of_shape: Any, objective: str
 ) -> None:
