@@ -262,7 +262,8 @@ def test_a_full_disk_ends_a_restore_that_can_be_repeated(
 
 
 @pytest.mark.parametrize(
-    ("step", "late"), [*((step, False) for step in (*STEPS, "Workspace.create", "Path.unlink")), ("_link_champion", True)]
+    ("step", "late"),
+    [*((step, False) for step in (*STEPS, "Workspace.create", "Path.unlink")), ("_link_champion", True)],
 )
 def test_a_restore_that_is_killed_anywhere_can_be_repeated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, late: bool

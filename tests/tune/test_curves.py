@@ -7,6 +7,8 @@ import pytest
 from scipy.stats import kstest, multivariate_normal, norm
 
 from posttrain.tune.curves import Forecast, basis, extrapolate
+from posttrain.tune.schedulers.base import Decision
+from posttrain.tune.schedulers.extrapolation import Extrapolation
 
 NOISES = (0.003, 0.01, 0.03, 0.1, 0.3)
 
@@ -84,3 +86,32 @@ def test_quantiles_invert_probabilities() -> None:
     for probability in (0.01, 0.3, 0.5, 0.99):
         assert forecast.probability_below(forecast.quantile(probability)) == pytest.approx(probability)
     assert forecast.mean == pytest.approx(1.1)
+
+
+def test_a_wider_forecast_has_the_same_mean() -> None:
+    forecast = extrapolate([1, 2, 3], [3.0, 2.0, 1.7], 9, centre=1.5)
+    wider = forecast.widened(2.5)
+    assert wider.mean == pytest.approx(forecast.mean)
+    assert wider.deviation == pytest.approx(2.5 * forecast.deviation)
+    # Against draws from the mixture.
+    generator = np.random.default_rng(0)
+    part = generator.choice(len(forecast.weights), 200_000, p=forecast.weights)
+    draws = generator.normal(forecast.means[part], forecast.deviations[part])
+    assert forecast.deviation == pytest.approx(draws.std(), rel=0.02)
+
+
+def test_curves_that_fall_late_make_the_rule_careful() -> None:
+    """Losses that stay until the middle and then fall, as those of a cosine schedule: no curve of the family does."""
+
+    def falls_late(end: float) -> list[float]:
+        return [5.0, 4.99, 4.98, 4.97, 4.9, 4.0, end + 1, end + 0.1, end]
+
+    rule = Extrapolation(9)
+    for number in range(6):
+        rule.started(number, 9, {})
+        for step, value in enumerate(falls_late(1.0 + number / 10), 1):
+            assert rule.report(number, step, value) is (Decision.CONTINUE if step < 9 else Decision.STOP)
+        rule.ended(number, 1.0 + number / 10)
+    rule.started(6, 9, {})
+    for step, value in enumerate(falls_late(0.5)[:8], 1):
+        assert rule.report(6, step, value) is Decision.CONTINUE, step

@@ -38,6 +38,16 @@ class Forecast:
         """The expected value."""
         return float(self.weights @ self.means)
 
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return float(np.sqrt(self.weights @ (self.deviations**2 + (self.means - self.mean) ** 2)))
+
+    def widened(self, factor: float) -> "Forecast":
+        """Returns the forecast with the same mean and ``factor`` times the deviation."""
+        means = self.mean + factor * (self.means - self.mean)
+        return Forecast(self.weights, means, factor * self.deviations)
+
     def probability_below(self, value: float) -> float:
         """Returns the probability of less than a value."""
         from scipy.special import ndtr

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from posttrain.store.errors import UserError
-from posttrain.tune.curves import extrapolate
+from posttrain.tune.curves import Forecast, extrapolate
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.schedulers.none import RunToEnd
 from posttrain.tune.schedulers.rungs import check_resources
@@ -15,7 +15,9 @@ from posttrain.tune.schedulers.rungs import check_resources
 class Extrapolation(RunToEnd):
     """Stops a trial when its chance to end below the best last value so far is small (Domhan et al. 2015).
 
-    The first trials run to the end: they say where last values lie, and how far apart (`posttrain.tune.curves`).
+    The first trials run to the end: they say where last values lie, and how far apart (`posttrain.tune.curves`). The
+    curves of finished trials are extrapolated from the same step, too. By as much as their last values miss what was
+    predicted, in deviations, each forecast is widened: no family of curves fits every schedule of learning rates.
 
     Args:
         max_resource: the step at which a trial is finished.
@@ -40,6 +42,8 @@ class Extrapolation(RunToEnd):
         self._last, self._chance, self._least, self._startup = max_resource, chance, min_resource, startup
         self._curves: dict[int, tuple[list[int], list[float]]] = {}  # steps and values of trials that have not ended
         self._ends: list[float] = []  # last values
+        self._finished: list[tuple[list[int], list[float]]] = []
+        self._misses: dict[int, list[float]] = {}  # of finished trials, squared deviations, by step
 
     def started(self, number: int, resource: int | None, notes: Mapping[str, Any]) -> None:
         if resource == self._last:  # else it is of another scheduler
@@ -58,8 +62,10 @@ class Extrapolation(RunToEnd):
         return decision
 
     def ended(self, number: int, value: float | None) -> None:
-        if self._curves.pop(number, None) is not None and value is not None:
+        curve = self._curves.pop(number, None)
+        if curve is not None and value is not None:
             self._ends.append(value)
+            self._finished.append(curve)
 
     def _is_hopeless(self, steps: list[int], values: list[float]) -> bool:
         if len(self._ends) < self._startup:
@@ -67,5 +73,13 @@ class Extrapolation(RunToEnd):
         # By quartiles: a few trainings that have diverged say nothing of the others.
         low, centre, high = np.quantile(self._ends, [0.25, 0.5, 0.75])
         scale = max((high - low) / 1.349, 1e-9 * max(1.0, abs(centre)))
-        forecast = extrapolate(steps, values, self._last, float(centre), float(scale))
-        return forecast.probability_below(min(self._ends)) < self._chance
+
+        def forecast(steps: list[int], values: list[float]) -> Forecast:
+            return extrapolate(steps, values, self._last, float(centre), float(scale))
+
+        misses = self._misses.setdefault(len(steps), [])
+        for other_steps, other_values in self._finished[len(misses) :]:
+            earlier = forecast(other_steps[: len(steps)], other_values[: len(steps)])
+            misses.append(((other_values[-1] - earlier.mean) / earlier.deviation) ** 2)
+        wider = max(1.0, float(np.mean(misses)) ** 0.5)
+        return forecast(steps, values).widened(wider).probability_below(min(self._ends)) < self._chance
