@@ -84,7 +84,7 @@ def test_covering_the_pool_beats_chance() -> None:
 def test_the_number_of_processes_does_not_matter() -> None:
     features, labels = records(6)
     serial, parallel = (
-        compare_strategies(features, labels, ["margin"], seeds=2, batch=10, most=30, workers=count) for count in (1, 2)
+        compare_strategies(features, labels, ["margin"], seeds=2, batch=10, most=20, workers=count) for count in (1, 2)
     )
     assert serial == parallel
 

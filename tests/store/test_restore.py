@@ -35,7 +35,10 @@ def root(filled_workspace: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled_workspace, tmp_path / "workspace", symlinks=True))
 
 
-STEPS = ["write_atomically", "_restore_files", "_restore_artifacts", "_restore_database", "_link_champion"]
+STEPS = [
+    *("write_atomically", "_restore_files", "_restore_artifacts", "_restore_database", "_link_champion"),
+    *("Workspace.create", "Path.unlink"),
+]
 
 
 @pytest.mark.slow
@@ -261,10 +264,7 @@ def test_a_full_disk_ends_a_restore_that_can_be_repeated(
     assert_sound(tmp_path / "new")
 
 
-@pytest.mark.parametrize(
-    ("step", "late"),
-    [*((step, False) for step in (*STEPS, "Workspace.create", "Path.unlink")), ("_link_champion", True)],
-)
+@pytest.mark.parametrize(("step", "late"), [*((step, False) for step in STEPS), ("_link_champion", True)])
 def test_a_restore_that_is_killed_anywhere_can_be_repeated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, late: bool
 ) -> None:

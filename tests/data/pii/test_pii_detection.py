@@ -138,11 +138,11 @@ def _with_check(seventeen: str) -> str:
         *_cases("ssn", SSN),
     ],
 )
-@pytest.mark.parametrize("template", ["{}", "It is {}.", "电话{}，好的", "a, {}, b", "({})", "x: {}\n", "“{}”"])
-def test_personal_data_is_detected_in_any_context(kind: Kind, value: str, template: str) -> None:
-    text = template.format(value)
-    start = text.index(value)
-    assert detect(text) == [(kind, start, start + len(value))]
+def test_personal_data_is_detected_in_any_context(kind: Kind, value: str) -> None:
+    for template in ("{}", "It is {}.", "电话{}，好的", "a, {}, b", "({})", "x: {}\n", "“{}”"):
+        text = template.format(value)
+        start = text.index(value)
+        assert detect(text) == [(kind, start, start + len(value))], text
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_personal_data_is_detected_in_any_context(kind: Kind, value: str, templa
         *_cases("ssn", NO_SSN),
     ],
 )
-@pytest.mark.parametrize("template", ["{}", "It is {}.", "a {} b"])
-def test_lookalikes_are_not_detected(kind: Kind, value: str, template: str) -> None:
-    assert detect(template.format(value), [kind]) == []
+def test_lookalikes_are_not_detected(kind: Kind, value: str) -> None:
+    for template in ("{}", "It is {}.", "a {} b"):
+        assert detect(template.format(value), [kind]) == [], template
 
 
 @pytest.mark.parametrize("value", RESERVED_IP)

@@ -59,7 +59,7 @@ def records_of(lm: LanguageModel, wrong: int = 0) -> list[LabelledPrompt]:
 @pytest.mark.parametrize("method", ATTACKS)
 def test_examples_are_the_rewritings_whose_answer_changes(labeller: LanguageModel, method: str) -> None:
     records, judge = records_of(labeller, wrong=4), Judge(labeller)
-    settings = SearchSettings(n=5, method=method, similarity=0.7, swaps=4, budget=4000)
+    settings = SearchSettings(n=2, method=method, similarity=0.7, swaps=4, budget=4000)
     outcome = search(labeller, records, judge, character_overlap, settings)
     assert outcome.examples
     by_id = {record.id: record for record in records}
@@ -78,22 +78,23 @@ def test_examples_are_the_rewritings_whose_answer_changes(labeller: LanguageMode
     counts = outcome.counts
     assert counts["records"] == counts["wrong"] + counts["no_words"] + counts["tried"]
     assert counts["tried"] == sum(counts[name] for name in ("unchanged", "out_of_budget", "unconfirmed", "kept"))
-    assert counts["kept"] == len(outcome.examples) <= 5
+    assert counts["kept"] == len(outcome.examples) <= 2
 
 
 def run_search(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) -> SearchOutcome:
     return search(
-        lm, records, Judge(lm), character_overlap, SearchSettings(**{"n": 3, "swaps": 4, "budget": 4000, **settings})
+        lm, records, Judge(lm), character_overlap, SearchSettings(**{"n": 3, "swaps": 4, "budget": 1000, **settings})
     )
 
 
 @pytest.mark.slow
 def test_the_result_depends_on_the_seed_and_not_on_the_order(labeller: LanguageModel) -> None:
     records = records_of(labeller)
-    first = run_search(labeller, records, n=2)
-    again = run_search(labeller, records[::-1], n=2)
+    first = run_search(labeller, records, n=1)
+    again = run_search(labeller, records[::-1], n=1)
+    assert first.examples
     assert (again.examples, again.counts, again.passes) == (first.examples, first.counts, first.passes)
-    assert run_search(labeller, records, n=2, seed=1).examples != first.examples
+    assert run_search(labeller, records, n=1, seed=1).examples != first.examples
 
 
 def test_the_budget_ends_the_search(labeller: LanguageModel) -> None:

@@ -1,9 +1,6 @@
 """Passes over records: cached scores are not computed again, even after a kill or a damaged file."""
 
 import logging
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,6 @@ from posttrain.select.scores.passes import (
     ScoringModel,
     cached_scores,
 )
-
-PROGRAM = Path(__file__).with_name("killed_passes.py")
-MOMENTS = ["score:1", "write:2", "rename:1", "score:3", "write:1", "rename:2"]
 
 
 class LengthScorer:
@@ -150,23 +144,3 @@ def test_a_chunk_is_read_back_unchanged(tmp_path: Path) -> None:
     (result,) = partition.read()
     assert result.schema == chunk.schema
     assert str(result.to_pylist()) == str(chunk.to_pylist())
-
-
-@pytest.mark.slow
-def test_repeated_kills_score_no_record_twice(tmp_path: Path, tiny_model: Path) -> None:
-    """The scores are the same to the byte, and a kill loses one chunk at most."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    whole.mkdir()
-    killed.mkdir()
-    subprocess.run([sys.executable, str(PROGRAM), str(tiny_model), str(whole), str(killed), *MOMENTS], check=True)
-    assert (killed / "scores.parquet").read_bytes() == (whole / "scores.parquet").read_bytes()
-    scored_counts = Counter((killed / "scored.log").read_text().split("\n")[:-1])
-    assert set(scored_counts) == set((whole / "scored.log").read_text().split("\n")[:-1])
-    # A kill before the log entry leaves a line out; no line is there twice.
-    assert max(scored_counts.values()) == 1
-    begun_counts = Counter((killed / "begun.log").read_text().split("\n")[:-1])
-    kills = sum(moment.startswith(("score", "rename")) for moment in MOMENTS)
-    assert sum(begun_counts.values()) - len(begun_counts) <= kills * 4
-    assert sum(begun_counts.values()) > len(begun_counts)
-    files = {path.name: path.read_bytes() for path in (killed / "cache").rglob("*.*") if path.is_file()}
-    assert files == {path.name: path.read_bytes() for path in (whole / "cache").rglob("*.*") if path.is_file()}

@@ -63,10 +63,9 @@ def scores_of(workspace: Workspace, round: int) -> tuple[Artifact, Path]:
     return workspace.artifacts.get(run.output), workspace.artifacts.path(run.output)
 
 
-def test_no_model_is_in_memory_twice(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = ["consensus_kl", "forgetting_events", "loss", "vote_entropy"]
-    root = small(select={"scores": scores}, rounds=3)
-    run_loop(root, rounds=2)
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, weakref.ref[LanguageModel]]]:
+    """The models that rounds load from now on; none of them is loaded while it is in memory."""
     loaded: list[tuple[str, weakref.ref[LanguageModel]]] = []
     load = RoundContext.model
 
@@ -77,12 +76,12 @@ def test_no_model_is_in_memory_twice(small: Any, run_loop: Any, monkeypatch: pyt
         return lm
 
     monkeypatch.setattr(RoundContext, "model", model)
-    run_loop(root, until="select", rounds=3)
-    # Earlier champions too, so that their scores were computed.
-    assert len({id for id, _ in loaded}) > 1
+    return loaded
 
 
-def test_closed_label_set(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_label_set(
+    small: Any, run_loop: Any, loaded: list[tuple[str, weakref.ref[LanguageModel]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     labelled = ["loss", "gradient_norm", "instruction_difficulty", "forgetting_events"]
     choice = {
         "strategy": "top",
@@ -131,7 +130,9 @@ def test_closed_label_set(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyP
     assert batch["id"].to_pylist() == [table["id"][int(row)].as_py() for row in order]
 
     # One more score: the others come from the cache.
+    loaded.clear()
     workspace = run_loop(root, rounds=3, until="score")
+    assert len({id for id, _ in loaded}) > 1, "earlier champions score, too"
     before = parquet.read_table(scores_of(workspace, 3)[1] / "scores.parquet")
     assert {item.name for item in (root / ".posttrain" / "scores-float32").iterdir()} <= {
         entry.candidate for entry in workspace.metadata.rounds()
@@ -183,7 +184,8 @@ def test_a_wrong_score_is_refused_before_any_work(small: Any, run_loop: Any) -> 
 def test_embeddings_may_come_from_a_sentence_model(small: Any, run_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "prompt_embeddings", None)  # the champion's embeddings are not used
     root = small(select={"scoring": {"embeddings": "minilm"}}, rounds=2)
-    workspace = run_loop(root)
+    run_loop(root, rounds=1)
+    workspace = run_loop(root, until="score")
     embedder = Embedder.load("minilm")
     texts = {row["text"] for row in small.rows()[:60]}
     for round in (1, 2):

@@ -18,18 +18,17 @@ def cloud(rows: int, seed: int) -> np.ndarray:
 
 def inertia(points: np.ndarray, weights: np.ndarray, count: int) -> list[float]:
     return [
-        float(weights @ k_means(points, np.arange(len(points)), count, seed, weights).distances) for seed in range(24)
+        float(weights @ k_means(points, np.arange(len(points)), count, seed, weights).distances) for seed in range(10)
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighted", [False, True])
-def test_clusters_are_as_tight_as_those_of_scikit_learn(weighted: bool) -> None:
+def test_clusters_are_as_tight_as_those_of_scikit_learn() -> None:
     points = cloud(2000, 0)
-    weights = np.random.default_rng(1).exponential(size=2000) if weighted else np.ones(2000)
+    weights = np.random.default_rng(1).exponential(size=2000)
     actual = inertia(points, weights, 25)
     expected = [
-        KMeans(25, n_init=1, random_state=seed).fit(points, sample_weight=weights).inertia_ for seed in range(24)
+        KMeans(25, n_init=1, random_state=seed).fit(points, sample_weight=weights).inertia_ for seed in range(10)
     ]
     assert np.mean(actual) < 1.02 * np.mean(expected)
 
@@ -66,13 +65,13 @@ def test_rows_of_weight_zero_move_no_centre() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 def test_mini_batch_clusters_are_nearly_as_tight(weighted: bool) -> None:
-    points = cloud(6000, 4)
-    weights = np.random.default_rng(1).exponential(size=6000) if weighted else np.ones(6000)
-    rows = np.arange(6000)
-    actual = [float(weights @ k_means(points, rows, 25, seed, weights, 500).distances) for seed in range(24)]
+    points = cloud(3000, 4)
+    weights = np.random.default_rng(1).exponential(size=3000) if weighted else np.ones(3000)
+    rows = np.arange(3000)
+    actual = [float(weights @ k_means(points, rows, 25, seed, weights, 500).distances) for seed in range(10)]
     expected = [
         MiniBatchKMeans(25, n_init=1, batch_size=500, random_state=seed).fit(points, sample_weight=weights).inertia_
-        for seed in range(24)
+        for seed in range(10)
     ]
     assert np.mean(actual) < 1.02 * np.mean(expected)
     assert np.mean(actual) < 1.05 * np.mean(inertia(points, weights, 25))

@@ -29,7 +29,7 @@ def probabilities() -> dict[tuple[int, int, int], float]:
 @pytest.mark.parametrize("proposals", [1, 64])
 def test_draws_have_the_probabilities_of_k_means_plus_plus(proposals: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(badge, "_PROPOSALS", proposals)
-    draws, similarity = 5_000, Euclidean.from_rows(POINTS)
+    draws, similarity = 2_000, Euclidean.from_rows(POINTS)
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(draws):
         sample = tuple(draw_by_squared_distance(similarity, 3, np.random.default_rng(seed), WEIGHTS).tolist())
