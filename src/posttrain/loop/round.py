@@ -129,7 +129,8 @@ class RoundRunner:
         adjusted, tuning = adjusted_config(self.workspace, self.config), last_tuning(self.workspace)
         earlier, start = row.seconds or 0.0, time.monotonic()
         # What the last attempt decided is decided again: files, config or champion may have changed since.
-        state = replace(RoundState.from_row(row), candidate=None, decision=None, nothing_to_label=None, tuning=None)
+        saved = RoundState.from_row(row)
+        state = replace(saved, candidate=None, decision=None, nothing_to_label=None, tuning=None)
         try:
             for step in steps:
                 # From the step that tunes them on, the round's own settings hold.
@@ -140,8 +141,11 @@ class RoundRunner:
                 state = step.execute(context)
                 if step.ends_round:
                     state = replace(state, waits_for=None)
-                # After every step, so that a report of a running or killed round shows what it has so far.
-                save_state(metadata, number, state, status="done" if step.ends_round else None)
+                # After every step, so that a report of a running or killed round shows what it has so far. Most of the
+                # steps that a config leaves out change nothing.
+                if state != saved or step.ends_round:
+                    save_state(metadata, number, state, status="done" if step.ends_round else None)
+                    saved = state
                 if step.name == self.until and step.can_stop(number):
                     raise Stopped
         except Waiting as waiting:

@@ -169,12 +169,13 @@ def load_weights(
 
     headers = read_headers(folder)
     config = load_config(str(folder), what)
-    _check_shapes(_meta_model(kind, config, folder, what), headers)
+    _check_shapes(_shapes(kind, config, folder, what), headers)
     load_generation_config(str(folder))
     # Little can be wrong with the files now; other errors are defects, and no user could do anything about them.
     with model_file_errors(what, str(folder), (ValueError, SafetensorError)):
         model, loading = kind.from_pretrained(
             folder,
+            config=config,
             dtype=dtype,
             # Pickled weights and a repository's own code could run anything on this machine.
             use_safetensors=True,
@@ -287,20 +288,31 @@ def first_line(error: Exception) -> str:
     return line[:500]
 
 
-def _meta_model(kind: Any, config: Any, folder: Path, what: str) -> Any:
-    """Builds the config's model on the ``meta`` device: names and shapes, no numbers."""
+# By the kind of model and the content of config.json: a round loads models of one config many times.
+_known_shapes: dict[tuple[Any, bytes], dict[str, tuple[int, ...]]] = {}
+_MAX_KNOWN = 8
+
+
+def _shapes(kind: Any, config: Any, folder: Path, what: str) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shape of each tensor of the config's model, which is built on the ``meta`` device for that."""
     import torch
 
-    with model_file_errors(f"{what} has this config", str(folder)), torch.device("meta"):
-        return kind.from_config(config, trust_remote_code=False)
+    key = kind, (folder / "config.json").read_bytes()
+    if key not in _known_shapes:
+        with model_file_errors(f"{what} has this config", str(folder)), torch.device("meta"):
+            model = kind.from_config(config, trust_remote_code=False)
+        if len(_known_shapes) == _MAX_KNOWN:
+            _known_shapes.clear()
+        _known_shapes[key] = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return _known_shapes[key]
 
 
-def _check_shapes(model: nn.Module, headers: Mapping[str, TensorHeader]) -> None:
+def _check_shapes(shapes: Mapping[str, tuple[int, ...]], headers: Mapping[str, TensorHeader]) -> None:
     # Before anything is allocated: a wrong size in the config would look like too little memory.
-    for name, weight in model.state_dict().items():
+    for name, shape in shapes.items():
         header = headers.get(name)
-        if header is not None and header.shape != tuple(weight.shape):
-            raise UserError(_other_shape(name, header.shape, tuple(weight.shape)), where=str(header.file))
+        if header is not None and header.shape != shape:
+            raise UserError(_other_shape(name, header.shape, shape), where=str(header.file))
 
 
 def _other_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -184,19 +184,16 @@ def expected_gain(
     # What will be measured has chance in it again: the seeds of two trainings, and the records.
     chance = np.sqrt(2) * nodes * np.sqrt(2 * _SEED_NOISE**2 + measured[-1] * (1 - measured[-1]) / records)
     spread, spread_weight = (gain[:, None] + chance).ravel(), (weight[:, None] * shares).ravel()
-    return ExpectedGain(
-        gain=float((gain * weight).sum() / weight.sum()),
-        low=_quantile(spread, spread_weight, (1 - level) / 2),
-        high=_quantile(spread, spread_weight, (1 + level) / 2),
-        hope=_quantile(gain, weight, (1 + level) / 2),
-        level=level,
-    )
+    low, high = _quantiles(spread, spread_weight, (1 - level) / 2, (1 + level) / 2)
+    (hope,) = _quantiles(gain, weight, (1 + level) / 2)
+    mean = float((gain * weight).sum() / weight.sum())
+    return ExpectedGain(gain=mean, low=low, high=high, hope=hope, level=level)
 
 
-def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], share: float) -> float:
+def _quantiles(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], *shares: float) -> list[float]:
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
-    return float(values[order[np.searchsorted(reached, share * reached[-1])]])
+    return [float(values[order[np.searchsorted(reached, share * reached[-1])]]) for share in shares]
 
 
 def _log_likelihood(

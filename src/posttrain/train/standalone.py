@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -338,8 +339,9 @@ def _identity(config: TrainJobConfig, records: pa.Table, values: "Mapping[str, n
     }
 
 
+@cache
 def _code_digest() -> str:
-    """Digests this program's own files."""
+    """Digests this program's own files, as they are at the first training of the process."""
     # The version alone does not do: it stays the same while the code is worked on.
     root = Path(posttrain.__file__).parent
     return digest([[str(file.relative_to(root)), file_digest(file)] for file in sorted(root.rglob("*.py"))])
