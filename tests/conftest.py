@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +41,7 @@ settings.load_profile("no_deadline")
 # Whole runs in separate processes, the commands of the documents, and thousands of damaged files.
 SLOW_FOLDERS = ("e2e", "docs", "fuzz")
 # The real model, and workspaces in which a loop is run.
-SLOW_FIXTURES = {"smollm2", "small", "small_anywhere", "finished_workspace"}
+SLOW_FIXTURES = {"smollm2", "small", "small_anywhere", "finished_workspace", "begun_workspace"}
 # Run first: workers take over each other's last tests, which should be short and share no server.
 LONG_FOLDERS = ("web/browser", "e2e", "docs")
 
@@ -152,6 +152,21 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def build_once(run_folder: Path) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Builds a folder in the worker that needs it first; the others wait for it. It is read-only from then on."""
+
+    def build_folder(name: str, build: Callable[[Path], object]) -> Path:
+        folder = run_folder / name
+        with FileLock(run_folder / f"{name}.lock"):
+            if not folder.exists():
+                build(run_folder / f"{name} unfinished")
+                (run_folder / f"{name} unfinished").rename(folder)
+        return folder
+
+    return build_folder
+
+
+@pytest.fixture(scope="session")
 def smollm2(run_folder: Path) -> Path:
     """The folder of the real SmolLM2-135M-Instruct, converted from the packaged GGUF file; read-only."""
     from posttrain.models.sources import DEMO_MODEL, fetch, locate
@@ -244,25 +259,40 @@ class SmallWorkspaces:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> SmallWorkspaces:
+def small(tmp_path: Path, _short_maps: None) -> SmallWorkspaces:
     return SmallWorkspaces(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def finished_workspace(run_folder: Path) -> Path:
+def _short_maps() -> Iterator[None]:
+    """The fewest steps that scikit-learn's t-SNE takes, for maps of pools that no test looks at: a tenth of a round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posttrain.select.pool_map._TSNE_STEPS", 250)
+        yield
+
+
+@pytest.fixture(scope="session")
+def finished_workspace(build_once: Callable[[str, Callable[[Path], object]], Path], _short_maps: None) -> Path:
     """A small workspace after two rounds; `finished_copy` is one to write to."""
     from posttrain.loop.config import load_config
     from posttrain.loop.loop import Loop
     from posttrain.store.workspace import Workspace
 
-    small = SmallWorkspaces(run_folder / "finished")
-    with FileLock(run_folder / "finished.lock"):
-        if not (small.folder / "workspace").exists():
-            root = small("unfinished")
+    def build(folder: Path) -> None:
+        root = SmallWorkspaces(folder)("workspace")
+        for rounds in (0, 2):
             with Workspace.create(root) as store:
-                Loop(store, load_config(root)).run()
-            root.rename(small.folder / "workspace")
-    return small.folder / "workspace"
+                Loop(store, load_config(root)).run(rounds)
+            if rounds == 0:
+                shutil.copytree(root, folder / "begun", symlinks=True)
+
+    return build_once("finished", build) / "workspace"
+
+
+@pytest.fixture(scope="session")
+def begun_workspace(finished_workspace: Path) -> Path:
+    """The same workspace after round 0, which measures the base model; read-only, as `finished_workspace`."""
+    return finished_workspace.with_name("begun")
 
 
 @pytest.fixture
@@ -278,7 +308,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def small_anywhere() -> type[SmallWorkspaces]:
+def small_anywhere(_short_maps: None) -> type[SmallWorkspaces]:
     """`small` for fixtures that outlive a test; call it with the folder for the workspaces."""
     return SmallWorkspaces
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.records.record import RECORD, REJECTED
@@ -38,6 +38,7 @@ rows_of = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(rows_of, TEXTS, st.integers(0, 5), st.integers(1, 5))
 def test_a_page_is_the_matches_from_its_start_on(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], query: str, start: int, count: int

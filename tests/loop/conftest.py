@@ -4,12 +4,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from open_loops import copied_loop, finished_loop, loop_class, open_loop, quick
+from open_loops import (
+    begun_loop,
+    copied_loop,
+    evaluated_loop,
+    evaluated_workspace,
+    finished_loop,
+    loop_class,
+    open_loop,
+    quick,
+    written_loop,
+)
 from text_models import specialists, text_workspace
 
 from posttrain.store.workspace import Workspace
 
-__all__ = ["copied_loop", "finished_loop", "loop_class", "open_loop", "quick", "specialists", "text_workspace"]
+__all__ = [
+    "begun_loop",
+    "copied_loop",
+    "evaluated_loop",
+    "evaluated_workspace",
+    "finished_loop",
+    "loop_class",
+    "open_loop",
+    "quick",
+    "specialists",
+    "text_workspace",
+    "written_loop",
+]
 
 
 @pytest.fixture

@@ -79,9 +79,77 @@ def open_loop() -> Iterator[Callable[[Path], OpenLoop]]:
 
 
 @pytest.fixture
+def begun_loop(small: Any, begun_workspace: Path, open_loop: Callable[[Path], OpenLoop]) -> Callable[..., OpenLoop]:
+    """Opens the loop of a copy of the small workspace after round 0; takes changes of its config."""
+
+    def open_copy(name: str = "workspace", **changes: Any) -> OpenLoop:
+        root = Path(shutil.copytree(begun_workspace, small.folder / name, symlinks=True))
+        small.configure(root, **changes)
+        return open_loop(root)
+
+    return open_copy
+
+
+@pytest.fixture
 def copied_loop(finished_copy: Path, open_loop: Callable[[Path], OpenLoop]) -> OpenLoop:
     """The loop of a copy of the small workspace after two rounds."""
     return open_loop(finished_copy)
+
+
+@pytest.fixture(scope="session")
+def evaluated_workspace(
+    finished_workspace: Path, small_anywhere: Any, build_once: Callable[[str, Callable[[Path], object]], Path]
+) -> Path:
+    """The small workspace in round 3, whose candidate is evaluated and waits for the gate; read-only."""
+
+    def build(folder: Path) -> None:
+        shutil.copytree(finished_workspace, folder, symlinks=True)
+        small_anywhere(folder.parent).configure(folder, train={"epochs": 1}, label={"when_refused": "keep"})
+        loop = OpenLoop(folder)
+        loop.run(3, until="evaluate")
+        loop.store.close()
+
+    return build_once("evaluated", build)
+
+
+@pytest.fixture
+def evaluated_loop(
+    small: Any, evaluated_workspace: Path, open_loop: Callable[[Path], OpenLoop]
+) -> Callable[..., OpenLoop]:
+    """Opens the loop of a copy of `evaluated_workspace`; takes changes of its config."""
+
+    def open_copy(name: str = "workspace", **changes: Any) -> OpenLoop:
+        root = Path(shutil.copytree(evaluated_workspace, small.folder / name, symlinks=True))
+        small.configure(root, **{"train": {"epochs": 1}, **changes})
+        return open_loop(root)
+
+    return open_copy
+
+
+# Answers that end soon, as the tiny model does not end them itself.
+WRITTEN: dict[str, Any] = {"labels": None, "max_new_tokens": 4}
+
+
+@pytest.fixture
+def written_loop(
+    small: Any,
+    small_anywhere: Any,
+    build_once: Callable[[str, Callable[[Path], object]], Path],
+    open_loop: Callable[[Path], OpenLoop],
+) -> Callable[..., OpenLoop]:
+    """Opens the loop of a copy of a workspace of written answers, after round 1; takes changes of its config."""
+
+    def build(folder: Path) -> None:
+        loop = OpenLoop(small_anywhere(folder.parent)(folder.name, task=WRITTEN, label={"per_round": 6}))
+        loop.run(1)
+        loop.store.close()
+
+    def open_copy(name: str = "workspace", **changes: Any) -> OpenLoop:
+        root = Path(shutil.copytree(build_once("written", build), small.folder / name, symlinks=True))
+        small.configure(root, **{"task": WRITTEN, "label": {"per_round": 6}, **changes})
+        return open_loop(root)
+
+    return open_copy
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Rules that change the config for the next rounds."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_recall_weights_are_those_of_shrunk_recalls() -> None:
 
 @pytest.mark.slow
 def test_a_round_changes_the_next_ones_and_a_resumed_loop_ends_the_same(
-    small: Any, open_loop: Callable[[Path], Any]
+    begun_loop: Callable[..., Any], open_loop: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     rules = [
         {"round == 1": ["train.learning_rate * 0.5", "train.epochs + 6", "train.sft.focal = 2"]},
@@ -100,15 +101,16 @@ def test_a_round_changes_the_next_ones_and_a_resumed_loop_ends_the_same(
         {"plateau >= 0 and gain.accuracy.high > -2 and champion.accuracy >= 0": "label.per_round + 1"},
     ]
     changes: dict[str, Any] = {"rounds": 3, "adjust": rules, "label": {"per_round": 8}}
-    outcomes = []
-    for name, pieces in (("at once", [3]), ("in pieces", [1, 2, 3])):
-        root = small(name, **changes)
-        loop = open_loop(root)
-        for last in pieces:
-            loop.run(last)
-        trained = [run.config["train"] for run in loop.metadata.runs(stage="train", status="done")]
-        outcomes.append([row.candidate for row in loop.metadata.rounds()])
-    assert outcomes[0] == outcomes[1]
+    in_pieces = begun_loop("in pieces", **changes)
+    in_pieces.run(1)
+    root = Path(shutil.copytree(in_pieces.root, tmp_path / "at once", symlinks=True))
+    in_pieces.run(2)
+    open_loop(in_pieces.root).run(3, until="train")
+    loop = open_loop(root)
+    loop.run()
+    trainings = [item.metadata.runs(stage="train", status="done") for item in (loop, in_pieces)]
+    assert [run.output for run in trainings[0]] == [run.output for run in trainings[1]]
+    trained = [run.config["train"] for run in trainings[0]]
     assert [train["learning_rate"] for train in trained] == [4e-3, 2e-3, 2e-3]
     assert [train["epochs"] for train in trained] == [2, 8, 8]
     assert [train["sft"].get("focal") for train in trained] == [None, 2.0, 2.0]

@@ -1,5 +1,10 @@
-"""Rounds that end in a refusal or a rollback, and manual decisions in between."""
+"""Rounds that end in a refusal or a rollback, and manual decisions in between.
 
+A rollback that the gate requests goes to the newest earlier champion that breaks no rule of ``gate.rollback``.
+"""
+
+import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +19,6 @@ pytestmark = pytest.mark.slow
 Open = Callable[[Path], Any]
 # Enough for the tiny model to learn the four labels by heart.
 LEARNS: dict[str, Any] = {"epochs": 20, "learning_rate": 4.0e-3, "precision": "float32"}
-
-
-def removes(entry: Any) -> dict[str, list[str]]:
-    """A gate that deploys nothing, and removes the champion of a round by a rule that holds for no other."""
-    rule = f"macro_f1 == {entry.detail['metrics']['macro_f1']!r}"
-    return {"deploy": ["accuracy > 2"], "rollback": [rule], "collect_more": ["accuracy > 2"]}
 
 
 @pytest.fixture
@@ -70,45 +69,35 @@ def _records(loop: Any, round: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize(("policy", "discarded"), [("keep", False), ("set_aside", True)])
-def test_the_config_decides_about_refused_labels(small: Any, copied_loop: Any, policy: str, discarded: bool) -> None:
-    loop = copied_loop
-    small.configure(loop.root, gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy})
-    loop.run(3)
-    loop.run(4, until="dataset")
-    _, champion, refused, last = loop.metadata.rounds()[1:]
-    assert refused.decision["action"] == "refuse"
-    assert refused.detail["set_aside"] is discarded
-    assert last.detail["labels"] == (36 if discarded else 48)
-    assert loop.champion == champion.candidate
+def test_the_config_decides_about_refused_labels(small: Any, evaluated_loop: Callable[..., Any]) -> None:
+    for policy, labels in (("keep", 48), ("set_aside", 36)):
+        loop = evaluated_loop(policy, gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy})
+        loop.run(3)
+        loop.run(4, until="dataset")
+        _, champion, refused, last = loop.metadata.rounds()[1:]
+        assert refused.decision["action"] == "refuse"
+        assert refused.detail["set_aside"] is (policy == "set_aside")
+        assert last.detail["labels"] == labels
+        assert loop.champion == champion.candidate
 
 
-def test_the_gate_rolls_back(small: Any, copied_loop: Any) -> None:
-    loop = copied_loop
-    base, first, second = loop.metadata.rounds()
+def rule_for(*rounds: Any) -> str:
+    """A rule that holds for the models of these rounds and for no other."""
+    return " or ".join(f"macro_f1 == {entry.detail['metrics']['macro_f1']!r}" for entry in rounds)
+
+
+def removes(*rounds: Any) -> dict[str, list[str]]:
+    """A gate that deploys nothing, and removes the champions of these rounds."""
+    return {"deploy": ["accuracy > 2"], "rollback": [rule_for(*rounds)], "collect_more": ["accuracy > 2"]}
+
+
+def test_the_gate_rolls_back_once_even_after_a_kill(
+    small: Any, evaluated_loop: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = evaluated_loop()
+    base, first, second = loop.metadata.rounds()[:3]
     assert loop.champion == second.candidate
     small.configure(loop.root, train={"epochs": 1}, gate=removes(second))
-    loop.run(3)
-    third = loop.metadata.rounds()[3]
-    assert third.decision["action"] == "rollback"
-    assert third.decision["collect_more"]
-    assert loop.champion == first.candidate
-    last = loop.metadata.deployments()[-1]
-    assert (last.action, last.round, last.model_id) == ("rollback", 3, first.candidate)
-    assert removes(second)["rollback"][0] in last.reason
-    small.configure(loop.root, train={"epochs": 1}, gate=removes(first))
-    loop.run(4)
-    small.configure(loop.root, train={"epochs": 1}, gate=removes(base))
-    loop.run(5)
-    assert [entry.decision["action"] for entry in loop.metadata.rounds()[4:]] == ["rollback", "refuse"]
-    assert loop.champion == base.candidate
-
-
-def test_a_kill_during_a_rollback_rolls_back_once(
-    small: Any, copied_loop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = copied_loop
-    small.configure(loop.root, gate=removes(loop.metadata.rounds()[2]))
     rollback = ModelRegistry.rollback
 
     def rollback_then_die(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
@@ -120,89 +109,152 @@ def test_a_kill_during_a_rollback_rolls_back_once(
         with pytest.raises(KeyboardInterrupt):
             loop.run(3)
     loop.run(3)
+    third = loop.metadata.rounds()[3]
+    assert third.decision["action"] == "rollback"
+    assert third.decision["collect_more"]
+    assert loop.champion == first.candidate
     assert [entry.action for entry in loop.metadata.deployments()] == ["baseline", "promote", "promote", "rollback"]
+    last = loop.metadata.deployments()[-1]
+    assert (last.action, last.round, last.model_id) == ("rollback", 3, first.candidate)
+    assert rule_for(second) in last.reason
+    # No champion is earlier than the base model.
+    ModelRegistry(loop.store).rollback("found bad in service", to=base.candidate)
+    small.configure(loop.root, train={"epochs": 1}, gate=removes(base))
+    loop.run(4)
+    assert loop.metadata.rounds()[4].decision["action"] == "refuse"
+    assert loop.champion == base.candidate
+
+
+def test_a_rollback_does_not_stop_at_a_model_that_breaks_the_same_rule(
+    small: Any, evaluated_loop: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("posttrain"), "propagate", True)
+    loop = evaluated_loop()
+    base, first, second = loop.metadata.rounds()[:3]
+    small.configure(loop.root, train={"epochs": 1}, gate=removes(first, second))
+    with caplog.at_level(logging.INFO, "posttrain"):
+        loop.run(3)
     assert loop.metadata.rounds()[3].decision["action"] == "rollback"
-    assert loop.champion == loop.metadata.rounds()[1].candidate
+    assert loop.champion == base.candidate
+    assert f"round 1 cannot return: {rule_for(first, second)} (macro_f1 = " in caplog.text
+
+
+def test_a_rollback_steps_over_a_damaged_model(small: Any, evaluated_loop: Callable[..., Any], open_loop: Open) -> None:
+    loop = evaluated_loop()
+    base, first, second = loop.metadata.rounds()[:3]
+    (weights,) = loop.store.artifacts.path(first.candidate).glob("*.safetensors")
+    weights.chmod(0o644)
+    weights.write_bytes(weights.read_bytes()[:-1])
+    small.configure(loop.root, train={"epochs": 1}, gate=removes(second))
+    open_loop(loop.root).run(3)  # a process verifies an artifact only once
+    assert loop.champion == base.candidate
+
+
+def test_the_gate_says_that_no_earlier_champion_passes(
+    evaluated_loop: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("posttrain"), "propagate", True)
+    loop = evaluated_loop(gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"]})
+    champion = loop.champion
+    with caplog.at_level(logging.INFO, "posttrain"):
+        loop.run(3)
+    assert loop.metadata.rounds()[3].decision["action"] == "refuse"
+    assert loop.champion == champion
+    assert "the gate requests a rollback, and no earlier champion passes gate.rollback" in caplog.text
 
 
 def test_the_candidate_is_compared_with_the_champion_that_the_user_deployed_meanwhile(
-    small: Any, copied_loop: Any
+    small: Any, copied_loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rolled back by hand while the round waits, and again while the candidate is compared."""
     loop = copied_loop
     small.configure(loop.root, evaluate={"latency": {"prompts": 2, "repeats": 1}})
     loop.run(3, until="label")
     base, first, second = (entry.candidate for entry in loop.metadata.rounds()[:3])
+    assert base != first != second
     assert loop.metadata.rounds()[3].champion_before == second
     stages_before = loop.stages()
     ModelRegistry(loop.store).rollback("found bad in service")
-    loop.run(3)
-    third = loop.metadata.rounds()[3]
-    (latency_inputs,) = [run.inputs for run in loop.metadata.runs(stage="latency") if run.round == 3]
-    assert latency_inputs["champion"] == first
-    assert third.detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]
-    assert "3 label" not in loop.stages(after=len(stages_before)), "labels are not requested twice"
-    assert base != first != second
-
-
-def test_a_rollback_during_the_comparison_counts(small: Any, copied_loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = copied_loop
-    small.configure(loop.root, evaluate={"latency": {"prompts": 2, "repeats": 1}})
-    first, second = (entry.candidate for entry in loop.metadata.rounds()[1:])
     opponents = []
 
     def measure_after_rollback(context: Any, candidate: str, champion: str, test: str) -> Any:
         opponents.append(champion)
         if len(opponents) == 1:
-            ModelRegistry(loop.store).rollback("found bad in service")
+            ModelRegistry(loop.store).rollback("found bad in service", to=base)
         return measure_latencies(context, candidate, champion, test)
 
     monkeypatch.setattr("posttrain.loop.stages.evaluate.measure_latencies", measure_after_rollback)
     loop.run(3)
-    assert opponents == [second, first]
-    assert loop.metadata.rounds()[3].detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]
+    assert opponents == [first, base]
+    assert [run.inputs["champion"] for run in loop.metadata.runs(stage="latency") if run.round == 3] == opponents
+    assert loop.metadata.rounds()[3].detail["champion_evaluation"] == loop.metadata.rounds()[0].detail["evaluation"]
+    assert "3 label" not in loop.stages(after=len(stages_before)), "labels are not requested twice"
 
 
-def test_a_candidate_rolled_back_before_the_end_of_its_round_is_not_deployed_again(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_after_the_deployment_changes_nothing_and_deploys_no_model_that_was_rolled_back(
+    finished_loop: Any, begun_loop: Callable[..., Any], open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = open_loop(small(rounds=1))
+    """The resumed round still compares with the champion that it has replaced."""
+    loop = begun_loop()
     promote = ModelRegistry.promote
 
     def promote_then_die(self: ModelRegistry, *arguments: Any, **options: Any) -> Any:
         promote(self, *arguments, **options)
-        if options["round"] == 1:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(ModelRegistry, "promote", promote_then_die)
         with pytest.raises(KeyboardInterrupt):
-            loop.run()
-    ModelRegistry(loop.store).rollback("found bad in service")
-    loop.run()
-    assert [entry.action for entry in loop.metadata.deployments()] == ["baseline", "promote", "rollback"]
-    assert loop.champion == loop.metadata.rounds()[0].candidate
+            loop.run(1)
+    assert loop.metadata.round(1).status == "open"
+    loop.store.close()
+    resumed, rolled_back = (
+        open_loop(Path(shutil.copytree(loop.root, loop.root.with_name(name), symlinks=True)))
+        for name in ("resumed", "rolled back")
+    )
+    resumed.run(1)
+    assert [deployment.action for deployment in resumed.metadata.deployments()] == ["baseline", "promote"]
+    decisions = [item.metadata.rounds()[1].decision for item in (resumed, finished_loop)]
+    assert decisions[0]["intervals"] == decisions[1]["intervals"]
+    assert decisions[0]["metrics"]["champion"] == decisions[1]["metrics"]["champion"]
+    assert resumed.champion == finished_loop.metadata.rounds()[1].candidate
+    ModelRegistry(rolled_back.store).rollback("found bad in service")
+    rolled_back.run(1)
+    assert [entry.action for entry in rolled_back.metadata.deployments()] == ["baseline", "promote", "rollback"]
+    assert rolled_back.champion == rolled_back.metadata.rounds()[0].candidate
 
 
-def test_the_loop_ends_when_no_collect_more_rule_holds(small: Any, copied_loop: Any) -> None:
-    loop = copied_loop
-    small.configure(loop.root, rounds=5, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 0"]})
+def test_the_loop_ends_when_no_collect_more_rule_holds(small: Any, evaluated_loop: Callable[..., Any]) -> None:
+    gate = {"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 0"]}
+    loop = evaluated_loop(rounds=5, gate=gate)
     for _ in range(2):
         assert loop.run() is None
         assert len(loop.metadata.rounds()) == 4
-    # With a higher target the loop resumes.
-    small.configure(loop.root, rounds=5, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 2"]})
-    loop.run(until="score")
+    # Watched, it waits for a trigger, if there is one.
+    assert loop.run(watched=True) is None
+    small.configure(loop.root, rounds=5, gate=gate, triggers={"any": ["urgent"]})
+    assert loop.run() is None
+    waits = loop.run(watched=True)
+    assert waits.startswith("a trigger for round 4: urgent (urgent = 0); the champion is good enough")
+    loop.run(watched=True, urgent=True, until="drift")
     assert len(loop.metadata.rounds()) == 5
 
 
-def test_a_failed_hook_runs_again_with_the_next_run(small: Any, open_loop: Open) -> None:
-    root = small(rounds=1, deploy={"command": "sh hook.sh"})
-    (root / "hook.sh").write_text('echo "$POSTTRAIN_ACTION" >> actions; test -e works\n')
-    loop = open_loop(root)
+def test_with_a_higher_target_the_loop_resumes(small: Any, evaluated_loop: Callable[..., Any]) -> None:
+    loop = evaluated_loop(rounds=5, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 0"]})
     loop.run()
-    assert [entry.hook for entry in loop.metadata.deployments()] == ["failed", "failed"]
-    (root / "works").touch()
+    small.configure(loop.root, rounds=5, gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy < 2"]})
+    loop.run(until="drift")
+    assert len(loop.metadata.rounds()) == 5
+
+
+def test_a_failed_hook_runs_again_with_the_next_run(evaluated_loop: Callable[..., Any]) -> None:
+    loop = evaluated_loop(rounds=3, deploy={"command": "sh hook.sh"})
+    (loop.root / "hook.sh").write_text('echo "$POSTTRAIN_ACTION" >> actions; test -e works\n')
     loop.run()
-    assert [entry.hook for entry in loop.metadata.deployments()] == ["failed", "done"]
+    assert loop.metadata.deployments()[-1].hook == "failed"
+    (loop.root / "works").touch()
     loop.run()
-    assert (root / "actions").read_text().split() == ["baseline", "promote", "promote"]
+    loop.run()
+    assert loop.metadata.deployments()[-1].hook == "done"
+    assert (loop.root / "actions").read_text().split()[-2:] == ["promote", "promote"]

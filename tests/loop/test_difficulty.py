@@ -1,7 +1,6 @@
 """A curriculum by the champions' scores of the records, and columns of difficulty and weight."""
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,18 +48,19 @@ def scores_of(loop: Any, round: int, name: str) -> dict[str, float]:
     return {inputs[id]: value for id, value in values if inputs[id] in chosen}
 
 
-def test_difficulty_is_the_champions_uncertainty(small: Any, open_loop: Open, trainings: list[dict[str, Any]]) -> None:
-    train = {"curriculum": CURRICULUM | {"difficulty": "margin"}}
-    loop = open_loop(small(rounds=3, train=train, label={"when_refused": "keep"}))
-    loop.run()
+def test_difficulty_is_the_champions_uncertainty(
+    small: Any, begun_loop: Callable[..., Any], copied_loop: Any, trainings: list[dict[str, Any]]
+) -> None:
+    train = {"epochs": 1, "curriculum": CURRICULUM | {"difficulty": "margin"}}
+    begun_loop(train=train).run(1, until="train")
     assert trainings[0] == {"values": {}, "curriculum": "none"}, "no champion scores records before the first training"
-    for number, entry in enumerate(trainings[1:], 2):
-        scores = {
-            id: -value for round in range(2, number + 1) for id, value in scores_of(loop, round, "margin").items()
-        }
-        assert len(scores) == 12 * (number - 1)
-        assert entry["curriculum"] == "fixed"
-        assert entry["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **scores}
+    loop = copied_loop
+    small.configure(loop.root, train=train)
+    loop.run(3, until="train")
+    scores = {id: -value for round in (2, 3) for id, value in scores_of(loop, round, "margin").items()}
+    assert len(scores) == 24
+    assert trainings[1]["curriculum"] == "fixed"
+    assert trainings[1]["values"] == {**dict.fromkeys(loop.labelled_inputs(1), -math.inf), **scores}
     rounds = loop.metadata.rounds()
     inputs = loop.metadata.runs(stage="train")[-1].inputs
     assert {role: id for role, id in inputs.items() if role[-1] in "23"} == {
@@ -79,26 +79,6 @@ def test_for_every_score_difficulty_grows_with_uncertainty(small: Any, copied_lo
     scores, entropies = (scores_of(copied_loop, 2, column) for column in (name, "entropy"))
     assert {id: result[id] for id in scores} == {id: sign * value for id, value in scores.items()}
     assert max(scores, key=result.__getitem__) == max(entropies, key=entropies.__getitem__)
-
-
-def test_a_loop_that_stops_after_each_stage_ends_the_same(
-    small: Any, finished_copy: Path, open_loop: Open, tmp_path: Path
-) -> None:
-    small.configure(finished_copy, rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "least_confidence"}})
-    whole, stepwise = (
-        open_loop(shutil.copytree(finished_copy, tmp_path / "other", symlinks=True)),
-        open_loop(finished_copy),
-    )
-    whole.run()
-    for until in ("score", "select", "label", "dataset", "train", "decide", "deploy"):
-        stepwise.run(until=until)
-    stepwise.run()
-    assert [entry.candidate for entry in stepwise.metadata.rounds()] == [
-        entry.candidate for entry in whole.metadata.rounds()
-    ]
-    before = len(stepwise.stages())
-    stepwise.run()
-    assert len(stepwise.stages()) == before
 
 
 def test_lost_scores_count_as_unscored(
@@ -153,8 +133,8 @@ def test_a_column_with_the_name_of_a_score_is_refused(small: Any, open_loop: Ope
 
 
 def test_a_column_of_the_pool_weights_records(small: Any, open_loop: Open) -> None:
-    loop = open_loop(with_worth(small, 30, train={"weight": "worth"}, rounds=1))
-    loop.run()
+    loop = open_loop(with_worth(small, 30, train={"weight": "worth", "epochs": 1}, rounds=1))
+    loop.run(1, until="train")
     model = loop.metadata.runs(stage="train")[-1].output
     meta = loop.store.artifacts.get(model).meta
     assert meta["examples"] + len(meta["weightless"]) == 12

@@ -57,35 +57,31 @@ def test_values_survive_json_with_what_is_not_measured() -> None:
 
 
 @pytest.mark.slow
-def test_new_inputs_start_a_round_whose_gate_and_status_know_the_drift(
-    small: Any, open_loop: Callable[[Path], Any]
-) -> None:
+def test_new_inputs_start_a_round_whose_gate_and_status_know_the_drift(small: Any, copied_loop: Any) -> None:
     drift = {"embedder": None, "least": 10}
-    root: Path = small(rounds=1, drift=drift)
+    loop, root = copied_loop, copied_loop.root
     texts = [f"parcel {row} never came to our shop, refund order {row * 7}" for row in range(40)]
     rows = [{"text": text, "label": small.labels[row % 4]} for row, text in enumerate(texts)]
     small.write(root / "answers.csv", [*small.rows(), *rows])
-    loop = open_loop(root)
-    assert loop.run() is None
-    assert loop.status["rounds"][1]["drift"] is None
+    assert loop.status["rounds"][2]["drift"] is None
     gate = {"deploy": ["drift.psi < 0.25 or accuracy > 2", "drift.confidence >= -1"]}
     small.configure(
-        root, rounds=2, drift=drift, gate=gate, triggers={"any": ["drift.psi > 0.25 and drift.mmd_p < 0.01"]}
+        root, rounds=3, drift=drift, gate=gate, triggers={"any": ["drift.psi > 0.25 and drift.mmd_p < 0.01"]}
     )
     assert "drift.psi = nan" in str(loop.run())
     small.write(root / "data" / "pool" / "few.csv", rows[:8], ["text"])
     assert "drift.psi = nan" in str(loop.run())
     small.write(root / "data" / "pool" / "more.csv", rows[8:], ["text"])
     assert loop.run() is None
-    entry = loop.status["rounds"][2]
+    entry = loop.status["rounds"][3]
     assert (entry["decision"], entry["drift"]["new"], entry["drift"]["known"]) == ("refuse", 40, 60)
     assert entry["drift"]["psi"] > 0.25
-    rules = loop.metadata.rounds()[2].decision["rules"]
+    rules = loop.metadata.rounds()[3].decision["rules"]
     assert [rule["holds"] for rule in rules] == [False, True]
     assert f"drift.psi = {entry['drift']['psi']:.4g}" in rules[0]["values"]
     report = read_report(loop.store, load_config(root))
-    assert report.rounds[1].drift_text == ""
-    assert report.rounds[2].drift_text.startswith("large drift of 40 new inputs: drift.psi ")
+    assert report.rounds[2].drift_text == ""
+    assert report.rounds[3].drift_text.startswith("large drift of 40 new inputs: drift.psi ")
     chart = drift_by_round(report)
     assert chart is not None
     assert [row[0] for row in chart.rows] == ["inputs", "confidence"]

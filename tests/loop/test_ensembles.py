@@ -1,6 +1,7 @@
 """Ensembles in a workspace: evaluated by their file, kept once they are fitted, and as a model that labels."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,12 +162,11 @@ def test_an_ensemble_writes_texts(small: Any, finished_copy: Path) -> None:
         assert "ensemble" not in result
 
 
-def test_an_ensemble_labels(small: Any, open_loop: Callable[[Path], OpenLoop], tmp_path: Path) -> None:
-    label = {"annotator": "ensemble", "ensemble": "ensemble.yaml", "per_round": 6}
-    root = small(label=label)
-    ensemble(root, method="cascade", models=["base", "tiny"], thresholds=[0.3])
-    loop = open_loop(root)
-    loop.run(1)
+def test_an_ensemble_labels(small: Any, begun_loop: Callable[..., OpenLoop]) -> None:
+    loop = begun_loop()
+    ensemble(loop.root, method="cascade", models=["base", "tiny"], thresholds=[0.3])
+    small.configure(loop.root, label={"annotator": "ensemble", "ensemble": "ensemble.yaml", "per_round": 6})
+    loop.run(1, until="label")
     state = loop.metadata.rounds()[1].detail
     rows = parquet.read_table(loop.store.artifacts.path(state["output suggest"]) / SUGGESTIONS).to_pylist()
     assert len(rows) == 6
@@ -175,17 +175,18 @@ def test_an_ensemble_labels(small: Any, open_loop: Callable[[Path], OpenLoop], t
     assert {json.loads(meta)["labelled_by"]["annotator"] for meta in labels["meta"].to_pylist()} == {"model:ensemble"}
 
 
-@pytest.mark.parametrize(("models", "known"), [(["tiny"], True), (["base", "champion"], False)])
 def test_answers_are_held_out_where_no_model_learned_here(
-    small: Any, open_loop: Callable[[Path], OpenLoop], models: list[str], known: bool
+    small: Any, finished_workspace: Path, open_loop: Callable[[Path], OpenLoop], tmp_path: Path
 ) -> None:
-    root = small(label={"suggest": "ensemble", "ensemble": "ensemble.yaml", "accept_error": 0.9})
-    ensemble(root, method="vote", models=models)
-    loop = open_loop(root)
-    loop.run(2)
-    meta = loop.store.artifacts.get(loop.metadata.rounds()[2].detail["output suggest"]).meta
-    assert (meta["acceptance"]["held_out"] == 12) == known
-    assert meta["suggested"] == 12
+    for name, models, known in (("other", ["tiny"], True), ("own", ["base", "champion"], False)):
+        root = Path(shutil.copytree(finished_workspace, tmp_path / name, symlinks=True))
+        ensemble(root, method="vote", models=models)
+        small.configure(root, label={"suggest": "ensemble", "ensemble": "ensemble.yaml", "accept_error": 0.9})
+        loop = open_loop(root)
+        loop.run(3, until="suggest")
+        meta = loop.store.artifacts.get(loop.metadata.rounds()[3].detail["output suggest"]).meta
+        assert (meta["acceptance"]["held_out"] == 24) == known
+        assert meta["suggested"] == 12
 
 
 @pytest.mark.parametrize(

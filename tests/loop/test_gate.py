@@ -1,14 +1,13 @@
 """The gate's decisions, and the rules that it accepts."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.metric_names import metric_names
+from posttrain.loop.config import load_config
 from posttrain.loop.gate import GateConfig, GateDecision, decide
 from posttrain.store.errors import UserError
 
@@ -134,30 +133,14 @@ def test_a_rule_with_a_syntax_error_is_refused() -> None:
         GateConfig.read({"deploy": ["accuracy >> 1"]}, "posttrain.yaml")
 
 
-@pytest.mark.slow
-def test_the_default_is_a_gain_on_the_first_suite_for_every_hash_seed(tmp_path: Path) -> None:
-    """Sets of strings have another order in each process."""
-    program = """
-import sys, pathlib
-from posttrain.loop.config import load_config
-root = pathlib.Path(sys.argv[1])
-print(load_config(root).gate.deploy)
-"""
-    (tmp_path / "posttrain.yaml").write_text(
-        "model: tiny\ntask: {labels: [x, y]}\ndata: {pool: p.csv}\n"
-        "evaluate: {suites: {a: {scorer: perplexity}, b: {}, c: {}}}\n"
-    )
-    output = {
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)],
-            env={"PYTHONHASHSEED": str(seed), "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in range(3)
-    }
-    assert output == {"['gain.log_likelihood.low > 0']\n"}
+def test_the_default_is_a_gain_on_the_first_suite_whatever_the_order_of_a_set(tmp_path: Path) -> None:
+    """Sets of strings have an order of their own for each choice of strings."""
+    for number in range(20):
+        suites = f"a{number}: {{scorer: perplexity}}, b{number}: {{}}, c{number}: {{}}"
+        (tmp_path / "posttrain.yaml").write_text(
+            f"model: tiny\ntask: {{labels: [x, y]}}\ndata: {{pool: p.csv}}\nevaluate: {{suites: {{{suites}}}}}\n"
+        )
+        assert load_config(tmp_path).gate.deploy == ["gain.log_likelihood.low > 0"]
 
 
 def test_the_default_requires_a_significant_gain() -> None:

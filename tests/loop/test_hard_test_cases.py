@@ -24,12 +24,11 @@ def predictions_by_id(store: Workspace, evaluation: str) -> dict[str, dict[str, 
 
 
 @pytest.mark.slow
-def test_a_round_compares_the_champion_with_the_previous_champion(small: Callable[..., Path]) -> None:
-    root = small(select={"hard_cases": list(HARD_CASE_KINDS)})
-    config = load_config(root)
-    with Workspace.create(root) as store:
-        Loop(store, config).run()
-        detail = store.metadata.round(2).detail  # type: ignore[union-attr]
+def test_a_round_compares_the_champion_with_the_previous_champion(small: Any, finished_copy: Path) -> None:
+    small.configure(finished_copy, select={"hard_cases": list(HARD_CASE_KINDS)})
+    with Workspace.create(finished_copy) as store:
+        Loop(store, load_config(finished_copy)).run(3, until="score")
+        detail = store.metadata.round(3).detail  # type: ignore[union-attr]
         [score_run] = [entry for entry in store.metadata.runs(stage="score") if entry.output == detail["scores"]]
         assert {"previous", "other"} <= set(score_run.inputs)
         folder = store.artifacts.path(detail["scores"])
@@ -55,20 +54,22 @@ def test_by_default_no_other_model_is_evaluated(finished_loop: Any) -> None:
     assert {case["id"] for case in cases} == {id for id, row in now.items() if row["score"] < 1}
 
 
-def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> None:
-    root = small(select={"hard_cases": ["disagreement", "regressions"]}, gate={"deploy": ["accuracy >= 2"]}, rounds=1)
-    config = load_config(root)
-    with Workspace.create(root) as store:
-        Loop(store, config).run()
-        last_round = store.metadata.round(1)
-        assert last_round is not None
-        test = store.artifacts.get(last_round.detail["test"])
-        context = RoundContext(store, config, 2, in_round=False)
-        others = evaluations_to_compare(context, str(last_round.champion_before), test.id)
-        assert others == {"other": last_round.detail["evaluation"]}
-        records = context.dataset(test.id).records
-        cases, rows = hard_test_cases(context, last_round.detail["champion_evaluation"], others, records)
-        assert rows["id"].to_pylist() == [case.id for case in cases]
-        base = predictions_by_id(store, last_round.detail["champion_evaluation"])
-        refused = predictions_by_id(store, last_round.detail["evaluation"])
-        assert {case.id for case in cases} == {id for id in base if base[id]["predicted"] != refused[id]["predicted"]}
+def test_a_refused_candidate_is_the_other_model(evaluated_loop: Callable[..., Any]) -> None:
+    loop = evaluated_loop(
+        select={"hard_cases": ["disagreement", "regressions"]}, gate={"deploy": ["accuracy >= 2"]}, rounds=3
+    )
+    store, config = loop.store, load_config(loop.root)
+    loop.run()
+    last_round = store.metadata.round(3)
+    assert last_round is not None
+    test = store.artifacts.get(last_round.detail["test"])
+    context = RoundContext(store, config, 4, in_round=False)
+    others = evaluations_to_compare(context, str(last_round.champion_before), test.id)
+    assert others["other"] == last_round.detail["evaluation"]
+    others = {"other": others["other"]}
+    records = context.dataset(test.id).records
+    cases, rows = hard_test_cases(context, last_round.detail["champion_evaluation"], others, records)
+    assert rows["id"].to_pylist() == [case.id for case in cases]
+    base = predictions_by_id(store, last_round.detail["champion_evaluation"])
+    refused = predictions_by_id(store, last_round.detail["evaluation"])
+    assert {case.id for case in cases} == {id for id in base if base[id]["predicted"] != refused[id]["predicted"]}

@@ -55,7 +55,7 @@ def test_a_shared_run_of_words_is_refused_before_training(small: Any, open_loop:
 @pytest.mark.slow
 def test_with_the_default_steps_the_same_files_train(small: Any, open_loop: Open) -> None:
     loop = open_loop(with_leak(small, "month", pool=60, data={"steps": [*BY_HAND["steps"], "decontaminate"]}))
-    loop.run(1)
+    loop.run(1, until="train")
     assert loop.stages("failed") == []
 
 
@@ -78,7 +78,7 @@ def unrelated_rows(small: Any) -> list[dict[str, Any]]:
 def test_records_of_a_suite_are_removed_from_the_pool(small: Any, open_loop: Open) -> None:
     rows = small.rows()
     loop = open_loop(with_suite(small, [*unrelated_rows(small), rows[3]]))
-    loop.run(1)
+    loop.run(1, until="train")
     (removed,) = [row for row in dataset(loop, "pool").rejected.to_pylist() if row["step"] == "decontaminate"]
     assert (removed["line"], removed["reason"]) == (5, "equals a test input")
     assert "extra.csv:4" in removed["detail"]
@@ -134,5 +134,5 @@ def test_records_of_a_later_suite_are_removed_from_earlier_labels(small: Any, op
     text, label = labelled["prompt"][0][0]["content"].as_py(), labelled["completion"][0].as_py()
     small.write(root / "extra.csv", [*unrelated_rows(small), {"text": text, "label": label}])
     loop = open_loop(root)
-    loop.run()
+    loop.run(until="dataset")
     assert labelled["id"][0].as_py() not in dataset(loop, "train").records["id"].to_pylist()

@@ -26,13 +26,17 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def waiting_workspace(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def waiting_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: Any, build_once: Any) -> Path:
     """A workspace whose first round waits for people."""
-    root: Path = small_anywhere(tmp_path_factory.mktemp("partial"))(rounds=2, label={"annotator": "people"})
-    loop = loop_class(root)
-    loop.run()
-    loop.store.close()
-    return root
+
+    def build(folder: Path) -> None:
+        shutil.copytree(begun_workspace, folder, symlinks=True)
+        small_anywhere(folder.parent).configure(folder, rounds=2, label={"annotator": "people"})
+        loop = loop_class(folder)
+        loop.run()
+        loop.store.close()
+
+    return Path(build_once("waiting for people", build))
 
 
 @pytest.fixture
@@ -88,16 +92,10 @@ def test_a_partial_round_accounts_for_every_record(waiting: Any, truth: dict[str
     assert "labels for round 2" in loop.status["waiting"]
 
 
-@pytest.mark.parametrize("by_pages", [False, True])
-def test_a_kill_changes_nothing(
-    waiting: Any, truth: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, by_pages: bool
-) -> None:
+def test_a_kill_changes_nothing(waiting: Any, truth: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before the batch is closed, after that, after the labels are stored, and in training."""
 
     def answer(loop: Any) -> None:
-        if not by_pages:
-            fill(loop.root, truth, labels=5, skips=1)
-            return
         queue = Queue(loop.store.metadata)
         for at in range(6):
             task = queue.next("anna")
@@ -145,7 +143,7 @@ def test_a_batch_that_is_skipped_as_a_whole_makes_way_for_another(waiting: Any, 
     assert len(second) == 12
     assert not first & second
     fill(loop.root, truth, labels=12, skips=0, name="round-1-2")
-    assert "labels for round 2" in loop.run()
+    loop.run(until="dataset")
     counts = batch_counts(loop.store, state_of(loop, 1))
     assert counts == BatchCounts(asked=12, answered=12, learned=12)
     # Rounds of earlier versions have no counts in their rows.
@@ -167,21 +165,20 @@ def test_an_item_that_everybody_skips_holds_the_round_no_longer_than_people_want
     while (task := queue.next("anna")) is not None:
         queue.answer(task.item, "anna", truth[task.content["prompt"][-1]["content"]])
     assert loop.run().endswith("run again; or go on without the rest: posttrain run --partial")
-    assert "labels for round 2" in loop.run(partial=True)
+    loop.run(partial=True, until="dataset")
     assert batch_counts(loop.store, state_of(loop, 1)) == BatchCounts(asked=12, answered=11, left=1, learned=11)
 
 
-def test_rejected_labels_and_duplicates_add_up(small: Any, open_loop: Open, truth: dict[str, str]) -> None:
+def test_rejected_labels_and_duplicates_add_up(small: Any, waiting: Any, truth: dict[str, str]) -> None:
     """While people label, a file brings one of the answers, and another answer to another input."""
-    loop = open_loop(small(rounds=1, label={"annotator": "people"}))
-    loop.run()
+    loop = waiting()
     fill(loop.root, truth, labels=12, skips=0)
     with (loop.root / "labels" / "round-1.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     other = next(label for label in small.labels if label != rows[1]["label"])
     added = [(rows[0]["prompt"], rows[0]["label"]), (rows[1]["prompt"], other)]
     small.write(loop.root / "data" / "labelled" / "a.csv", [{"text": text, "label": label} for text, label in added])
-    assert loop.run() is None
+    assert loop.run(until="dataset") is None
     state = state_of(loop, 1)
     counts = batch_counts(loop.store, state)
     assert counts is not None

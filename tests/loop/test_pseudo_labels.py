@@ -2,6 +2,7 @@
 
 import html
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,30 @@ def word_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
     embed_words(monkeypatch)
 
 
-def pseudo_loop(small: Any, open_loop: Callable[[Path], OpenLoop], **settings: Any) -> OpenLoop:
+def pseudo_labels(**settings: Any) -> dict[str, Any]:
     pseudo = {"confidence": 0.3, "per_label": 2.0, **settings}
-    return open_loop(small(label={"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": pseudo}))
+    return {"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": pseudo}
+
+
+@pytest.fixture(scope="module")
+def pseudo_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: Any, build_once: Any) -> Path:
+    """A workspace after two rounds that trained on pseudo-labels as well; read-only."""
+
+    def build(folder: Path) -> None:
+        shutil.copytree(begun_workspace, folder, symlinks=True)
+        small_anywhere(folder.parent).configure(folder, label=pseudo_labels())
+        with pytest.MonkeyPatch.context() as patch:
+            embed_words(patch)
+            loop = loop_class(folder)
+            loop.run()
+            loop.store.close()
+
+    return Path(build_once("pseudo", build))
+
+
+@pytest.fixture
+def finished_pseudo_loop(pseudo_workspace: Path, open_loop: Callable[[Path], OpenLoop], tmp_path: Path) -> OpenLoop:
+    return open_loop(Path(shutil.copytree(pseudo_workspace, tmp_path / "pseudo", symlinks=True)))
 
 
 def table_at(loop: OpenLoop, id: str) -> pa.Table:
@@ -41,10 +63,9 @@ def marks(table: pa.Table) -> list[dict[str, Any] | None]:
 
 
 def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
-    small: Any, open_loop: Callable[[Path], OpenLoop]
+    finished_pseudo_loop: OpenLoop,
 ) -> None:
-    loop = pseudo_loop(small, open_loop)
-    loop.run()
+    loop = finished_pseudo_loop
     for number in (1, 2):
         detail = loop.metadata.rounds()[number].detail
         mixed, own = table_at(loop, detail["output pseudo"]), table_at(loop, detail["dataset"])
@@ -65,9 +86,9 @@ def test_pseudo_labels_are_marked_and_counted_and_gone_in_the_next_round(
 
 
 def test_without_pseudo_labels_every_artifact_before_training_is_the_same(
-    small: Any, open_loop: Callable[[Path], OpenLoop]
+    small: Any, begun_loop: Callable[..., OpenLoop]
 ) -> None:
-    plain, mixed = open_loop(small("plain")), pseudo_loop(small, open_loop)
+    plain, mixed = begun_loop("plain"), begun_loop("mixed", label=pseudo_labels())
     for loop in (plain, mixed):
         loop.run(1, until="pseudo")
     details = [loop.metadata.rounds()[1].detail for loop in (plain, mixed)]
@@ -84,16 +105,15 @@ def test_without_pseudo_labels_every_artifact_before_training_is_the_same(
 
 
 def test_a_test_record_or_near_duplicate_in_the_pool_is_never_a_pseudo_label(
-    small: Any, open_loop: Callable[[Path], OpenLoop]
+    small: Any, begun_loop: Callable[..., OpenLoop]
 ) -> None:
-    root = small(
+    loop = begun_loop(
         data={"steps": ["exact", "conflicts", {"decontaminate": {"ngram": 4, "threshold": 0.6}}]},
         label={"per_round": 12, "head": {"embedder": "minilm"}, "pseudo": {"confidence": 0.0, "per_label": 99.0}},
     )
     test = small.rows()[60:80]
     leaked = [{"text": row["text"] + ending, "label": ""} for row in test for ending in ("", " now")]
-    small.write(root / "pool.csv", [*small.rows()[:60], *leaked], ["text"])
-    loop = open_loop(root)
+    small.write(loop.root / "pool.csv", [*small.rows()[:60], *leaked], ["text"])
     loop.run(1, until="pseudo")
     mixed = table_at(loop, loop.metadata.rounds()[1].detail["output pseudo"])
     texts = [prompt[-1]["content"] for prompt in mixed["prompt"].to_pylist()]
@@ -103,12 +123,12 @@ def test_a_test_record_or_near_duplicate_in_the_pool_is_never_a_pseudo_label(
 
 
 def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
-    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
+    small: Any, begun_loop: Callable[..., OpenLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The pool is cleaned when it is collected; what slips through is caught when the pseudo-labels join.
     from posttrain.loop.stages import pseudo
 
-    loop = pseudo_loop(small, open_loop, confidence=0.0, per_label=99.0)
+    loop = begun_loop(label=pseudo_labels(confidence=0.0, per_label=99.0))
     test = small.rows()[60:64]
     leaked = table_of(*({"prompt": row["text"], "source": "leak", "line": 1} for row in test))
     free = pseudo.free_records
@@ -121,18 +141,16 @@ def test_the_dataset_stage_rejects_a_leak_that_only_the_answer_step_meets(
 
 
 def test_a_bound_on_the_error_that_labels_cannot_show_leaves_all_out(
-    small: Any, open_loop: Callable[[Path], OpenLoop]
+    begun_loop: Callable[..., OpenLoop],
 ) -> None:
-    loop = pseudo_loop(small, open_loop, accept_error=0.02)
+    loop = begun_loop(label=pseudo_labels(accept_error=0.02))
     loop.run(1, until="pseudo")
     meta = loop.store.artifacts.get(loop.metadata.rounds()[1].detail["output pseudo"]).meta
     assert meta["pseudo"]["records"] == 0
     assert "12 held-out answers are too few" in meta["pseudo"]["why"]
 
 
-def test_the_weights_reach_the_loss(
-    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_weights_reach_the_loss(begun_loop: Callable[..., OpenLoop], monkeypatch: pytest.MonkeyPatch) -> None:
     """A training with weights is one with a column of the same weights."""
     from posttrain.train import stage as train_stage
 
@@ -158,7 +176,7 @@ def test_the_weights_reach_the_loss(
         return result
 
     monkeypatch.setattr(train_stage, "train", spy)
-    loop = pseudo_loop(small, open_loop, weight=0.25)
+    loop = begun_loop(label=pseudo_labels(weight=0.25))
     loop.run(1, until="train")
     [(table, weights)] = seen
     assert weights.tolist() == [1.0 if mark is None else 0.25 for mark in marks(table)]
@@ -201,7 +219,7 @@ def test_what_cannot_be_is_said_before_any_work(small: Any, changes: dict[str, A
 
 
 def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_joined(
-    small: Any, open_loop: Callable[[Path], OpenLoop], capsys: pytest.CaptureFixture[str]
+    finished_pseudo_loop: OpenLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from posttrain.cli.main import app
     from posttrain.cli.show import show
@@ -213,8 +231,7 @@ def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_jo
     from posttrain.web.report_reader import read_report
 
     assert app is not None
-    loop = pseudo_loop(small, open_loop)
-    loop.run()
+    loop = finished_pseudo_loop
     last = loop_status(loop.store, load_config(loop.root))["rounds"][2]
     head = last["head"]
     # On the records that the candidate is measured on, and with the labels of people alone.
@@ -233,16 +250,8 @@ def test_the_loop_says_what_the_head_alone_reaches_and_how_many_pseudo_labels_jo
     assert f"{last['pseudo_labels']} pseudo-labels joined training" in printed
 
 
-@pytest.mark.parametrize(
-    ("files", "reason"), [((), "is no embedder"), (("config.json", "model.safetensors"), "model.safetensors")]
-)
 def test_a_sentence_model_that_cannot_be_used_stops_no_round(
-    small: Any,
-    open_loop: Callable[[Path], OpenLoop],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    files: tuple[str, ...],
-    reason: str,
+    begun_loop: Callable[..., OpenLoop], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from posttrain.inspect.show import show
     from posttrain.inspect.status import status
@@ -254,17 +263,19 @@ def test_a_sentence_model_that_cannot_be_used_stops_no_round(
     for name in ("head_embedder", "sentence_embeddings"):
         monkeypatch.setattr(f"posttrain.loop.linear_head.{name}", getattr(scoring, name))
     folder = tmp_path / "embedder"
-    for file in files:
-        folder.mkdir(exist_ok=True)
+    loop = begun_loop(label={"per_round": 12, "head": {"embedder": str(folder)}})
+    loop.run(1, until="evaluate")
+    assert "is no embedder" in status(loop.store, load_config(loop.root))["rounds"][1]["head_sentence"]
+    folder.mkdir()
+    for file in ("config.json", "model.safetensors"):
         (folder / file).write_text('{"model_type": "bert"}')
-    loop = open_loop(small(label={"per_round": 12, "head": {"embedder": str(folder)}}))
     loop.run(1)
     before, entry = status(loop.store, load_config(loop.root))["rounds"]
     sentence = entry["head_sentence"]
     # Round 0 has no labels to learn from.
     assert (before["head_sentence"], entry["head"]) == ("", None)
     assert sentence.startswith("No linear head was measured: ")
-    assert reason in sentence
+    assert "model.safetensors" in sentence
     report = read_report(loop.store, load_config(loop.root))
     assert [row.head for row in report.rounds] == ["", sentence]
     assert html.unescape(render_report(report)).count(sentence) == 2

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from posttrain.loop.config import load_config
+from posttrain.loop.context import RoundContext
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.evaluate import Evaluate
+from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -17,17 +22,16 @@ BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "datase
 Open = Callable[[Path], Any]
 
 
-def expected_stages(rounds: int) -> list[str]:
+def expected_stages(rounds: int, *, latency: bool = True) -> list[str]:
     later_stages = [f"{number} {stage}" for number in range(1, rounds + 1) for stage in ROUND]
-    return [f"0 {stage}" for stage in BASELINE] + later_stages
+    stages = [f"0 {stage}" for stage in BASELINE] + later_stages
+    return [stage for stage in stages if latency or not stage.endswith("latency")]
 
 
-@pytest.mark.usefixtures("timed")
-def test_two_rounds_run_all_stages_and_grow_the_training_set(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small())
-    assert loop.run() is None
+def test_two_rounds_run_all_stages_and_grow_the_training_set(finished_loop: Any) -> None:
+    loop = finished_loop
     # Nothing is evaluated twice: each candidate once, although it is the next round's champion.
-    assert loop.stages() == expected_stages(2)
+    assert loop.stages() == expected_stages(2, latency=False)
     assert loop.stages("failed") == []
     rounds = loop.metadata.rounds()
     assert [entry.status for entry in rounds] == ["done"] * 3
@@ -55,60 +59,48 @@ def test_a_second_run_does_nothing(copied_loop: Any, open_loop: Open) -> None:
     assert (loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()) == before
 
 
-def test_more_rounds_resume_after_the_last(copied_loop: Any) -> None:
-    before = copied_loop.stages()
-    copied_loop.run(1)
-    assert copied_loop.stages() == before
-    copied_loop.run(3)
-    assert copied_loop.stages(after=len(before)) == [f"3 {stage}" for stage in ROUND if stage != "latency"]
-
-
-def test_the_same_config_gives_the_same_models_and_labels_in_any_folder(
-    small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    first, second, other = finished_loop, open_loop(small("another/folder")), open_loop(small("third", seed=18))
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "tiny").mkdir(parents=True)  # a folder with the model's name changes nothing
-    (elsewhere / "tiny" / "x").write_text("x")
-    monkeypatch.chdir(elsewhere)
-    second.run(1)
-    second.run()
-    other.run(until="deploy")
-    other.run(until="deploy")
-    other.run(until="label")
-    assert first.champion == second.champion
-    assert first.metadata.rounds()[1].candidate != other.metadata.rounds()[1].candidate
-    assert first.labelled_inputs(2) == second.labelled_inputs(2) != other.labelled_inputs(2)
-    for row, same_row in zip(first.metadata.rounds(), second.metadata.rounds(), strict=True):
-        assert row.detail["metrics"] == same_row.detail["metrics"]
-        assert row.candidate == same_row.candidate
-    # A decision names the durations of the hook.
-    ids = [{row.id for row in loop.metadata.artifacts() if row.kind != "decision"} for loop in (first, second)]
-    assert ids[0] == ids[1]
-
-
-def test_a_changed_config_affects_only_the_open_round(small: Any, copied_loop: Any) -> None:
+def test_more_rounds_resume_after_the_last_and_read_a_new_pool_file(small: Any, copied_loop: Any) -> None:
     loop = copied_loop
-    loop.run(3, until="evaluate")
+    before = loop.stages()
+    loop.run(1)
+    assert loop.stages() == before
+    small.write(loop.root / "data" / "pool" / "more.csv", small.rows()[80:120], ["text"])
+    loop.run(3)
+    stages = loop.stages(after=len(before))
+    assert stages[:3] == ["3 collect pool", "3 collect test", "3 collect labelled"]
+    assert {stage.removeprefix("3 ") for stage in stages[3:]} == {stage for stage in ROUND if stage != "latency"}
+    pool = loop.metadata.rounds()[3].detail["pool"]
+    assert pool != loop.metadata.rounds()[2].detail["pool"]
+    assert loop.metadata.artifact(pool).meta["counts"]["records"] == 100
+    assert [f"{artifact_name.name}@v{artifact_name.version}" for artifact_name in loop.metadata.names("pool")] == [
+        "pool@v1",
+        "pool@v2",
+    ]
+    assert loop.metadata.artifact(loop.metadata.rounds()[3].detail["scores"]).meta["pool"] == 76
+
+
+def test_a_changed_config_affects_only_the_open_round(small: Any, evaluated_loop: Callable[..., Any]) -> None:
+    loop = evaluated_loop()
     stages_before = loop.stages()
     second, old_candidate = loop.metadata.rounds()[2], loop.metadata.runs(stage="train")[-1].output
-    small.configure(loop.root, train={"epochs": 3}, label={"per_round": 9, "when_refused": "keep"})
+    small.configure(loop.root, train={"epochs": 2}, label={"per_round": 9, "when_refused": "keep"})
     loop.run(3)
     assert loop.metadata.rounds()[2] == second
     assert loop.stages(after=len(stages_before)) == [f"3 {stage}" for stage in ROUND[2:] if stage != "latency"]
     third = loop.metadata.rounds()[3]
     assert third.detail["labels"] == 33
     assert third.candidate != old_candidate
-    # Back to the old config: its finished work is reused.
-    small.configure(loop.root)
-    before = len(loop.stages())
-    loop.run(4, until="train")
-    assert loop.stages(after=before) == [f"4 {stage}" for stage in ROUND[:6]]
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_run_stops_after_a_stage_and_the_next_run_resumes(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small())
+def test_a_run_that_stops_after_each_stage_ends_the_same_in_any_folder(
+    small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "tiny").mkdir(parents=True)  # a folder with the model's name changes nothing
+    (elsewhere / "tiny" / "x").write_text("x")
+    monkeypatch.chdir(elsewhere)
+    loop = open_loop(small("another/folder"))
     for until, rounds_done, last in (
         ("collect", 0, "0 collect labelled"),
         ("evaluate", 0, "0 latency"),
@@ -131,11 +123,29 @@ def test_a_run_stops_after_a_stage_and_the_next_run_resumes(small: Any, open_loo
         loop.run(until="deploy")
         assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * rounds_done
     assert loop.stages() == expected_stages(2)
+    assert loop.champion == finished_loop.champion
+    assert loop.labelled_inputs(2) == finished_loop.labelled_inputs(2)
+    for row, same_row in zip(loop.metadata.rounds(), finished_loop.metadata.rounds(), strict=True):
+        metrics = {name: value for name, value in row.detail["metrics"].items() if "latency" not in name}
+        assert metrics == same_row.detail["metrics"]
+        assert row.candidate == same_row.candidate
+    # A decision names the durations of the hook.
+    ids = [
+        {row.id for row in loop.metadata.artifacts() if row.kind not in ("decision", "latency")}
+        for loop in (loop, finished_loop)
+    ]
+    assert ids[0] == ids[1]
 
 
-def test_an_unknown_stage_is_refused(small: Any, open_loop: Open) -> None:
+def test_another_seed_gives_another_model(finished_loop: Any, begun_loop: Callable[..., Any]) -> None:
+    loop = begun_loop(seed=18)
+    loop.run(1, until="train")
+    assert loop.metadata.runs(stage="train")[-1].output != finished_loop.metadata.rounds()[1].candidate
+
+
+def test_an_unknown_stage_is_refused(begun_loop: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="--until: no stage `trian`; one of collect, drift, score"):
-        open_loop(small()).run(until="trian")
+        begun_loop().run(until="trian")
 
 
 def test_transformers_loads_the_champion(finished_loop: Any) -> None:
@@ -154,13 +164,12 @@ def test_transformers_loads_the_champion(finished_loop: Any) -> None:
     assert any((weight != trained[name]).any() for name, weight in base.named_parameters())
 
 
-def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_loop: Open) -> None:
+def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, begun_loop: Callable[..., Any]) -> None:
     sampled = {"suites": {"test": {"sample": 8}}, "latency": {"prompts": 0}}
-    root = small(rounds=1, evaluate={**sampled, "final": False})
-    loop = open_loop(root)
+    loop = begun_loop(rounds=1, evaluate={**sampled, "final": False})
     loop.run()
     assert loop.status["final"] is None, "it is switched off"
-    small.configure(root, rounds=1, evaluate=sampled)
+    small.configure(loop.root, rounds=1, evaluate=sampled)
     loop.run()
 
     def prediction_count(evaluation: str) -> int:
@@ -188,70 +197,54 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, open_
     assert loop.stages(after=before) == ["None evaluate"], "the final evaluation belongs to no round"
 
 
-def test_metrics_of_the_first_suite_have_no_prefix(small: Any, open_loop: Open) -> None:
-    likelihood, exact = {"scorer": "label_likelihood"}, {"scorer": "exact_match"}
-    root = small(rounds=1, evaluate={"suites": {"one": likelihood, "two": exact}, "latency": {"prompts": 0}})
-    loop = open_loop(root)
-    loop.run(0)
-    before = loop.metadata.rounds()[0].detail["metrics"]
-    small.configure(root, rounds=1, evaluate={"suites": {"two": exact, "one": likelihood}, "latency": {"prompts": 0}})
-    loop.run(1, until="evaluate")
-    assert next(iter(before)) == "accuracy"
-    evaluations = loop.metadata.runs(stage="evaluate", status="done")
-    metrics = [loop.metadata.artifact(run.output).meta["metrics"] for run in evaluations]
+def test_metrics_of_the_first_suite_have_no_prefix(small: Any, begun_loop: Callable[..., Any]) -> None:
+    suites = {"one": {"scorer": "label_likelihood"}, "two": {"scorer": "exact_match"}}
+    loop = begun_loop()
+    base = loop.metadata.rounds()[0]
+    metrics = []
+    for names in (("one", "two"), ("two", "one")):
+        small.configure(loop.root, evaluate={"suites": {name: suites[name] for name in names}})
+        context = RoundContext(loop.store, load_config(loop.root), 1, in_round=False)
+        metrics.append(context.run(Evaluate(base.candidate, base.detail["test"])).meta["metrics"])
+    assert next(iter(metrics[0])) == "accuracy"
     assert "one.accuracy" not in metrics[0]
-    assert all("two.accuracy" not in result and "one.accuracy" in result for result in metrics[1:])
-
-
-def test_the_next_round_reads_a_new_pool_file(small: Any, copied_loop: Any) -> None:
-    loop = copied_loop
-    small.write(loop.root / "data" / "pool" / "more.csv", small.rows()[80:120], ["text"])
-    loop.run(3)
-    pool = loop.metadata.rounds()[3].detail["pool"]
-    assert pool != loop.metadata.rounds()[2].detail["pool"]
-    assert loop.metadata.artifact(pool).meta["counts"]["records"] == 100
-    assert [f"{artifact_name.name}@v{artifact_name.version}" for artifact_name in loop.metadata.names("pool")] == [
-        "pool@v1",
-        "pool@v2",
-    ]
-    assert loop.metadata.artifact(loop.metadata.rounds()[3].detail["scores"]).meta["pool"] == 76
+    assert "two.accuracy" in metrics[0]
+    assert "two.accuracy" not in metrics[1]
+    assert "one.accuracy" in metrics[1]
 
 
 def test_training_uses_labelled_files_from_round_one(small: Any, open_loop: Open) -> None:
     root = small(data={"labelled": ["labelled.csv"]})
     small.write(root / "labelled.csv", small.rows()[80:90])
     loop = open_loop(root)
-    loop.run(1)
+    loop.run(1, until="dataset")
     assert [entry.detail["labels"] for entry in loop.metadata.rounds()] == [10, 22]
     small.write(root / "data" / "labelled" / "more.csv", small.rows()[90:95])
-    loop.run(2)
-    assert loop.metadata.rounds()[2].detail["labels"] == 39
+    loop.run(1, until="dataset")
+    assert loop.metadata.rounds()[1].detail["labels"] == 27
 
 
-def test_the_loop_waits_for_new_records_once_all_are_labelled(small: Any, open_loop: Open) -> None:
-    root = small(rounds=3)
-    small.write(root / "pool.csv", small.rows()[:18], ["text"])
-    loop = open_loop(root)
+def test_the_loop_waits_for_new_records_once_all_are_labelled(small: Any, begun_loop: Callable[..., Any]) -> None:
+    sampled = {"suites": {"test": {"sample": 10}}, "latency": {"prompts": 0}}
+    loop = begun_loop(train={"epochs": 1}, label={"per_round": 20}, evaluate=sampled)
+    small.write(loop.root / "pool.csv", small.rows()[:18], ["text"])
     waits = loop.run()
     assert waits == "new inputs: every record of the pool is labelled (posttrain data add FILE)"
-    assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 12, 18, None]
+    assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 18, None]
     assert loop.status["waiting"] == waits
+    # No further round may come: this may be the last champion.
+    assert loop.status["final"]["model"] == loop.champion
     assert loop.run() == waits
-    small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
-    assert loop.run() is None
-    assert loop.metadata.rounds()[3].detail["labels"] == 28
+    small.write(loop.root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
+    assert loop.run(until="dataset") is None
+    assert loop.metadata.rounds()[2].detail["labels"] == 28
     assert loop.status["waiting"] is None
 
 
-@pytest.mark.usefixtures("timed")
 def test_an_interrupted_round_resumes_at_its_stage(
     small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception after each stage, like a kill: no finished work is repeated."""
-    from posttrain.loop.context import RoundContext
-    from posttrain.loop.stage import Stage
-    from posttrain.store.artifacts import Artifact
-
     loop = open_loop(small(rounds=1))
     run = RoundContext.run
     interrupted: set[str] = set()
@@ -272,54 +265,25 @@ def test_an_interrupted_round_resumes_at_its_stage(
         except KeyboardInterrupt:
             interruptions += 1
     # Round 1 reuses its data and its base model.
-    assert interruptions == len(interrupted) == len(expected_stages(1)) + 4
-    assert loop.stages() == expected_stages(1)
+    assert interruptions == len(interrupted) == len(expected_stages(1, latency=False)) + 4
+    assert loop.stages() == expected_stages(1, latency=False)
     assert loop.champion == finished_loop.metadata.rounds()[1].candidate
     assert loop.labelled_inputs(1) == finished_loop.labelled_inputs(1)
 
 
-def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
-    small: Any, finished_loop: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The resumed round still compares with the champion that it has replaced."""
-    from posttrain.loop.model_registry import ModelRegistry
-
-    loop = open_loop(small(rounds=1))
-    promote = ModelRegistry.promote
-
-    def promote_then_die(self: ModelRegistry, model_id: str, *, round: int | None, **options: Any) -> Any:
-        deployment = promote(self, model_id, round=round, **options)
-        if round == 1:
-            raise KeyboardInterrupt
-        return deployment
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelRegistry, "promote", promote_then_die)
-        with pytest.raises(KeyboardInterrupt):
-            loop.run()
-    assert loop.metadata.round(1).status == "open"
-    loop.run()
-    assert [deployment.action for deployment in loop.metadata.deployments()] == ["baseline", "promote"]
-    decisions = [item.metadata.rounds()[1].decision for item in (loop, finished_loop)]
-    assert decisions[0]["intervals"] == decisions[1]["intervals"]
-    assert decisions[0]["metrics"]["champion"] == decisions[1]["metrics"]["champion"]
-    assert loop.champion == finished_loop.metadata.rounds()[1].candidate
-
-
-@pytest.mark.parametrize("method", ["lora", "champion"])
-def test_training_starts_from_the_base_model_or_the_champion(small: Any, copied_loop: Any, method: str) -> None:
+def test_training_starts_from_the_base_model_or_the_champion(small: Any, copied_loop: Any) -> None:
     loop = copied_loop
-    train = {"method": "lora", "lora": {"rank": 4}} if method == "lora" else {"start": "champion"}
-    small.configure(loop.root, train=train)
-    loop.run(3, until="train")
-    (run,) = [run for run in loop.metadata.runs(stage="train") if run.round == 3]
-    assert run.inputs["source"] == loop.metadata.rounds()[0 if method == "lora" else 2].candidate
+    for train, source in (({"method": "lora", "lora": {"rank": 4}}, 0), ({"start": "champion"}, 2)):
+        small.configure(loop.root, train={"epochs": 1, **train})
+        loop.run(3, until="train")
+        run = loop.metadata.runs(stage="train")[-1]
+        assert (run.round, run.inputs["source"]) == (3, loop.metadata.rounds()[source].candidate)
 
 
 @pytest.mark.usefixtures("timed")
 def test_plain_text_is_scored_by_perplexity(small: Any, open_loop: Open) -> None:
     root = small(
-        task={"labels": None},
+        task={"labels": None, "max_new_tokens": 4},
         data={"pool": ["pool.jsonl"], "test": ["text.jsonl"], "labelled": ["more.jsonl"], "columns": None},
         label={"file": "answers.jsonl"},
         evaluate={"suites": {"text": {"scorer": "perplexity"}}, "latency": {"prompts": 2, "repeats": 1}},
@@ -350,18 +314,17 @@ def fill_batch(path: Path, labels: Sequence[str]) -> None:
         writer.writerows(rows)
 
 
-def test_a_round_that_an_earlier_call_began_goes_on(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(rounds=1, label={"annotator": "people"}))
-    loop.run(2)
-    fill_batch(loop.root / "labels" / "round-1.csv", small.labels)
-    waiting = loop.run(2)
+def test_a_round_that_an_earlier_call_began_goes_on(small: Any, copied_loop: Any) -> None:
+    loop = copied_loop
+    small.configure(loop.root, label={"annotator": "people"})
+    waiting = loop.run(3)
     assert waiting is not None
-    assert "labels for round 2" in waiting
+    assert "labels for round 3" in waiting
     # Without the option, which the waiting line does not name: the batch that is out is not dropped.
-    assert "labels for round 2: 0 of 12 are filled in" in str(loop.run())
-    fill_batch(loop.root / "labels" / "round-2.csv", small.labels)
+    assert "labels for round 3: 0 of 12 are filled in" in str(loop.run())
+    fill_batch(loop.root / "labels" / "round-3.csv", small.labels)
     assert loop.run() is None
-    assert [row.status for row in loop.metadata.rounds()] == ["done"] * 3
+    assert [row.status for row in loop.metadata.rounds()] == ["done"] * 4
     runs = loop.stages()
     assert loop.run() is None
     assert loop.stages() == runs, "no further round begins by itself"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from open_loops import WRITTEN
 
 from posttrain.inspect.preview import preview_selection
 from posttrain.loop.config import load_config
@@ -21,8 +22,6 @@ from posttrain.web.selection_view import selections_view
 pytestmark = pytest.mark.slow
 
 Open = Callable[[Path], Any]
-# Answers that end soon, as the tiny model does not end them itself.
-WRITTEN: dict[str, Any] = {"labels": None, "max_new_tokens": 4}
 
 
 def _selections(loop: Any) -> list[dict[str, Any]]:
@@ -31,18 +30,17 @@ def _selections(loop: Any) -> list[dict[str, Any]]:
 
 
 def test_each_round_has_its_strategy(small: Any, copied_loop: Any) -> None:
-    small.configure(copied_loop.root, select={"strategy": ["random", "random", "k_center", "margin"]})
-    copied_loop.run(3)
     # Rounds after the last strategy keep it.
-    small.configure(copied_loop.root, select={"strategy": ["random", "k_center", "margin"]})
-    copied_loop.run(4, until="select")
-    assert [item["strategy"] for item in _selections(copied_loop)][2:] == ["k_center", "margin"]
+    for strategies in (["random", "random", "k_center", "margin"], ["random", "margin"]):
+        small.configure(copied_loop.root, select={"strategy": strategies})
+        copied_loop.run(3, until="select")
+        assert _selections(copied_loop)[2]["strategy"] == strategies[-2 if len(strategies) == 4 else -1]
 
 
-def test_auto_covers_until_confidence_predicts_errors(small: Any, open_loop: Open) -> None:
+def test_auto_covers_until_confidence_predicts_errors(begun_loop: Callable[..., Any]) -> None:
     """With a learning rate of almost zero the model's uncertainty stays noise."""
     train = {"epochs": 1, "learning_rate": 1.0e-12}
-    loop = open_loop(small(rounds=2, select={"strategy": "auto"}, train=train))
+    loop = begun_loop(rounds=2, select={"strategy": "auto"}, train=train)
     loop.run(1)
     loop.run(until="select")
     first, second = _selections(loop)
@@ -51,65 +49,68 @@ def test_auto_covers_until_confidence_predicts_errors(small: Any, open_loop: Ope
     assert set(second["reasons"]) <= {"cold_start", "explore"}
 
 
-def test_auto_covers_while_no_answer_is_right(small: Any, open_loop: Open) -> None:
+def test_auto_covers_while_no_answer_is_right_and_estimates_no_pool_agreement(
+    small: Any, written_loop: Callable[..., Any]
+) -> None:
     """The tiny model's written answers are all wrong, so confidence cannot predict errors."""
-    loop = open_loop(small(rounds=2, task=WRITTEN, label={"per_round": 6}))
-    loop.run(1)
-    loop.run(until="select")
+    loop = written_loop()
+    loop.run(2, until="select")
     first, second = (set(item["reasons"]) for item in _selections(loop))
     assert first == {"cold_start"}
     assert second <= {"cold_start", "explore"}
+    small.configure(loop.root, task=WRITTEN, label={"per_round": 6}, select={"explore": 1.0, "focus": 0.0})
+    loop.run(2, until="label")
+    assert set(_selections(loop)[1]["reasons"]) == {"explore"}
+    assert [report["pool_agreement"] for report in label_reports(loop.store)] == [None, None]
 
 
 def test_auto_does_not_cover_where_neighbours_do_not_share_labels(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, begun_loop: Callable[..., Any], copied_loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
-    monkeypatch.setattr(
-        "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
-    )
-    loop = open_loop(small(select={"strategy": "auto"}))
-    loop.run(1)
-    loop.run(until="select")
-    assert [item["strategy"] for item in _selections(loop)] == ["random", "margin"]
-    scores = [loop.store.artifacts.get(entry.detail["scores"]).meta for entry in loop.metadata.rounds()[1:]]
-    assert [item["neighbours_kappa"] for item in scores] == [0.01, 0.01]
-    assert all(item["unasked"] == 0 for item in scores)
-    batches = [
-        parquet.read_table(loop.store.artifacts.path(entry.detail["selection"]) / BATCH)
-        for entry in loop.metadata.rounds()[1:]
-    ]
-    assert set(batches[0]["why"].to_pylist()) == {"drawn at random, as neighbours hardly share labels (kappa 0.01)"}
-    last, first = (item.summary for item in selections_view(read_selections(loop.store)).rounds)
-    assert first.endswith("by random, as neighbours hardly share labels (kappa 0.01)")
-    assert last.endswith("by margin, as neighbours hardly share labels (kappa 0.01)")
-
-
-def test_a_cold_start_that_is_named_stays_where_neighbours_do_not_share_labels(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: False)
-    monkeypatch.setattr(
-        "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
-    )
-    loop = open_loop(small(select={"strategy": "auto", "cold_start": "typiclust"}))
-    loop.run(1)
-    loop.run(until="select")
-    assert [item["strategy"] for item in _selections(loop)] == ["typiclust", "typiclust"]
-    assert all(item.summary.endswith("by typiclust") for item in selections_view(read_selections(loop.store)).rounds)
+    """A cold start that is named stays."""
+    loops = begun_loop(select={"strategy": "auto"}), copied_loop
+    for predicts, cold_start, strategies in (
+        (True, None, ["random", "margin"]),
+        (False, "typiclust", ["typiclust"] * 2),
+    ):
+        monkeypatch.setattr(
+            "posttrain.loop.stages.select.confidence_predicts_errors",
+            lambda confidence, right, predicts=predicts: predicts,
+        )
+        monkeypatch.setattr(
+            "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
+        )
+        for loop, number, strategy in zip(loops, (1, 3), strategies, strict=True):
+            select = {"strategy": "auto"} if cold_start is None else {"strategy": "auto", "cold_start": cold_start}
+            small.configure(loop.root, select=select)
+            loop.run(number, until="select")
+            assert _selections(loop)[-1]["strategy"] == strategy
+            scores = loop.store.artifacts.get(loop.metadata.rounds()[number].detail["scores"]).meta
+            assert cold_start or scores["neighbours_kappa"] == 0.01
+            assert scores["unasked"] == 0
+            summary = selections_view(read_selections(loop.store)).rounds[0].summary
+            why = "" if cold_start else ", as neighbours hardly share labels (kappa 0.01)"
+            assert summary.endswith(f"by {strategy}{why}")
+            if strategy == "random":
+                selection = loop.metadata.rounds()[number].detail["selection"]
+                batch = parquet.read_table(loop.store.artifacts.path(selection) / BATCH)
+                assert set(batch["why"].to_pylist()) == {
+                    "drawn at random, as neighbours hardly share labels (kappa 0.01)"
+                }
 
 
 def test_auto_follows_confidence_that_predicts_errors(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+    small: Any, begun_loop: Callable[..., Any], copied_loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
-    loop = open_loop(
-        small(select={"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}})
-    )
-    loop.run(1)
-    loop.run(until="select")
-    assert [item["strategy"] for item in _selections(loop)] == ["k_center", "facility_location"]
-    assert "strategy" in _selections(loop)[1]["reasons"]
+    select = {"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}}
+    loop = begun_loop(select=select)
+    loop.run(1, until="select")
+    assert _selections(loop)[0]["strategy"] == "k_center"
+    small.configure(copied_loop.root, select=select)
+    copied_loop.run(3, until="select")
+    assert _selections(copied_loop)[2]["strategy"] == "facility_location"
+    assert "strategy" in _selections(copied_loop)[2]["reasons"]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,7 @@ def test_the_loop_stops_where_more_labels_no_longer_pay_off(small: Any, copied_l
     assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done", "done", "waiting"]
     assert loop.run() == waits, "nothing has changed"
     small.configure(loop.root, rounds=3, select={"stop": {"action": "advise", "gain": 1.0}})
-    assert loop.run() is None
-    assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * 4
+    assert loop.run(until="select") is None
     outlook = loop.metadata.rounds()[3].detail["outlook"]
     assert outlook["expected_gain"]["low"] <= outlook["expected_gain"]["gain"] <= outlook["expected_gain"]["high"]
     assert len(outlook["agreements"]) == 1, "the base model scores nothing, and two champions have answered since"
@@ -151,9 +151,10 @@ def test_the_loop_stops_where_more_labels_no_longer_pay_off(small: Any, copied_l
 
 
 def test_the_loop_stops_at_the_label_budget(small: Any, copied_loop: Any) -> None:
+    small.configure(copied_loop.root, rounds=4, label={"per_round": 12, "budget": 24})
+    assert copied_loop.run() == "a larger label.budget: all 24 labels are used up"
     small.configure(copied_loop.root, rounds=4, label={"per_round": 12, "budget": 32})
-    waits = copied_loop.run()
-    assert waits == "a larger label.budget: all 32 labels are used up"
+    copied_loop.run(until="label")
     assert [len(copied_loop.labelled_inputs(number)) for number in (1, 2, 3)] == [12, 12, 8]
 
 
@@ -180,21 +181,19 @@ def test_explored_records_estimate_how_often_the_champion_is_right(small: Any, c
     assert 0 <= shift["p_value"] <= 1
 
 
-def test_successive_champions_are_compared(small: Any, copied_loop: Any) -> None:
+def test_successive_champions_are_compared(small: Any, evaluated_loop: Callable[..., Any]) -> None:
     """A candidate is refused in round 3, so one model scores rounds 3 and 4: it is not compared with itself."""
-    refuse, accept = {"deploy": ["accuracy > 2"]}, {"deploy": ["accuracy >= 0"]}
-    for number, gate in ((3, refuse), (4, accept)):
-        small.configure(copied_loop.root, gate=gate, label={"per_round": 4, "when_refused": "keep"})
-        copied_loop.run(number)
-    copied_loop.run(5, until="select")
-    outlooks = [entry.detail["outlook"] for entry in copied_loop.metadata.rounds()[1:]]
-    assert [len(item["agreements"]) for item in outlooks] == [0, 0, 1, 1, 2]
+    loop = evaluated_loop(gate={"deploy": ["accuracy > 2"]}, label={"per_round": 12, "when_refused": "keep"})
+    loop.run(3)
+    loop.run(4, until="select")
+    outlooks = [entry.detail["outlook"] for entry in loop.metadata.rounds()[1:]]
+    assert [len(item["agreements"]) for item in outlooks] == [0, 0, 1, 1]
     # The model in service is not the newest of the curve in round 4 alone.
-    assert [item["expected_gain"] is not None for item in outlooks] == [False, True, True, False, True]
+    assert [item["expected_gain"] is not None for item in outlooks] == [False, True, True, False]
     reason = "the model in service is round 2's, and round 3's, the newest of the learning curve, was refused"
-    assert [item["unknown"] for item in outlooks] == [None, None, None, reason, None]
-    assert gain_sentence(outlooks[3]) == f"{reason}: what 4 labels will bring is not known"
-    assert [selection.gain_unknown for selection in read_selections(copied_loop.store)] == ["", "", "", reason, ""]
+    assert [item["unknown"] for item in outlooks] == [None, None, None, reason]
+    assert gain_sentence(outlooks[3]) == f"{reason}: what 12 labels will bring is not known"
+    assert [selection.gain_unknown for selection in read_selections(loop.store)] == ["", "", "", reason]
 
 
 def test_nothing_is_forecast_after_a_roll_back_by_hand(copied_loop: Any) -> None:
@@ -211,10 +210,3 @@ def test_nothing_is_forecast_after_a_roll_back_by_hand(copied_loop: Any) -> None
         "the model in service is round 1's, and round 2's, the newest of the learning curve, is no longer in service: "
         "what 12 labels will bring is not known"
     )
-
-
-def test_no_pool_agreement_is_estimated_for_written_answers(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(task=WRITTEN, label={"per_round": 6}, select={"explore": 1.0, "focus": 0.0}))
-    loop.run(1)
-    loop.run(until="label")
-    assert [report["pool_agreement"] for report in label_reports(loop.store)] == [None, None]

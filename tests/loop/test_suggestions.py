@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,47 @@ def labels_in(loop: OpenLoop, round: int) -> dict[str, tuple[str, str]]:
     }
 
 
-def accepting(small: Any, open_loop: Callable[[Path], OpenLoop], **label: Any) -> OpenLoop:
-    settings = {"per_round": 20, "suggest": "linear", "accept_error": 0.3, "accept_check": 0.25, **HEAD, **label}
-    return open_loop(small(label=settings))
+LABEL = {
+    **{"per_round": 20, "suggest": "linear", "accept_error": 0.3, "accept_check": 0.25, "pseudo": {"confidence": 0.3}},
+    **HEAD,
+}
 
 
-def test_what_is_sure_is_accepted_and_a_part_of_it_checked(small: Any, open_loop: Callable[[Path], OpenLoop]) -> None:
-    loop = accepting(small, open_loop)
-    loop.run()
+@pytest.fixture(scope="module")
+def suggesting_workspaces(begun_workspace: Path, small_anywhere: Any, loop_class: Any, build_once: Any) -> Path:
+    """A folder with a workspace whose model suggests labels, ``first`` after round 1 and ``second`` after round 2."""
+
+    def build(folder: Path) -> None:
+        root = Path(shutil.copytree(begun_workspace, folder / "second", symlinks=True))
+        small_anywhere(folder).configure(root, label=LABEL)
+        with pytest.MonkeyPatch.context() as patch:
+            embed_words(patch)
+            for number in (1, 2):
+                loop = loop_class(root)
+                loop.run(number)
+                loop.store.close()
+                if number == 1:
+                    shutil.copytree(root, folder / "first", symlinks=True)
+
+    return Path(build_once("suggesting", build))
+
+
+@pytest.fixture
+def suggesting(
+    suggesting_workspaces: Path, small: Any, open_loop: Callable[[Path], OpenLoop]
+) -> Callable[..., OpenLoop]:
+    """Opens the loop of a copy of one of `suggesting_workspaces`; takes changes of its section ``label``."""
+
+    def open_copy(name: str, **label: Any) -> OpenLoop:
+        root = Path(shutil.copytree(suggesting_workspaces / name, small.folder / name, symlinks=True))
+        small.configure(root, label={**LABEL, **label})
+        return open_loop(root)
+
+    return open_copy
+
+
+def test_what_is_sure_is_accepted_and_a_part_of_it_checked(suggesting: Callable[..., OpenLoop]) -> None:
+    loop = suggesting("second")
     assert not any(row["accepted"] for row in suggestions_in(loop, 1))
     rows, labels = suggestions_in(loop, 2), labels_in(loop, 2)
     accepted = [row for row in rows if row["accepted"]]
@@ -84,12 +118,11 @@ def test_what_is_sure_is_accepted_and_a_part_of_it_checked(small: Any, open_loop
     }
 
 
-def test_labels_of_models_cost_no_budget_and_teach_no_head(small: Any, open_loop: Callable[[Path], OpenLoop]) -> None:
+def test_labels_of_models_cost_no_budget_and_teach_no_head(suggesting: Callable[..., OpenLoop]) -> None:
     from posttrain.loop.context import RoundContext
     from posttrain.loop.linear_head import fit_head
 
-    loop = accepting(small, open_loop, budget=50)
-    loop.run()
+    loop = suggesting("second", budget=50)
     by_model = sum(annotator == "model:linear" for _, annotator in labels_in(loop, 2).values())
     assert by_model
     context = RoundContext(loop.store, load_config(loop.root), 3)
@@ -98,9 +131,8 @@ def test_labels_of_models_cost_no_budget_and_teach_no_head(small: Any, open_loop
     assert loop.store.artifacts.get(str(head)).meta["records"] == 40 - by_model
 
 
-def test_records_drawn_at_random_stay_with_people(small: Any, open_loop: Callable[[Path], OpenLoop]) -> None:
-    loop = accepting(small, open_loop)
-    loop.run()
+def test_records_drawn_at_random_stay_with_people(suggesting: Callable[..., OpenLoop]) -> None:
+    loop = suggesting("second")
     selection = loop.metadata.rounds()[2].detail["selection"]
     batch = parquet.read_table(loop.store.artifacts.path(selection) / "batch.parquet").to_pylist()
     drawn = {row["id"] for row in batch if row["inclusion"] is not None}
@@ -121,11 +153,9 @@ def fill(root: Path, round: int, label_of: dict[str, str]) -> list[dict[str, str
     return rows
 
 
-def test_people_get_the_rest_and_do_not_see_what_they_check(small: Any, open_loop: Callable[[Path], OpenLoop]) -> None:
-    loop = accepting(small, open_loop, annotator="file")
+def test_people_get_the_rest_and_do_not_see_what_they_check(small: Any, suggesting: Callable[..., OpenLoop]) -> None:
+    loop = suggesting("first", annotator="file")
     label_of = {row["text"]: row["label"] for row in small.rows()}
-    assert "20 records" in str(loop.run())
-    fill(loop.root, 1, label_of)
     waits = str(loop.run())
     rows = {row["id"]: row for row in suggestions_in(loop, 2)}
     open_rows = [row for row in rows.values() if not row["accepted"] or row["checked"]]
@@ -139,7 +169,7 @@ def test_people_get_the_rest_and_do_not_see_what_they_check(small: Any, open_loo
     assert {row["id"] for row in shown} == {row["id"] for row in open_rows}
     for row in shown:
         assert row["suggestion"] == ("" if rows[row["id"]]["checked"] else rows[row["id"]]["answer"])
-    loop.run()
+    loop.run(until="label")
     assert len(labels_in(loop, 2)) == 20
 
 
@@ -152,19 +182,19 @@ def answer_by_word(labels: tuple[str, ...]) -> Callable[[list[dict[str, str]]], 
 
 
 def test_an_endpoint_labels_and_people_get_what_it_cannot(
-    small: Any, open_loop: Callable[[Path], OpenLoop], endpoint: Any
+    small: Any, begun_loop: Callable[..., OpenLoop], endpoint: Any
 ) -> None:
     endpoint.answer = answer_by_word(small.labels)
     endpoint.faults = [429]
     server = {"base_url": endpoint.url, "model": "m", "wait": 0.01, "prompt_price": 1.0, "budget": 1.0}
     label_of = {row["text"]: row["label"] for row in small.rows()}
-    loop = open_loop(small(rounds=1, label={"annotator": "endpoint", "endpoint": server, "per_round": 40}))
+    loop = begun_loop(rounds=1, label={"annotator": "endpoint", "endpoint": server, "per_round": 40})
     loop.run()
     rows = fill(loop.root, 1, label_of)
     assert rows
     assert all("odd" in row["prompt"].split() for row in rows)
     asked = len(endpoint.requests)
-    loop.run()
+    loop.run(until="dataset")
     labels = labels_in(loop, 1)
     assert len(labels) == 40
     assert {annotator for _, annotator in labels.values()} == {"model:endpoint", "file"}
@@ -175,7 +205,7 @@ def test_an_endpoint_labels_and_people_get_what_it_cannot(
 
 
 def test_a_vote_suggests_with_a_measured_confidence(
-    small: Any, open_loop: Callable[[Path], OpenLoop], endpoint: Any
+    small: Any, begun_loop: Callable[..., OpenLoop], endpoint: Any
 ) -> None:
     endpoint.answer = answer_by_word(small.labels)
     server = {"base_url": endpoint.url, "model": "m", "wait": 0.01}
@@ -186,39 +216,33 @@ def test_a_vote_suggests_with_a_measured_confidence(
         "per_round": 30,
         **HEAD,
     }
-    loop = open_loop(small(label=label))
-    loop.run()
-    first, second = suggestions_in(loop, 1), suggestions_in(loop, 2)
+    loop = begun_loop(label=label)
+    loop.run(1)
+    loop.run(until="suggest")
+    first, later = suggestions_in(loop, 1), suggestions_in(loop, 2)
     # One model alone has no second vote to agree with, and no labelled record says how often it is right.
     assert {row["confidence"] for row in first} == {None}
-    answered = [row for row in second if row["answer"] is not None]
+    answered = [row for row in later if row["answer"] is not None]
     assert all(row["confidence"] is not None and 0 <= row["confidence"] <= 1 for row in answered)
-    assert not any(row["accepted"] for row in second)
+    assert not any(row["accepted"] for row in later)
 
 
-@pytest.mark.parametrize("stage", ["suggest", "pseudo"])
 def test_a_kill_in_between_ends_in_the_same_artifacts(
-    small: Any, open_loop: Callable[[Path], OpenLoop], monkeypatch: pytest.MonkeyPatch, stage: str
+    suggesting: Callable[..., OpenLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from posttrain.loop.stages import pseudo, suggest
 
-    label = {"suggest": "linear", "accept_error": 0.3, "per_round": 20, "pseudo": {"confidence": 0.3}, **HEAD}
-    whole, killed = (open_loop(small(name, label=label)) for name in ("whole", "killed"))
-    whole.run()
-    module: Any = {"suggest": suggest, "pseudo": pseudo}[stage]
-    calibrated = module.calibrated
-
-    def killed_once(*arguments: Any) -> np.ndarray:
-        monkeypatch.setattr(module, "calibrated", calibrated)
+    def kill(*arguments: Any) -> np.ndarray:
         raise KeyboardInterrupt
 
-    killed.run(1)
-    monkeypatch.setattr(module, "calibrated", killed_once)
-    with pytest.raises(KeyboardInterrupt):
-        killed.run()
+    whole, killed = suggesting("second"), suggesting("first")
+    for module in (suggest, pseudo):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "calibrated", kill)
+            with pytest.raises(KeyboardInterrupt):
+                killed.run()
     killed.run()
-    for number in (1, 2):
-        details = [loop.metadata.rounds()[number].detail for loop in (whole, killed)]
-        for key in ("output suggest", "labelled", "dataset", "output pseudo", "output linear head"):
-            assert details[0][key] == details[1][key]
+    details = [loop.metadata.rounds()[2].detail for loop in (whole, killed)]
+    for key in ("output suggest", "labelled", "dataset", "output pseudo", "output linear head"):
+        assert details[0][key] == details[1][key]
     assert whole.champion == killed.champion

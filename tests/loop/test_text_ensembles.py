@@ -86,7 +86,7 @@ def test_a_gate_labels_free_text(root: Path, small: Any, open_loop: Callable[[Pa
     label = {"annotator": "ensemble", "ensemble": "ensemble.yaml", "per_round": 4}
     small.configure(root, label=label, task={"labels": None, "max_new_tokens": 6})
     loop = open_loop(root)
-    loop.run(1)
+    loop.run(1, until="label")
     state = loop.metadata.rounds()[1].detail
     rows = parquet.read_table(loop.store.artifacts.path(state["output suggest"]) / SUGGESTIONS).to_pylist()
     assert len(rows) == 4
@@ -102,7 +102,7 @@ def test_an_answer_that_was_cut_off_goes_to_people(root: Path, small: Any, open_
     label = {"suggest": "ensemble", "ensemble": "ensemble.yaml", "per_round": 4}
     small.configure(root, label=label, task={"labels": None, "max_new_tokens": 2})
     loop = open_loop(root)
-    loop.run(1)
+    loop.run(1, until="suggest")
     meta = loop.store.artifacts.get(loop.metadata.rounds()[1].detail["output suggest"]).meta
     assert (meta["suggested"], meta["unanswered"]) == (0, 4)
 

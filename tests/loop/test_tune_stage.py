@@ -1,6 +1,7 @@
 """Rounds that tune the settings of their training: when, from what, on which records, and what holds afterwards."""
 
 import json
+import shutil
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -45,10 +46,31 @@ def trained_with(loop: Any, number: int) -> dict[str, Any]:
     return settings
 
 
+@pytest.fixture(scope="module")
+def tuned_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: Any, build_once: Any) -> Path:
+    """A workspace after a round that tuned its settings; read-only."""
+
+    def build(folder: Path) -> None:
+        shutil.copytree(begun_workspace, folder, symlinks=True)
+        small_anywhere(folder.parent).configure(folder, rounds=3, tune=TUNE, train=TRAIN)
+        loop = loop_class(folder)
+        loop.run(1)
+        loop.store.close()
+
+    return Path(build_once("tuned", build))
+
+
+@pytest.fixture
+def tuned_loop(tuned_workspace: Path, open_loop: Open, tmp_path: Path) -> Any:
+    """The loop of a copy of `tuned_workspace`."""
+    return open_loop(Path(shutil.copytree(tuned_workspace, tmp_path / "tuned", symlinks=True)))
+
+
 @pytest.mark.slow
-def test_rounds_tune_as_the_data_grow(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(rounds=3, tune=TUNE, train=TRAIN))
-    loop.run()
+def test_rounds_tune_as_the_data_grow(tuned_loop: Any) -> None:
+    loop = tuned_loop
+    loop.run(2)
+    loop.run(until="train")
     # The first round with labels, and the third, whose labels are three times as many.
     assert [run.round for run in loop.metadata.runs(stage="tune")] == [1, 3]
     first, third = tuning(loop, 1), tuning(loop, 3)
@@ -77,19 +99,15 @@ def test_rounds_tune_as_the_data_grow(small: Any, open_loop: Open) -> None:
     page = unescape(render_report(read_report(loop.store, load_config(loop.root))))
     for sentence in sentences:
         assert f"<p>{sentence[0].upper() + sentence[1:]}.</p>" in page
-    runs = loop.stages()
-    loop.run()
-    assert loop.stages() == runs
 
 
 @pytest.mark.slow
 def test_a_killed_search_ends_like_one_that_was_not(
-    small: Any, open_loop: Open, monkeypatch: pytest.MonkeyPatch
+    tuned_loop: Any, begun_loop: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from posttrain.loop.tune_trainings import TrainingTrial
 
-    whole, killed = (open_loop(small(name, rounds=1, tune=TUNE, train=TRAIN)) for name in ("whole", "killed"))
-    whole.run()
+    whole, killed = tuned_loop, begun_loop(rounds=1, tune=TUNE, train=TRAIN)
     measure, calls = TrainingTrial._measure, []
 
     def kill_in_the_second(self: Any, lm: Any) -> float:
@@ -105,11 +123,11 @@ def test_a_killed_search_ends_like_one_that_was_not(
     assert killed.metadata.runs(stage="tune", status="done") == []
     with monkeypatch.context() as patch:
         patch.setattr(TrainingTrial, "_measure", lambda self, lm: calls.append(1) or measure(self, lm))
-        killed.run()
+        killed.run(until="train")
     assert len(calls) == 4  # the first trial is not measured again
     ids = [loop.metadata.rounds()[1].detail["output tune"] for loop in (whole, killed)]
     assert ids[0] == ids[1]
-    assert whole.metadata.rounds()[1].candidate == killed.metadata.rounds()[1].candidate
+    assert whole.metadata.rounds()[1].candidate == killed.metadata.runs(stage="train")[-1].output
     files = [
         {path.name: file_digest(path) for path in loop.store.artifacts.path(ids[0]).iterdir() if path.is_file()}
         for loop in (whole, killed)
@@ -119,11 +137,11 @@ def test_a_killed_search_ends_like_one_that_was_not(
 
 
 @pytest.mark.slow
-def test_settings_stay_where_nothing_is_better(small: Any, open_loop: Open) -> None:
+def test_settings_stay_where_nothing_is_better(small: Any, begun_loop: Callable[..., Any]) -> None:
     # No rate of the space trains anything; the one in force is outside of it, and measured beside the study.
     space = {RATE: {"float": [1e-9, 1e-8], "log": True}}
     train = {"learning_rate": 4e-3, "epochs": 2}
-    loop = open_loop(small(rounds=1, tune={**TUNE, "space": space, "budget": "2 trials"}, train=train))
+    loop = begun_loop(rounds=1, tune={**TUNE, "space": space, "budget": "2 trials"}, train=train)
     loop.run()
     result = tuning(loop, 1)
     assert (result.settings, result.value) == ({RATE: 4e-3}, result.value_before)
@@ -135,15 +153,15 @@ def test_settings_stay_where_nothing_is_better(small: Any, open_loop: Open) -> N
     assert yaml.safe_load(best.read_text()) == {RATE: 4e-3}
     # A key that the user sets anew counts for more than what was tuned.
     small.configure(loop.root, rounds=2, tune={**TUNE, "space": space}, train={**train, "learning_rate": 2e-3})
-    loop.run()
+    loop.run(until="train")
     assert trained_with(loop, 2)["learning_rate"] == 2e-3
 
 
 @pytest.mark.slow
-def test_settings_that_the_scheduler_stops_are_measured_to_their_end(small: Any, open_loop: Open) -> None:
+def test_settings_that_the_scheduler_stops_are_measured_to_their_end(begun_loop: Callable[..., Any]) -> None:
     scheduler = {"name": "successive_halving", "max_resource": 3}
-    loop = open_loop(small(rounds=1, tune={**TUNE, "scheduler": scheduler}, train={**TRAIN, "epochs": 3}))
-    loop.run()
+    loop = begun_loop(rounds=1, tune={**TUNE, "scheduler": scheduler}, train={**TRAIN, "epochs": 3})
+    loop.run(until="tune")
     result, lines = tuning(loop, 1), trials(loop, 1)
     assert [line["state"] for line in lines].count("finished") == 1
     assert lines[0]["state"] == "paused"
@@ -157,9 +175,9 @@ def test_settings_that_the_scheduler_stops_are_measured_to_their_end(small: Any,
 
 
 @pytest.mark.slow
-def test_too_few_records_leave_the_settings_as_they_are(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(rounds=1, tune={**TUNE, "held_out": "20%"}, train=TRAIN))
-    loop.run()
+def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[..., Any]) -> None:
+    loop = begun_loop(rounds=1, tune={**TUNE, "held_out": "20%"}, train=TRAIN)
+    loop.run(until="train")
     assert loop.metadata.runs(stage="tune") == []
     why = "not tuned: 2 of 12 records can be held out, and 5 are needed"
     assert loop.status["rounds"][1]["tuning_sentences"] == [why]

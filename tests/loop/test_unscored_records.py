@@ -22,13 +22,18 @@ SELECT = {"pool_sample": 15, "strategy": "facility_location", "options": {"by": 
 
 
 @pytest.fixture(scope="module")
-def sampled_workspace(small_anywhere: Any, loop_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled_workspace(begun_workspace: Path, small_anywhere: Any, loop_class: Any, build_once: Any) -> Path:
     """A workspace after two rounds in which the champion scored a sample."""
-    root: Path = small_anywhere(tmp_path_factory.mktemp("sampled"))(select=SELECT)
-    loop = loop_class(root)
-    loop.run()
-    loop.store.close()
-    return root
+
+    def build(folder: Path) -> None:
+        shutil.copytree(begun_workspace, folder, symlinks=True)
+        small_anywhere(folder.parent).configure(folder, select=SELECT)
+        loop = loop_class(folder)
+        loop.run(1)
+        loop.run(2, until="label")
+        loop.store.close()
+
+    return Path(build_once("sampled", build))
 
 
 @pytest.fixture
@@ -87,8 +92,8 @@ def test_a_curriculum_uses_the_champions_scores_of_the_whole_batch(
     caplog.set_level("INFO")
     curriculum = {"name": "fixed", "duration": 0.5, "start": 0.5, "difficulty": "entropy"}
     small.configure(sampled_loop.root, select=SELECT, train={"curriculum": curriculum})
-    sampled_loop.run(3, until="train")
-    assert "24 of 36 records have the score `entropy`" in caplog.text
+    sampled_loop.run(2, until="train")
+    assert "12 of 24 records have the score `entropy`" in caplog.text
 
 
 def test_the_report_shows_how_many_records_were_scored(sampled_loop: Any) -> None:
@@ -123,21 +128,23 @@ def test_the_rounds_of_a_record_show_whether_it_was_scored(sampled_loop: Any) ->
     assert round_entry["scores"]["predicted"] is None
 
 
-def test_with_pool_embedded_zero_only_the_sample_is_embedded(small: Any, open_loop: Open) -> None:
-    loop = open_loop(small(select={**SELECT, "pool_embedded": 0}))
-    loop.run(1)
-    loop.run(until="select")
-    for round, pool_size in ((1, 60), (2, 48)):
-        meta, folder, _ = scores_and_batch(loop, round)
+def test_with_pool_embedded_zero_only_the_sample_is_embedded(
+    small: Any, begun_loop: Callable[..., Any], copied_loop: Any
+) -> None:
+    select = {**SELECT, "pool_embedded": 0}
+    loop = begun_loop(select=select)
+    loop.run(1, until="select")
+    small.configure(copied_loop.root, select=select)
+    copied_loop.run(3, until="select")
+    for scored, round, pool_size in ((loop, 1, 60), (copied_loop, 3, 36)):
+        meta, folder, _ = scores_and_batch(scored, round)
         assert (meta["sampled"], meta["pool"], meta["unasked"]) == (15, pool_size, 0)
         assert not (folder / "unasked.parquet").exists()
 
 
-def test_a_sample_is_scored_for_written_answers_too(small: Any, open_loop: Open) -> None:
-    task = {"labels": None, "max_new_tokens": 4}
-    loop = open_loop(small(select={**SELECT, "explore": 0}, task=task, label={"per_round": 6}))
-    loop.run(1)
-    loop.run(until="select")
+def test_a_sample_is_scored_for_written_answers_too(written_loop: Callable[..., Any]) -> None:
+    loop = written_loop(select={**SELECT, "explore": 0})
+    loop.run(2, until="select")
     meta, folder, batch = scores_and_batch(loop, 2)
     scored_ids = set(parquet.read_table(folder / "scores.parquet")["id"].to_pylist())
     assert meta["unasked"] > 0

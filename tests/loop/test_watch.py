@@ -64,7 +64,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Watches a workspace through simulated hours; returns the events with their times."""
 
     def run(
-        root: Path, events: dict[float, Callable[[], object] | None], poll: float = 240.0, longest: float = 4 * 3600.0
+        root: Path, events: dict[float, Callable[[], object] | None], poll: float = 600.0, longest: float = 4 * 3600.0
     ) -> list[str]:
         lines: list[str] = []
         handler = logging.Handler()
@@ -150,11 +150,11 @@ def test_a_day_with_a_schedule_feedback_drift_a_failed_training_and_a_broken_con
         "14:00 round 3 starts: drift.psi > 0.5 (drift.…)",
         "14:00   labelled 6 records, …",
         "14:00 the loss is NaN; next try in 1 min",
-        "14:04   labelled 6 records, …",
-        "14:04 the loss is NaN; next try in 2 min",
-        "14:08   labelled 6 records, …",
-        "14:08 round 3: deploy, …",
-        f"14:08 waiting for a trigger for round 4: {tomorrow}",
+        "14:10   labelled 6 records, …",
+        "14:10 the loss is NaN; next try in 2 min",
+        "14:20   labelled 6 records, …",
+        "14:20 round 3: deploy, …",
+        f"14:20 waiting for a trigger for round 4: {tomorrow}",
         "20:00 posttrain.yaml:2: unknown key `round`; did you mean `rounds`? `posttrain config keys` lists the keys; "
         "waiting until a file of the workspace changes",
         f"21:00 waiting for a trigger for round 4: {tomorrow}",
@@ -220,25 +220,13 @@ def test_the_loop_looks_again_only_when_something_has_changed(
             0.1: lambda: post_feedback(waiting, [row]),
             0.25: None,
         },
-        poll=2,
+        poll=5,
         longest=600,
     )
     minutes = [(look - START).total_seconds() / 60 for look in looks]
     # At the start; as soon as the file is there; and for feedback no sooner than a minute after the last look.
     assert minutes == pytest.approx([0, 3, 6, 16][: len(minutes)], abs=0.1)
     assert len(minutes) == 3
-
-
-@pytest.mark.slow
-def test_rules_may_restart_a_loop_whose_champion_is_good_enough(small: Any, watched: Callable[..., list[str]]) -> None:
-    root = small(
-        rounds=None,
-        gate={"deploy": ["accuracy >= 0"], "collect_more": ["accuracy > 2"]},
-        triggers={"schedule": "0 3 * * *", "time_zone": "UTC"},
-    )
-    lines = watched(root, {28: None}, poll=600)
-    assert [line.split(": ")[0][6:] for line in lines if "starts" in line] == ["round 1 starts", "round 2 starts"]
-    assert any("good enough" in line for line in lines)
 
 
 @pytest.mark.parametrize(
