@@ -62,9 +62,9 @@ class Result:
         self.findings += other.findings
 
 
-def cut_power(name: str, folder: Path, count: int, seed: int = 0) -> Result:
+def cut_power(name: str, folder: Path, count: int, seed: int = 0, shared_by: int = SHARED_BY) -> Result:
     """Cuts the power ``count`` times while a workload runs."""
-    return Attack(name, folder, seed).run(count)
+    return Attack(name, folder, seed).run(count, shared_by)
 
 
 class Attack:
@@ -97,8 +97,8 @@ class Attack:
         ]
         self._draw.shuffle(self.kills)
 
-    def run(self, count: int) -> Result:
-        """Cuts the power ``count`` times."""
+    def run(self, count: int, shared_by: int) -> Result:
+        """Cuts the power ``count`` times, up to ``shared_by`` times in one record."""
         moments = itertools.cycle(MOMENTS)
         while self.result.count < count:
             moment = next(moments)
@@ -107,7 +107,7 @@ class Attack:
                 trace, start = self._after_kill()
             elif moment == "a recovery":
                 trace, promises = self._recovery()
-            for _ in range(min(SHARED_BY, count - self.result.count)):
+            for _ in range(min(shared_by, count - self.result.count)):
                 point = self._draw.randint(start, len(trace.operations))
                 self._cut(trace, point, PowerCut(trace, point).draw(self._draw), moment, promises)
         return self.result

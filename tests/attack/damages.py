@@ -233,7 +233,7 @@ SIZE_CHANGES = {
 
 def build_workspace(small: Any) -> Path:
     """Makes a workspace with everything in it: rounds of two loops, a named version, scores, feedback."""
-    root: Path = small(rounds=2)
+    root: Path = small(rounds=1)
     small.write(root / "more.csv", small.rows()[80:])
     call("run", "--baseline", "random", root=root)
     call("data", "add", str(root / "more.csv"), "--name", "support", root=root)

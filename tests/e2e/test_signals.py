@@ -8,23 +8,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from loops import Loop
 
 
-@pytest.mark.parametrize(("number", "line"), [(signal.SIGTERM, "round 1"), (signal.SIGHUP, "round 2")])
 def test_a_signal_stops_the_loop_and_the_same_command_resumes(
-    small_loop: Loop, small_reference: dict[str, Any], number: int, line: str
+    small_loop: Loop, small_reference: dict[str, Any]
 ) -> None:
-    process = small_loop.start()
-    while process.is_alive() and not (small_loop.log.exists() and line in small_loop.log.read_text()):
-        time.sleep(0.01)
-    os.kill(process.pid or 0, number)
-    process.join(60)
-    log = small_loop.log.read_text()
-    assert process.exitcode == 128 + number, log
-    assert log.splitlines()[-1] == "stopped; the same command resumes from here"
-    assert "Traceback" not in log
+    for number, line in ((signal.SIGTERM, "round 1"), (signal.SIGHUP, "round 2")):
+        small_loop.log.unlink(missing_ok=True)
+        process = small_loop.start()
+        while process.is_alive() and not (small_loop.log.exists() and line in small_loop.log.read_text()):
+            time.sleep(0.01)
+        os.kill(process.pid or 0, number)
+        process.join(60)
+        log = small_loop.log.read_text()
+        assert process.exitcode == 128 + number, log
+        assert log.splitlines()[-1] == "stopped; the same command resumes from here"
+        assert "Traceback" not in log
     small_loop.finish()
     small_loop.check_store()
     assert {**small_loop.outcome(), "seconds": small_reference["seconds"]} == small_reference

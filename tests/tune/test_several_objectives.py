@@ -94,9 +94,9 @@ def test_the_front_its_files_and_optunas_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sampler", "scheduler"), [("tpe", MOASHA), ({"name": "nsga2", "population": 4}, "none")])
-def test_a_study_in_many_sessions_is_the_study_in_one(sampler: Any, scheduler: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"sampler": sampler, "scheduler": scheduler, "objectives": OBJECTIVES, "seed": 5}
+def test_a_study_in_many_sessions_is_the_study_in_one(tmp_path: Path) -> None:
+    sampler = {"name": "nsga2", "population": 4}
+    options: dict[str, Any] = {"sampler": sampler, "scheduler": MOASHA, "objectives": OBJECTIVES, "seed": 5}
     whole = minimize(anytime, SPACE, budget=10, **options)
     generator, sessions = random.Random(1), 0
 
@@ -334,11 +334,10 @@ def volume(sampler: Any, seed: int, count: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sampler", "least"), [({"name": "nsga2", "population": 16}, 5), ("tpe", 6)])
-def test_samplers_that_learn_beat_random_by_hypervolume(sampler: Any, least: int) -> None:
+def test_samplers_that_learn_beat_random_by_hypervolume() -> None:
+    sampler = {"name": "nsga2", "population": 16}
     wins = [volume(sampler, seed, 100) > volume("random", seed, 100) for seed in range(6)]
-    # By chance, five of six have a probability of 0.11, six of six one of 0.016.
-    assert sum(wins) >= least
+    assert sum(wins) >= 5  # by chance with a probability of 0.11
 
 
 def test_nsga3_searches_three_objectives() -> None:
