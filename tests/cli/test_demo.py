@@ -13,7 +13,7 @@ Call = Callable[..., Any]
 def own_file(small: Any, tmp_path: Path) -> Callable[..., Path]:
     """A CSV file of labelled messages whose columns have other names."""
 
-    def write_file(name: str = "own.csv", count: int = 168, columns: tuple[str, str] = ("message", "category")) -> Path:
+    def write_file(name: str = "own.csv", count: int = 90, columns: tuple[str, str] = ("message", "category")) -> Path:
         rows = [dict(zip(columns, row.values(), strict=True)) for row in small.rows()[:count]]
         small.write(tmp_path / name, rows, columns)
         return tmp_path / name
@@ -40,11 +40,11 @@ def test_the_demo_runs_on_the_users_file_and_resumes(
     assert state["champion"]["round"] > 0
     test, pool = ((root / name).read_text().splitlines()[1:] for name in ("test.csv", "pool.csv"))
     assert not {line.rpartition(",")[0] for line in test} & set(pool), "the test is held out"
-    assert len(test) + len(pool) > 100
+    assert len(test) + len(pool) > 60
     again = posttrain("demo", "--quick", "--data", own_file(), "--dir", root)
     assert again.code == 0
     assert "round 1" not in again.err
-    other = posttrain("demo", "--quick", "--data", own_file("other.csv", 150), "--dir", root)
+    other = posttrain("demo", "--quick", "--data", own_file("other.csv", 80), "--dir", root)
     assert "another workspace is here" in other.mistake
     assert "another workspace is here" in posttrain("demo", "--quick", "--dir", root).mistake
 

@@ -48,7 +48,9 @@ def test_feedback_is_added_to_the_loops_sets_with_their_columns(small: Any, post
 def test_feedback_is_added_to_a_version(tmp_path: Path, posttrain: Call) -> None:
     (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump({"model": "tiny", "data": {"steps": ["exact"]}}))
     fill_inbox(tmp_path)
-    version = posttrain("data", "add", "--inbox", "--name", "feedback", "-w", tmp_path, "--json").json
+    version = posttrain(
+        "data", "add", "--inbox", "--name", "feedback", "--engine", "inline", "-w", tmp_path, "--json"
+    ).json
     assert version["counts"]["records"] == 3
     assert {row["name"].split("-")[-1] for row in version["sources"]} == {
         "labelled.jsonl",

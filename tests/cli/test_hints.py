@@ -19,15 +19,19 @@ PACKAGE = Path(posttrain.__file__).parent
 PROSE = {"and", "install", "works", "collects", "synthesises", "reads", "keeps", "writes", "wrote"}
 
 # A command ends where its sentence goes on.
+PROGRAM = re.compile(r"posttrain\s")
 COMMAND = re.compile(r"(?<![\w./-])posttrain((?: +(?!posttrain )[^\s,;:`\"'()|“”，；。：（）、<>]+)+)")
 
 
 def texts(path: Path) -> Iterator[str]:
     """Yields the strings of a module as users see them, with `X` for what is filled in; of other files the text."""
-    if path.suffix != ".py":
-        yield path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    if not PROGRAM.search(text):  # nothing to parse
         return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if path.suffix != ".py":
+        yield text
+        return
+    tree = ast.parse(text)
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     # Docstrings are for those who read the code.
     inside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

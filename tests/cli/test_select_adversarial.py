@@ -17,7 +17,7 @@ from posttrain.models.likelihood import label_scores
 from posttrain.models.task import record_turns
 
 Call = Callable[..., Any]
-LOOSE = ["--similarity", "0.2", "--swaps", "6", "--n", "2", "--budget", "2000"]
+LOOSE = ["--similarity", "0.2", "--swaps", "6", "--n", "2", "--budget", "600"]
 
 
 @pytest.mark.slow

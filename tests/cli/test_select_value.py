@@ -161,7 +161,7 @@ def test_harmful_records_are_dropped_from_training_and_not_selected_again(finish
     # Changed content of the same file counts as other data.
     text = (finished_copy / "values.csv").read_text().replace("True", "False")
     (finished_copy / "values.csv").write_text(text)
-    assert posttrain("run", "-w", finished_copy, "--rounds", "4").code == 0
+    assert posttrain("run", "-w", finished_copy, "--rounds", "4", "--until", "collect").code == 0
     pool = posttrain("show", "4", "-w", finished_copy, "--json").json["detail"]["pool"]
     assert dropped <= set(parquet.read_table(artifacts / pool / "records.parquet")["input_id"].to_pylist())
 

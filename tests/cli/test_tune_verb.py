@@ -71,7 +71,6 @@ def test_a_study_and_its_table(posttrain: Call, tmp_path: Path) -> None:
     assert values["best"]["settings"]["train.epochs"] == 2
     assert len(values["trials"]) == 3
     assert values["tokens"] == sum(trial["tokens"] for trial in values["trials"]) > 0
-    assert posttrain("train", "--config", out / "best.yaml", "--out", tmp_path / "model").code == 0
     # Another space says what has changed, and takes over the trials.
     space = TUNE["space"] | {"train.learning_rate": {"float": [1e-5, 1e-2], "log": True}}
     write(tmp_path, space=space, budget="4 trials")
@@ -228,7 +227,7 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0, (tmp_path / "whole.log").read_text()
     metrics, kills = folders["killed"] / "out" / "trials", 0
-    for goal, number in ((4, signal.SIGKILL), (9, signal.SIGTERM), (14, signal.SIGKILL)):
+    for goal, number in ((4, signal.SIGKILL), (9, signal.SIGTERM)):
         process = start("killed")
         while (
             process.is_alive() and sum(len(path.read_text().splitlines()) for path in metrics.rglob("*.jsonl")) < goal
@@ -238,7 +237,7 @@ def test_kill_a_study_of_trainings(tmp_path: Path) -> None:
             os.kill(process.pid, number)
             kills += 1
         process.join()
-    assert kills >= 2
+    assert kills == 2
     assert "stopped; the same command resumes from here" in (tmp_path / "killed.log").read_text()
     process = start("killed")
     process.join()

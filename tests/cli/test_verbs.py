@@ -28,17 +28,15 @@ def root(finished_copy: Path) -> Path:
     return finished_copy
 
 
-def test_run_does_the_remaining_rounds(small: Any, posttrain: Call) -> None:
-    root = small()
-    first = posttrain("run", "-w", root, "--rounds", "1")
-    assert first.code == 0
-    assert [line.split()[0] for line in first.out.splitlines()] == ["round", "0", "1", "next:"]
-    assert "round 1" in first.err.splitlines()
-    again = posttrain("run", "-w", root, "--rounds", "1")
-    assert (again.code, again.err) == (0, "1 of 1 rounds are done; raise `rounds` for more\n")
-    assert posttrain("run", "-w", root, "--until", "score").code == 0
-    assert posttrain("run", "--workspace", root).code == 0
-    assert len(posttrain("status", "-w", root, "--json").json["rounds"]) == 3
+def test_run_does_the_remaining_rounds(root: Path, posttrain: Call) -> None:
+    again = posttrain("run", "-w", root)
+    assert (again.code, again.err) == (0, "2 of 2 rounds are done; raise `rounds` for more\n")
+    assert posttrain("run", "-w", root, "--rounds", "3", "--until", "score").code == 0
+    rest = posttrain("run", "--workspace", root, "--rounds", "3")
+    assert rest.code == 0
+    assert [line.split()[0] for line in rest.out.splitlines()] == ["round", "0", "1", "2", "3", "next:"]
+    assert "round 3" in rest.err.splitlines()
+    assert len(posttrain("status", "-w", root, "--json").json["rounds"]) == 4
 
 
 def test_a_run_that_waits_exits_with_0_and_one_line(small: Any, posttrain: Call) -> None:

@@ -159,10 +159,7 @@ def test_reading_a_finished_workspace_imports_no_torch(posttrain: Call, copy: Pa
         "models list",
         "show champion",
         "data list",
-        "select",
-        "select --json",
-        "select --n 5",
-        "select --n 3 --json",
+        "select --n 3",
     ]
     code = (
         "import sys\nfrom posttrain.cli.main import main\n"

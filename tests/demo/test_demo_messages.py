@@ -18,9 +18,9 @@ from posttrain.store.errors import UserError
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[17, 4])
-def task(request: pytest.FixtureRequest) -> DemoData:
-    return generate(seed=request.param)
+@pytest.fixture(scope="module")
+def task() -> DemoData:
+    return generate(seed=4)
 
 
 def _rows(task: DemoData, *faults: str) -> set[int]:

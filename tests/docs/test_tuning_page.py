@@ -24,7 +24,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None:
-    rows = [{"prompt": f"message {n}", "completion": "card" if n % 2 else "cash"} for n in range(40)]
+    rows = [{"prompt": f"message {n}", "completion": "card" if n % 2 else "cash"} for n in range(20)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = blocks("yaml")[0]
     (tmp_path / "tune.yaml").write_text(config)

@@ -65,9 +65,11 @@ def test_without_a_shift_the_nearest_null_is_the_pooled_share() -> None:
     assert pooled == pytest.approx([(30 * 0.8 + 10 * 0.5) / 40])
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.1, -0.05])
-@pytest.mark.parametrize(("champion", "distance"), [(0.5, 0.0), (0.8, 0.0), (0.85, 0.1), (0.2, 0.3), (0.97, 0.0)])
-def test_the_mean_of_a_factor_is_at_most_one_under_the_null(shift: float, champion: float, distance: float) -> None:
+@pytest.mark.parametrize(
+    ("champion", "distance", "shift"),
+    [(0.5, 0.0, 0.0), (0.8, 0.0, 0.1), (0.85, 0.1, -0.05), (0.2, 0.3, 0.0), (0.97, 0.0, -0.05)],
+)
+def test_the_mean_of_a_factor_is_at_most_one_under_the_null(champion: float, distance: float, shift: float) -> None:
     canary = min(champion + shift + distance, 1.0)
     champion = min(champion, canary - shift)
     # All outcomes of a second block, weighted by their probability; the first block sets the alternative.
@@ -105,7 +107,7 @@ def test_a_bet_on_the_truth_grows_by_its_divergence() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("canary", "champion", "share", "wrong"),
-    [(0.8, 0.8, 0.1, "worse"), (0.8, 0.8, 0.5, "worse"), (0.75, 0.8, 0.1, "not_worse"), (0.93, 0.98, 0.5, "not_worse")],
+    [(0.8, 0.8, 0.5, "worse"), (0.75, 0.8, 0.1, "not_worse")],
 )
 def test_wrong_decisions_are_as_rare_as_promised(canary: float, champion: float, share: float, wrong: str) -> None:
     decisions = [

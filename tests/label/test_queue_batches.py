@@ -31,19 +31,19 @@ class BatchContract(QueueFixtures):
     @pytest.mark.slow
     def test_gold_items_are_mixed_in_and_no_part_of_the_result(self, queue: Open) -> None:
         q = queue(gold_rate=0.3)
-        q.add_batch("b", "choice", new_items(60), labels=LABELS, gold=gold_items(["cash"] * 100), seed=1)
+        q.add_batch("b", "choice", new_items(21), labels=LABELS, gold=gold_items(["cash"] * 40), seed=1)
         order = answer_all(q, "anna")
         shown = [record for record in order if record.startswith("gold")]
-        assert len(order) == 60 + len(shown)
-        assert 23 <= len(shown) <= 27
+        assert len(order) == 21 + len(shown)
+        assert 7 <= len(shown) <= 10
         assert len(set(order)) == len(order)
         assert q.gold_score("anna") == (0, len(shown))
-        assert (q.progress("b").items, q.progress("b").done, q.progress("b").left) == (60, 60, 0)
+        assert (q.progress("b").items, q.progress("b").done, q.progress("b").left) == (21, 21, 0)
         q.finish_batch("b")
         table = q.answers("b")
         assert table.filter(table["expected"].is_valid())["record"].to_pylist() == shown
         # The same gold items come with the next batch, and not to the same person.
-        q.add_batch("c", "choice", new_items(60), labels=LABELS, gold=gold_items(["cash"] * 100), seed=1)
+        q.add_batch("c", "choice", new_items(21), labels=LABELS, gold=gold_items(["cash"] * 40), seed=1)
         assert not set(shown) & set(answer_all(q, "anna"))
         assert set(answer_all(q, "ben", "cash")) == set()
 
@@ -86,15 +86,15 @@ class BatchContract(QueueFixtures):
     def test_good_annotators_are_not_paused(self, queue: Open, metadata: Metadata) -> None:
         add_accounts(metadata, "anna")
         q = queue(gold_rate=0.5, gold_minimum=2)
-        q.add_batch("b", "choice", new_items(50), labels=LABELS, gold=gold_items(["card"] * 30))
-        assert len(answer_all(q, "anna")) > 60
+        q.add_batch("b", "choice", new_items(12), labels=LABELS, gold=gold_items(["card"] * 12))
+        assert len(answer_all(q, "anna")) > 18
         assert Accounts(metadata).get("anna").paused is None
 
     @pytest.mark.slow
     def test_wrong_suggestions_are_planted(self, queue: Open) -> None:
         q = queue(planted_rate=0.25)
         suggestion = {"answer": "card", "confidence": 0.9, "annotator": "model-1"}
-        q.add_batch("b", "choice", new_items(80, suggestion=suggestion), labels=LABELS, seed=2)
+        q.add_batch("b", "choice", new_items(40, suggestion=suggestion), labels=LABELS, seed=2)
         shown = []
         while (task := q.next("anna")) is not None:
             assert task.suggestion is not None
@@ -104,7 +104,7 @@ class BatchContract(QueueFixtures):
         table = q.answers()
         assert table["suggestion"].to_pylist() == shown
         assert table["planted"].to_pylist() == [answer != "card" for answer in shown]
-        assert 8 < sum(table["planted"].to_pylist()) < 34
+        assert 4 < sum(table["planted"].to_pylist()) < 17
         assert set(shown) == set(LABELS)
 
     def test_the_answers_are_a_table(self, queue: Open, clock: Clock) -> None:
@@ -193,9 +193,9 @@ class BatchContract(QueueFixtures):
     def test_many_items_are_added_in_one_transaction(self, queue: Open, metadata: Metadata) -> None:
         q = queue()
         position = metadata.position()
-        q.add_batch("b", "choice", new_items(3000), labels=LABELS)
+        q.add_batch("b", "choice", new_items(1000), labels=LABELS)
         assert metadata.position() == position + 1
-        assert [item.record for item in q.items("b")] == [f"r{number}" for number in range(3000)]
+        assert [item.record for item in q.items("b")] == [f"r{number}" for number in range(1000)]
 
 
 class TestSQLiteBatch(BatchContract):

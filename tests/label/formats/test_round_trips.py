@@ -69,7 +69,7 @@ WORDS = TEXTS.filter(lambda text: text.strip() != "")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", CODECS)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(WORDS, WORDS, WORDS, TEXTS), min_size=1, max_size=4),
     kind=st.sampled_from(["choice", "choices", "text", "rewrite"]),

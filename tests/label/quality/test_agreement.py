@@ -77,14 +77,14 @@ def as_votes(matrix: np.ndarray) -> Votes:
 
 
 @pytest.mark.parametrize("level", ["nominal", "ordinal", "interval"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_alpha_equals_the_package_krippendorff(level: Level, seed: int) -> None:
     matrix = random_votes(seed)
     expected = krippendorff.alpha(matrix, level_of_measurement=level)
     assert krippendorff_alpha(as_votes(matrix), level) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_pairs_and_classes_equal_krippendorff_and_scikit_learn(seed: int) -> None:
     matrix = random_votes(seed)
     agreement = measure_agreement(as_votes(matrix), draws=0)
@@ -114,7 +114,7 @@ def overall(votes: Votes) -> list[float]:
     return [getattr(agreement, name).value for name in ("percent", "cohen", "fleiss", "alpha")]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(matrices, st.permutations(range(4)))
 def test_other_names_for_labels_and_annotators_and_an_item_with_one_answer_change_nothing(
     rows: list[list[int | None]], names: list[int]
@@ -145,8 +145,8 @@ def test_intervals_cover_the_true_alpha_as_often_as_they_say_and_depend_on_the_s
         return measure_agreement(votes, draws=200, seed=1, coverage=coverage)
 
     truth = agreement(0, 8_000).alpha.value
-    covered = [sample.low <= truth <= sample.high for sample in (agreement(seed).alpha for seed in range(1, 81))]
-    assert 0.35 <= float(np.mean(covered)) <= 0.65
+    covered = [sample.low <= truth <= sample.high for sample in (agreement(seed).alpha for seed in range(1, 41))]
+    assert 0.3 <= float(np.mean(covered)) <= 0.7
     assert agreement(1) == agreement(1)
     wide, narrow = agreement(1, coverage=0.95).alpha, agreement(1).alpha
     assert wide.low < narrow.low < narrow.value < narrow.high < wide.high

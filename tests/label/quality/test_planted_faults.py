@@ -54,9 +54,8 @@ def kinds(findings: list[Finding]) -> set[tuple[str, tuple[str, ...]]]:
     return {(finding.kind, finding.annotators) for finding in findings}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_planted_fault_is_found_by_name_and_nobody_else_is(fault: str, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "fault"), enumerate(FAULTS))
+def test_a_planted_fault_is_found_by_name_and_nobody_else_is(seed: int, fault: str) -> None:
     kind, attributes = FAULTS[fault]
 
     def plant(team: list[SimulatedAnnotator]) -> None:
@@ -69,12 +68,11 @@ def test_a_planted_fault_is_found_by_name_and_nobody_else_is(fault: str, seed: i
     assert all("p2" in finding.sentence and finding.evidence >= 20 for finding in findings)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_pair_that_copies_is_found(seed: int) -> None:
+def test_a_pair_that_copies_is_found() -> None:
     def plant(team: list[SimulatedAnnotator]) -> None:
         team[1].accuracy, team[4].copies = 0.75, team[1]
 
-    assert kinds(alarms(answers_of(seed, plant))) == {("collusion", ("p1", "p4"))}
+    assert kinds(alarms(answers_of(0, plant))) == {("collusion", ("p1", "p4"))}
 
 
 def test_a_pair_that_copies_is_found_among_hundreds_of_pairs() -> None:
@@ -93,8 +91,8 @@ def test_two_faults_in_one_team_are_both_found() -> None:
 
 @pytest.mark.slow
 def test_honest_teams_raise_an_alarm_at_most_as_often_as_the_config_says() -> None:
-    # 5% of 40 are 2; the tests are conservative, and docs/labelling.md has the rate of a thousand teams.
-    assert sum(bool(alarms(answers_of(seed))) for seed in range(300, 340)) <= 2
+    # 5% of 20 are 1; the tests are conservative, and docs/labelling.md has the rate of a thousand teams.
+    assert sum(bool(alarms(answers_of(seed))) for seed in range(300, 320)) <= 1
 
 
 def test_without_planted_suggestions_and_places_there_is_nothing_to_test() -> None:

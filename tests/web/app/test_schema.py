@@ -50,7 +50,7 @@ def test_no_request_that_the_document_allows_or_nearly_allows_meets_a_defect(ser
         case.validate_response(response, checks=CHECKS)
 
     quick = settings(
-        max_examples=30,
+        max_examples=10,
         deadline=None,
         database=None,
         derandomize=True,

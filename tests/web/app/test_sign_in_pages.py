@@ -102,10 +102,9 @@ def test_the_language_is_the_browsers_until_it_is_chosen(browser: Browser, real:
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_the_pages_are_accessible(
-    browser: Browser, real: Any, secrets: dict[str, str], scheme: Any, width: int
+    browser: Browser, real: Any, secrets: dict[str, str], width: int, scheme: Any
 ) -> None:
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
     page = context.new_page()

@@ -229,7 +229,7 @@ def test_each_page_is_accessible_and_fits(live_loop: Any, width: int, scheme: st
         page.wait_for_load_state("networkidle") if path != "/dashboard" else page.wait_for_selector("#stream.on")
         visit.assert_fits()
         visit.assert_accessible()
-        for opener in page.locator("[data-open]").all()[:2]:
+        for opener in page.locator("[data-open]").all()[:2] if width < 600 else ():
             opener.click()
             visit.assert_accessible()
             page.keyboard.press("Escape")

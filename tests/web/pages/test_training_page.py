@@ -106,20 +106,22 @@ def test_a_page_of_a_hundred_thousand_steps_is_little_more_than_the_library(trai
 
 
 @pytest.fixture
-def loaded(open_in_view: Callable[[Path], Any], folder: Path, tmp_path: Path) -> Any:
+def page_file(folder: Path, tmp_path: Path) -> Path:
     write_training(read_training_folder(folder), tmp_path / "page.html")
-    return open_in_view(tmp_path / "page.html")
+    return tmp_path / "page.html"
 
 
-def test_the_training_page_is_sound(loaded: Any) -> None:
+def test_the_training_page_is_sound(open_in_view: Callable[[Path], Any], page_file: Path) -> None:
+    loaded = open_in_view(page_file)
     loaded.assert_self_contained()
     loaded.assert_has_sections(["curves", "decisions", "layers", "time", "numbers", "settings"])
     loaded.assert_charts_are_named()
     loaded.assert_fits()
 
 
-def test_the_page_has_every_curve_with_its_title(loaded: Any) -> None:
-    charts = loaded.page.locator("#curves figure.chart:visible .plot")
+def test_the_page_shows_curves_decisions_and_tables(open_page: Callable[..., Any], page_file: Path) -> None:
+    page = open_page(page_file, 1100).page
+    charts = page.locator("#curves figure.chart:visible .plot")
     titles = [str(chart.get_attribute("aria-label")).split(" by step")[0] for chart in charts.all()]
     assert titles == [
         "loss",
@@ -134,23 +136,18 @@ def test_the_page_has_every_curve_with_its_title(loaded: Any) -> None:
         "rewards/accuracies",
     ]
     for name in ("layers", "time"):
-        assert loaded.page.locator(f"#{name} figure.chart:visible .plot svg").count() == 1
-
-
-def test_decisions_are_marked_and_described_in_plain_words(loaded: Any) -> None:
-    rows = [row.inner_text() for row in loaded.page.locator("#decisions tbody tr").all()]
+        assert page.locator(f"#{name} figure.chart:visible .plot svg").count() == 1
+    # The monitor's decisions are marked, and described in plain words.
+    rows = [row.inner_text() for row in page.locator("#decisions tbody tr").all()]
     assert len(rows) == 2
     assert "exploding gradient" in rows[0]
     assert "skipped this batch" in rows[0]
     assert "rolled back to the last good checkpoint" in rows[1]
-    red = loaded.page.evaluate("getComputedStyle(document.querySelector('figure')).getPropertyValue('--red').trim()")
-    chart = loaded.page.locator("#curves figure.chart").first.locator(".plot svg")
+    red = page.evaluate("getComputedStyle(document.querySelector('figure')).getPropertyValue('--red').trim()")
+    chart = page.locator("#curves figure.chart").first.locator(".plot svg")
     assert chart.locator(f'path[stroke="{red}"]').count() == 2, "a line for each"
     assert {"1", "2"} <= set(chart.locator("text").all_text_contents())
-
-
-def test_the_curves_can_be_read_as_tables_by_keyboard(loaded: Any) -> None:
-    page = loaded.page
+    # The curves can be read as tables, by keyboard.
     page.locator("#numbers summary").first.focus()
     page.keyboard.press("Enter")
     region = page.locator("#numbers .scroll").first

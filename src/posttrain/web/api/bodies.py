@@ -41,8 +41,14 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=80)]
 Note = Annotated[str, StringConstraints(max_length=2000)]
 Role = Annotated[str, StringConstraints(pattern=f"^({'|'.join(RANKS)})$")]
 
+
+def _refusal(description: str) -> dict[str, Any]:
+    """Describes an error; as a schema, because FastAPI would build a validator of a model for each route and status."""
+    return {"description": description, "content": {"application/json": {"schema": Refusal.model_json_schema()}}}
+
+
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Refusal, "description": description}
+    status: _refusal(description)
     for status, description in (
         (400, "The body is no JSON object."),
         (401, "There is no valid session or token."),
@@ -57,7 +63,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 """What every operation may answer besides its result."""
 
-TOO_MANY: dict[int | str, dict[str, Any]] = {429: {"model": Refusal, "description": "Too many attempts or streams."}}
+TOO_MANY: dict[int | str, dict[str, Any]] = {429: _refusal("Too many attempts or streams.")}
 
 
 class Changed(BaseModel):
