@@ -224,7 +224,8 @@ def test_each_page_is_accessible_and_fits(live_loop: Any, width: int, scheme: st
     model = champion(live_loop)
     visit.open("/quality").wait_for_selector("#agreement", timeout=60_000)
     record = visit.open("/records").locator("#browse tbody a").first.get_attribute("href")
-    for path in (*PAGES, record, f"/runs?{'&'.join(runs)}", f"/runs?{runs[0]}", f"/lineage?id={model}", "/records/x"):
+    details = (record, f"/runs?{'&'.join(runs)}", f"/lineage?id={model}", "/records/x")
+    for path in (*PAGES, *(details if width < 600 else details[:1])):
         page = visit.open(path)
         page.wait_for_load_state("networkidle") if path != "/dashboard" else page.wait_for_selector("#stream.on")
         visit.assert_fits()
