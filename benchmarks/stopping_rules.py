@@ -9,8 +9,9 @@ studies, in nats a token), and the compute as a share of running all to the end.
 who goes on; early stopping and extrapolation who ends.
 
 The second table is the calibration of extrapolated curves: over all trainings and their parts from the third on, the
-predicted probability that the last value lies below the median of all (or below the best tenth), and how often it does.
-Centre and scale are those that the rule would have after `--trials` trainings, which are drawn at random.
+predicted probability that the last value lies below the median of all (or below the best tenth), and how often it does,
+before the rule widens the forecasts. Centre and scale are those that the rule would have after 40 trainings, which are
+drawn at random.
 """
 
 import argparse
