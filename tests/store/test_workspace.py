@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from posttrain.store.config import StoreConfig, expand_variables
-from posttrain.store.errors import DamagedArtifactError, StorageError, UserError
+from posttrain.store.errors import DamagedArtifactError, LockedError, StorageError, UserError
 from posttrain.store.workspace import FORMAT, Workspace
 
 InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
@@ -221,9 +221,15 @@ def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace,
         time.sleep(0.01)
     worker = int(pid_file.read_text())
     try:
-        time.sleep(0.2)
-        with workspace.lock():
-            os.kill(worker, 0)  # the worker still runs
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                with workspace.lock():
+                    os.kill(worker, 0)  # the worker still runs
+                break
+            except LockedError:  # the process has not died yet
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
     finally:
         os.kill(worker, signal.SIGKILL)
         waiter.join()

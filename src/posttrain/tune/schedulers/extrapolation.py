@@ -65,7 +65,8 @@ class Extrapolation(RunToEnd):
         curve = self._curves.pop(number, None)
         if curve is not None and value is not None:
             self._ends.append(value)
-            self._finished.append(curve)
+            if curve[0]:  # else another scheduler has trained it
+                self._finished.append(curve)
 
     def _is_hopeless(self, steps: list[int], values: list[float]) -> bool:
         if len(self._ends) < self._startup:
@@ -81,5 +82,5 @@ class Extrapolation(RunToEnd):
         for other_steps, other_values in self._finished[len(misses) :]:
             earlier = forecast(other_steps[: len(steps)], other_values[: len(steps)])
             misses.append(((other_values[-1] - earlier.mean) / earlier.deviation) ** 2)
-        wider = max(1.0, float(np.mean(misses)) ** 0.5)
+        wider = max(1.0, float(np.mean(misses)) ** 0.5) if misses else 1.0
         return forecast(steps, values).widened(wider).probability_below(min(self._ends)) < self._chance
