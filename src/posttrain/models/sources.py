@@ -151,13 +151,14 @@ def _gguf_read_once() -> Iterator[None]:
         def data(self, mapped: np.ndarray) -> None:
             self._data = mapped.view(np.ndarray)
 
-    functions = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-    gguf.GGUFReader = cache(Reader)
-    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
+    functions: dict[str, Any] = {"GGUFReader": Reader, "get_tensor_name_map": gguf.get_tensor_name_map}
+    originals = {name: getattr(gguf, name) for name in functions}
+    for name, function in functions.items():
+        setattr(gguf, name, cache(function))
     try:
         yield
     finally:
-        for name, function in functions.items():
+        for name, function in originals.items():
             setattr(gguf, name, function)
 
 
