@@ -45,6 +45,7 @@ class LogisticLanguageModel:
     """What the statistics use of a `LanguageModel`; texts are lists of token numbers."""
 
     device = torch.device("cpu")
+    compiled = False
 
     def __init__(self, model: LogisticModel) -> None:
         self.model = model

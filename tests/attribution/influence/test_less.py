@@ -117,8 +117,8 @@ def test_the_length_of_test_gradients_does_not_matter(network, adam_training) ->
 def test_moments_from_records_equal_the_limit_of_adam(network) -> None:
     # With a learning rate of 0 the weights stay; with betas near 1 the moments approach the mean over the records.
     model = network.model.module
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.999, 0.999))
-    for _ in range(40):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9999, 0.9999))
+    for _ in range(200):
         for x, y in network.train:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[None]), y[None]).backward()
@@ -127,7 +127,7 @@ def test_moments_from_records_equal_the_limit_of_adam(network) -> None:
         adam_moments(network.model, optimizer),
         AdamMoments.from_records(network.model, network.train, 7),
     )
-    bias_correction = 1 - 0.999**expected.steps
+    bias_correction = 1 - 0.9999**expected.steps
     torch.testing.assert_close(result.first, expected.first / bias_correction, rtol=2e-2, atol=1e-4)
     torch.testing.assert_close(result.second, expected.second / bias_correction, rtol=2e-2, atol=1e-5)
 
