@@ -149,7 +149,7 @@ def test_a_kill_leaves_nothing_half_written(command: Callable[[], Any], tmp_path
 _DISK_CALLS = ("posix_fallocate", "pwrite", "fsync", "rename", "replace", "mkdir")
 
 
-@pytest.mark.parametrize(("name", "code"), zip(_DISK_CALLS, [errno.ENOSPC, errno.EROFS] * 3, strict=True))
+@pytest.mark.parametrize(("name", "code"), list(zip(_DISK_CALLS, [errno.ENOSPC, errno.EROFS] * 3, strict=True)))
 def test_a_disk_that_refuses(
     name: str, code: int, command: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

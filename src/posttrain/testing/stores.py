@@ -126,7 +126,8 @@ class ArtifactStoreContract:
             store.path(id)
 
     @pytest.mark.parametrize(
-        ("damage", "name"), zip(["flip", "truncate", "grow", "remove"], [*sorted(CONTENT), "weights.bin"], strict=True)
+        ("damage", "name"),
+        list(zip(["flip", "truncate", "grow", "remove"], [*sorted(CONTENT), "weights.bin"], strict=True)),
     )
     def test_damage_is_detected_named_and_repaired(
         self, store: ArtifactStore, elsewhere: Reopen, name: str, damage: str

@@ -38,7 +38,7 @@ def read_error(path: Path, name: str | None = None) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("name", "suffix"), zip(CONTENTS, [".gz", ".zst", ".zst", ".gz"], strict=True))
+@pytest.mark.parametrize(("name", "suffix"), list(zip(CONTENTS, [".gz", ".zst", ".zst", ".gz"], strict=True)))
 def test_compressed_files_give_the_records_of_plain_ones(tmp_path: Path, name: str, suffix: str) -> None:
     content = CONTENTS[name]
     middle = content.index(b"\n", len(content) // 2) + 1
