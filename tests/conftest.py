@@ -159,6 +159,7 @@ def build_once(run_folder: Path) -> Callable[[str, Callable[[Path], object]], Pa
         folder = run_folder / name
         with FileLock(run_folder / f"{name}.lock"):
             if not folder.exists():
+                shutil.rmtree(run_folder / f"{name} unfinished", ignore_errors=True)  # of a build that failed
                 build(run_folder / f"{name} unfinished")
                 (run_folder / f"{name} unfinished").rename(folder)
         return folder

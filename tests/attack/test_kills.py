@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 COUNTS = {
-    "rollback": 8,
+    "rollback": 5,
     **dict.fromkeys(("rollback --to", "promote", "data add"), 3),
     **dict.fromkeys(("backup", "restore"), 2),
     **dict.fromkeys(("run", "train"), 1),  # seconds each

@@ -124,9 +124,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]
 @pytest.mark.parametrize("engine", ["inline", "processes"])
 def test_kill_the_driver(engine: str, reference: list[tuple[Any, ...]], tmp_path: Path) -> None:
     study, generator = Study(tmp_path / "study", engine), random.Random(f"driver {engine}")
-    for _ in range(4):
+    for _ in range(3):
         study.kill_after(generator.randint(1, 9))
-    assert study.kills >= 3
+    assert study.kills >= 2
     # Hyperband with random settings is synchronous: processes and kills change nothing.
     assert study.finish() == reference
     # A step is begun again only where a kill came before its checkpoint.
