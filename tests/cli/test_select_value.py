@@ -57,7 +57,7 @@ def test_each_source_and_each_label_has_a_value(small: Any, posttrain: Call, tmp
     assert [Path(row["name"]).name for row in worst] == ["noise.csv", "good.csv"]
     assert [row["records"] for row in worst] == [84, 84]
     assert worst[1]["total"] == pytest.approx(84 * worst[1]["value"])
-    labels = posttrain("select", "value", *files, *COLUMNS, "--by", "label", "--method", "data_oob", "--json").json
+    labels = posttrain("select", "value", *files, *COLUMNS, "--by", "label", "--json").json
     assert {row["name"] for row in labels["worst"]} == set(small.labels)
 
 
@@ -72,7 +72,7 @@ def test_only_the_labels_of_the_loop_are_valued_and_the_result_is_cached(finishe
     assert set((finished_copy / ".posttrain" / "artifacts").iterdir()) == before
 
 
-SLOW = ["--method", "tmc_shapley", "--draws", "200", "--folds", "3", "--worst", "100", "--json"]
+SLOW = ["--method", "tmc_shapley", "--draws", "60", "--folds", "3", "--worst", "100", "--json"]
 
 
 def kill_after_blocks(command: list[str], scratch: Path, folder: Path) -> set[Path]:

@@ -77,7 +77,7 @@ data:
   columns: {prompt: text, completion: label}
   steps: [normalise, "my_step:Shout"]
 select: {strategy: "my_selector:unsure_and_short", options: {power: 0.5}, scores: ["my_score:LENGTH"]}
-label: {annotator: oracle, file: answers.csv, per_round: 8, head: {embedder: null}}
+label: {annotator: oracle, file: answers.csv, per_round: 8}
 train: {epochs: 1, precision: float32}
 evaluate: {suites: {short: {scorer: "my_scorer:BREVITY"}}, latency: {prompts: 2}}
 stages: ["my_stage:CountLabels"]

@@ -341,7 +341,7 @@ def _identity(config: TrainJobConfig, records: pa.Table, values: "Mapping[str, n
 
 @cache
 def _code_digest() -> str:
-    """Digests this program's own files, as they are at the first training of the process."""
+    """Digests this program's own files, once a process: it runs the code that it began with."""
     # The version alone does not do: it stays the same while the code is worked on.
     root = Path(posttrain.__file__).parent
     return digest([[str(file.relative_to(root)), file_digest(file)] for file in sorted(root.rglob("*.py"))])
