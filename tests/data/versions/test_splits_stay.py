@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,13 +154,10 @@ def bridge() -> Bridge:
 Make = Callable[..., Version]
 
 
-@pytest.fixture
-def make(tmp_path: Path, bridge: Bridge) -> Make:
-    """``make(rows, file, ...)``: the next version of the set, grown by a file of these rows."""
-
+def maker(root: Path, bridge: Bridge) -> Make:
     def version(rows: Sequence[Row], file: str, mode: str = "w", **values: Any) -> Version:
-        write(tmp_path / file, rows, mode)
-        config = {"name": "set", "files": [file], "workspace": tmp_path, "engine": "inline", "steps": ["exact"]}
+        write(root / file, rows, mode)
+        config = {"name": "set", "files": [file], "workspace": root, "engine": "inline", "steps": ["exact"]}
         splits = {**SPLITS, "seed": bridge.seed, **values.pop("splits", {})}
         return build({**config, "splits": splits, **values})
 
@@ -167,8 +165,26 @@ def make(tmp_path: Path, bridge: Bridge) -> Make:
 
 
 @pytest.fixture
-def small(make: Make, bridge: Bridge) -> Version:
-    version = make(bridge.rows(bridge.train, *bridge.others[:20], bridge.test), "a.jsonl", labels=["x", "y"])
+def make(tmp_path: Path, bridge: Bridge) -> Make:
+    """``make(rows, file, ...)``: the next version of the set, grown by a file of these rows."""
+    return maker(tmp_path, bridge)
+
+
+def make_small(make: Make, bridge: Bridge) -> Version:
+    return make(bridge.rows(bridge.train, *bridge.others[:20], bridge.test), "a.jsonl", labels=["x", "y"])
+
+
+@pytest.fixture(scope="module")
+def small_workspace(tmp_path_factory: pytest.TempPathFactory, bridge: Bridge) -> Path:
+    root = tmp_path_factory.mktemp("small")
+    make_small(maker(root, bridge), bridge)
+    return root
+
+
+@pytest.fixture
+def small(small_workspace: Path, tmp_path: Path, make: Make, bridge: Bridge) -> Version:
+    shutil.copytree(small_workspace, tmp_path, symlinks=True, dirs_exist_ok=True)
+    version = make_small(make, bridge)  # finds itself finished
     assert [split_by_text(version)[text] for text in (bridge.train, bridge.test)] == ["train", "test"]
     return version
 
