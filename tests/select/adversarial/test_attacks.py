@@ -20,7 +20,7 @@ def same_first_letter(text: str, others: Sequence[str]) -> npt.NDArray[np.float6
 
 @pytest.mark.parametrize("method", ATTACKS)
 def test_the_rewritings_are_allowed(problem: Make, method: str) -> None:
-    attack = problem(swaps=2, similarity=same_first_letter)
+    attack = problem("my card", swaps=2, similarity=same_first_letter)
     result = [candidate for step in ATTACKS[method](attack) for candidate in step]
     assert result
     for candidate in result:
