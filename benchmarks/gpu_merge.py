@@ -1,8 +1,8 @@
 """Compares merging by a GPU with merging by the processor of the same machine: the bits and the time.
 
-    python benchmarks/gpu_merge.py --dir DIR [--cores 16 4] [--repeats 3] [--methods linear ties breadcrumbs]
+    python benchmarks/gpu_merge.py --dir DIR [--cores 16 4] [--repeats 3] [--methods linear]
 
-Every method that a GPU can run merges random tensors on both; the exit code is 1 if bits differ that should not. DIR
+Every method that a GPU can run merges random tensors on both; the exit code is 1 if bits of a mean differ. DIR
 gets the models of 1.1 billion weights of ``merge_vs_mergekit.py``. Each run is a process of its own, on as many cores
 as ``--cores`` names; the table gives medians of the merge's seconds, without and with the program's start. RegMean
 solves one layer of 4,096 inputs, of which three models have Gram matrices.
@@ -23,6 +23,8 @@ import torch
 import yaml
 from merge_vs_mergekit import recipes, warm, write_models
 
+from posttrain.merge import engine
+from posttrain.merge.api import merge
 from posttrain.merge.methods.registry import METHODS
 from posttrain.testing.merge_methods import merge_tensors, random_models
 
@@ -36,10 +38,11 @@ def largest_differences() -> dict[str, float]:
     for name, method in METHODS.items():
         if method.accelerated:
             models, base = random_models(method.models[1] or 3)
-            one, other = (
+            by_processor, by_gpu = (
                 merge_tensors(method, models, base, devices=devices) for devices in ([], [torch.device("cuda", 0)])
             )
-            differences[name] = max(float((one[key] - other[key]).abs().max()) for key in one if one[key].numel())
+            pairs = [(by_processor[key], by_gpu[key]) for key in by_processor if by_processor[key].numel()]
+            differences[name] = max(float((left - right).abs().max()) for left, right in pairs)
     return differences
 
 
@@ -57,16 +60,22 @@ def solve_seconds(width: int = 4096) -> dict[str, float]:
     return seconds
 
 
+def merge_here(recipe: Path, out: Path, gpu: bool) -> None:
+    """Merges in this process, by the GPUs whatever the method, or by the processor; prints the merge's seconds."""
+    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] if gpu else []
+    engine.accelerators = lambda plan: devices
+    merge(recipe, out)
+    print(json.loads((out / "merge.json").read_text())["seconds"])
+
+
 def merge_seconds(recipe: Path, out: Path, cores: int, gpu: bool) -> tuple[float, float]:
-    """Returns the seconds of a merge by the program, without and with its start."""
+    """Returns the seconds of a merge by a process of its own, without and with its start."""
     shutil.rmtree(out, ignore_errors=True)
-    environment = os.environ | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
     chosen = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
-    command = ["taskset", "-c", chosen, sys.executable, "-m", "posttrain", "merge", str(recipe), "--out", str(out)]
+    command = ["taskset", "-c", chosen, sys.executable, __file__, "--dir", str(out), "--merge", str(recipe)]
     start = time.perf_counter()
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    seconds = time.perf_counter() - start
-    return float(json.loads((out / "merge.json").read_text())["seconds"]), seconds
+    done = subprocess.run([*command, *(["--gpu"] if gpu else [])], check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1]), time.perf_counter() - start
 
 
 def main() -> None:
@@ -75,8 +84,13 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--cores", type=int, nargs="+", default=[16, 4])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", default=["linear", "ties", "breadcrumbs"])
+    parser.add_argument("--methods", nargs="+", default=["linear"])
+    parser.add_argument("--merge", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--gpu", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.merge:
+        merge_here(options.merge, options.dir, options.gpu)
+        return
     if not torch.cuda.is_available():
         print("gpu_merge.py: this machine has no CUDA device", file=sys.stderr)
         raise SystemExit(2)
@@ -86,7 +100,6 @@ def main() -> None:
     write_models(options.dir, "1.1b")
     warm(options.dir)
     written: dict[str, Any] = recipes(options.dir)
-    written["breadcrumbs"] = written["ties"] | {"merge_method": "breadcrumbs"}
     recipe = options.dir / "recipe.yaml"
     for method in options.methods:
         recipe.write_text(yaml.safe_dump(written[method]))
@@ -96,10 +109,7 @@ def main() -> None:
                 runs = [merge_seconds(recipe, options.dir / "out", cores, gpu) for _ in range(options.repeats)]
                 row[name] = [round(statistics.median(column), 2) for column in zip(*runs, strict=True)]
             print(json.dumps(row), flush=True)
-    exact = {
-        name: value for name, value in differences.items() if METHODS[name].statistic not in ("gram", "merged_gram")
-    }
-    raise SystemExit(int(any(exact.values()) or max(differences.values()) > _TOLERANCE))
+    raise SystemExit(int(differences["linear"] > 0 or max(differences.values()) > _TOLERANCE))
 
 
 if __name__ == "__main__":

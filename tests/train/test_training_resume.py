@@ -99,36 +99,46 @@ def test_repeated_kills_do_not_change_the_output(
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, Any]:
-    """The summary and the output of the training that nobody kills, filled by the first test that needs them."""
+def shared() -> dict[str, Any]:
+    """The output of the training that nobody kills, once the first test has needed it."""
     return {}
 
 
 @pytest.fixture
-def killed(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, whole: dict[str, Any]
-) -> Callable[..., None]:
-    """``killed(saves, change)``: kills a training, changes its folder, resumes it and compares it with the whole."""
+def train_as(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> Callable[[str], Any]:
+    """``train_as(name)``: trains, or resumes; returns the summary and the files."""
 
-    def run(name: str = "parts") -> dict[str, Any]:
-        return train(tiny_model, records, config, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s")
+    def run(name: str) -> Any:
+        summary = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s")
+        return summary, contents(tmp_path / name)
 
-    def kill_and_resume(saves: int, change: Callable[[Path], object] | None = None) -> None:
-        if not whole:
-            whole["meta"] = run("whole")
-            whole["contents"] = contents(tmp_path / "whole")
-        kill_after_saves(saves, run)
+    return run
+
+
+@pytest.fixture
+def whole(train_as: Callable[[str], Any], shared: dict[str, Any]) -> Any:
+    """Summary and files of the training that nobody kills."""
+    if not shared:
+        shared["whole"] = train_as("whole")
+    return shared["whole"]
+
+
+@pytest.fixture
+def killed(train_as: Callable[[str], Any], tmp_path: Path) -> Callable[..., Any]:
+    """``killed(saves, change)``: kills a training, changes its folder and resumes it; returns summary and files."""
+
+    def kill_and_resume(saves: int, change: Callable[[Path], object] | None = None) -> Any:
+        kill_after_saves(saves, lambda: train_as("parts"))
         if change is not None:
             change(tmp_path / "parts-s")
-        assert run() == whole["meta"]
-        assert contents(tmp_path / "parts") == whole["contents"]
+        return train_as("parts")
 
     return kill_and_resume
 
 
 @pytest.mark.parametrize("step", [0, 3, 5])
-def test_a_single_kill_does_not_change_the_output(killed: Callable[..., None], step: int) -> None:
-    killed(step)
+def test_a_single_kill_does_not_change_the_output(killed: Callable[..., Any], whole: Any, step: int) -> None:
+    assert killed(step) == whole
 
 
 def test_finished_steps_are_not_repeated(
@@ -151,14 +161,16 @@ def test_finished_steps_are_not_repeated(
     assert passes == 2
 
 
-def test_a_damaged_checkpoint_only_costs_steps(killed: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_only_costs_steps(
+    killed: Callable[..., Any], whole: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     def damage(scratch: Path) -> None:
         file = scratch / "checkpoints" / "step-000000004" / "tensors.safetensors"
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
 
-    killed(4, damage)
+    assert killed(4, damage) == whole
     assert "step-000000004 is damaged (tensors.safetensors does not match its checksums in `" in caplog.text
 
 

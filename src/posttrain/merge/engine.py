@@ -1,22 +1,18 @@
 """Runs a merge plan: streams the tensors through processes or accelerators, into files that are read back."""
 
 import ctypes
-import multiprocessing
 import os
 import resource
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +23,8 @@ from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_group import BlockFunction, TensorGroup
 from posttrain.merge.tensor_reader import Arena, Digests
 from posttrain.merge.whole_model import WholeModel
-from posttrain.store.errors import UserError, WorkError
+from posttrain.merge.workers import is_worker, workers_of
+from posttrain.store.errors import UserError
 from posttrain.store.progress import progress_bar
 
 MEMORY = 2 << 30
@@ -36,17 +33,6 @@ MEMORY = 2 << 30
 _LEAST_BYTES = 64 << 20  # of the result that one process merges
 _THREADS = 4  # an accelerator: while one's tensor is merged, those of the others are read and written
 _SYNC_BYTES = 256 << 20  # that are written through to the disk at once
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-Result = TypeVar("Result")
-
-
-class Run(Protocol):
-    """Maps a function of a job over numbers of tensors, and yields results with their numbers as they come."""
-
-    def __call__(
-        self, function: "Callable[[MergeJob, int], Result]", numbers: Iterable[int]
-    ) -> Iterator[tuple[int, Result]]: ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,7 @@ def run_plan(
             job.measure_whole_models()
             # The largest first, so that no worker begins it when the others are done.
             order = sorted(range(len(plan.tensors)), key=lambda number: -plan.tensors[number].bytes)
-            with _workers(job, count) as run:
+            with workers_of(job, count, threads=bool(devices)) as run:
                 inputs: dict[tuple[str, str], str] = {}
                 outputs: dict[str, str] = {}
                 unsynced = 0
@@ -126,58 +112,6 @@ def run_plan(
         writer.close()
     peak = peak_memory() + sum(bytes for process, bytes in own.items() if process != os.getpid())
     return MergeRun(time.perf_counter() - start, peak, inputs, dict(sorted(outputs.items())))
-
-
-@contextmanager
-def _workers(job: "MergeJob", count: int) -> Iterator["Run"]:
-    """Yields a function that maps another one over numbers of tensors, side by side if there are several workers.
-
-    In processes, as torch's operations on blocks of this size hardly run side by side in threads. They are forked, as
-    those of torch's own ``DataLoader``: what they inherit need not be read again. An accelerator's blocks are large,
-    and a process could not inherit its context, so that threads feed it.
-    """
-    if count == 1:
-        yield lambda function, numbers: ((number, function(job, number)) for number in numbers)
-        return
-    if job.devices:
-        pool: Executor = ThreadPoolExecutor(count)
-    else:
-        fork = multiprocessing.get_context("fork")
-        pool = ProcessPoolExecutor(count, fork, _start_worker, (job, os.getpid()))
-
-    def submit(function: Callable[["MergeJob", int], Result], number: int) -> "Future[Result]":
-        return pool.submit(function, job, number) if job.devices else pool.submit(_call, function, number)
-
-    def run(function: Callable[["MergeJob", int], Result], numbers: Iterable[int]) -> Iterator[tuple[int, Result]]:
-        futures = {submit(function, number): number for number in numbers}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-    try:
-        yield run
-    except BrokenProcessPool:
-        raise WorkError("a process that merges was killed; is there enough memory?") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker(job: "MergeJob", parent: int) -> None:
-    global _worker_job  # a pool's functions get at the state of their process in no other way
-    _worker_job = job
-    # Signals of the terminal reach all processes, and the parent alone decides what to do.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        # A worker whose parent was killed would wait for work forever.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    torch.set_num_threads(1)
-
-
-def _call(function: Callable[["MergeJob", int], Result], number: int) -> Result:
-    assert _worker_job is not None
-    return function(_worker_job, number)
 
 
 def accelerators(plan: MergePlan) -> list[torch.device]:
@@ -291,7 +225,7 @@ class MergeJob:
         name = self.plan.tensors[number].name
         self.writer.verify(name, outputs[name])
         # The system walks through all pages of the process to count them.
-        return os.getpid(), self._own_bytes if _worker_job is self else 0
+        return os.getpid(), self._own_bytes if is_worker() else 0
 
     @cached_property
     def _own_bytes(self) -> int:
@@ -371,9 +305,6 @@ class MergeJob:
             return Arena(self._arena_bytes, device)
         # Half of what is free holds stored weights; the other half blocks and what methods compute of them.
         return Arena(torch.cuda.mem_get_info(device)[0] // (2 * (_THREADS + 1)), device)
-
-
-_worker_job: MergeJob | None = None
 
 
 def _key(tensor: TensorPlan) -> tuple[object, ...]:

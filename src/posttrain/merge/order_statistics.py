@@ -1,15 +1,12 @@
 """Exact order statistics of tensors that are read in blocks: the k-th largest magnitude, without sorting."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 Magnitudes = Callable[[int], Iterator[list[np.ndarray]]]
 """Called with a stride, yields every stride-th magnitude of each model, block by block; float32."""
 
-_HALF = 1 << 15  # of the numbers of 16 bits
 _SAMPLE = 1 << 18  # elements whose quantiles bracket the result
 _DEVIATIONS = 4.0  # standard deviations of a quantile of the sample on each side of it
 _TIES = 0.02  # share of the sample up to which the elements that equal an end of the bracket are collected, too
@@ -66,55 +63,6 @@ def of_ranks(magnitudes: Magnitudes, ranks: Sequence[int], elements: int) -> lis
     while brackets:
         _narrow(magnitudes, searched, brackets, results)
     return [results[model] for model in range(len(ranks))]
-
-
-def of_ranks_by_bits(blocks: Callable[[], Iterable[Sequence[Tensor]]], ranks: Sequence[int]) -> list[float]:
-    """Returns the k-th largest element of each sequence, exactly, by counts of the upper and then the lower 16 bits.
-
-    Two passes of histograms, which an accelerator counts in parallel; a processor is faster by `of_ranks`.
-
-    Args:
-        blocks: called once a pass, yields the blocks of all sequences: float32, flat, without NaN.
-        ranks: k of each sequence, from 1 for the largest; 0 gives infinity.
-    """
-    upper: list[Tensor | int] = [0] * len(ranks)
-    for block in blocks():
-        for number, values in enumerate(block):
-            upper[number] = upper[number] + torch.bincount((_ordered_bits(values) >> 16) + _HALF, minlength=2 * _HALF)
-    chosen = [_bin_of_rank(counts, rank) if rank else (0, 0) for counts, rank in zip(upper, ranks, strict=True)]
-    lower: list[Tensor | int] = [0] * len(ranks)
-    for block in blocks():
-        for number, values in enumerate(block):
-            bits = _ordered_bits(values)
-            inside = bits[(bits >> 16) + _HALF == chosen[number][0]]
-            lower[number] = lower[number] + torch.bincount(inside & (2 * _HALF - 1), minlength=2 * _HALF)
-    results = []
-    for (high, above), counts, rank in zip(chosen, lower, ranks, strict=True):
-        if not rank:
-            results.append(float("inf"))
-            continue
-        low, _ = _bin_of_rank(counts, rank - above)
-        bits = torch.tensor(((high - _HALF) << 16) | low, dtype=torch.int64).to(torch.int32)
-        results.append(float(_ordered(bits).view(torch.float32)))
-    return results
-
-
-def _ordered_bits(values: Tensor) -> Tensor:
-    """Returns integers in the order of the numbers, int32."""
-    return _ordered(values.view(torch.int32))
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """Exchanges a float's bits for an integer in the floats' order, and that for the bits again."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-def _bin_of_rank(counts: Tensor | int, rank: int) -> tuple[int, int]:
-    """Returns the bin that holds the k-th largest element, and the number of elements in the bins above."""
-    assert isinstance(counts, Tensor), "there is an element"
-    from_above = counts.flip(0).cumsum(0)
-    at = int(torch.searchsorted(from_above, rank))
-    return len(counts) - 1 - at, int(from_above[at - 1]) if at else 0
 
 
 def _bracket(drawn: np.ndarray, share: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.merge.order_statistics import of_ranks, of_ranks_by_bits, rank_of_share
+from posttrain.merge.order_statistics import of_ranks, rank_of_share
 from posttrain.merge.sources import block_rows
 from posttrain.merge.tensor_reader import Arena, Digests, TensorInput, TensorReader
 from posttrain.merge.whole_model import WholeModel
@@ -186,8 +186,6 @@ class TensorGroup:
             ranks: k, from 1 for the largest; 0 gives infinity.
         """
         self.hold()
-        if self._arena.device is not None:
-            return of_ranks_by_bits(lambda: (function(block.values.flatten(1)) for block in self.blocks()), ranks)
         return of_ranks(lambda stride: self._mapped(function, stride), ranks, self.elements)
 
     def total(self, function: Callable[[Block], Tensor]) -> np.ndarray:
@@ -199,7 +197,7 @@ class TensorGroup:
         self.hold()
         total: np.ndarray | float = 0.0
         for block in self.blocks():
-            total = total + function(block).double().cpu().numpy()
+            total = total + function(block).double().numpy()
         return np.asarray(total)
 
     def magnitudes(self, stride: int = 1) -> Iterator[list[np.ndarray]]:

@@ -35,7 +35,7 @@ class LanguageModel:
     decoder: nn.Module = field(init=False)
     """The model without its output head; returns hidden states."""
     compiled: bool = field(default=False, init=False)
-    """Whether torch.compile compiles its layers, and what passes over its logits."""
+    """True once torch.compile compiles the layers; then the functions of the logits are compiled, too."""
 
     def __post_init__(self) -> None:
         stops = stop_tokens(self.model, self.tokenizer)

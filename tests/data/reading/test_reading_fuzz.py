@@ -199,7 +199,8 @@ def test_damaged_parquet(tmp_path: Path, blocks: list[bytes], data: st.DataObjec
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
-    lambda text: not text.isspace()
+    # Reading refuses these as answers: programs write them for missing values.
+    lambda text: not text.isspace() and text not in ("nan", "NaN", "NAN")
 )
 PROMPTS = st.tuples(
     st.lists(st.just("system"), max_size=1), st.lists(st.sampled_from(["user", "assistant"]), max_size=2)

@@ -219,11 +219,10 @@ class RecordConverter:
             raise AssertionError("no row was looked at")
         content = self.shape.convert(_parse_json_turns(values) if self._cells else values)
         # As an answer it would be learnt like any other label.
-        if content.completion in _NAN or content.rejected in _NAN:
-            fix = "fill it in, or leave it empty for a record without an answer"
-            raise InvalidRecord(
-                "NaN", f"the answer is {content.completion}, which is no text but a missing number", fix
-            )
+        for answer in (content.completion, content.rejected):
+            if answer in _NAN:
+                fix = "fill it in, or leave it empty for a record without an answer"
+                raise InvalidRecord("NaN", f"the answer is {answer}, which is no text but a missing number", fix)
         group = _group(values["group"]) if "group" in values else None
         others = {column: row.values[column] for column in self._others}
         user_id = others.get("id")

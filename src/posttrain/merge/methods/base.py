@@ -50,7 +50,7 @@ class MergeMethod:
         ranges: bounds of options.
         statistic: what it needs of each model's data: ``fisher`` is in the blocks, the others in the group.
         result: what it writes.
-        accelerated: its blocks may lie on an accelerator, and in parts of any size.
+        accelerated: its blocks may lie on a GPU: those that solve equations, and the mean, which goes with them.
         needs: options of which a recipe must give at least one, as their defaults make another method of it.
     """
 

@@ -14,7 +14,7 @@ from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup, abso
 _RANGES = {"density": Range(0, 1), "gamma": Range(0, 1)}
 
 
-@merge_method("breadcrumbs", task_vectors=True, ranges=_RANGES, accelerated=True)
+@merge_method("breadcrumbs", task_vectors=True, ranges=_RANGES)
 def breadcrumbs(
     group: TensorGroup,
     *,
@@ -46,7 +46,7 @@ def breadcrumbs(
     return sparsify_and_add(mask, [scale * coefficient for coefficient in coefficients])
 
 
-@merge_method("breadcrumbs_ties", task_vectors=True, ranges=_RANGES, accelerated=True)
+@merge_method("breadcrumbs_ties", task_vectors=True, ranges=_RANGES)
 def breadcrumbs_ties(
     group: TensorGroup,
     *,

@@ -11,7 +11,7 @@ from posttrain.store.errors import UserError
 _RANGES = {"mask_lambda": Range(0), "agreement": Range(0), "task": Range(1)}
 
 
-@merge_method("consensus", task_vectors=True, ranges=_RANGES, accelerated=True)
+@merge_method("consensus", task_vectors=True, ranges=_RANGES)
 def consensus(
     group: TensorGroup,
     *,
@@ -51,7 +51,7 @@ def consensus(
     return merge
 
 
-@merge_method("tall", task_vectors=True, ranges=_RANGES, accelerated=True)
+@merge_method("tall", task_vectors=True, ranges=_RANGES)
 def tall(
     group: TensorGroup,
     *,

@@ -10,7 +10,7 @@ from posttrain.merge.tensor_group import Block, BlockFunction, TensorGroup
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
-@merge_method("fisher", ranges={"weight": Range(0), "floor": Range(0)}, statistic="fisher", accelerated=True)
+@merge_method("fisher", ranges={"weight": Range(0), "floor": Range(0)}, statistic="fisher")
 def fisher(
     group: TensorGroup, *, weight: PerModel = (1.0,), floor: float = 0.0, normalize: bool = False
 ) -> BlockFunction:

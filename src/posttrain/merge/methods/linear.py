@@ -24,7 +24,7 @@ def linear(group: TensorGroup, *, weight: PerModel = (1.0,), normalize: bool = T
     return combine(normalized(weight) if normalize else weight)
 
 
-@merge_method("task_arithmetic", task_vectors=True, accelerated=True)
+@merge_method("task_arithmetic", task_vectors=True)
 def task_arithmetic(
     group: TensorGroup, *, weight: PerModel = (1.0,), normalize: bool = False, scale: float = 1.0
 ) -> BlockFunction:
@@ -41,7 +41,7 @@ def task_arithmetic(
     return combine([scale * coefficient for coefficient in coefficients])
 
 
-@merge_method("passthrough", models=(1, 1), accelerated=True)
+@merge_method("passthrough", models=(1, 1))
 def passthrough(group: TensorGroup, *, scale: PerModel = (1.0,)) -> BlockFunction:
     """Takes one model's weights times ``scale``; slices of several models stack their layers (depth up-scaling).
 
@@ -51,9 +51,7 @@ def passthrough(group: TensorGroup, *, scale: PerModel = (1.0,)) -> BlockFunctio
     return combine(scale)
 
 
-@merge_method(
-    "regularized_mean", task_vectors=True, ranges={"weight": Range(0), "strength": Range(0)}, accelerated=True
-)
+@merge_method("regularized_mean", task_vectors=True, ranges={"weight": Range(0), "strength": Range(0)})
 def regularized_mean(group: TensorGroup, *, weight: PerModel = (1.0,), strength: float = 1.0) -> BlockFunction:
     """Returns argmin_theta sum_i w_i |theta - theta_i|^2 + strength |theta - theta_0|^2.
 

@@ -16,7 +16,7 @@ _CANCELLED = 1e-6
 _MINUS_ONE = torch.tensor(-1.0)
 
 
-@merge_method("ties", task_vectors=True, ranges={"density": Range(0, 1)}, accelerated=True)
+@merge_method("ties", task_vectors=True, ranges={"density": Range(0, 1)})
 def ties(
     group: TensorGroup,
     *,
