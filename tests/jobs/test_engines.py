@@ -78,6 +78,9 @@ class TestRay(EngineContract):
     def engine(self, ray: Engine) -> Engine:  # type: ignore[override]
         return ray
 
+    def test_a_signal_still_ends_the_process_as_before(self, engine: Engine) -> None:
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
 
 def test_an_unknown_engine_raises() -> None:
     with pytest.raises(UserError, match="there is no engine `spark`"):

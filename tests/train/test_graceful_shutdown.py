@@ -11,9 +11,11 @@ import pytest
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.train import trainer
+from posttrain.train.callbacks import CallbackList
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.sft import SftObjective
 
 Fresh = Callable[..., LanguageModel]
 Fit = Callable[..., list[Any]]
@@ -40,6 +42,7 @@ def send_signal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["ctrl-c", "SIGTERM"]
 )
+@pytest.mark.parametrize("step", [2, 5], ids=["a step", "the last step"])
 def test_a_signal_finishes_and_saves_the_step(
     fresh: Fresh,
     examples: list[TokenizedExample],
@@ -49,16 +52,17 @@ def test_a_signal_finishes_and_saves_the_step(
     send_signal: Callable[..., None],
     number: signal.Signals,
     ending: type[BaseException],
+    step: int,
 ) -> None:
     config = config.model_copy(update={"checkpoint": CheckpointConfig(every_seconds=1000.0)})
     handler = signal.getsignal(number)
     expected = [step.loss for step in fit(fresh(), examples, config, 0, tmp_path / "whole")]
-    send_signal(2, number)
+    send_signal(step, number)
     with pytest.raises(ending) as caught:
         fit(fresh(), examples, config, 0, tmp_path / "interrupted")
     assert ending is KeyboardInterrupt or caught.value.args == (143,)
     assert signal.getsignal(number) is handler
-    assert Checkpoints(tmp_path / "interrupted" / "checkpoints").steps() == [3]
+    assert Checkpoints(tmp_path / "interrupted" / "checkpoints").steps() == [step + 1]
     assert [step.loss for step in fit(fresh(), examples, config, 0, tmp_path / "interrupted")] == expected
 
 
@@ -77,13 +81,18 @@ def test_a_second_signal_stops_at_once(
     assert not Checkpoints(tmp_path / "checkpoints").steps()
 
 
-def test_a_signal_in_the_last_step_completes_the_training(
+def test_a_signal_comes_before_the_stop_of_a_callback(
     fresh: Fresh,
     examples: list[TokenizedExample],
     config: TrainConfig,
     tmp_path: Path,
-    fit: Fit,
     send_signal: Callable[..., None],
 ) -> None:
-    send_signal(5, signal.SIGTERM)
-    assert len(fit(fresh(), examples, config, 0, tmp_path)) == 6
+    send_signal(2, signal.SIGTERM)
+    checkpoint = CheckpointConfig(every_seconds=1000.0)
+    config = config.model_copy(update={"micro_batch_tokens": 4096, "checkpoint": checkpoint})
+    objective = SftObjective([[example] for example in examples], config)
+    stop = CallbackList(lambda step: step.step == 2)
+    with pytest.raises(SystemExit):
+        trainer.Trainer(fresh(), objective, config, 0, tmp_path, callbacks=stop).train()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [3]

@@ -6,6 +6,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
@@ -193,7 +194,10 @@ def start_ray(processors: int) -> tuple[Any, bool]:
     local: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False}
     if os.environ.get("RAY_ADDRESS"):
         local = {}  # Ray refuses a number of processors for a cluster that runs already
+    handler = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGTERM, handler)  # Ray has set its own, with which a stopped command exits with 15
     return ray, True
 
 

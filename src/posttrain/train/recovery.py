@@ -16,6 +16,7 @@ from typing import Any
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 from posttrain.store.signals import END_SIGNALS, handle_signals
+from posttrain.train.callbacks import TrainingStopped
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.monitor.decisions import MonitorDecision, stop_error
@@ -206,10 +207,13 @@ class Recovery:
 
 
 @contextmanager
-def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
-    """Catches Ctrl-C, SIGTERM and SIGHUP; yields a function that returns the exception to raise once one has arrived.
+def graceful_shutdown() -> Iterator[Callable[[], bool]]:
+    """Catches Ctrl-C, SIGTERM and SIGHUP; yields a function that returns whether one has arrived.
 
     The step is finished and saved first. A second signal ends the process at once.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: a signal has arrived, and the context has ended or raised `TrainingStopped`.
     """
     requests: list[BaseException] = []
 
@@ -220,4 +224,10 @@ def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
         log.warning("shutting down after this step and its checkpoint; a second signal exits at once")
 
     with handle_signals(END_SIGNALS, handle):
-        yield lambda: requests[0] if requests else None
+        try:
+            yield lambda: bool(requests)
+        except TrainingStopped:
+            if not requests:
+                raise
+    if requests:
+        raise requests[0]

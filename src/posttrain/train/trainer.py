@@ -154,22 +154,20 @@ class Trainer:
                     profile_step()
                 # A rollback shortens the list, and the progress with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
-                if self.callbacks and len(steps) > before:
-                    self._call_back(self.callbacks, total)
-                if len(steps) < total and (signal := requested_exit()):
-                    self.save_checkpoint(last=True)
-                    raise signal
+                stop = len(steps) > before and self._call_back() and len(steps) < total
+                # A signal counts behind the last step too: it ends the program, and not this training alone.
+                if stop or requested_exit():
+                    self._stop(total)
 
-    def _call_back(self, callbacks: CallbackList, total: int) -> None:
-        """Calls the callbacks after a step; saves a checkpoint before one of them ends the training."""
-        steps = self.state.steps
+    def _call_back(self) -> bool:
+        """Calls the callbacks after a step, and returns whether one of them asks to stop."""
+        if not self.callbacks:
+            return False
         try:
-            stop = callbacks.on_step(steps[-1]) and len(steps) < total
+            return self.callbacks.on_step(self.state.steps[-1])
         except WorkError:
             self._save(last=True)
             raise
-        if stop:
-            self._stop(total)
 
     def _stop(self, total: int) -> NoReturn:
         self.save_checkpoint(last=True)
