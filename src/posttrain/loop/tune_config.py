@@ -35,6 +35,8 @@ _CHECKED_POINTS = 50  # of the space, whose settings are tried before anything i
 
 _WARMUP = "train.schedule.warmup"
 
+_RANKS = "train.lora.ranks."
+
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS})
 
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
@@ -243,6 +245,8 @@ def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, A
     for key, value in settings.items():
         if key.startswith(SETTING_PREFIX):
             *path, last = key.split(".")
+            if key.startswith(_RANKS):  # the rest is a regular expression, dots and all
+                *path, last = *_RANKS.rstrip(".").split("."), key.removeprefix(_RANKS)
             section = changed
             for name in path:
                 section = section.setdefault(name, {})

@@ -63,6 +63,25 @@ class LoraConfig(Section):
     alpha: int = Field(32, ge=1, description="Scale of the update, divided by the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the update.")
     targets: list[str] | str = Field("all-linear", description="Names of the adapted modules.")
+    ranks: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        {},
+        description="Ranks of some modules, by a regular expression for the end of their names, such as "
+        "`layers.[0-3].mlp.*: 4`; the first that matches counts; 0: no adapter.",
+    )
+
+    @field_validator("ranks")
+    @classmethod
+    def _are_expressions(cls, ranks: dict[str, int]) -> dict[str, int]:
+        for pattern in ranks:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"`{pattern}` is no regular expression: {error}") from None
+        return ranks
+
+    def pattern_of(self, module: str) -> str | None:
+        """Returns the first pattern of ``ranks`` that matches a module's name, as peft matches; None without one."""
+        return next((pattern for pattern in self.ranks if re.match(rf"(.*\.)?({pattern})$", module)), None)
 
 
 class RecomputeConfig(Section):
@@ -254,6 +273,8 @@ class TrainConfig(Section):
                 for name in _STAGNATION:
                     del curriculum[name]
         values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
+        if not self.lora.ranks:
+            del values["lora"]["ranks"]
         values["initialization"]["largest_ratio"] = 10.0
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
         values["distill_hidden"]["weight"] = 1.0

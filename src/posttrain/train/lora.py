@@ -24,25 +24,63 @@ def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
     """Adds a fresh LoRA adapter to a transformers model, perhaps on the ``meta`` device; options are peft's.
 
     Raises:
-        UserError: the model has none of the modules that are to be adapted.
+        UserError: the model has none of the modules that are to be adapted, or a pattern of ``ranks`` matches none.
     """
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
+
+    patterns = _matching_patterns(model, config)
+    excluded = [module for module, pattern in patterns.items() if config.ranks[pattern] == 0]
+    # By module, as the order of patterns is lost where peft's settings are saved sorted.
+    ranks = {module: config.ranks[pattern] for module, pattern in patterns.items() if config.ranks[pattern]}
 
     settings = PeftConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.targets,
+        rank_pattern=ranks,
+        # Else peft would divide alpha by each module's own rank.
+        alpha_pattern={module: config.alpha * rank / config.rank for module, rank in ranks.items()},
+        exclude_modules=excluded or None,
         task_type="SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM",  # whose head is trained whole, in a copy
     )
     with warnings.catch_warnings():
         # peft asks transformers for it, which no user can do anything about
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # of modules that match and are no target; patterns that match no target are refused below
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
         try:
-            return get_peft_model(model, settings, **options)
+            adapted = get_peft_model(model, settings, **options)
         except ValueError as error:
-            raise UserError(first_line(error), where="train.lora.targets") from None
+            where = "train.lora.ranks" if excluded else "train.lora.targets"
+            raise UserError(first_line(error), where=where) from None
+    targeted = set(adapted.base_model.targeted_module_names)
+    used = {patterns.get(module) for module in targeted}
+    for pattern, rank in config.ranks.items():
+        if rank and pattern not in used:
+            what = f"`{pattern}` is the first to match no adapted module"
+            raise UserError(what, where="train.lora.ranks", fix="correct it, or move it before a wider one")
+    for saved in (settings.rank_pattern or {}, settings.alpha_pattern or {}):
+        for module in saved.keys() - targeted:
+            del saved[module]
+    return adapted
+
+
+def _matching_patterns(model: Any, config: LoraConfig) -> dict[str, str]:
+    """Returns the first pattern of ``ranks`` that matches each module with a matrix, by name, where one does.
+
+    Raises:
+        UserError: a pattern for modules without adapter matches none.
+    """
+    if not config.ranks:
+        return {}
+    matrices = {name.rpartition(".")[0] for name, weight in model.named_parameters() if weight.ndim == 2}
+    patterns = {module: pattern for module in sorted(matrices) if (pattern := config.pattern_of(module)) is not None}
+    for pattern, rank in config.ranks.items():
+        if rank == 0 and pattern not in patterns.values():
+            raise UserError(f"`{pattern}` matches no module", where="train.lora.ranks", fix="correct or remove it")
+    return patterns
 
 
 @torch.no_grad()
@@ -93,8 +131,9 @@ def _strip_run_details(adapter: Path) -> None:
     file = adapter / _ADAPTER_CONFIG
     settings = json.loads(file.read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = None
-    if isinstance(settings["target_modules"], list):
-        settings["target_modules"].sort()
+    for key in ("target_modules", "exclude_modules"):
+        if isinstance(settings[key], list):
+            settings[key].sort()
     _write_adapter_config(file, settings)
 
 

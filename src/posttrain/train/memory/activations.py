@@ -23,7 +23,7 @@ autocast 2n, 2r and 6n. Residual sums keep nothing. A part that is computed agai
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from posttrain.models.attention import keeps_scores
 from posttrain.models.shape import ModelShape
@@ -105,7 +105,7 @@ class NumberSizes:
 
 
 def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
-    """Estimates the activations of a middle layer for a micro-batch."""
+    """Estimates the activations of a middle layer for a micro-batch; by the adapters that keep most."""
     shape = spec.shape
     numbers = NumberSizes.from_config(config, shape, device)
     reads = _LinearInputs.from_spec(spec, config, numbers)
@@ -180,8 +180,16 @@ class _LinearInputs:
 
     @classmethod
     def from_spec(cls, spec: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
+        if config.method == "lora" and config.lora.ranks:
+            layers = [cls._from_layer(spec, config, numbers, depth) for depth in range(spec.shape.layers)]
+            sizes = [asdict(layer).values() for layer in layers]
+            return cls(*(max(column) for column in zip(*sizes, strict=True)))
+        return cls._from_layer(spec, config, numbers, 0)
+
+    @classmethod
+    def _from_layer(cls, spec: ModelSpec, config: TrainConfig, numbers: NumberSizes, depth: int) -> "_LinearInputs":
         shape = spec.shape
-        first = [weight for weight in spec.weights if weight.depth == 0 and len(weight.shape) == 2]
+        first = [weight for weight in spec.weights if weight.depth == depth and len(weight.shape) == 2]
         attention = [weight for weight in first if "attn" in weight.name or "attention" in weight.name]
         others = [weight for weight in first if weight not in attention]
         if config.method == "full":

@@ -1,0 +1,141 @@
+"""Ranks by module: the sizes of the factors, their scale, what is merged, and patterns that cannot be used."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.loop.tune_config import apply_settings
+from posttrain.models.language_model import LanguageModel
+from posttrain.store.errors import UserError
+from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.memory.activations import layer_costs
+from posttrain.train.memory.estimate import estimate_memory
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.weights import ModelSpec, gradient_bytes
+
+Fresh = Callable[..., LanguageModel]
+IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+RANKS = {"layers.0.*": 0, "mlp.(up|gate)_proj": 3, ".*_proj": 8}
+EXPECTED = {"q_proj": 8, "k_proj": 8, "v_proj": 8, "o_proj": 8, "up_proj": 3, "gate_proj": 3, "down_proj": 8}
+
+
+def lora(**options: object) -> LoraConfig:
+    return LoraConfig.read({"rank": 4, "alpha": 16, **options}, "train.lora")
+
+
+@torch.no_grad()
+def drawn(lm: LanguageModel) -> LanguageModel:
+    """The model with random second factors, which a fresh adapter has as zeros."""
+    for name, weight in lm.model.named_parameters():
+        if "lora_B" in name:
+            weight.normal_(0, 0.05)
+    return lm
+
+
+def test_each_module_has_the_rank_of_its_first_pattern(fresh: Fresh) -> None:
+    lm = add_adapter(fresh(), lora(ranks=RANKS))
+    shapes = {name: len(weight) for name, weight in lm.model.named_parameters() if "lora_A" in name}
+    assert {name.split(".")[6]: rank for name, rank in shapes.items()} == EXPECTED
+    assert len(shapes) == 7
+    assert all(".layers.1." in name for name in shapes)
+
+
+def test_the_merged_weights_have_one_scale_for_all_ranks(fresh: Fresh, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    lm = drawn(add_adapter(fresh(), lora(ranks=RANKS)))
+    factors = {
+        name.split(".lora_A")[0].removeprefix("base_model.model."): (
+            weight.detach().clone(),
+            lm.model.get_parameter(name.replace("lora_A", "lora_B")).detach().clone(),
+        )
+        for name, weight in lm.model.named_parameters()
+        if "lora_A" in name
+    }
+    with torch.no_grad():
+        adapted = lm.model.eval()(input_ids=IDS).logits
+    merged = merge_adapter(lm, tmp_path / "adapter", "float32").model
+    before = dict(fresh().model.named_parameters())
+    for name, weight in merged.named_parameters():
+        update = torch.zeros(())
+        if (module := name.removesuffix(".weight")) in factors:
+            down, up = factors[module]
+            update = 16 / 4 * (up.double() @ down.double())  # alpha / rank of the rest, whatever the module's own
+        torch.testing.assert_close(weight.double(), before[name].double() + update, atol=1e-5, rtol=1e-5)
+    loaded = PeftModel.from_pretrained(fresh().model, tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(input_ids=IDS).logits, adapted, atol=1e-5, rtol=1e-5)
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["exclude_modules"] == sorted(settings["exclude_modules"])
+    assert set(settings["rank_pattern"]) == set(factors)
+
+
+@pytest.mark.parametrize("options", [{"ranks": {}}, {"ranks": {".*": 4}}])
+def test_ranks_like_the_rest_change_nothing(fresh: Fresh, options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    plain = add_adapter(fresh(), lora())
+    torch.manual_seed(0)
+    same = add_adapter(fresh(), lora(**options))
+    pairs = zip(plain.model.named_parameters(), same.model.named_parameters(), strict=True)
+    assert all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ({"nothing": 4}, "match no adapted module"),
+        ({"nothing": 0}, "matches no module"),
+        ({".*_proj": 4, "q_proj": 8}, "`q_proj` is the first to match no adapted module"),
+        ({"norm": 4}, "match no adapted module"),
+        ({".*": 0}, "excluded"),
+    ],
+)
+def test_patterns_without_effect(fresh: Fresh, ranks: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        add_adapter(fresh(), lora(ranks=ranks))
+    assert raised.value.where == "train.lora.ranks"
+
+
+@pytest.mark.parametrize(("ranks", "message"), [({"(": 4}, "no regular expression"), ({"q_proj": -1}, "0")])
+def test_ranks_that_cannot_be_read(ranks: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        lora(ranks=ranks)
+
+
+def test_the_key_of_a_training_without_ranks_stays() -> None:
+    assert "ranks" not in TrainConfig().key_settings()["lora"]
+    assert TrainConfig(lora=lora(ranks=RANKS)).key_settings()["lora"]["ranks"] == RANKS
+
+
+def test_a_space_sets_ranks_by_patterns_with_dots() -> None:
+    base = {"train": {"lora": {"ranks": {"mlp.*": 2}}}}
+    settings = {"train.lora.ranks.layers.0.*": 0, "train.lora.ranks.q_proj": 8, "train.lora.rank": 4}
+    changed = apply_settings(base, settings)["train"]["lora"]
+    assert changed == {"ranks": {"mlp.*": 2, "layers.0.*": 0, "q_proj": 8}, "rank": 4}
+
+
+def test_memory_is_that_of_the_ranks(fresh: Fresh) -> None:
+    batch = MicroBatch(tokens=64, supervised=8, pairs=600, queries=64, keys=64, scores=0, longest=32)
+
+    def estimate(**options: object) -> tuple[int, int, int]:
+        config = TrainConfig(method="lora", precision="float32", lora=lora(**options))
+        spec = ModelSpec.from_config(fresh().model.config, config)
+        costs = layer_costs(spec, config, batch).whole.stored
+        return gradient_bytes(spec), costs, estimate_memory(spec, config, batch).activations
+
+    plain, wider = estimate(), estimate(ranks={"layers.1.*": 12})
+    # The second of two layers alike has three times the rank: half of all gradients, times three.
+    assert wider[0] == plain[0] // 2 * 4
+    # The estimate is that of the layer that keeps most: seven adapters with 8 more numbers of 4 bytes a token.
+    assert wider[1] == plain[1] + 64 * 7 * 8 * 4
+    assert wider[2] > plain[2]
+    assert estimate(ranks={"layers.0.*": 0})[1] == plain[1]
+    lm = add_adapter(fresh(), lora(ranks=RANKS))
+    config = TrainConfig(method="lora", precision="float32", lora=lora(ranks=RANKS))
+    assert gradient_bytes(ModelSpec.from_config(fresh().model.config, config)) == 4 * sum(
+        weight.numel() for weight in lm.model.parameters() if weight.requires_grad
+    )
