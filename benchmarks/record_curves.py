@@ -13,7 +13,6 @@ import argparse
 import csv
 import json
 import math
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from banking77_messages import draw_intents, draw_messages, write_records
 
 from posttrain.models.tiny import write_tiny_model
 
@@ -43,27 +43,19 @@ TASKS = {
     "round 3": (16, 35, 3),
 }
 
-HELD_OUT, LONGEST = 5, 60  # messages of each intent, and characters of a message
+HELD_OUT = 5  # messages of each intent
 
 
 def write_task(folder: Path, data: Path, task: str) -> Path:
     """Writes records and config of a task; returns the config's path."""
     intents, messages, epochs = TASKS[task]
-    by_intent: dict[str, list[str]] = {}
-    with (data / "banking77_train.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if len(row["text"]) <= LONGEST:
-                by_intent.setdefault(row["category"], []).append(row["text"])
     training, held_out = [], []
-    for intent in random.Random(0).sample(sorted(by_intent), max(count for count, _, _ in TASKS.values()))[:intents]:
-        texts = sorted(by_intent[intent])
-        random.Random(1).shuffle(texts)
-        records = [{"prompt": text, "completion": intent.replace("_", " ")} for text in texts]
+    names = draw_intents(data, intents, of=max(count for count, _, _ in TASKS.values()))
+    for records in draw_messages(data, names).values():
         held_out += records[:HELD_OUT]
         training += records[HELD_OUT : HELD_OUT + messages]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, records in (("train", training), ("held_out", held_out)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(folder / "train.jsonl", training)
+    write_records(folder / "held_out.jsonl", held_out)
     tune = {
         "space": SPACE,
         "held_out": "held_out.jsonl",
