@@ -145,3 +145,18 @@ def test_choices_are_searched() -> None:
 def test_mistakes(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_sampler({"name": "gp", **options}, LINE)
+
+
+def test_a_choice_that_looked_poor_is_tried_again_once_the_best_stalls() -> None:
+    """One poor value of `b` is all that the process has seen of it; the best of `a` is at its optimum."""
+    space = Space({"kind": ["a", "b"], "a": Float(0, 1, when="kind == 'a'"), "b": Float(0, 1, when="kind == 'b'")})
+
+    def proposed_kinds(count: int) -> list[str]:
+        settings = [{"kind": "b", "b": 0.0}, *({"kind": "a", "a": 0.4 + 0.01 * (at % 3)} for at in range(count))]
+        values = [5.0, *(0.001 * (at % 3) for at in range(count))]
+        trials = [Trial(at, row, row, TrialState.FINISHED, value=values[at]) for at, row in enumerate(settings)]
+        samplers = [GaussianProcessSampler(space, seed, startup=4) for seed in range(30)]
+        return [sampler.propose(len(trials), trials).drawn["kind"] for sampler in samplers]
+
+    assert "b" not in proposed_kinds(8)
+    assert "b" in proposed_kinds(16)

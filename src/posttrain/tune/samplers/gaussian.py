@@ -30,6 +30,10 @@ _RADII = (0.1, 0.03, 0.01, 0.003)  # of that search, as shares of the ranges
 
 _CHANGED = 0.1  # probability with which the search draws a choice anew
 
+_STALLED, _LEAST_GAIN = 10, 0.01  # trials in which the best fell by less than this share of the deviation of all
+
+_EXPLORED = 0.2  # share of points that are then drawn at random
+
 _EXACT = 1e-6  # share of noise where equal settings have equal values
 
 _LOG_EI = "log_ei"
@@ -76,7 +80,9 @@ class GaussianProcessSampler(Sampler):
     Values are those of finished trials, or at the greatest step that enough have reported; of diverged trainings they
     are cut, as these would hide all other differences. Where trials have failed, improvements count by the probability
     that a trial does not, which a second process learns from failures and successes (Gardner et al. 2014).
-    Conditional parameters that do not exist are in the middle of their range.
+    Conditional parameters that do not exist are in the middle of their range. Once the best has hardly improved for ten
+    trials, each fifth point is drawn at random, on average: a process that has seen a few poor values of a choice would
+    else never try it again.
 
     Args:
         startup: trials without a model.
@@ -110,6 +116,8 @@ class GaussianProcessSampler(Sampler):
         losses = self.comparable_losses(trials)
         if len(losses) < self._startup:
             return Proposal(self._cover(trials, generator))
+        if _has_stalled(losses) and generator.random() < _EXPLORED:
+            return Proposal(self.space.draw(generator))
         predictor, best = self.fit(trials, losses, generator)
         score = self._score(predictor, best, trials, generator)
         starts = [trials[at].drawn for at in sorted(losses, key=lambda at: (losses[at], at))[:_STARTS]]
@@ -249,6 +257,14 @@ class GaussianProcessSampler(Sampler):
         if not self._fits(drawn):
             return []
         return [*draw_near(self.space, drawn, _NEIGHBOURS, radius, generator, _CHANGED)]
+
+
+def _has_stalled(losses: dict[int, float]) -> bool:
+    """Returns whether the newest trials have hardly improved the best."""
+    values = [losses[number] for number in sorted(losses)]
+    if len(values) <= _STALLED:
+        return False
+    return min(values[:-_STALLED]) - min(values) < _LEAST_GAIN * float(np.std(values))
 
 
 def _key(drawn: Settings) -> tuple[tuple[str, Any], ...]:
