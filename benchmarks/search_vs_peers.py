@@ -1,7 +1,7 @@
 """Compares searches by the compute that they need to reach a target, ours and the peers' on the same problems.
 
     python benchmarks/search_vs_peers.py --smac OTHER/bin/python --syne-tune THIRD/bin/python
-        [--problems branin hartmann conditional] [--seeds 20] [--out FILE]
+        [--problems branin hartmann conditional "round 3"] [--seeds 20] [--out FILE] [--pictures DIR]
 
 SMAC3 and syne-tune have virtual environments of their own (``pip install smac==2.4.1``, ``pip install
 "syne-tune[gpsearchers]==0.16.0"``); Optuna is a dependency of ours. Problems are functions (`search_problems.py`), and
@@ -14,7 +14,7 @@ of the best, as seen from a random point's, or its compute is spent.
 A line of JSON for each run goes to FILE, which the next call does not repeat; then comes a table: the share of runs
 that reach the target, the median compute, and ours over the peer's compute: the ratio of the sums over seeds, with a
 95% bootstrap interval over seeds, and the p-value of Wilcoxon's signed-rank test of the pairs. Runs that do not reach
-the target count with all their compute.
+the target count with all their compute. Pictures show the share of runs that have reached the target by compute.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from curve_pictures import save_chart
 from scipy.stats import wilcoxon
 from search_problems import Parameter, Problem, Trace, problem
 
@@ -39,12 +40,15 @@ from posttrain.tune.backends.simulated import CurvePoint, SimulatedBackend
 from posttrain.tune.parameters import Choice, Float, Int
 from posttrain.tune.space import Space
 from posttrain.tune.transfer.past import PastStudy
+from posttrain.web.charts.chart import SERIES, Chart, series_colour, ticks, value_axis
 
 HERE = Path(__file__).parent
 
 PROBLEMS = ("branin", "hartmann", "conditional", "round 3")
 
 EARLIER = 30
+
+OURS = "posttrain"
 
 
 def space_of(problem: Problem) -> Space:
@@ -209,27 +213,53 @@ def ratio(ours: np.ndarray, peers: np.ndarray) -> tuple[float, float, float, flo
     return float(ours.sum() / peers.sum()), *map(float, np.quantile(ratios, (0.025, 0.975))), p
 
 
-def print_table(name: str, lines: list[dict[str, Any]]) -> None:
-    """Prints the table of a problem, the least compute first."""
-    limit = problem(name).trials
-    runs: dict[str, dict[int, float | None]] = {}
+def runs_by_search(lines: list[dict[str, Any]], limit: float) -> dict[str, np.ndarray]:
+    """Returns the compute of each seed's run, the least mean first; ``inf`` where the target was not reached."""
+    runs: dict[str, dict[int, float]] = {}
     for line in lines:
-        runs.setdefault(line["search"], {})[line["seed"]] = line["trials"]
-    spent = {
-        search: np.array([limit if by_seed[seed] is None else by_seed[seed] for seed in sorted(by_seed)], float)
-        for search, by_seed in runs.items()
-    }
-    best = min((search for search in spent if search.startswith("posttrain")), key=lambda search: spent[search].sum())
+        runs.setdefault(line["search"], {})[line["seed"]] = np.inf if line["trials"] is None else line["trials"]
+    arrays = {search: np.array([by_seed[seed] for seed in sorted(by_seed)]) for search, by_seed in runs.items()}
+    return dict(sorted(arrays.items(), key=lambda item: np.minimum(item[1], limit).sum()))
+
+
+def print_table(name: str, runs: dict[str, np.ndarray], limit: float) -> None:
+    """Prints the table of a problem, the least compute first."""
+    spent = {search: np.minimum(trials, limit) for search, trials in runs.items()}
+    best = next(search for search in spent if search.startswith(OURS))
     print(f"\n{name} (limit {limit})\n\n| search | reached | median | mean | {best} over it | p |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for search in sorted(spent, key=lambda search: spent[search].sum()):
-        reached = np.mean([trials is not None for trials in runs[search].values()])
-        row = f"| {search} | {reached:.0%} | {np.median(spent[search]):.1f} | {spent[search].mean():.1f} |"
+    for search, trials in spent.items():
+        reached = np.isfinite(runs[search]).mean()
+        row = f"| {search} | {reached:.0%} | {np.median(trials):.1f} | {trials.mean():.1f} |"
         if search == best:
             print(row, "| |")
         else:
-            value, low, high, p = ratio(spent[best], spent[search])
+            value, low, high, p = ratio(spent[best], trials)
             print(row, f"{value:.2f} ({low:.2f} to {high:.2f}) | {p:.2g} |")
+
+
+def draw_runs(name: str, runs: dict[str, np.ndarray], limit: float, path: Path) -> None:
+    """Draws the share of runs that have reached the target by compute: of the best searches, and of random ones."""
+    shown = [search for search in runs if search != "random"][: SERIES - 1]
+    series: list[dict[str, object]] = []
+    for rank, search in enumerate([*shown, "random"]):
+        reached = sorted(trials for trials in runs[search] if np.isfinite(trials))
+        steps = [(trials, (count + 1) / len(runs[search])) for count, trials in enumerate(reached)]
+        colour = "$gray" if search == "random" else series_colour(rank)
+        style = {"color": colour, "width": 2, "type": "solid" if search.startswith(OURS) else [6, 4]}
+        data = [(0, 0.0), *steps, (limit, len(reached) / len(runs[search]))]
+        line = {"type": "line", "name": search, "step": "end", "symbol": "none", "data": data}
+        series.append({**line, "lineStyle": style, "color": colour})
+    option = {
+        "xAxis": {"type": "value", "min": 0, "max": limit, "name": "whole trials", "nameLocation": "middle"},
+        "yAxis": value_axis(ticks(0, 1, 5), "{:.0%}".format),
+        "tooltip": {"trigger": "axis"},
+        "legend": {"data": [*shown, "random"]},
+        "series": series,
+    }
+    title = f"Share of runs within 1% of the best by compute, {name}"
+    rows = [(search, f"{np.median(np.minimum(runs[search], limit)):.1f}") for search in [*shown, "random"]]
+    save_chart(Chart(title, option, 400, ("search", "median"), rows), path, 860)
 
 
 def main() -> None:
@@ -240,12 +270,17 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", default=PROBLEMS)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("searches.jsonl"))
+    parser.add_argument("--pictures", type=Path, help="folder of the pictures")
     options = parser.parse_args()
     peers = {"SMAC3": options.smac, "syne-tune": options.syne_tune}
     for name in options.problems:
         lines = run_all(name, options.seeds, {key: python for key, python in peers.items() if python}, options.out)
-        print_table(name, lines)
+        limit = problem(name).trials
+        runs = runs_by_search(lines, limit)
+        print_table(name, runs, limit)
         sys.stdout.flush()
+        if options.pictures:
+            draw_runs(name, runs, limit, options.pictures / f"search-{name.replace(' ', '-')}.svg")
 
 
 if __name__ == "__main__":
