@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from posttrain.train.memory.activations import layer_costs
 from posttrain.train.memory.estimate import estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec, gradient_bytes
+from posttrain.train.standalone import TrainJobConfig, train_standalone
 
 Fresh = Callable[..., LanguageModel]
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
@@ -87,10 +89,10 @@ def test_ranks_like_the_rest_change_nothing(fresh: Fresh, options: dict[str, obj
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ({"nothing": 4}, "match no adapted module"),
+        ({"nothing": 4}, "`nothing` matches no adapted module"),
         ({"nothing": 0}, "matches no module"),
-        ({".*_proj": 4, "q_proj": 8}, "`q_proj` is the first to match no adapted module"),
-        ({"norm": 4}, "match no adapted module"),
+        ({".*_proj": 4, "q_proj": 8}, "`q_proj` matches no adapted module that is not an earlier"),
+        ({"norm": 4}, "`norm` matches no adapted module"),
         ({".*": 0}, "excluded"),
     ],
 )
@@ -139,3 +141,16 @@ def test_memory_is_that_of_the_ranks(fresh: Fresh) -> None:
     assert gradient_bytes(ModelSpec.from_config(fresh().model.config, config)) == 4 * sum(
         weight.numel() for weight in lm.model.parameters() if weight.requires_grad
     )
+
+
+@pytest.mark.parametrize(("pattern", "rank"), [("nothing", 4), ("nothing", 0)])
+def test_a_pattern_without_module_ends_a_training_before_any_work(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: pa.Table, pattern: str, rank: int
+) -> None:
+    monkeypatch.setattr("posttrain.train.stage.read_training_set", lambda *arguments: pytest.fail("it reads records"))
+    train = {"method": "lora", "lora": {"ranks": {pattern: rank}}}
+    config = TrainJobConfig.read({"model": str(tiny_model), "data": "memory", "train": train}, "config")
+    with pytest.raises(UserError, match="`nothing`") as raised:
+        train_standalone(tmp_path / "out", config, records, lambda folder: tiny_model)
+    assert raised.value.where == "train.lora.ranks"
+    assert not (tmp_path / "out").exists()

@@ -31,11 +31,13 @@ VALUE_NAMES = {
 }
 """Names in the rule that starts a search in a round, besides those of drift."""
 
-_CHECKED_POINTS = 50  # of the space, whose settings are tried before anything is trained
+CHECKED_POINTS = 50
+"""Points of a space whose settings are tried before anything is trained."""
 
 _WARMUP = "train.schedule.warmup"
 
-_RANKS = "train.lora.ranks."
+RANKS_PREFIX = "train.lora.ranks."
+"""The beginning of a space's names that end in a regular expression for modules, dots and all."""
 
 _LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS})
 
@@ -245,8 +247,8 @@ def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, A
     for key, value in settings.items():
         if key.startswith(SETTING_PREFIX):
             *path, last = key.split(".")
-            if key.startswith(_RANKS):  # the rest is a regular expression, dots and all
-                *path, last = *_RANKS.rstrip(".").split("."), key.removeprefix(_RANKS)
+            if key.startswith(RANKS_PREFIX):
+                *path, last = *RANKS_PREFIX.rstrip(".").split("."), key.removeprefix(RANKS_PREFIX)
             section = changed
             for name in path:
                 section = section.setdefault(name, {})
@@ -273,7 +275,7 @@ def check_settings(space: Space, base: Mapping[str, Any]) -> None:
             f"`{name}` is no setting of a training", where="tune.space", fix=f"write {SETTING_PREFIX}{name}"
         )
     generator = np.random.default_rng(0)
-    for _ in range(_CHECKED_POINTS):
+    for _ in range(CHECKED_POINTS):
         point = space.complete(space.draw(generator))
         try:
             TrainJobConfig.read(apply_settings(base, point), "tune.space")

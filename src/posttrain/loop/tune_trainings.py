@@ -17,6 +17,7 @@ from posttrain.evaluate.suite import SuiteResult, run_suite
 from posttrain.loop.held_out import split_records
 from posttrain.loop.tune_config import LOSS, SETTING_PREFIX, TuneConfig, apply_settings, check_settings
 from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
+from posttrain.loop.tune_ranks import check_rank_patterns
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.sources import fetch_once, locate
@@ -142,6 +143,7 @@ def search_trainings(
         WorkError: the first trainings have all failed.
     """
     space = Space(tune.space, tune.constraints, "tune.space")
+    check_rank_patterns(space, trial.base, trial.model)
     base = out / "trials" / "base"
 
     def open_backend() -> Backend:

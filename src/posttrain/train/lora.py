@@ -9,8 +9,12 @@ import torch
 
 from posttrain.models.language_model import DTYPES, LanguageModel
 from posttrain.models.loading import first_line
+from posttrain.models.shape import meta_model, read_config
 from posttrain.store.errors import UserError
-from posttrain.train.config import LoraConfig
+from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.objectives.registry import objective_spec
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _ADAPTER_CONFIG = "adapter_config.json"
 
@@ -18,6 +22,22 @@ _ADAPTER_CONFIG = "adapter_config.json"
 def add_adapter(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
     """Returns the model with a fresh float32 adapter as its only trainable weights."""
     return LanguageModel(attach_lora(lm.model, config), lm.tokenizer, lm.task)
+
+
+def check_ranks(source: str, config: TrainConfig) -> None:
+    """Checks the patterns of ``train.lora.ranks`` by the model's config alone; loads no weights.
+
+    Args:
+        source: the model, as `posttrain.models.sources.locate` returns it.
+        config: the training.
+
+    Raises:
+        UserError: a pattern matches no module of the model.
+    """
+    if config.method == "lora" and config.lora.ranks:
+        classifier = objective_spec(config.objective).output in ("reward", "classes")
+        model = meta_model(read_config(source), classifier=classifier)
+        attach_lora(model, config.lora, low_cpu_mem_usage=True)
 
 
 def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
@@ -59,7 +79,7 @@ def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
     used = {patterns.get(module) for module in targeted}
     for pattern, rank in config.ranks.items():
         if rank and pattern not in used:
-            what = f"`{pattern}` is the first to match no adapted module"
+            what = f"`{pattern}` matches no adapted module that is not an earlier pattern's"
             raise UserError(what, where="train.lora.ranks", fix="correct it, or move it before a wider one")
     for saved in (settings.rank_pattern or {}, settings.alpha_pattern or {}):
         for module in saved.keys() - targeted:

@@ -19,7 +19,7 @@ from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch, unused_sections
 from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
-from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.lora import add_adapter, check_ranks, merge_adapter
 from posttrain.train.memory.estimate import count_step_tasks
 from posttrain.train.memory.token_budget import resolve_token_budget
 from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mean_loss
@@ -85,6 +85,7 @@ def train(
     check_model_folder(source, weights=not from_scratch)
     if from_scratch:
         check_from_scratch(config)
+    check_ranks(str(source), config)
     config = config.with_teacher_from(Path())
     if config.precision == "auto":
         config = config.with_precision(choose_precision(count_weights(source)))

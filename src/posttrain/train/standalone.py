@@ -198,7 +198,7 @@ def _train(
     values: "Mapping[str, np.ndarray | None]",
 ) -> dict[str, Any]:
     # Here, as the command line reads this module's config: torch would make `posttrain train --help` wait for seconds.
-    from posttrain.train.lora import set_base_model
+    from posttrain.train.lora import check_ranks, set_base_model
     from posttrain.train.monitor.sinks import open_sinks
     from posttrain.train.objectives.build import record_shape
     from posttrain.train.recovery import read_recovery_log
@@ -224,7 +224,8 @@ def _train(
         log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
     source = locate(config.model, Path(), weights=False)
     if not (Path(source).is_dir() or (work / "base").exists()):
-        # Report a mistake in the records before gigabytes of weights are fetched.
+        # Report a mistake before gigabytes of weights are fetched.
+        check_ranks(source, config.train)
         read_training_set(source, records, config.train, config.task, work / "scratch")
     sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:

@@ -86,7 +86,7 @@ def _edge(parameter: Parameter, value: Any) -> int | None:
     """Returns -1 for the lower edge, 1 for the upper one, None for neither."""
     if isinstance(parameter, Choice):
         # Of two values each is an edge.
-        if len(parameter.values) < 3 or not all(map(is_number, parameter.values)):
+        if value in (0, 1) or len(parameter.values) < 3 or not all(map(is_number, parameter.values)):
             return None
         return -1 if value == min(parameter.values) else 1 if value == max(parameter.values) else None
     share = parameter.to_unit(value)

@@ -44,6 +44,29 @@ def test_layer_costs_are_exact(train_config: TrainConfig, model: Model, row: Row
     check_layer_costs(train_config, "llama", {}, model, row, kept_bytes)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"layers.2.*": 16},
+        {"q_proj": 8, "(up|down)_proj": 0},
+        {"layers.2.self_attn.*": 0, "layers.2.mlp.*": 2},
+        {"layers.[02].*": 0},
+        {"layers.1.self_attn.*": 24, "layers.2.mlp.gate_proj": 24},
+    ],
+)
+def test_ranks_by_module_keep_at_most_what_is_estimated(
+    precision: Any, ranks: dict[str, int], model: Model, row: Row, kept_bytes: KeptBytes
+) -> None:
+    config = TrainConfig.read({"method": "lora", "precision": precision, "lora": {"rank": 4, "ranks": ranks}}, "train")
+    packed = row(LENGTHS, 300)
+    lm = model("llama", config, 4)
+    result = estimate_memory(ModelSpec.from_model(lm.model), config, MicroBatch.from_packed(packed))
+    kept = kept_bytes(lm, packed, config)
+    assert kept <= 1.01 * result.activations
+    assert result.activations < 2 * kept
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"), [("qwen2", {}), ("qwen3", {"head_dim": 32}), ("llama", {"tie_word_embeddings": False})]
 )
