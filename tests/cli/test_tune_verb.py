@@ -205,6 +205,27 @@ def test_a_population_shows_its_settings_by_step(posttrain: Call, tmp_path: Path
     assert (model / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
+def test_a_one_shot_study_names_its_model(posttrain: Call, tmp_path: Path) -> None:
+    space, out = {"train.lora.ranks.layers.1.*": [0, 2, 4]}, tmp_path / "out"
+    options = {"scheduler": "none", "sampler": None, "one_shot": True, "budget": "3 trials"}
+    config = write(tmp_path, space=space, **options)
+    mistake = posttrain("tune", config, "--out", out).mistake
+    assert mistake.endswith("searches ranks of LoRA, and all weights are trained; use method: lora")
+    values = yaml.safe_load(config.read_text())
+    values["train"] |= {"method": "lora", "epochs": 1}
+    config.write_text(yaml.safe_dump(values))
+    outcome = posttrain("tune", config, "--out", out)
+    assert outcome.code == 0, outcome
+    assert "trains the supernet" in outcome.err
+    assert "the best sub-network, with an adapter of " in outcome.err
+    assert outcome.out.splitlines()[-2:] == [
+        f"the best sub-network: {out / 'model'}; to train its ranks alone:",
+        f"posttrain train --config {out / 'best.yaml'} --out MODEL",
+    ]
+    assert (out / "model" / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_a_population_of_ranks_is_refused(posttrain: Call, tmp_path: Path) -> None:
     space = {"train.lora.rank": [4, 8], "train.method": "lora"}
     config = write(tmp_path, space=space, scheduler={"name": "pb2", "max_resource": 3}, sampler=None)

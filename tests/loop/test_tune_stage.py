@@ -200,6 +200,7 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
         ({"held_out": "nothing.csv"}, "tune.held_out: no such file: nothing.csv"),
         ({"storage": "postgresql://h/d"}, "tune.storage: a round keeps its study in the workspace"),
         ({"objectives": ["loss", "seconds"]}, "tune.objectives: a round chooses settings by one metric; name a metric"),
+        ({"one_shot": True}, "tune.one_shot: leaves a model, and a round trains its own"),
         ({"warm_start": "studies"}, "tune.warm_start: a round starts from the studies of the rounds before it"),
         ({"budget": "5 EUR"}, "tune.budget: EUR is spent at a price, and there is none"),
         ({"initial": [{RATE: 1.0}]}, "tune.initial: {train.learning_rate: 1.0} is no point of the space"),

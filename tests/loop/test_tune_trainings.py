@@ -12,9 +12,9 @@ import yaml
 
 from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import run_suite
-from posttrain.loop.held_out import split_records
+from posttrain.loop.held_out import metric_value, split_records
 from posttrain.loop.tune_config import TuneConfig, apply_settings
-from posttrain.loop.tune_trainings import TrainingTrial, metric_value, tune_trainings
+from posttrain.loop.tune_trainings import TrainingTrial, tune_trainings
 from posttrain.models.language_model import load_language_model
 from posttrain.models.precision import choose_precision
 from posttrain.models.task import TaskConfig

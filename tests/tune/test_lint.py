@@ -60,6 +60,7 @@ def test_a_linear_range_over_orders_of_magnitude(parameter: Parameter, expected:
         (Choice([8, 16, 32]), 32, "upper", None),
         (Choice([8, 16, 32]), 16, None, None),
         (Choice([8, 16]), 16, None, None),
+        (Choice([0, 8, 16]), 0, None, None),
         (Choice(["a", "b", "c"]), "c", None, None),
     ],
 )

@@ -63,6 +63,7 @@ def run(
     if out is None:
         raise UserError("say where the study is to be kept", where="--out")
     # After the options, as the search imports torch.
+    from posttrain.loop.one_shot import MODEL
     from posttrain.loop.tune_config import TuneJobConfig
     from posttrain.loop.tune_trainings import tune_trainings
     from posttrain.train.api import read_files
@@ -108,6 +109,8 @@ def run(
         _print_schedule(result.schedule)
         print_line(f"the trained model: {out / 'trials' / f'{result.best.number:04d}' / 'model'}")
         return
+    if section.one_shot is not None:
+        print_line(f"the best sub-network: {out / MODEL}; to train its ranks alone:")
     print_line(shlex.join(["posttrain", "train", "--config", str(out / "best.yaml"), "--out", "MODEL"]))
 
 

@@ -94,6 +94,12 @@ class StopConfig(Section):
         return gain
 
 
+class OneShotConfig(Section):
+    """A supernet that is trained once; trials measure its sub-networks (arXiv:1904.00420)."""
+
+    random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
+
+
 class TuneConfig(Section):
     """Searches the best settings of trainings."""
 
@@ -122,6 +128,10 @@ class TuneConfig(Section):
         default="none",
         description="Decides which trainings go on; its max_resource is the number of parts of a training.",
     )
+    one_shot: OneShotConfig | None = Field(
+        default=None,
+        description="Train once an adapter whose sub-networks share its weights, and measure these; true is enough.",
+    )
     initial: list[dict[str, Any]] = Field(
         default=[], description="Points of the space that are tried first, such as {train.learning_rate: 0.001}."
     )
@@ -142,6 +152,11 @@ class TuneConfig(Section):
     @classmethod
     def _names_are_enough(cls, value: Any) -> Any:
         return {READY_KEY: value} if isinstance(value, str | list) else value
+
+    @field_validator("one_shot", mode="before")
+    @classmethod
+    def _true_is_enough(cls, value: Any) -> Any:
+        return ({} if value else None) if isinstance(value, bool) else value
 
     @field_validator("held_out", mode="before")
     @classmethod

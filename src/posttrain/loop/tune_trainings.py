@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.suite import SuiteResult, run_suite
-from posttrain.loop.held_out import split_records
-from posttrain.loop.tune_config import LOSS, SETTING_PREFIX, TuneConfig, apply_settings, check_settings
+from posttrain.loop.held_out import measure, split_records
+from posttrain.loop.one_shot import OneShotTrial, one_shot_config
+from posttrain.loop.tune_config import SETTING_PREFIX, TuneConfig, apply_settings, check_settings
 from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
 from posttrain.models.language_model import LanguageModel, load_language_model
@@ -44,6 +44,8 @@ from posttrain.tune.trial import Trial
 log = logging.getLogger("posttrain")
 
 _MODEL, _EVALUATIONS = "model", "evaluations.json"
+
+_BASE = Path("trials") / "base"  # the initial model, where it had to be fetched
 
 
 def tune_trainings(
@@ -80,6 +82,7 @@ def tune_trainings(
     limit = tune.limit(budget)
     space = Space(tune.space, tune.constraints, "tune.space")
     check_settings(space, config.model_dump(mode="json"))
+    supernet = None if tune.one_shot is None else one_shot_config(config, tune, space)
     if make_scheduler(tune.scheduler).has_forks:
         _check_forks(space, config)
     if tune.several is not None:
@@ -92,17 +95,19 @@ def tune_trainings(
         )
     suite = tune.suite(bool(config.task.label_set))
     training, held_out = split_records(records, tune, config, root)
-    trial = TrainingTrial(
-        base=config.model_dump(mode="json"),
-        model=locate(config.model, Path(), weights=config.train.initialization.method == "none"),
-        records=training,
-        held_out=held_out,
-        suite=suite,
-        metrics=tune.metrics,
-        parts=training_parts(tune),
-    )
+    shared: dict[str, Any] = {
+        "base": config.model_dump(mode="json"),
+        "model": locate(config.model, Path(), weights=config.train.initialization.method == "none"),
+        "records": training,
+        "held_out": held_out,
+        "suite": suite,
+        "metrics": tune.metrics,
+    }
+    trial: TrainingTrial | OneShotTrial = TrainingTrial(**shared, parts=training_parts(tune))
+    if supernet is not None:
+        trial = OneShotTrial(**shared, supernet=supernet, folder=out.resolve())
     past = [] if tune.warm_start is None else read_past(tune.warm_start, root, "tune.warm_start", exclude=out)
-    return search_trainings(
+    result = search_trainings(
         trial,
         tune,
         out,
@@ -113,10 +118,13 @@ def tune_trainings(
         initial=tune.initial,
         past=past,
     )
+    if isinstance(trial, OneShotTrial) and result.best is not None:
+        trial.with_model(fetch_once(trial.model, out / _BASE)).export(result.best.settings)
+    return result
 
 
 def search_trainings(
-    trial: "TrainingTrial",
+    trial: "TrainingTrial | OneShotTrial",
     tune: TuneConfig,
     out: Path,
     *,
@@ -144,7 +152,7 @@ def search_trainings(
     """
     space = Space(tune.space, tune.constraints, "tune.space")
     check_rank_patterns(space, trial.base, trial.model)
-    base = out / "trials" / "base"
+    base = out / _BASE
 
     def open_backend() -> Backend:
         # Now, as everything has been checked. The model is fetched once for all trials.
@@ -165,7 +173,7 @@ def search_trainings(
         open_backend,
         space,
         budget=budget,
-        sampler=tune.sampler,
+        sampler=tune.sampler or (None if tune.one_shot is None else "evolution"),
         scheduler=tune.scheduler,
         initial=initial,
         seed=trial.base["seed"],
@@ -179,7 +187,7 @@ def search_trainings(
             "the training data": content_digest(trial.records),
             "the held-out data": content_digest(trial.held_out),
             "the model": trial.base["model"],
-            "the rest of the config": digest(_without_operations(trial.base)),
+            "the rest of the config": digest(_without_operations(trial)),
         },
         to_config=lambda best: apply_settings(trial.base, best.settings),
         stop=None if tune.stop is None else {"gain": tune.stop.gain},
@@ -270,9 +278,7 @@ class TrainingTrial:
         return True
 
     def _measure(self, lm: LanguageModel) -> Measured:
-        result = run_suite(lm, self.held_out, self.suite, "held_out")
-        values = [metric_value(result, name) for name in self.metrics]
-        return values[0] if len(values) == 1 else values
+        return measure(lm, self.held_out, self.suite, self.metrics)
 
 
 class _StopAndMeasure(Callback):
@@ -309,17 +315,6 @@ class _StopAndMeasure(Callback):
         self.value = self._measure(model)
 
 
-def metric_value(result: SuiteResult, metric: str) -> float:
-    """Returns a metric of a suite's result; of ``loss`` the mean negative log-likelihood, in nats.
-
-    It is that of a token where the suite counts tokens, else that of a record.
-    """
-    if metric != LOSS:
-        return result.metrics[metric]
-    count = result.counts.get("tokens", result.counts["records"])
-    return -result.counts["log_likelihood_sum"] / max(1.0, count)
-
-
 def training_parts(tune: TuneConfig) -> int:
     """Returns the number of parts that the scheduler cuts a training into.
 
@@ -341,10 +336,12 @@ def _values(base: Mapping[str, Any], space: Space) -> dict[str, Any]:
     return values
 
 
-def _without_operations(base: Mapping[str, Any]) -> dict[str, Any]:
+def _without_operations(trial: "TrainingTrial | OneShotTrial") -> dict[str, Any]:
     """Returns what decides the result of a training, but for data and model."""
+    base = trial.base
     train = {key: value for key, value in base["train"].items() if key not in OPERATIONAL_SECTIONS}
-    return {"train": train, "task": base["task"], "seed": base["seed"]}
+    values = {"train": train, "task": base["task"], "seed": base["seed"]}
+    return values | ({"supernet": trial.supernet["train"]["lora"]} if isinstance(trial, OneShotTrial) else {})
 
 
 def _check_forks(space: Space, config: TrainJobConfig) -> None:

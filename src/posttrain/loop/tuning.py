@@ -181,6 +181,9 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
         raise UserError("a round chooses settings by one metric", where="tune.objectives", fix=fix)
     if tune.storage is not None:
         raise UserError("a round keeps its study in the workspace", where="tune.storage", fix="leave it out")
+    if tune.one_shot is not None:
+        what = "leaves a model, and a round trains its own"
+        raise UserError(what, where="tune.one_shot", fix="leave it out, or use posttrain tune beside the loop")
     if tune.warm_start is not None:
         what = "a round starts from the studies of the rounds before it"
         raise UserError(what, where="tune.warm_start", fix="leave it out")

@@ -56,6 +56,17 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|B|[KMG]i?B)")
 
 
+class SupernetConfig(Section):
+    """Adapters of several ranks that share weights, trained by the sandwich rule (arXiv:1903.05134)."""
+
+    ranks: dict[str, list[Annotated[int, Field(ge=0)]]] = Field(
+        {},
+        description="Ranks to train for, by patterns of `ranks`, each with that one as the greatest: a lesser one uses "
+        "the first rows and columns.",
+    )
+    random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
+
+
 class LoraConfig(Section):
     """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685), through peft."""
 
@@ -68,6 +79,7 @@ class LoraConfig(Section):
         description="Ranks of some modules, by a regular expression for the end of their names, such as "
         "`layers.[0-3].mlp.*: 4`; the first that matches counts; 0: no adapter.",
     )
+    supernet: SupernetConfig = Field(SupernetConfig(), description="Ranks that are trained together.")
 
     @field_validator("ranks")
     @classmethod
@@ -78,6 +90,13 @@ class LoraConfig(Section):
             except re.error as error:
                 raise ValueError(f"`{pattern}` is no regular expression: {error}") from None
         return ranks
+
+    @model_validator(mode="after")
+    def _supernet_fits(self) -> Self:
+        for pattern, ranks in self.supernet.ranks.items():
+            if max(ranks, default=None) != self.ranks.get(pattern):
+                raise ValueError(f"supernet.ranks: the greatest of `{pattern}` is not that of ranks")
+        return self
 
     def pattern_of(self, module: str) -> str | None:
         """Returns the first pattern of ``ranks`` that matches a module's name, as peft matches; None without one."""
@@ -275,6 +294,8 @@ class TrainConfig(Section):
         values["cdpo"] = {"beta": 0.1, "label_smoothing": 0.1}
         if not self.lora.ranks:
             del values["lora"]["ranks"]
+        if not self.lora.supernet.ranks:
+            del values["lora"]["supernet"]
         values["initialization"]["largest_ratio"] = 10.0
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
         values["distill_hidden"]["weight"] = 1.0

@@ -41,6 +41,7 @@ from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.recovery import Recovery, read_recovery_log
 from posttrain.train.regularization.layers import apply_noise, standardize_weights
 from posttrain.train.state import Interventions, TrainingState
+from posttrain.train.supernet import Supernet
 
 log = logging.getLogger("posttrain")
 
@@ -57,6 +58,7 @@ class TrainingParts:
         recovery: saves, resumes and rolls back.
         meter: measures its steps.
         surgery: combines the gradients of several tasks; None without `train.surgery`, or where all are of one task.
+        supernet: the sub-networks of the adapter; None unless `train.lora.supernet` has ranks.
         initial_variances: variances by layer before the first step; empty unless it is from scratch.
     """
 
@@ -67,6 +69,7 @@ class TrainingParts:
     recovery: Recovery
     meter: StepMeter
     surgery: GradientSurgery | None
+    supernet: Supernet | None
     initial_variances: list[dict[str, Any]]
 
 
@@ -130,6 +133,8 @@ def set_up_training(
         checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
         state = _initial_state(lm, config, sampler, can_go_back=lambda: bool(checkpoints.steps()))
         surgery = None if tasks is None else GradientSurgery(state.masters, config.surgery, seed, task_names)
+        is_supernet = config.method == "lora" and bool(config.lora.supernet.ranks)
+        supernet = Supernet(lm.model, config.lora, seed) if is_supernet else None
         # Hooks that stay behind would add to gradients that nobody reads.
         stack.callback(state.masters.close)
         for context in _training_contexts(lm, config, state, MicroBatch.full(budget, config, longest)):
@@ -146,7 +151,7 @@ def set_up_training(
         )
         stack.enter_context(loader)
         rates = _learning_rates(config, sampler)
-        yield TrainingParts(state, loader, rates, checkpoints, recovery, step_meter, surgery, variances)
+        yield TrainingParts(state, loader, rates, checkpoints, recovery, step_meter, surgery, supernet, variances)
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:

@@ -281,14 +281,15 @@ class Trainer:
         # how the step happens to be cut.
         divisor = count or 1.0
         scaled = divisor / (self.state.loss_scale.value if self.state.loss_scale else 1.0)
-        surgery = self.parts.surgery
+        surgery, supernet = self.parts.surgery, self.parts.supernet
         total, metrics, unit_losses, counts = 0.0, [], [], dict[int, float]()
         for task, rows, packed in zip(batch.tasks, batch.rows, batch.packed, strict=True):
             if surgery and counts and task not in counts:
                 with phase("surgery"):
                     surgery.set_aside(len(counts) - 1)  # micro-batches come task by task
             with phase("backward"):
-                loss = self.backward(packed, rows, scaled)
+                backward = partial(self.backward, packed, rows)
+                loss = supernet.backward(batch.step, backward, scaled) if supernet else backward(scaled)
             # Waits for the device, which has just finished the backward pass.
             total += loss.sum.item()
             counts[task] = counts.get(task, 0.0) + loss.count
