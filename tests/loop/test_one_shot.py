@@ -190,7 +190,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
         (
             {"space": {"train.lora.ranks.nothing": [0, 2, 4]}},
             {},
-            "train.lora.ranks: `nothing` matches no adapted no",
+            "train.lora.ranks: `nothing` matches no adapted module",
         ),
         ({"space": {ATTENTION: [0, -2]}}, {}, "Input should be greater than or equal to 0"),
     ],
