@@ -24,10 +24,13 @@ from posttrain.loop.stages.fetch import Fetch
 from posttrain.loop.state import RoundState, save_state
 from posttrain.loop.suites import check_suite_files
 from posttrain.loop.triggers import evaluate_triggers
+from posttrain.loop.tune_config import SHAPE_KEYS
+from posttrain.models.sources import locate
 from posttrain.store.database import utc_now
 from posttrain.store.errors import DamagedArtifactError, UserError, Waiting
 from posttrain.store.logs import EVENT
 from posttrain.store.workspace import Workspace
+from posttrain.tune.space import Space
 
 log = logging.getLogger("posttrain")
 
@@ -79,6 +82,7 @@ class Loop:
         runner = RoundRunner(self.workspace, self.config, until)
         last = rounds if rounds is not None else self.config.rounds or sys.maxsize
         check_suite_files(self.config, self.workspace.root)
+        self._check_shapes()
         with self.workspace.lock():
             # Before any round: a run killed between the registry's row and its link or hook must not leave them behind.
             self._mend_base()
@@ -112,6 +116,23 @@ class Loop:
             except Stopped:
                 log.info("stopped after %s; the next run resumes from here", until)
         return None
+
+    def _check_shapes(self) -> None:
+        """Raises a UserError for a shape that the base model cannot be trained in."""
+        tune, train = self.config.tune, self.config.train
+        searched = tune is not None and any(key.startswith(SHAPE_KEYS) for key in tune.space)
+        if not (searched or train.changes_shape):
+            return
+        # Here, as it loads torch.
+        from posttrain.loop.model_shapes import check_shapes
+        from posttrain.train.pruning import check_trained_shape
+
+        source = locate(self.config.model, self.workspace.root)
+        if tune is not None and searched:
+            space = Space(tune.space, tune.constraints, "tune.space")
+            check_shapes(space, {"train": train.model_dump(mode="json")}, source)
+        else:
+            check_trained_shape(source, train)
 
     def _mend_base(self) -> None:
         """Fetches the base model again if it is the champion and damaged: a rollback would have no earlier one."""

@@ -24,6 +24,9 @@ LOSS = "loss"
 SETTING_PREFIX = "train."
 """The beginning of a space's names that are keys of the config; others only help to derive values."""
 
+SHAPE_KEYS = ("train.prune.", "train.initialization.shape.")
+"""The beginnings of the keys that decide the shape of the model that is trained."""
+
 VALUE_NAMES = {
     "records": "labels of the round's training set",
     "tuned_records": "labels of the training set when settings were last tuned; 0 before",

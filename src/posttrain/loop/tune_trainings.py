@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.loop.held_out import measure, split_records
+from posttrain.loop.model_shapes import check_shapes
 from posttrain.loop.one_shot import OneShotTrial, one_shot_config
 from posttrain.loop.tune_config import SETTING_PREFIX, TuneConfig, apply_settings, check_settings
 from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
@@ -94,10 +95,12 @@ def tune_trainings(
             section="tune.",
         )
     suite = tune.suite(bool(config.task.label_set))
+    source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
+    check_shapes(space, config.model_dump(mode="json"), source)
     training, held_out = split_records(records, tune, config, root)
     shared: dict[str, Any] = {
         "base": config.model_dump(mode="json"),
-        "model": locate(config.model, Path(), weights=config.train.initialization.method == "none"),
+        "model": source,
         "records": training,
         "held_out": held_out,
         "suite": suite,

@@ -1,6 +1,7 @@
 """Reads a model's shape from its config alone: no weight is downloaded or loaded."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,16 @@ def meta_model(config: Any, *, classifier: bool = False) -> Any:
     what = "classifier" if classifier else "causal language model"
     with model_file_errors(f"no {what} has this config", "model"), torch.device("meta"):
         return kind.from_config(config, trust_remote_code=False)
+
+
+def change_config(config: Any, changes: Mapping[str, Any]) -> Any:
+    """Returns a copy of a transformers config with other values; a value of None is computed anew from the others.
+
+    Raises:
+        UserError: the family's config refuses the values.
+    """
+    with model_file_errors(f"models of type {config.model_type} cannot have this shape", "model"):
+        return type(config).from_dict({**config.to_dict(), **changes})
 
 
 def model_shape(model: Any) -> ModelShape:

@@ -103,6 +103,24 @@ class LoraConfig(Section):
         return next((pattern for pattern in self.ranks if re.match(rf"(.*\.)?({pattern})$", module)), None)
 
 
+class PruneConfig(Section):
+    """Removes the least important parts of the initial model before it is trained; see `posttrain.models.pruning`."""
+
+    layers: int | None = Field(None, ge=1, description="Decoder layers to keep; null: all.")
+    heads: int | None = Field(
+        None, ge=1, description="Query heads to keep in each layer, whole groups of those that share keys; null: all."
+    )
+    inner: int | None = Field(
+        None, ge=1, description="Channels to keep in each feed-forward block (`intermediate_size`); null: all."
+    )
+    records: int = Field(128, ge=1, description="Training records, a random sample, that importance is measured on.")
+
+    @property
+    def is_set(self) -> bool:
+        """True if the initial model is pruned."""
+        return (self.layers, self.heads, self.inner) != (None, None, None)
+
+
 class RecomputeConfig(Section):
     """Activation checkpointing (Chen et al. 2016, arXiv:1604.06174).
 
@@ -197,6 +215,7 @@ class TrainConfig(Section):
         False, description="Standardise the filters of convolutions (arXiv:1903.10520)."
     )
     initialization: InitializationConfig = Field(InitializationConfig(), description="Training from scratch.")
+    prune: PruneConfig = Field(PruneConfig(), description="Removes parts of the initial model before it is trained.")
     loader: LoaderConfig = Field(LoaderConfig(), description="Loading of examples.")
     checkpoint: CheckpointConfig = Field(
         CheckpointConfig(), description="Checkpoints, from which a killed training resumes."
@@ -238,6 +257,17 @@ class TrainConfig(Section):
         if self.surgery.method != "none" and self.batch_size == 1:
             raise ValueError("surgery compares the tasks of a step: give a step a batch_size of 2 or more")
         return self
+
+    @model_validator(mode="after")
+    def _weights_are_pruned(self) -> Self:
+        if self.prune.is_set and self.initialization.method != "none":
+            raise ValueError("prune keeps trained weights, and training from scratch (initialization.method) has none")
+        return self
+
+    @property
+    def changes_shape(self) -> bool:
+        """True if the model that is trained may have another shape than the one to start from."""
+        return self.prune.is_set
 
     @property
     def has_teacher(self) -> bool:
@@ -281,6 +311,7 @@ class TrainConfig(Section):
         unused = {name for name in ("options", "stop_loss") if not getattr(self, name)}
         unused |= {"too_long"} if self.too_long == "truncate" else set()
         unused |= {"surgery"} if self.surgery.method == "none" else set()
+        unused |= set() if self.prune.is_set else {"prune"}
         exclude = {"start", *OPERATIONAL_SECTIONS, *unused}
         values = self.with_teacher(None).model_dump(mode="json", exclude=exclude)
         # Keys of the section that were renamed or removed since: without them a workspace would train again.

@@ -13,6 +13,7 @@ from posttrain.models.shape import meta_model, read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.objectives.registry import objective_spec
+from posttrain.train.pruning import trained_config
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -36,7 +37,7 @@ def check_ranks(source: str, config: TrainConfig) -> None:
     """
     if config.method == "lora" and config.lora.ranks:
         classifier = objective_spec(config.objective).output in ("reward", "classes")
-        model = meta_model(read_config(source), classifier=classifier)
+        model = meta_model(trained_config(read_config(source), config), classifier=classifier)
         attach_lora(model, config.lora, low_cpu_mem_usage=True)
 
 

@@ -29,6 +29,7 @@ from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.monitor.meter import DecoderSize, training_flops
 from posttrain.train.objectives.build import objective_class, record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.pruning import trained_config
 from posttrain.train.standalone import TrainJobConfig
 from posttrain.train.training_set import ANY_LENGTH, require_fitting
 
@@ -110,7 +111,7 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
     precision = choose_precision(count_weights(Path(source))) if here else "bfloat16"
     train = settings.train.with_precision(precision)
     settings = settings.model_copy(update={"train": train})
-    config = read_config(source)
+    config = trained_config(read_config(source), train)
     spec = ModelSpec.from_config(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
     phases, mixes, tasks = _plan_phases(settings, source, records)

@@ -15,6 +15,7 @@ from posttrain.models.precision import choose_precision, count_weights
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
+from posttrain.store.files import remove_tree
 from posttrain.train.callbacks import CallbackList, TrainingStopped
 from posttrain.train.config import LoraConfig, TrainConfig, check_from_scratch, unused_sections
 from posttrain.train.data.mix import mix_counts
@@ -26,6 +27,7 @@ from posttrain.train.monitor.metrics import STEPS, Sink, StepValues, finite, mea
 from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.optim.config import SurgeryConfig
+from posttrain.train.pruning import check_trained_shape, pruned_base, pruning_report
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
 
@@ -71,7 +73,8 @@ def train(
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``skipped_steps`` (those whose gradient was left out:
         float16 overflowed, or the monitor decided so), ``tokens``, ``supervised_tokens``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); from scratch
-        ``initialization`` (variance of activations and gradients by layer before the first step); ``never_met`` (ids of
+        ``initialization`` (variance of activations and gradients by layer before the first step); with pruning
+        ``pruning`` (`posttrain.train.pruning.pruning_report`); ``never_met`` (ids of
         records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); ``too_long`` (ids of
         records that `train.too_long` left out); with a mix ``mixes`` (uses of each
         kind, as in `posttrain.train.data.mix.mix_counts`).
@@ -85,6 +88,7 @@ def train(
     check_model_folder(source, weights=not from_scratch)
     if from_scratch:
         check_from_scratch(config)
+    check_trained_shape(str(source), config)
     check_ranks(str(source), config)
     config = config.with_teacher_from(Path())
     if config.precision == "auto":
@@ -99,6 +103,8 @@ def train(
     units = data.units
     # Before the model is loaded: a head that the base model lacks is drawn at random.
     torch.manual_seed(seed)
+    if config.prune.is_set:
+        source = pruned_base(source, units, config, task, seed, scratch)
     lm = _load_model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
@@ -135,11 +141,15 @@ def train(
     _check_trained(lm, len(steps), skipped, config)
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
+        if config.prune.is_set:
+            remove_tree(out / "adapter")  # of a base that nobody has
     save_language_model(lm, out)
     (out / STEPS).write_text(json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8")
     optional: dict[str, Any] = {}
     if variances := trainer.parts.initial_variances:
         optional["initialization"] = variances
+    if config.prune.is_set and (report := pruning_report(source)):
+        optional["pruning"] = report
     seen = trainer.state.sampler.seen(len(steps)).reshape(len(units), units_per_record).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))

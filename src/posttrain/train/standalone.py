@@ -201,6 +201,7 @@ def _train(
     from posttrain.train.lora import check_ranks, set_base_model
     from posttrain.train.monitor.sinks import open_sinks
     from posttrain.train.objectives.build import record_shape
+    from posttrain.train.pruning import check_trained_shape
     from posttrain.train.recovery import read_recovery_log
     from posttrain.train.stage import train
     from posttrain.train.training_set import read_training_set
@@ -223,6 +224,7 @@ def _train(
     if shape != "pair" and records["rejected"].null_count < records.num_rows:
         log.warning("%s learns the chosen answers alone; dpo and others learn from both", config.train.objective)
     source = locate(config.model, Path(), weights=False)
+    check_trained_shape(source, config.train)
     if not (Path(source).is_dir() or (work / "base").exists()):
         # Report a mistake before gigabytes of weights are fetched.
         check_ranks(source, config.train)
@@ -244,8 +246,9 @@ def _train(
         )
     finally:
         sinks.close()
-    if config.train.method == "lora" and source != TINY_MODEL and not source.endswith(".gguf"):
-        set_base_model(work / "model" / "adapter", source)
+    adapter = work / "model" / "adapter"
+    if adapter.is_dir() and source != TINY_MODEL and not source.endswith(".gguf"):
+        set_base_model(adapter, source)
     recovery_log, requested = read_recovery_log(work / "scratch"), config.train.micro_batch_tokens
     tokens = recovery_log.auto_budget if requested == "auto" else requested
     assert tokens is not None, "it was decided before the first step"
