@@ -45,11 +45,11 @@ def logits(model: Any) -> Tensor:
 
 
 def drawn(lm: LanguageModel) -> LanguageModel:
-    """The model with random second factors, which a fresh adapter has as zeros."""
+    """The model with random factors, always the same; a fresh adapter has zeros as the second one."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, weight in lm.model.named_parameters():
-            if "lora_B" in name:
+            if "lora_" in name:
                 weight.normal_(0, 0.05, generator=generator)
     return lm
 
