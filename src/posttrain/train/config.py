@@ -67,6 +67,18 @@ class SupernetConfig(Section):
     random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
 
 
+class GatesConfig(Section):
+    """Gates that find ranks by module while the adapter is trained (arXiv:1712.01312)."""
+
+    share: float = Field(gt=0, lt=1, description="Share of the adapter's parameters that may stay.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="Of gates and multipliers of the share; null: 25 by the number of steps."
+    )
+    warmup: float = Field(
+        0.3, ge=0, le=1, description="Share of the steps in which the target falls from 1 to `share`."
+    )
+
+
 class LoraConfig(Section):
     """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685), through peft."""
 
@@ -80,6 +92,7 @@ class LoraConfig(Section):
         "`layers.[0-3].mlp.*: 4`; the first that matches counts; 0: no adapter.",
     )
     supernet: SupernetConfig = Field(SupernetConfig(), description="Ranks that are trained together.")
+    gates: GatesConfig | None = Field(None, description="Gates that cut components to a share; null: all stay.")
 
     @field_validator("ranks")
     @classmethod
@@ -96,6 +109,8 @@ class LoraConfig(Section):
         for pattern, ranks in self.supernet.ranks.items():
             if max(ranks, default=None) != self.ranks.get(pattern):
                 raise ValueError(f"supernet.ranks: the greatest of `{pattern}` is not that of ranks")
+        if self.supernet.ranks and self.gates is not None:
+            raise ValueError("gates and supernet both find ranks: leave one out")
         return self
 
     def pattern_of(self, module: str) -> str | None:
@@ -327,6 +342,8 @@ class TrainConfig(Section):
             del values["lora"]["ranks"]
         if not self.lora.supernet.ranks:
             del values["lora"]["supernet"]
+        if self.lora.gates is None:
+            del values["lora"]["gates"]
         values["initialization"]["largest_ratio"] = 10.0
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
         values["distill_hidden"]["weight"] = 1.0

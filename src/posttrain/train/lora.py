@@ -26,19 +26,36 @@ def add_adapter(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
 
 
 def check_ranks(source: str, config: TrainConfig) -> None:
-    """Checks the patterns of ``train.lora.ranks`` by the model's config alone; loads no weights.
+    """Checks patterns of ``train.lora.ranks``, and the share of gates, by the model's config; loads no weights.
 
     Args:
         source: the model, as `posttrain.models.sources.locate` returns it.
         config: the training.
 
     Raises:
-        UserError: a pattern matches no module of the model.
+        UserError: a pattern matches no module of the model, or the share has no room for one rank of one module.
     """
-    if config.method == "lora" and config.lora.ranks:
+    lora = config.lora
+    if config.method == "lora" and (lora.ranks or lora.gates is not None):
         classifier = objective_spec(config.objective).output in ("reward", "classes")
         model = meta_model(trained_config(read_config(source), config), classifier=classifier)
-        attach_lora(model, config.lora, low_cpu_mem_usage=True)
+        adapted = attach_lora(model, lora, low_cpu_mem_usage=True)
+        if lora.gates is not None:
+            _check_share(adapted, lora.gates.share)
+
+
+def _check_share(adapted: Any, share: float) -> None:
+    weights = {name: weight for name, weight in adapted.named_parameters() if ".lora_" in name}
+    total = sum(weight.numel() for weight in weights.values())
+    # A row of A and a column of B.
+    least = min(
+        weight[0].numel() + weights[name.replace(".lora_A.", ".lora_B.")][:, 0].numel()
+        for name, weight in weights.items()
+        if ".lora_A." in name
+    )
+    if least > share * total:
+        what = f"{share:g} of {total:,} parameters has no room for the {least:,} of one rank"
+        raise UserError(what, where="train.lora.gates.share", fix="raise it")
 
 
 def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
@@ -102,6 +119,11 @@ def _matching_patterns(model: Any, config: LoraConfig) -> dict[str, str]:
         if rank == 0 and pattern not in patterns.values():
             raise UserError(f"`{pattern}` matches no module", where="train.lora.ranks", fix="correct or remove it")
     return patterns
+
+
+def factor_module(name: str) -> str:
+    """Returns the module of the base model that a factor of an adapter is of, by the factor's name."""
+    return name.removeprefix("base_model.model.").split(".lora_")[0]
 
 
 @torch.no_grad()

@@ -38,6 +38,7 @@ from posttrain.train.optim.gradient_surgery import GradientSurgery
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
 from posttrain.train.optim.schedule import scheduled_lr
+from posttrain.train.rank_gates import RankGates
 from posttrain.train.recovery import Recovery, read_recovery_log
 from posttrain.train.regularization.layers import apply_noise, standardize_weights
 from posttrain.train.state import Interventions, TrainingState
@@ -131,7 +132,7 @@ def set_up_training(
             variances = _measure_variances(lm, objective, config, sampler.rows(0), budget, scratch, padded=padded)
         # Master weights copy the weights: whatever changes them has to come before, and what noises them after.
         checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
-        state = _initial_state(lm, config, sampler, can_go_back=lambda: bool(checkpoints.steps()))
+        state = _initial_state(lm, config, sampler, seed, can_go_back=lambda: bool(checkpoints.steps()))
         surgery = None if tasks is None else GradientSurgery(state.masters, config.surgery, seed, task_names)
         is_supernet = config.method == "lora" and bool(config.lora.supernet.ranks)
         supernet = Supernet(lm.model, config.lora, seed) if is_supernet else None
@@ -245,14 +246,16 @@ def _learning_rates(config: TrainConfig, sampler: BatchSampler) -> list[float]:
 
 
 def _initial_state(
-    lm: LanguageModel, config: TrainConfig, sampler: BatchSampler, can_go_back: Callable[[], bool]
+    lm: LanguageModel, config: TrainConfig, sampler: BatchSampler, seed: int, can_go_back: Callable[[], bool]
 ) -> TrainingState:
     masters = MasterWeights(lm.model, config.optimizer)
     ema = None if config.ema.decay is None else Ema(config.ema, masters.names, masters.masters)
     scale = LossScale(config.scaling) if config.precision == "float16" else None
     vocabulary = getattr(lm.model.config.get_text_config(), "vocab_size", 0)
     monitor = Monitor(config.watch, can_go_back, EarlyLimit.of_objective(config.objective, vocabulary))
-    return TrainingState(masters, sampler, monitor, Interventions(), ema, scale)
+    has_gates = config.method == "lora" and config.lora.gates is not None
+    gates = RankGates(masters, config.lora, seed, sampler.steps) if has_gates else None
+    return TrainingState(masters, sampler, monitor, Interventions(), ema, scale, gates)
 
 
 def _training_contexts(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.optim.config import SurgeryConfig
 from posttrain.train.pruning import check_trained_shape, pruned_base, pruning_report
+from posttrain.train.rank_gates import cut_adapter, gate_ranks
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
 
@@ -77,7 +79,7 @@ def train(
         ``pruning`` (`posttrain.train.pruning.pruning_report`); ``never_met`` (ids of
         records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); ``too_long`` (ids of
         records that `train.too_long` left out); with a mix ``mixes`` (uses of each
-        kind, as in `posttrain.train.data.mix.mix_counts`).
+        kind, as in `posttrain.train.data.mix.mix_counts`); with gates ``ranks`` (by module, as `train.lora.ranks`).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -135,17 +137,24 @@ def train(
     except TrainingStopped:
         # Now, as the trainer has given the model back as it was loaded, without what it attaches for training.
         if callbacks:
-            callbacks.on_stop(lm)
+            gates = trainer.state.gates
+            with gates.fixed() if gates else nullcontext():
+                callbacks.on_stop(lm)
         raise
     skipped = sum(step.update_ratio is None for step in steps)
     _check_trained(lm, len(steps), skipped, config)
+    ranks: dict[str, int] = {}
+    if gates := trainer.state.gates:
+        ranks = gate_ranks(gates.by_module())
+        lm = cut_adapter(lm, gates.by_module(), config.lora)
+        log.info("  gates keep %d of %d ranks, as train.lora.ranks: %s", sum(ranks.values()), len(gates.costs), ranks)
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
         if config.prune.is_set:
             remove_tree(out / "adapter")  # of a base that nobody has
     save_language_model(lm, out)
     (out / STEPS).write_text(json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8")
-    optional: dict[str, Any] = {}
+    optional: dict[str, Any] = {"ranks": ranks} if ranks else {}
     if variances := trainer.parts.initial_variances:
         optional["initialization"] = variances
     if config.prune.is_set and (report := pruning_report(source)):

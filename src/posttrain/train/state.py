@@ -17,6 +17,7 @@ from posttrain.train.monitor.monitor import Monitor
 from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
+from posttrain.train.rank_gates import RankGates
 
 log = logging.getLogger("posttrain")
 
@@ -79,6 +80,7 @@ class TrainingState:
         interventions: changes that these decisions make to the following steps.
         ema: averages of the weights; None without ``train.ema``.
         loss_scale: None unless the precision is float16.
+        gates: on the ranks of the adapter; None without ``train.lora.gates``.
         steps: the metrics of each step so far.
     """
 
@@ -88,11 +90,13 @@ class TrainingState:
     interventions: Interventions
     ema: Ema | None
     loss_scale: LossScale | None
+    gates: RankGates | None = None
     steps: list[StepValues] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns weights, averages and optimiser state by name, without a copy."""
-        return self.masters.tensors() | (self.ema.tensors() if self.ema else {})
+        tensors = self.masters.tensors() | (self.ema.tensors() if self.ema else {})
+        return tensors | (self.gates.tensors() if self.gates else {})
 
     def checkpoint(self) -> Checkpoint:
         """Returns everything, random generators included, for a checkpoint."""
@@ -117,6 +121,8 @@ class TrainingState:
         self.masters.zero_grad()
         if self.ema:
             self.ema.load(checkpoint.tensors)
+        if self.gates:
+            self.gates.load(checkpoint.tensors)
         if self.loss_scale and checkpoint.state["scale"]:  # a fork may have another precision
             self.loss_scale.load_state(checkpoint.state["scale"])
         self.sampler.load_state(checkpoint.state["order"])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.train.config import LoraConfig
-from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter
+from posttrain.train.lora import ADAPTER_WEIGHTS, add_adapter, factor_module
 from posttrain.train.objectives.loss import Loss, merge_metrics
 
 Ranks = Mapping[str, int]
@@ -42,7 +42,7 @@ class Supernet:
         for name, weight in model.named_parameters():
             if ".lora_" not in name:
                 continue
-            pattern = config.pattern_of(name.removeprefix("base_model.model.").split(".lora_")[0])
+            pattern = config.pattern_of(factor_module(name))
             if pattern in self._choices:
                 self._factors.append((pattern, _rank_dimension(name), weight))
             else:

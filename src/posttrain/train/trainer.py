@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -211,8 +212,11 @@ class Trainer:
                 decision = monitor.before_step(result.loss, norm, result.supervised, step)
         # A warning is for the log only; everything else keeps this gradient out of the weights.
         stepped = monitored and (decision is None or decision.action == "warn")
+        metrics = result.metrics
         if stepped:
             self.optimizer_step(lr, norm, scale)
+            if state.gates:
+                metrics = metrics | state.gates.step(step, scale)
         else:
             if decision and self._act(decision, [decision]):
                 return  # rolled back: this step is run again
@@ -230,7 +234,7 @@ class Trainer:
             group_norms=norms,
             update_ratio=state.masters.update_ratio if stepped else None,
             loss_scale=scale if scaler else None,
-            metrics=result.metrics,
+            metrics=metrics,
             **self.parts.meter.read(
                 tokens=sum(batch.lengths.sequences),
                 computed=batch.lengths.computed,
@@ -256,7 +260,9 @@ class Trainer:
         while True:
             random = random_state()  # a retry draws the same dropout
             try:
-                return batch, self.accumulate_gradients(batch)
+                gates = self.state.gates
+                with gates.sampled(batch.step) if gates else nullcontext():
+                    return batch, self.accumulate_gradients(batch)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
