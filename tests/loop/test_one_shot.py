@@ -11,7 +11,7 @@ import yaml
 
 from posttrain.evaluate.suite import run_suite
 from posttrain.loop import one_shot
-from posttrain.loop.held_out import metric_value
+from posttrain.loop.measured_trial import metric_value
 from posttrain.loop.tune_config import TuneConfig
 from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.models.language_model import load_language_model

@@ -12,7 +12,8 @@ import yaml
 
 from posttrain.data.records.record import concat
 from posttrain.evaluate.suite import run_suite
-from posttrain.loop.held_out import metric_value, split_records
+from posttrain.loop.held_out import split_records
+from posttrain.loop.measured_trial import metric_value
 from posttrain.loop.tune_config import TuneConfig, apply_settings
 from posttrain.loop.tune_trainings import TrainingTrial, tune_trainings
 from posttrain.models.language_model import load_language_model

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model")
 
+Request = TypeVar("Request")
+
 PERCENTILES = {"latency_p50": 50, "latency_p90": 90, "latency_p99": 99}
 _TOLERANCE = 0.02  # relative change of a tail that counts as none
 _FULL_REPEATS = 1  # repeats of all prompts; further ones are of the slowest alone
@@ -41,6 +43,15 @@ def predict_label(lm: LanguageModel, prompt: Turns) -> None:
     label_scores(lm, [prompt], lm.task.label_set, tolerance=0)
 
 
+def read_tokens(lm: LanguageModel, ids: Sequence[int]) -> None:
+    """Computes the logits behind a sequence of tokens, in one forward pass."""
+    import torch
+
+    with torch.inference_mode():
+        hidden = lm.decoder(input_ids=torch.tensor([ids], device=lm.device), use_cache=False).last_hidden_state
+        float(lm.logits(hidden[:, -1]).sum())  # the number is there once an accelerator has done all
+
+
 def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
     """Returns the function that answers a request under a suite's scorer, for ``measure_latency``."""
     return predict_label if scorer_name(suite, has_labels) == "label_likelihood" else generate_answer
@@ -48,10 +59,10 @@ def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageM
 
 def measure_latency(
     models: Mapping[str, Model],
-    prompts: Sequence[Turns],
+    prompts: Sequence[Request],
     repeats: int,
     *,
-    answer: Callable[[Model, Turns], Any],
+    answer: Callable[[Model, Request], Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
     """Measures latency percentiles of single requests.
@@ -63,7 +74,7 @@ def measure_latency(
 
     Args:
         models: Models by name, such as ``{"candidate": ..., "champion": ...}``.
-        prompts: P conversations.
+        prompts: P conversations, or other requests.
         repeats: Greatest number of A B B A repeats of a prompt.
         answer: Sends a prompt to a model, as `answer_function` returns it.
         clock: Returns monotonic seconds.

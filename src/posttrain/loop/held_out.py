@@ -1,7 +1,6 @@
-"""Holds records out of a training set, so that nothing of them is trained on, and measures models on them."""
+"""Holds records out of a training set, to measure on, so that nothing of them is trained on."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,10 @@ from posttrain.data.split.assignment import first_of_component, hash_draw, links
 from posttrain.data.split.config import SplitsConfig
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.suite import SuiteResult, run_suite
-from posttrain.loop.tune_config import LOSS, TuneConfig
-from posttrain.models.language_model import LanguageModel
+from posttrain.loop.tune_config import TuneConfig
 from posttrain.store.errors import UserError
 from posttrain.store.paths import locate_path
 from posttrain.train.standalone import TrainJobConfig
-from posttrain.tune.objectives import Measured
 
 log = logging.getLogger("posttrain")
 
@@ -113,34 +108,6 @@ def overlapping(records: pa.Table, held_out: pa.Table) -> Rows:
     outcome = apply_step(Decontaminate(), records, evaluation=held_out)
     kept = set(outcome.kept["id"].to_pylist())
     return np.array([record not in kept for record in records["id"].to_pylist()], bool)
-
-
-def measure(lm: LanguageModel, held_out: pa.Table, suite: SuiteConfig, metrics: Sequence[str]) -> Measured:
-    """Measures a model on held-out records.
-
-    Args:
-        lm: the model.
-        held_out: RECORD rows.
-        suite: the scorer of the answers.
-        metrics: names of what is measured.
-
-    Returns:
-        A value, of several metrics a list.
-    """
-    result = run_suite(lm, held_out, suite, "held_out")
-    values = [metric_value(result, name) for name in metrics]
-    return values[0] if len(values) == 1 else values
-
-
-def metric_value(result: SuiteResult, metric: str) -> float:
-    """Returns a metric of a suite's result; of ``loss`` the mean negative log-likelihood, in nats.
-
-    It is that of a token where the suite counts tokens, else that of a record.
-    """
-    if metric != LOSS:
-        return result.metrics[metric]
-    count = result.counts.get("tokens", result.counts["records"])
-    return -result.counts["log_likelihood_sum"] / max(1.0, count)
 
 
 def _near_duplicates(records: pa.Table) -> Indices:

@@ -8,11 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import yaml
 
-from posttrain.evaluate.config import SuiteConfig
-from posttrain.loop.held_out import measure
+from posttrain.loop.measured_trial import MeasuredTrial
+from posttrain.loop.model_costs import check_limits
 from posttrain.loop.tune_config import RANKS_PREFIX, TuneConfig, apply_settings
 from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.precision import choose_precision
@@ -37,27 +36,15 @@ SUPERNET, MODEL = "supernet", "model"
 _WHERE = "tune.one_shot"
 
 
-@dataclass(frozen=True)
-class OneShotTrial:
+@dataclass(frozen=True, kw_only=True)
+class OneShotTrial(MeasuredTrial):
     """The function of a one-shot study: measures the sub-network of a trial's ranks, and trains nothing.
 
     Args:
-        base: the config as JSON values, which a trial's settings are laid over.
-        model: the source of the initial model.
-        records: RECORD rows to train the supernet on.
-        held_out: RECORD rows to measure on.
-        suite: the scorer of the answers.
-        metrics: what is measured.
         supernet: the config of the supernet's training, as JSON values.
         folder: of the study.
     """
 
-    base: Mapping[str, Any]
-    model: str
-    records: pa.Table
-    held_out: pa.Table
-    suite: SuiteConfig
-    metrics: tuple[str, ...]
     supernet: Mapping[str, Any]
     folder: Path
 
@@ -66,13 +53,17 @@ class OneShotTrial:
 
         Raises:
             UserError: no module of it has an adapter.
+            Infeasible: the model is over a limit.
         """
         config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
+        costs = self.shape_costs(config.train)
         lm, supernet = _load(self.model, self.folder / SUPERNET, json.dumps(self.supernet))
         if not supernet.has_adapter(config.train.lora.ranks):
             raise UserError("no module has an adapter", where="train.lora.ranks")
         with supernet.active(config.train.lora.ranks):
-            return measure(lm, self.held_out, self.suite, self.metrics)
+            measured = self.measure(costs, lm)
+        check_limits(costs, self.limits)  # with the latency
+        return measured
 
     def with_model(self, folder: Path) -> "OneShotTrial":
         """Returns the trial with the initial model in a folder, and trains the supernet, or resumes its training."""

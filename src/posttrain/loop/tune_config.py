@@ -1,11 +1,12 @@
 """The section ``tune`` of a config: what to search over trainings, and how a trained model is measured."""
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
@@ -42,7 +43,15 @@ _WARMUP = "train.schedule.warmup"
 RANKS_PREFIX = "train.lora.ranks."
 """The beginning of a space's names that end in a regular expression for modules, dots and all."""
 
-_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS})
+MODEL_COSTS = ("parameters", "adapter_parameters", "model_bytes", "latency")
+"""Objectives that are properties of the trained model, and no metrics of a scorer; all but ``latency`` follow from its
+shape."""
+
+_LEAST = frozenset({LOSS, "perplexity", "invalid_rate", "ece", *COSTS, *MODEL_COSTS})
+
+_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _BY_LABELS, _BY_TEXT = ("label_likelihood", "exact_match"), ("exact_match", "preference", "perplexity", "token_f1")
 
@@ -103,6 +112,41 @@ class OneShotConfig(Section):
     random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
 
 
+def _read_amount(units: Mapping[str, int], example: str) -> BeforeValidator:
+    """Returns the validator of a number that may have a unit, such as 100M."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+        if match is None or match[2] not in {"", *units}:
+            raise ValueError(f"`{value}` is no amount, such as {example}; units are {', '.join(units)}")
+        return float(match[1]) * units.get(match[2], 1)
+
+    return BeforeValidator(read)
+
+
+_Count = Annotated[float, _read_amount(_UNITS, "100M"), Field(gt=0)]
+
+
+class LimitsConfig(Section):
+    """The most that a trained model may have or take; what is known before a training is asked before it."""
+
+    parameters: _Count | None = Field(default=None, description="Weights of the model, such as 100M.")
+    adapter_parameters: _Count | None = Field(default=None, description="Weights of its LoRA adapter, such as 500K.")
+    model_bytes: Annotated[float, _read_amount(_BYTES, "200MB"), Field(gt=0)] | None = Field(
+        default=None, description="Bytes of its weights as they are saved, such as 200MB."
+    )
+    latency: float | None = Field(
+        default=None, gt=0, description="Seconds of a forward pass over a held-out record, the median."
+    )
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The limits that are set, by their names in `MODEL_COSTS`."""
+        return {name: limit for name in MODEL_COSTS if (limit := getattr(self, name)) is not None}
+
+
 class TuneConfig(Section):
     """Searches the best settings of trainings."""
 
@@ -114,12 +158,16 @@ class TuneConfig(Section):
     metric: str = Field(default=LOSS, description="What is measured: loss, or a metric of the scorer.")
     objectives: list[str | dict[str, Any]] = Field(
         default=[],
-        description="Several in place of metric: names, or {metric, maximize, limit}; also seconds, tokens "
-        "and memory_bytes.",
+        description="Several in place of metric: names, or {metric, maximize, limit}; also seconds, tokens, "
+        "memory_bytes, parameters, adapter_parameters, model_bytes and latency.",
     )
     choose: str = Field(
         default="knee",
         description="Of several objectives: which trial of the front is the best: knee, or such as loss within 1%.",
+    )
+    limits: LimitsConfig = Field(
+        default=LimitsConfig(),
+        description="The most that a model may have or take, such as {parameters: 100M}.",
     )
     maximize: bool | None = Field(default=None, description="Whether greater is better; null: as the metric has it.")
     budget: str | int | None = Field(default=None, description="What it may spend, such as 50 trials, 2h.")
@@ -208,7 +256,8 @@ class TuneConfig(Section):
         """
         if not self.objectives:
             return None
-        return read_objectives(self.objectives, self.choose, "tune.objectives", lambda name: name not in _LEAST)
+        costs = (*COSTS, *MODEL_COSTS)
+        return read_objectives(self.objectives, self.choose, "tune.objectives", lambda name: name not in _LEAST, costs)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -219,8 +268,12 @@ class TuneConfig(Section):
         """Returns the suite that has the metric, or those of all objectives.
 
         Raises:
-            UserError: the scorer has no such metric, or no scorer has.
+            UserError: the scorer has no such metric, or no scorer has, or it is a cost of the model.
         """
+        if self.metrics[0] in MODEL_COSTS and not self.objectives:
+            what = f"only {self.metric}: what a model costs is least if it can do nothing"
+            raise UserError(what, where="tune.metric", fix="set tune.limits, or name it in tune.objectives with others")
+        scored = [name for name in self.metrics if name not in MODEL_COSTS]
         if self.held_out.scorer is not None:
             candidates: tuple[str, ...] = (self.held_out.scorer,)
         elif LOSS in self.metrics:
@@ -231,14 +284,14 @@ class TuneConfig(Section):
         for name in candidates:
             metrics = SCORERS[name].metrics | (SCORERS[name].label_metrics if has_labels else frozenset())
             known[name] = metrics | ({LOSS} if "log_likelihood_sum" in metrics else frozenset())
-            if known[name].issuperset(self.metrics):
+            if known[name].issuperset(scored):
                 return self.held_out.model_copy(update={"scorer": name})
         where = "tune.objectives" if self.objectives else "tune.metric"
         every = sorted(frozenset().union(*known.values()))
-        for metric in self.metrics:
+        for metric in scored:
             if metric not in every:
                 raise UserError(f"there is no metric `{metric}` here", where=where, fix=suggest(metric, every))
-        what = f"no scorer measures all of {', '.join(self.metrics)}"
+        what = f"no scorer measures all of {', '.join(scored)}"
         raise UserError(what, where=where, fix="leave some out")
 
 
@@ -257,6 +310,16 @@ class TuneJobConfig(TrainJobConfig):
     def training(self) -> TrainJobConfig:
         """The training alone."""
         return TrainJobConfig.model_construct(**{name: getattr(self, name) for name in TrainJobConfig.model_fields})
+
+
+def check_model_costs(tune: TuneConfig, train: TrainConfig) -> None:
+    """Raises a UserError if the size of an adapter is asked for, and a trial may train none."""
+    if "adapter_parameters" in (*tune.metrics, *tune.limits.values):
+        methods = {train.method} if "train.method" not in tune.space else {"full"}
+        if methods != {"lora"}:
+            where = "tune.limits" if "adapter_parameters" in tune.limits.values else "tune.objectives"
+            what = "`adapter_parameters` are those of LoRA, and trials may train all weights"
+            raise UserError(what, where=where, fix="set train.method to lora, or use parameters")
 
 
 def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

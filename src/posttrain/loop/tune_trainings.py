@@ -5,18 +5,25 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from posttrain.evaluate.config import SuiteConfig
-from posttrain.loop.held_out import measure, split_records
+from posttrain.loop.held_out import split_records
+from posttrain.loop.measured_trial import MeasuredTrial
+from posttrain.loop.model_costs import check_limits
 from posttrain.loop.model_shapes import check_shapes
 from posttrain.loop.one_shot import OneShotTrial, one_shot_config
-from posttrain.loop.tune_config import SETTING_PREFIX, TuneConfig, apply_settings, check_settings
+from posttrain.loop.tune_config import (
+    SETTING_PREFIX,
+    TuneConfig,
+    apply_settings,
+    check_model_costs,
+    check_settings,
+)
 from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
 from posttrain.models.language_model import LanguageModel, load_language_model
@@ -95,6 +102,7 @@ def tune_trainings(
             section="tune.",
         )
     suite = tune.suite(bool(config.task.label_set))
+    check_model_costs(tune, config.train)
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
     check_shapes(space, config.model_dump(mode="json"), source)
     training, held_out = split_records(records, tune, config, root)
@@ -105,6 +113,7 @@ def tune_trainings(
         "held_out": held_out,
         "suite": suite,
         "metrics": tune.metrics,
+        "limits": tune.limits.values,
     }
     trial: TrainingTrial | OneShotTrial = TrainingTrial(**shared, parts=training_parts(tune))
     if supernet is not None:
@@ -191,6 +200,7 @@ def search_trainings(
             "the held-out data": content_digest(trial.held_out),
             "the model": trial.base["model"],
             "the rest of the config": digest(_without_operations(trial)),
+            **({"the limits": json.dumps(dict(trial.limits))} if trial.limits else {}),
         },
         to_config=lambda best: apply_settings(trial.base, best.settings),
         stop=None if tune.stop is None else {"gain": tune.stop.gain},
@@ -200,8 +210,8 @@ def search_trainings(
     )
 
 
-@dataclass(frozen=True)
-class TrainingTrial:
+@dataclass(frozen=True, kw_only=True)
+class TrainingTrial(MeasuredTrial):
     """The function of the study: trains with a trial's settings, and measures what was trained.
 
     A training is cut into equal parts. After each the training stops behind its checkpoint, the model is measured, and
@@ -210,42 +220,36 @@ class TrainingTrial:
     checkpoint with its own settings.
 
     Args:
-        base: the config as JSON values, which a trial's settings are laid over.
-        model: the source of the initial model.
-        records: RECORD rows to train on.
-        held_out: RECORD rows to measure on.
-        suite: the scorer of the answers.
-        metrics: what is measured.
         parts: number of parts, which is the resource of a whole training.
         difficulties: float64 [records], a higher one is harder; None: as the config has it.
         weights: float64 [records], of the records in the loss; None: as the config has it.
     """
 
-    base: Mapping[str, Any]
-    model: str
-    records: pa.Table
-    held_out: pa.Table
-    suite: SuiteConfig
-    metrics: tuple[str, ...]
     parts: int
     difficulties: np.ndarray | None = None
     weights: np.ndarray | None = None
 
     def __call__(self, trial: TrialContext) -> Measured:
-        """Runs a trial from where it is; returns the value of the trained model, of several metrics a list."""
+        """Runs a trial from where it is; returns the value of the trained model, of several metrics a list.
+
+        Raises:
+            Infeasible: the model is over a limit.
+        """
         file = trial.folder / _EVALUATIONS
         values: list[Measured] = json.loads(file.read_bytes()) if file.exists() else []
         if values:  # its report may have been lost in a kill
             trial.report(len(values), values[-1])
         config = TrainJobConfig.read(apply_settings(self.base, trial.settings), f"trial {trial.number}")
+        costs = self.shape_costs(config.train)  # before anything is trained
         while len(values) < self.parts:
             early = trial.folder.parent / EARLY_FOLDER / f"{trial.number:04d}.json"
-            measure = _StopAndMeasure((len(values) + 1) / self.parts, self._measure, early)
+            measure = _StopAndMeasure((len(values) + 1) / self.parts, partial(self.measure, costs), early)
             finished = self._train(trial.folder / _MODEL, config, measure)
             if finished:
                 lm = load_language_model(trial.folder / _MODEL, config.task, choose_precision())
-                measure.value = self._measure(lm)
+                measure.value = self.measure(costs, lm)
             assert measure.value is not None, "the training was stopped, and its model measured"
+            check_limits(costs, self.limits)  # with the latency
             values.append(measure.value)
             write_atomically(file, json.dumps(values).encode())
             trial.report(len(values), values[-1], tokens=measure.tokens)
@@ -279,9 +283,6 @@ class TrainingTrial:
         finally:
             log.setLevel(level)
         return True
-
-    def _measure(self, lm: LanguageModel) -> Measured:
-        return measure(lm, self.held_out, self.suite, self.metrics)
 
 
 class _StopAndMeasure(Callback):

@@ -12,6 +12,7 @@ from posttrain.loop.tune_config import (
     VALUE_NAMES,
     TuneConfig,
     apply_settings,
+    check_model_costs,
     check_settings,
 )
 from posttrain.store.errors import UserError, suggest
@@ -207,6 +208,7 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
         what = "finds a schedule of settings, which the round's training cannot follow"
         raise UserError(what, where="tune.scheduler", fix="use asha, or posttrain tune beside the loop")
     tune.suite(has_labels)
+    check_model_costs(tune, config.train)
     if tune.held_out.share is None and not locate_path(root, tune.held_out.data).exists():
         raise UserError(
             f"no such file: {tune.held_out.data}", where="tune.held_out", fix="check the path, or hold out 10%"

@@ -6,6 +6,7 @@ __all__ = [
     "Choice",
     "Derived",
     "Float",
+    "Infeasible",
     "Int",
     "Objective",
     "Space",
@@ -18,7 +19,7 @@ __all__ = [
 if TYPE_CHECKING:
     from posttrain.tune import spaces
     from posttrain.tune.api import TuneResult, minimize
-    from posttrain.tune.context import TrialContext
+    from posttrain.tune.context import Infeasible, TrialContext
     from posttrain.tune.objectives import Objective
     from posttrain.tune.parameters import Choice, Derived, Float, Int
     from posttrain.tune.space import Space
@@ -32,6 +33,7 @@ def __getattr__(name: str) -> Any:
         "Choice": "parameters",
         "Derived": "parameters",
         "Float": "parameters",
+        "Infeasible": "context",
         "Int": "parameters",
         "Objective": "objectives",
         "Space": "space",

@@ -19,6 +19,13 @@ class TrialInterrupted(BaseException):
         self.decision = decision
 
 
+class Infeasible(Exception):
+    """Raised by a trial's function whose settings break a limit, such as a model that is too large, with the reason.
+
+    The trial ends as a failed one, of which samplers learn; however many there are, the study goes on.
+    """
+
+
 class TrialContext:
     """The argument of a study's function: settings, a folder, and reports.
 

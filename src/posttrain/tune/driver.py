@@ -155,7 +155,7 @@ class Driver:
         """Records the end of a run; `Handler.ended`."""
         before, trial = self._running.pop(number), self._study.trials[number]
         self._packing.measure(outcome.memory_bytes)
-        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind != "failed"):
+        if trial.ended or (trial.state is TrialState.PAUSED and outcome.kind not in ("failed", "infeasible")):
             self._clean_up(number)
             return
         if outcome.kind == "killed" and self._kills.get(number, 0) < _RUNS_AFTER_KILLS:
@@ -187,6 +187,7 @@ class Driver:
             seconds=seconds,
             tokens=tokens,
             memory_bytes=memory,
+            feasible=outcome.kind != "infeasible",
         )
         self._clean_up(number)
 
@@ -221,10 +222,12 @@ class Driver:
         state = TrialState.FINISHED if finished else TrialState.STOPPED
         self._end(number, state, values=report.values, memory_bytes=self._memory.get(number, 0))
 
-    def _end(self, number: int, state: TrialState, *, error: str = "", **values: Any) -> None:
+    def _end(self, number: int, state: TrialState, *, error: str = "", feasible: bool = True, **values: Any) -> None:
         trial = self._study.end(number, state, self.seconds, error=error, **values)
         self._scheduler.ended(number, self._loss(trial))
         self._observe(trial)
+        if not feasible:  # nothing is wrong with the function
+            return
         self._failures = self._failures + 1 if state is TrialState.FAILED else -math.inf
         if self._failures >= _FAILURES and all(trial.latest is None for trial in self._study.trials):
             raise WorkError(f"the first {_FAILURES} trials have failed; the last: {error}")

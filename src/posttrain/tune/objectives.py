@@ -157,7 +157,11 @@ class Objectives:
 
 
 def read_objectives(
-    values: Sequence[Any], choose: str = KNEE, where: str = "objectives", maximize: Callable[[str], bool] | None = None
+    values: Sequence[Any],
+    choose: str = KNEE,
+    where: str = "objectives",
+    maximize: Callable[[str], bool] | None = None,
+    costs: Sequence[str] = COSTS,
 ) -> Objectives:
     """Reads a list of objectives.
 
@@ -166,15 +170,16 @@ def read_objectives(
         choose: the rule that chooses a trial of the front.
         where: the key, named in errors.
         maximize: returns whether greater values of a name are better where its entry does not say; False by default.
+        costs: names of objectives that are least if nothing is done.
 
     Raises:
-        UserError: an entry is no objective, one is there twice, none is measured by the function, or the rule is none.
+        UserError: an entry is no objective, one is there twice, all are costs, or the rule is none.
     """
-    items = tuple(_read(value, where, maximize or (lambda name: False)) for value in values)
+    items = tuple(_read(value, where, maximize or (lambda name: False), costs) for value in values)
     names = [item.name for item in items]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"`{repeated[0]}` is there twice", where=where, fix="name each objective once")
-    if not items or all(name in COSTS for name in names):
+    if not items or all(name in costs for name in names):
         what = f"only {', '.join(names)}: what a trial costs is least if it does nothing" if items else "are empty"
         raise UserError(what, where=where, fix="add what the trial is to be good at")
     rule = _WITHIN.fullmatch(choose)
@@ -184,7 +189,7 @@ def read_objectives(
     return Objectives(items, choose)
 
 
-def _read(value: Any, where: str, maximize: Callable[[str], bool]) -> Objective:
+def _read(value: Any, where: str, maximize: Callable[[str], bool], costs: Sequence[str]) -> Objective:
     if isinstance(value, Objective):
         return value
     entry = {"metric": value} if isinstance(value, str) else value
@@ -199,7 +204,7 @@ def _read(value: Any, where: str, maximize: Callable[[str], bool]) -> Objective:
         isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit)
     ):
         raise UserError(f"the limit of `{name}` is no number", where=where, fix=fix)
-    if name in COSTS and greater:
+    if name in costs and greater:
         raise UserError(f"`{name}` is what a trial costs, and cannot be maximised", where=where, fix="leave it out")
     return Objective(name, maximize(name) if greater is None else greater, None if limit is None else float(limit))
 

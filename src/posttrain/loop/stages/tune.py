@@ -127,8 +127,10 @@ class Tune(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """Returns the sections that decide the search, the settings in force, and what the rule was decided by."""
+        tune = _section(context)
         return {
-            "tune": _section(context).model_dump(mode="json"),
+            # Left out where unused, as keys are older than the limits.
+            "tune": tune.model_dump(mode="json", exclude=None if tune.limits.values else {"limits"}),
             "training": self.training.settings(replace(context, config=self.base)),
             "before": self._before(context),
             "configured": self._configured(context),
@@ -217,6 +219,7 @@ class Tune(Stage):
             parts=training_parts(tune),
             difficulties=None if training.difficulties is None else training.difficulties[rows],
             weights=None if training.weights is None else training.weights[rows],
+            limits=tune.limits.values,
         )
 
     def _before(self, context: RoundContext) -> dict[str, Any]:
@@ -263,14 +266,14 @@ def _rule_values(context: RoundContext) -> dict[str, float]:
 
 def _measure(trial: "TrainingTrial", settings: Mapping[str, Any], folder: Path) -> float | None:
     """Trains with settings outside of the study; returns the value, None where the training fails."""
-    from posttrain.tune.context import TrialContext
+    from posttrain.tune.context import Infeasible, TrialContext
     from posttrain.tune.objectives import read_measured
     from posttrain.tune.schedulers.base import Decision
 
     make_folder(folder)
     try:
         measured = trial(TrialContext(0, settings, folder, 0, None, 0, lambda step, value, tokens: Decision.CONTINUE))
-    except WorkError as error:
+    except (WorkError, Infeasible) as error:
         log.warning("  the training with the settings before failed: %s", error)
         return None
     (value,) = read_measured(measured, trial.metrics)

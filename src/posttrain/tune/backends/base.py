@@ -39,7 +39,7 @@ class Job:
     objectives: tuple[str, ...] = ("value",)
 
 
-OutcomeKind = Literal["returned", "interrupted", "failed", "killed"]
+OutcomeKind = Literal["returned", "interrupted", "failed", "infeasible", "killed"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; or ``killed``, by a signal from
-            outside, so that it may be run again.
+        kind: ``returned``; ``interrupted`` by the answer to a report; ``failed``; ``infeasible``, as the settings break
+            a limit; or ``killed``, by a signal from outside, so that it may be run again.
         value: what the function returned.
         error: why it failed, in a line.
         seconds: that the run took.

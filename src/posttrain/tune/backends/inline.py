@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from posttrain.jobs.memory import peak_bytes
 from posttrain.tune.backends.base import Backend, Handler, Job, Outcome, OutcomeKind, TrialFunction, error_line
-from posttrain.tune.context import TrialContext, TrialInterrupted
+from posttrain.tune.context import Infeasible, TrialContext, TrialInterrupted
 from posttrain.tune.objectives import Measured, read_measured
 from posttrain.tune.schedulers.base import Decision
 from posttrain.tune.trial import Report
@@ -70,6 +70,8 @@ def run_job(function: TrialFunction, job: Job, report: Callable[[Report, int], D
         return outcome("returned", first, others)
     except TrialInterrupted:
         return outcome("interrupted")
+    except Infeasible as error:
+        return outcome("infeasible", error=str(error))
     # Whatever the function raises is recorded with its trial.
     except Exception as error:  # noqa: BLE001
         return outcome("failed", error=error_line(error))

@@ -1,0 +1,78 @@
+"""The costs of a trained model: its weights and bytes, which follow from its shape, and its latency."""
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.evaluate.latency import measure_latency, read_tokens
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.shape import meta_model, read_config
+from posttrain.train.config import TrainConfig
+from posttrain.train.data.encoding import encode
+from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.pruning import trained_config
+from posttrain.tune.context import Infeasible
+
+_RECORDS, _REPEATS = 32, 5  # of a measurement of latency
+
+_SAVED_BYTES = 2  # of a number, as trained models are saved in bfloat16
+
+
+def shape_costs(folder: Path, train: TrainConfig) -> dict[str, float]:
+    """Returns the costs of the model that a training makes, before it is trained; no weight is read.
+
+    Args:
+        folder: holds the config of the model to start from.
+        train: settings of the training.
+
+    Returns:
+        ``parameters``: weights of the merged model, a tied head counted once; ``adapter_parameters``: those of its LoRA
+        adapter, with method ``lora``; ``model_bytes``: bytes of the tensors that are saved.
+
+    Raises:
+        UserError: the model cannot have the shape that the training asks for.
+    """
+    config = trained_config(read_config(str(folder)), train)
+    model = meta_model(config)
+    # By identity: a tied head is the embedding.
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}.values()
+    costs = {
+        "parameters": float(sum(weight.numel() for weight in model.parameters())),
+        "model_bytes": float(
+            sum(
+                math.prod(tensor.shape) * (_SAVED_BYTES if tensor.is_floating_point() else tensor.element_size())
+                for tensor in tensors
+            )
+        ),
+    }
+    if train.method == "lora":
+        costs["adapter_parameters"] = float(ModelSpec.from_config(config, train).table()["adapter"])
+    return costs
+
+
+def measure_model_latency(lm: LanguageModel, records: pa.Table) -> float:
+    """Returns the seconds of a forward pass over one record, the median over up to 32 records.
+
+    The first pass is not timed, and each record is passed up to ten times, of which the fastest counts. An adapter that
+    is not merged yet is left out, as the merged model has the same shape without it.
+    """
+    units, _ = encode(lm, records.slice(0, _RECORDS), 2**30)
+    sequences = [unit[0].ids for unit in units]
+    without: Any = lm.model.disable_adapter() if hasattr(lm.model, "disable_adapter") else nullcontext()
+    with without:
+        return measure_latency({"model": lm}, sequences, _REPEATS, answer=read_tokens)["model"]["latency_p50"]
+
+
+def check_limits(costs: Mapping[str, float], limits: Mapping[str, float]) -> None:
+    """Raises `Infeasible` for the first cost that is over its limit."""
+    for name, limit in limits.items():
+        if name in costs and costs[name] > limit:
+            raise Infeasible(f"{name} {_format(costs[name])} is over the limit, {_format(limit)}")
+
+
+def _format(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 and value.is_integer() else f"{value:.4g}"
