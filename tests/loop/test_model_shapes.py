@@ -92,6 +92,18 @@ def test_a_study_of_pruned_models(deep_model: Path, tmp_path: Path) -> None:
             {},
             "`train.prune.layers`: Input should be greater than or equal to 1, as with train.prune.layers = 0",
         ),
+        # Of nine combinations, one cannot be.
+        (
+            {"train.initialization.shape.hidden": [96, 120, 64], "train.initialization.shape.heads": [2, 3, 4]},
+            {"initialization": {"method": "normal"}},
+            "tune.space: a hidden size of 64 cannot be divided among 3 heads, as with "
+            "train.initialization.shape.hidden = 64, train.initialization.shape.heads = 3; give a multiple of 6",
+        ),
+        (
+            {"train.initialization.shape.layers": [1, 2]},
+            {},
+            "a shape is for training from scratch: set a method too, or prune a trained model",
+        ),
         (
             {"train.prune.layers": [1, 2]},
             {"initialization": {"method": "normal"}},
@@ -114,3 +126,28 @@ def test_the_shapes_of_a_space_that_are_possible_pass(deep_model: Path) -> None:
     check_shapes(Space(entries), base, str(deep_model))
     wrong = Space({**entries, "train.prune.layers": {"int": [1, 5]}}, ["train.prune.layers < 5"])
     check_shapes(wrong, base, str(deep_model))  # what constraints exclude is not drawn
+
+
+@pytest.mark.slow
+def test_a_study_of_shapes_from_scratch(deep_model: Path, tmp_path: Path) -> None:
+    shape = "train.initialization.shape"
+    space = {f"{shape}.layers": {"int": [1, 4]}, f"{shape}.hidden": [32, 64, 96], f"{shape}.inner": [64, 128]}
+    tune = {
+        "space": {**space, f"{shape}.heads": 2},
+        "sampler": {"name": "evolution", "population": 3, "tournament": 2},
+        "limits": {"parameters": "60K"},
+        "budget": "8 trials",
+    }
+    result = study(deep_model, tmp_path, tune, initialization={"method": "normal"})
+    finished = [trial for trial in result.trials if not trial.error]
+    assert finished
+    assert len(finished) < len(result.trials)
+    for trial in result.trials:
+        layers, hidden, inner = (trial.settings[f"{shape}.{name}"] for name in ("layers", "hidden", "inner"))
+        # Embeddings, norms, queries and outputs, one of two heads for keys and values, and the feed-forward block.
+        count = 261 * hidden + hidden + layers * (2 * hidden + 3 * hidden**2 + 3 * hidden * inner)
+        assert bool(trial.error) == (count > 60_000)
+        assert not trial.error or trial.error == f"parameters {count:,} is over the limit, 60,000"
+    assert (
+        yaml.safe_load((tmp_path / "out" / "best.yaml").read_text())["train"]["initialization"]["shape"]["heads"] == 2
+    )

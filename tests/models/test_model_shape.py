@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.shape import ModelShape, meta_model, model_shape, read_chat, read_config
+from posttrain.models.shape import ModelShape, meta_model, model_shape, read_chat, read_config, resized_config
 from posttrain.models.sources import DEMO_MODEL, locate
 from posttrain.store.errors import UserError
 
@@ -107,3 +108,72 @@ def test_no_model_is_a_one_line_error(tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def small_config(family: str, **changes: Any) -> Any:
+    values = {"vocab_size": 50, "hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 4}
+    return AutoConfig.for_model(family, **{**values, "intermediate_size": 80, "pad_token_id": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "changes", "expected"),
+    [
+        ("llama", {}, {"hidden": 64, "heads": 4}, (4, 64, 4, 4, 16, 80)),
+        ("llama", {"num_key_value_heads": 2}, {"heads": 12, "inner": 30}, (4, 48, 12, 2, 4, 30)),
+        ("llama", {"num_key_value_heads": 2}, {"heads": 4, "kv_heads": 4, "layers": 7}, (7, 48, 4, 4, 12, 80)),
+        # A head size of its own stays.
+        ("qwen3", {"num_key_value_heads": 2, "head_dim": 10}, {"hidden": 50, "layers": 2}, (2, 50, 6, 2, 10, 80)),
+        ("gemma3_text", {"num_key_value_heads": 2, "head_dim": 16}, {"layers": 9}, (9, 48, 6, 2, 16, 80)),
+        ("gpt2", {}, {"hidden": 60, "heads": 4, "layers": 1, "inner": 33}, (1, 60, 4, 4, 15, 33)),
+    ],
+)
+def test_a_resized_config_is_that_of_a_model(
+    family: str, before: dict[str, int], changes: dict[str, int], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    config = small_config(family, **before)
+    resized_config(config, "shape", **changes).save_pretrained(tmp_path)
+    resized = AutoConfig.from_pretrained(tmp_path)
+    model: Any = AutoModelForCausalLM.from_config(resized).eval()
+    shape = model_shape(model)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size, shape.inner) == expected
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 50)
+    if (types := getattr(resized, "layer_types", None)) is not None:
+        assert types == small_config(family, **before, num_hidden_layers=expected[0]).layer_types
+    assert resized_config(config, "shape").to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "changes", "message"),
+    [
+        (
+            "llama",
+            {},
+            {"hidden": 50},
+            "s.hidden: a hidden size of 50 cannot be divided among 6 heads; give a multiple of",
+        ),
+        (
+            "llama",
+            {},
+            {"heads": 5},
+            "s.heads: a hidden size of 48 cannot be divided among 5 heads; give a multiple of 10",
+        ),
+        ("llama", {}, {"heads": 16}, "s.heads: a hidden size of 48 cannot be divided among 16 heads"),
+        ("llama", {}, {"kv_heads": 4}, "s.kv_heads: 6 heads cannot share 4 key and value heads"),
+        ("llama", {"num_key_value_heads": 3}, {"heads": 4}, "s.heads: 4 heads cannot share 3 key and value heads"),
+        # The family's own demand, whatever the size of its heads.
+        (
+            "gemma2",
+            {"num_key_value_heads": 2, "head_dim": 16},
+            {"hidden": 50},
+            "s: models of type gemma2 cannot have this",
+        ),
+        ("gpt2", {}, {"kv_heads": 2}, "s.kv_heads: models of type gpt2 have no groups of heads"),
+        ("mamba", {}, {"heads": 2}, "s: models of type mamba have no shape that is known here"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(
+    family: str, before: dict[str, int], changes: dict[str, int], message: str
+) -> None:
+    config = AutoConfig.for_model("mamba") if family == "mamba" else small_config(family, **before)
+    with pytest.raises(UserError, match=message):
+        resized_config(config, "s", **changes)

@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from posttrain.models.language_model import load_language_model
+from posttrain.models.shape import meta_model, model_shape, read_config
 from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
+from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig, ShapeConfig
+from posttrain.train.memory.weights import ModelSpec
 from posttrain.train.objectives.sft import SftObjective
+from posttrain.train.pruning import trained_config
 from posttrain.train.stage import train
 
 pytestmark = pytest.mark.slow
@@ -165,3 +168,49 @@ def test_a_folder_without_weights_needs_an_initialization(weightless_folder: Pat
     (weightless_folder / "config.json").write_text(json.dumps({}))
     with pytest.raises(UserError, match="names no model_type"):
         locate(str(weightless_folder), Path(), weights=False)
+
+
+def test_another_shape_is_trained_and_saved(
+    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    shape = ShapeConfig(layers=3, hidden=64, heads=4, kv_heads=2, inner=100)
+    config = config.model_copy(update={"initialization": GPT2.model_copy(update={"shape": shape}), "epochs": 8})
+    summary = run_training(weightless_folder, records, config, tmp_path)
+    assert summary["last_loss"] < summary["first_loss"]
+    assert [row["layer"] for row in summary["initialization"]] == ["embeddings", "0", "1", "2"]
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model_shape(model) == model_shape(meta_model(trained_config(read_config(str(weightless_folder)), config)))
+    assert (model.config.num_hidden_layers, model.config.hidden_size, model.config.head_dim) == (3, 64, 16)
+    assert (
+        ModelSpec.from_model(model).count()
+        == ModelSpec.from_config(trained_config(read_config(str(weightless_folder)), config), config).count()
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"hidden": 100}, "train.initialization.shape.hidden: a hidden size of 100 cannot be divided among 3 heads"),
+        (
+            {"heads": 4, "kv_heads": 3},
+            "train.initialization.shape.kv_heads: 4 heads cannot share 3 key and value heads",
+        ),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_before_any_work(
+    weightless_folder: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, shape: dict[str, int], message: str
+) -> None:
+    initialization = GPT2.model_copy(update={"shape": ShapeConfig(**shape)})
+    with pytest.raises(UserError, match=message):
+        run_training(weightless_folder, records, config.model_copy(update={"initialization": initialization}), tmp_path)
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_shape_is_for_training_from_scratch() -> None:
+    with pytest.raises(UserError, match="a shape is for training from scratch: set a method too, or prune"):
+        TrainConfig.read({"initialization": {"shape": {"layers": 2}}}, "train")
+    with pytest.raises(UserError, match="greater than or equal to 1"):
+        TrainConfig.read({"initialization": {"method": "normal", "shape": {"layers": 0}}}, "train")
+    assert "shape" not in TrainConfig(initialization=GPT2).key_settings()["initialization"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.importance import ActivationImportance
-from posttrain.models.shape import change_config, decoder_layers
+from posttrain.models.shape import LAYER_LISTS, change_config, decoder_layers
 from posttrain.store.errors import UserError
 
 FAMILIES = frozenset(
@@ -17,9 +17,6 @@ FAMILIES = frozenset(
 )
 """Values of ``model_type``: in these each head and each channel is a block of rows and columns of its layer's matrices
 that nothing else depends on, and the config can name the smaller model. Tests compare each with a masked model."""
-
-_LAYER_LISTS = ("layer_types", "no_rope_layers")
-"""Keys of a config that have an entry for each layer."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ def prune_model(model: Any, kept: KeptParts) -> None:
 
 def _pruned_config(config: Any, size: PrunedSize, layers: Sequence[int]) -> Any:
     changes: dict[str, Any] = {"num_hidden_layers": len(layers)}
-    for name in _LAYER_LISTS:
+    for name in LAYER_LISTS:
         if (values := getattr(config, name, None)) is not None:
             changes[name] = [values[layer] for layer in layers]
     if size.heads is not None:

@@ -20,6 +20,9 @@ from posttrain.store.errors import UserError
 GATED = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 """Names of the modules of a gated feed-forward block in most families."""
 
+LAYER_LISTS = ("layer_types", "no_rope_layers")
+"""Keys of a config that have an entry for each layer."""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -122,14 +125,73 @@ def meta_model(config: Any, *, classifier: bool = False) -> Any:
         return kind.from_config(config, trust_remote_code=False)
 
 
-def change_config(config: Any, changes: Mapping[str, Any]) -> Any:
+def change_config(config: Any, changes: Mapping[str, Any], where: str = "model") -> Any:
     """Returns a copy of a transformers config with other values; a value of None is computed anew from the others.
 
     Raises:
         UserError: the family's config refuses the values.
     """
-    with model_file_errors(f"models of type {config.model_type} cannot have this shape", "model"):
+    with model_file_errors(f"models of type {config.model_type} cannot have this shape", where):
         return type(config).from_dict({**config.to_dict(), **changes})
+
+
+def resized_config(
+    config: Any,
+    where: str,
+    *,
+    layers: int | None = None,
+    hidden: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    inner: int | None = None,
+) -> Any:
+    """Returns a copy of a transformers config with another shape; None: as it is.
+
+    A head size that is the hidden size divided by the heads stays that, another one is kept. Without ``kv_heads`` a
+    model whose query heads have each their own key and value head stays such a one. What a family says of each layer
+    follows from its rule for the number of layers.
+
+    Args:
+        where: config section of the arguments, named in errors.
+
+    Raises:
+        UserError: the numbers do not fit each other, or the family.
+    """
+    if config.get_text_config() is not config:
+        raise UserError(f"the shape of models of type {config.model_type} cannot be changed", where=where)
+    shape = {name: getattr(config, name, None) for name in ("hidden_size", "num_attention_heads")}
+    old_hidden, old_heads = shape.values()
+    if not isinstance(old_hidden, int) or not isinstance(old_heads, int):
+        raise UserError(f"models of type {config.model_type} have no shape that is known here", where=where)
+    grouped = getattr(config, "num_key_value_heads", None)
+    old_size = getattr(config, "head_dim", None)
+    new_hidden, new_heads = hidden or old_hidden, heads or old_heads
+    if kv_heads is not None and grouped is None:
+        raise UserError(f"models of type {config.model_type} have no groups of heads", where=f"{where}.kv_heads")
+    new_groups = kv_heads or (new_heads if grouped in (None, old_heads) else grouped)
+    if new_heads % new_groups:
+        what = f"{new_heads} heads cannot share {new_groups} key and value heads"
+        fix = "heads are a multiple of kv_heads"
+        raise UserError(what, where=f"{where}.{'heads' if kv_heads is None else 'kv_heads'}", fix=fix)
+    implied = old_size in (None, old_hidden // old_heads)
+    # Rotary positions turn pairs of numbers.
+    unit = 2 * new_heads if getattr(config, "rope_parameters", None) else new_heads
+    if implied and new_hidden % unit:
+        what = f"a hidden size of {new_hidden} cannot be divided among {new_heads} heads"
+        fix = f"give a multiple of {unit}, or other heads"
+        raise UserError(what, where=f"{where}.{'heads' if hidden is None else 'hidden'}", fix=fix)
+    changes = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        _inner_name(config): inner,
+        "num_key_value_heads": None if grouped is None else new_groups,
+        "head_dim": new_hidden // new_heads if implied and old_size is not None else None,
+    }
+    named = {config.attribute_map.get(name, name): value for name, value in changes.items() if value is not None}
+    # Computed anew from the number of layers.
+    by_layer = dict.fromkeys(name for name in LAYER_LISTS if layers is not None and hasattr(config, name))
+    return change_config(config, {**by_layer, **named}, where)
 
 
 def model_shape(model: Any) -> ModelShape:
@@ -181,5 +243,8 @@ def _intermediate_size(config: Any, hidden: int) -> int:
     if experts:
         width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
         return int(experts * width)
-    name = "n_inner" if hasattr(config, "n_inner") else "intermediate_size"
-    return int(getattr(config, name, None) or 4 * hidden)
+    return int(getattr(config, _inner_name(config), None) or 4 * hidden)
+
+
+def _inner_name(config: Any) -> str:
+    return "n_inner" if hasattr(config, "n_inner") else "intermediate_size"

@@ -282,7 +282,7 @@ class TrainConfig(Section):
     @property
     def changes_shape(self) -> bool:
         """True if the model that is trained may have another shape than the one to start from."""
-        return self.prune.is_set
+        return self.prune.is_set or self.initialization.shape.is_set
 
     @property
     def has_teacher(self) -> bool:
@@ -345,6 +345,8 @@ class TrainConfig(Section):
         if self.lora.gates is None:
             del values["lora"]["gates"]
         values["initialization"]["largest_ratio"] = 10.0
+        if not self.initialization.shape.is_set:
+            del values["initialization"]["shape"]
         values["distill"]["hidden"] = values["distill"].pop("hidden_weight") or None
         values["distill_hidden"]["weight"] = 1.0
         return values

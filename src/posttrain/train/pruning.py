@@ -12,7 +12,7 @@ from posttrain.models.importance import importance_by_activation
 from posttrain.models.loading import load_config
 from posttrain.models.packing import Unit
 from posttrain.models.pruning import PrunedSize, check_pruning, choose_parts, prune_model
-from posttrain.models.shape import read_config
+from posttrain.models.shape import read_config, resized_config
 from posttrain.models.task import TaskConfig
 from posttrain.store.files import disk_errors, make_folder, remove_tree, sync_tree
 from posttrain.store.hashing import digest
@@ -23,15 +23,17 @@ log = logging.getLogger("posttrain")
 
 _REPORT = "pruning.json"
 
-_WHERE = "train.prune"
+_WHERE, _SHAPE = "train.prune", "train.initialization.shape"
 
 
 def trained_config(config: Any, train: TrainConfig) -> Any:
     """Returns the transformers config of the model that is trained, given that of the model to start from.
 
     Raises:
-        UserError: the model cannot have the size that ``train.prune`` asks for.
+        UserError: the model cannot have the size that ``train.prune`` or ``train.initialization.shape`` asks for.
     """
+    if train.initialization.shape.is_set:
+        return resized_config(config, _SHAPE, **train.initialization.shape.model_dump())
     return check_pruning(config, _size(train.prune), _WHERE) if train.prune.is_set else config
 
 

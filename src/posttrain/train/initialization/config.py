@@ -30,6 +30,21 @@ class InitRuleConfig(Section):
         return match
 
 
+class ShapeConfig(Section):
+    """The shape of a transformer that is trained from scratch; null: as the model to start from has it."""
+
+    layers: int | None = Field(None, ge=1, description="Decoder layers.")
+    hidden: int | None = Field(None, ge=1, description="Width of the hidden states.")
+    heads: int | None = Field(None, ge=1, description="Query heads.")
+    kv_heads: int | None = Field(None, ge=1, description="Key and value heads, which divide the query heads.")
+    inner: int | None = Field(None, ge=1, description="Width inside a feed-forward block.")
+
+    @property
+    def is_set(self) -> bool:
+        """True if the shape differs from that of the model to start from."""
+        return any(value is not None for value in self.model_dump().values())
+
+
 class InitializationConfig(Section):
     """Training from scratch: only config and tokenizer of the model to start from are read."""
 
@@ -44,8 +59,12 @@ class InitializationConfig(Section):
         [], description="Initialisation of other parameters; the first rule that matches a name counts."
     )
 
+    shape: ShapeConfig = Field(ShapeConfig(), description="Another shape than that of the model to start from.")
+
     @model_validator(mode="after")
     def _rules_are_used(self) -> Self:
         if self.rules and self.method == "none":
             raise ValueError("rules are for training from scratch: set a method too")
+        if self.shape.is_set and self.method == "none":
+            raise ValueError("a shape is for training from scratch: set a method too, or prune a trained model")
         return self

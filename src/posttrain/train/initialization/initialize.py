@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from posttrain.models.language_model import DTYPES, LanguageModel, check_head
 from posttrain.models.loading import load_config, load_generation_config, load_tokenizer, model_file_errors
+from posttrain.models.shape import resized_config
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.initialization.config import InitializationConfig, InitMethod, InitRuleConfig
@@ -221,6 +222,8 @@ def model_from_config(
 
     what = "describes no causal language model"
     tokenizer, described = load_tokenizer(str(folder), what), load_config(str(folder), what)
+    if config.shape.is_set:
+        described = resized_config(described, "train.initialization.shape", **config.shape.model_dump())
     # For all that is not drawn below, such as a state space's decay rates; torch's own generator stays as it was.
     with model_file_errors(what, str(folder)), torch.random.fork_rng([]):
         torch.manual_seed(seed)
