@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from posttrain.evaluate.suite import run_suite
-from posttrain.loop import one_shot
 from posttrain.loop.measured_trial import metric_value
+from posttrain.loop.one_shot import OneShotTrial
 from posttrain.loop.tune_config import TuneConfig
 from posttrain.loop.tune_trainings import tune_trainings
 from posttrain.models.language_model import load_language_model
@@ -137,7 +137,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
 
     whole = run("whole")
     steps, measured = 0, 0
-    train_step, measure = Trainer.train_step, one_shot.measure
+    train_step, measure = Trainer.train_step, OneShotTrial.measure
 
     class Killed(BaseException):
         """Stands for the death of the process."""
@@ -158,7 +158,7 @@ def test_a_killed_study_has_the_same_result(tiny_model: Path, root: Path, monkey
         return measure(*arguments)
 
     monkeypatch.setattr(Trainer, "train_step", count_step)
-    monkeypatch.setattr(one_shot, "measure", count_trial)
+    monkeypatch.setattr(OneShotTrial, "measure", count_trial)
     for _ in range(3):
         with pytest.raises(Killed):
             run("killed")

@@ -108,21 +108,21 @@ def test_a_killed_search_ends_like_one_that_was_not(
     from posttrain.loop.tune_trainings import TrainingTrial
 
     whole, killed = tuned_loop, begun_loop(rounds=1, tune=TUNE, train=TRAIN)
-    measure, calls = TrainingTrial._measure, []
+    measure, calls = TrainingTrial.measure, []
 
-    def kill_in_the_second(self: Any, lm: Any) -> float:
+    def kill_in_the_second(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return measure(self, lm)
+        return measure(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingTrial, "_measure", kill_in_the_second)
+        patch.setattr(TrainingTrial, "measure", kill_in_the_second)
         with pytest.raises(KeyboardInterrupt):
             killed.run()
     assert killed.metadata.runs(stage="tune", status="done") == []
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingTrial, "_measure", lambda self, lm: calls.append(1) or measure(self, lm))
+        patch.setattr(TrainingTrial, "measure", lambda *arguments: calls.append(1) or measure(*arguments))
         killed.run(until="train")
     assert len(calls) == 4  # the first trial is not measured again
     ids = [loop.metadata.rounds()[1].detail["output tune"] for loop in (whole, killed)]

@@ -84,7 +84,15 @@ def trial(folder: Path, reports: Reports, start: int = 0, **settings: Any) -> Tr
 def function(tiny_model: Path, parts: int, **train: Any) -> TrainingTrial:
     base = job(tiny_model, **train).model_dump(mode="json")
     suite = tune_config().suite(True)
-    return TrainingTrial(base, str(tiny_model), RECORDS, HELD_OUT, suite, ("loss",), parts)
+    return TrainingTrial(
+        base=base,
+        model=str(tiny_model),
+        records=RECORDS,
+        held_out=HELD_OUT,
+        suite=suite,
+        metrics=("loss",),
+        parts=parts,
+    )
 
 
 @pytest.mark.slow
