@@ -37,7 +37,8 @@ def test_the_study_runs(run: Callable[[str, Path], str], tmp_path: Path) -> None
 
 
 def test_the_population_is_a_config() -> None:
-    tune = TuneConfig.read(yaml.safe_load(blocks("yaml")[1])["tune"], "tune")
+    config = next(block for block in blocks("yaml") if "name: pbt" in block)
+    tune = TuneConfig.read(yaml.safe_load(config)["tune"], "tune")
     assert make_scheduler(tune.scheduler).has_forks
     # 8 trainings, and 2 more after each of 9 intervals.
     assert tune.budget == f"{8 + 2 * 9} trials"
