@@ -102,6 +102,27 @@ def test_rounds_tune_as_the_data_grow(tuned_loop: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_round_tunes_ranks_by_patterns(begun_loop: Callable[..., Any]) -> None:
+    attention, feed_forward = "train.lora.ranks.self_attn.*", "train.lora.ranks.layers.1.mlp.*"
+    space = {attention: [0, 2], feed_forward: [0, 4, 8]}
+    lora = {"rank": 4, "ranks": {"layers.1.mlp.*": 8}}
+    train = {**TRAIN, "learning_rate": 1e-2, "method": "lora", "lora": lora}
+    loop = begun_loop(rounds=1, tune={**TUNE, "space": space}, train=train)
+    loop.run(until="train")
+    result = tuning(loop, 1)
+    # A pattern that the config lacks has the rank of the rest, which is no point of this space.
+    assert result.before == {attention: 4, feed_forward: 8} == result.configured
+    assert result.trials == 3
+    assert result.value is not None
+    assert result.value_before is not None
+    assert result.value <= result.value_before
+    ranks = trained_with(loop, 1)["lora"]["ranks"]
+    expected = {key.removeprefix("train.lora.ranks."): value for key, value in result.settings.items()}
+    assert {"self_attn.*": 4, **ranks} == {"self_attn.*": 4, **expected}
+    assert set(result.settings) == {attention, feed_forward}
+
+
+@pytest.mark.slow
 def test_a_killed_search_ends_like_one_that_was_not(
     tuned_loop: Any, begun_loop: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +221,7 @@ def test_too_few_records_leave_the_settings_as_they_are(begun_loop: Callable[...
         ({"held_out": "nothing.csv"}, "tune.held_out: no such file: nothing.csv"),
         ({"storage": "postgresql://h/d"}, "tune.storage: a round keeps its study in the workspace"),
         ({"objectives": ["loss", "seconds"]}, "tune.objectives: a round chooses settings by one metric; name a metric"),
+        ({"space": {"train.lora.gates.share": [0.2, 0.5]}}, "`train.lora.gates.share` has no value in force"),
         ({"one_shot": True}, "tune.one_shot: leaves a model, and a round trains its own"),
         ({"warm_start": "studies"}, "tune.warm_start: a round starts from the studies of the rounds before it"),
         ({"budget": "5 EUR"}, "tune.budget: EUR is spent at a price, and there is none"),

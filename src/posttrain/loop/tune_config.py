@@ -322,17 +322,24 @@ def check_model_costs(tune: TuneConfig, train: TrainConfig) -> None:
             raise UserError(what, where=where, fix="set train.method to lora, or use parameters")
 
 
+def setting_path(key: str) -> list[str]:
+    """Returns the keys that lead to a setting; a pattern of ranks is one, dots and all."""
+    if key.startswith(RANKS_PREFIX):
+        return [*RANKS_PREFIX.rstrip(".").split("."), key.removeprefix(RANKS_PREFIX)]
+    return key.split(".")
+
+
 def apply_settings(values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """Returns a config with settings laid over it; those whose names do not begin with ``train.`` only help others."""
     changed: dict[str, Any] = json.loads(json.dumps(values))
     for key, value in settings.items():
         if key.startswith(SETTING_PREFIX):
-            *path, last = key.split(".")
-            if key.startswith(RANKS_PREFIX):
-                *path, last = *RANKS_PREFIX.rstrip(".").split("."), key.removeprefix(RANKS_PREFIX)
+            *path, last = setting_path(key)
             section = changed
             for name in path:
-                section = section.setdefault(name, {})
+                if section.get(name) is None:  # a section that is off, such as train.lora.gates
+                    section[name] = {}
+                section = section[name]
             section[last] = value
     return changed
 

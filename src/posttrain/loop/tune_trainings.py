@@ -23,6 +23,7 @@ from posttrain.loop.tune_config import (
     apply_settings,
     check_model_costs,
     check_settings,
+    setting_path,
 )
 from posttrain.loop.tune_features import EARLY_FOLDER, data_task, early_losses, model_features
 from posttrain.loop.tune_ranks import check_rank_patterns
@@ -333,7 +334,7 @@ def _values(base: Mapping[str, Any], space: Space) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in space.parameters:
         section: Any = base
-        for key in name.split("."):
+        for key in setting_path(name):
             section = section.get(key) if isinstance(section, Mapping) else None
         if section is not None:
             values[name] = section

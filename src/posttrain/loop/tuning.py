@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.loop.adjust import adjustment_rules, config_value
 from posttrain.loop.drift import VALUE_NAMES as DRIFT_VALUES
 from posttrain.loop.tune_config import (
+    RANKS_PREFIX,
     SETTING_PREFIX,
     VALUE_NAMES,
     TuneConfig,
@@ -125,7 +126,7 @@ def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
     settings = {
         key: value
         for key, value in tuning["settings"].items()
-        if key in tuned_keys(config.tune) and tuning["configured"].get(key) == config_value(config, key)
+        if key in tuned_keys(config.tune) and tuning["configured"].get(key) == tuned_value(config, key)
     }
     if not settings:
         return config
@@ -142,6 +143,17 @@ def with_tuning(config: "Config", tuning: Mapping[str, Any] | None) -> "Config":
 def tuned_keys(tune: TuneConfig) -> list[str]:
     """Returns the keys of the config that the space sets."""
     return [key for key in tune.space if key.startswith(SETTING_PREFIX)]
+
+
+def tuned_value(config: "Config", key: str) -> Any:
+    """Returns the value in force of a key that the space sets.
+
+    A pattern of LoRA's ranks that the config lacks has the rank of the rest: that changes no training.
+    """
+    if key.startswith(RANKS_PREFIX):
+        lora = config.train.lora
+        return lora.ranks.get(key.removeprefix(RANKS_PREFIX), lora.rank)
+    return config_value(config, key)
 
 
 def tuning_rule(tune: TuneConfig) -> Rule:
@@ -192,6 +204,9 @@ def check_tuning(config: "Config", root: Path, has_labels: bool) -> None:
     values = {"data": "pool", "model": config.model, "task": config.task.model_dump(mode="json")}
     check_settings(space, {**values, "seed": config.seed, "train": config.train.model_dump(mode="json")})
     for key in tune.space:
+        if key.startswith("train.lora.gates.") and config.train.lora.gates is None:
+            what = f"`{key}` has no value in force to compare with"
+            raise UserError(what, where=_WHERE, fix="set train.lora.gates, or leave it out")
         if any(_overlap(key, decided) for decided in _DECIDED_BEFORE):
             raise UserError(f"`{key}` is the same for a whole round", where=_WHERE, fix="leave it out")
     for _, changes in adjustment_rules(config.adjust):

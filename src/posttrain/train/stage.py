@@ -147,7 +147,8 @@ def train(
     if gates := trainer.state.gates:
         ranks = gate_ranks(gates.by_module())
         lm = cut_adapter(lm, gates.by_module(), config.lora)
-        log.info("  gates keep %d of %d ranks, as train.lora.ranks: %s", sum(ranks.values()), len(gates.costs), ranks)
+        modules = sum(rank > 0 for rank in ranks.values())
+        log.info("  gates keep %d of %d ranks, in %d modules", sum(ranks.values()), len(gates.costs), modules)
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
         if config.prune.is_set:

@@ -16,7 +16,6 @@ import pyarrow as pa
 import yaml
 
 from posttrain.data.versions.leaks import require_no_overlap
-from posttrain.loop.adjust import config_value
 from posttrain.loop.context import RoundContext
 from posttrain.loop.held_out import overlapping
 from posttrain.loop.history import adjusted_config, finished_states
@@ -26,7 +25,7 @@ from posttrain.loop.stages.train import Train
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on
 from posttrain.loop.tune_config import TuneConfig, apply_settings
-from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuning_rule
+from posttrain.loop.tuning import Tuning, last_tuned, tuned_keys, tuned_value, tuning_rule
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
 from posttrain.store.section import MAX_INTEGER
@@ -224,10 +223,10 @@ class Tune(Stage):
 
     def _before(self, context: RoundContext) -> dict[str, Any]:
         """Returns the settings in force until now, by the keys that the space sets."""
-        return {key: config_value(context.config, key) for key in tuned_keys(_section(context))}
+        return {key: tuned_value(context.config, key) for key in tuned_keys(_section(context))}
 
     def _configured(self, context: RoundContext) -> dict[str, Any]:
-        return {key: config_value(self.base, key) for key in tuned_keys(_section(context))}
+        return {key: tuned_value(self.base, key) for key in tuned_keys(_section(context))}
 
     def _point(self, context: RoundContext, space: Space) -> dict[str, Any] | None:
         """Returns the drawn values of the settings in force; None where they are no point of the space."""
