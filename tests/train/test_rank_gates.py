@@ -101,6 +101,21 @@ def test_a_steps_gates_follow_from_seed_and_step(fresh: Fresh) -> None:
     assert any(not torch.equal(weight, other[name]) for name, weight in first.items())
 
 
+def test_an_error_in_a_pass_leaves_the_weights(fresh: Fresh) -> None:
+    lm = drawn(add_adapter(fresh(), lora()))
+    gates, before = gates_of(lm, lora()), factors(lm)
+
+    def run_out_of_memory() -> None:
+        with gates.sampled(0):
+            assert not all(torch.equal(weight, before[name]) for name, weight in factors(lm).items())
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_out_of_memory()
+    assert all(torch.equal(weight, before[name]) for name, weight in factors(lm).items())
+    assert not gates._gradient.any()
+
+
 @pytest.mark.parametrize("scale", [1.0, 256.0])
 def test_gradients_are_those_of_gates_in_the_graph(fresh: Fresh, scale: float) -> None:
     """Two micro-batches through B diag(z) A with z as a node of autograd, in place of factors that are multiplied."""

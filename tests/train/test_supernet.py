@@ -115,6 +115,35 @@ def test_the_subnetworks_of_a_step(fresh: Fresh) -> None:
     assert Supernet(model, fixed, 0).subnetworks(0)[:2] == [{"self_attn.*": 4}, {"self_attn.*": 0}]
 
 
+def test_an_error_in_a_pass_leaves_the_weights(fresh: Fresh) -> None:
+    lm = drawn(add_adapter(fresh(), lora()))
+    before = factors(lm)
+
+    def run_out_of_memory() -> None:
+        with Supernet(lm.model, lora(), 0).active(SUBNETWORKS[0]):
+            assert not all(torch.equal(weight, before[name]) for name, weight in factors(lm).items())
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_out_of_memory()
+    assert all(torch.equal(weight, before[name]) for name, weight in factors(lm).items())
+
+
+def test_a_plan_counts_the_passes_of_all_subnetworks(tiny_model: Path) -> None:
+    from posttrain.train.plan import Machine, plan_training
+    from posttrain.train.standalone import TrainJobConfig
+
+    def flops(settings: LoraConfig) -> float:
+        train = {"method": "lora", "precision": "float32", "recompute": "full", "lora": settings.model_dump()}
+        config = TrainJobConfig.read({"model": str(tiny_model), "data": "memory", "train": train}, "config")
+        work = plan_training(config, str(tiny_model), None, Machine("cpu", None, 1e12, 0.5))["work"]
+        assert work["seconds"] == pytest.approx(work["flops"] / 0.5e12)
+        return float(work["flops"])
+
+    assert flops(lora(random=3)) == pytest.approx(5 * flops(lora(choices={})))
+    assert flops(lora(choices={pattern: [rank] for pattern, rank in GREATEST.items()})) == flops(lora(choices={}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [4096, 64])
 def test_a_steps_gradient_is_the_mean_of_its_subnetworks(

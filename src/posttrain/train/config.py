@@ -66,6 +66,11 @@ class SupernetConfig(Section):
     )
     random: int = Field(2, ge=0, description="Random sub-networks a step, beside the largest and the smallest.")
 
+    @property
+    def networks(self) -> int:
+        """Forward and backward passes of a micro-batch."""
+        return 2 + self.random if any(len(set(ranks)) > 1 for ranks in self.ranks.values()) else 1
+
 
 class GatesConfig(Section):
     """Gates that find ranks by module while the adapter is trained (arXiv:1712.01312)."""

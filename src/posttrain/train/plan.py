@@ -245,6 +245,7 @@ def _step_work(config: Any, train: TrainConfig, phase: _PhasePlan, budget: int) 
         parts = -(-tokens // max(budget, phase.longest))
     frozen = train.method == "lora"
     flops = 0.0 if decoder is None else training_flops(decoder, computed, pairs, supervised, weights_frozen=frozen)
+    flops *= train.lora.supernet.networks if frozen else 1
     return _StepWork(tokens / passes, flops / passes, parts / passes, phase.steps)
 
 
@@ -269,11 +270,13 @@ def _work_report(
 ) -> dict[str, Any]:
     dtype = torch.float32 if train.precision == "float32" else torch.bfloat16
     peak = machine.peak or matmul_rate(dtype, machine.device)
-    flops = work.flops + work.parts * peak_estimate.recomputed
+    networks = train.lora.supernet.networks if train.method == "lora" else 1
+    recomputed = work.parts * networks * peak_estimate.recomputed
+    flops = work.flops + recomputed
     return {
         "tokens": work.tokens,
         "flops": flops,
-        "recomputed_flops": work.parts * peak_estimate.recomputed,
+        "recomputed_flops": recomputed,
         "micro_batches": work.parts,
         "steps": work.steps,
         "peak": peak,
